@@ -1,0 +1,264 @@
+"""What watches a run: the curve, evaluation, target, divergence, budget, checkpoints and the request to stop."""
+
+import math
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor
+
+from bench.progress import Progress
+from bench.store import RunFolder, RunResult
+from tasks import TaskSpec
+from tasks.base import CurveRow, Task
+
+DIVERGED_FACTOR = 100
+"""A run has diverged when the median loss since the last look exceeds this many times (1 + first loss). Ours."""
+
+
+@dataclass
+class StopRequest:
+    """The signal that asked the run to stop, or None."""
+
+    signal: int | None = None
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Note SIGINT and SIGTERM instead of dying of them; a second SIGINT interrupts at once."""
+
+        def note(number: int, frame: FrameType | None) -> None:
+            if self.signal == signal.SIGINT == number:
+                raise KeyboardInterrupt
+            self.signal = number
+
+        try:
+            old = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+        except ValueError:  # not in the main thread: whoever runs us handles signals
+            yield
+            return
+        try:
+            yield
+        finally:
+            for number, handler in old.items():
+                signal.signal(number, handler)
+
+
+class Recorder(pl.Callback):
+    """Fills a RunResult while the task trains, and decides when the run ends.
+
+    All ranks take the same decisions: they see the same averaged losses, and what differs (clocks, signals) is
+    agreed on. Only rank 0 has a folder and writes.
+    """
+
+    def __init__(
+        self,
+        result: RunResult,
+        spec: TaskSpec,
+        folder: RunFolder | None,
+        checkpoint: Path,
+        stop: StopRequest,
+        progress: Progress,
+        *,
+        val_every: int,
+        max_seconds: float | None,
+        checkpoint_seconds: float,
+        to_loggers: Callable[[dict[str, float], int], None] | None,
+    ) -> None:
+        self.result, self.spec, self.folder, self.stop, self.progress = result, spec, folder, stop, progress
+        self.val_every, self.max_seconds, self.checkpoint_seconds, self.to_loggers = val_every, max_seconds, checkpoint_seconds, to_loggers
+        self.checkpoint = checkpoint
+        self.first_loss: float | None = None
+        self.best_selected: float | None = None
+        self.capped = 0
+        self._evaluating = 0.0
+        self._checkpointed = time.monotonic()
+
+    # -- what a resumed run needs ---------------------------------------------------------------------------------
+
+    _KEPT = ("best_step", "validations", "steps", "steps_to_target", "seconds_to_target", "wall_s", "train_s")
+
+    def state_dict(self) -> dict[str, Any]:
+        """The part of the record that a resumed run goes on from."""
+        return {
+            "result": {name: getattr(self.result, name) for name in self._KEPT},
+            "first_loss": self.first_loss, "best_selected": self.best_selected, "capped": self.capped,
+        }  # fmt: skip
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a record."""
+        for name, value in state_dict["result"].items():
+            setattr(self.result, name, value)
+        self.first_loss, self.best_selected, self.capped = (state_dict[k] for k in ("first_loss", "best_selected", "capped"))
+
+    # -- Lightning's hooks ----------------------------------------------------------------------------------------
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Start the clocks."""
+        if self.folder is not None and self.result.steps:
+            self.folder.truncate_curve(self.result.steps)
+        self._start = time.monotonic() - self.result.wall_s
+        self._evaluating = self.result.wall_s - self.result.train_s
+        self.progress.start(self.result.steps)
+
+    def on_train_batch_end(  # type: ignore[override]
+        self, trainer: pl.Trainer, pl_module: Task, outputs: Any, batch: tuple[int, int], batch_idx: int
+    ) -> None:
+        """Take over the curve of the steps just made, and decide how to go on."""
+        rows = to_host(pl_module.record.curve, pl_module.data.loss_offset)
+        pl_module.record.curve.clear()
+        scaled = getattr(trainer.precision_plugin, "scaler", None) is not None
+        bad = next((i for i, row in enumerate(rows) if not _sound(row, scaled)), None)
+        if bad is not None:
+            rows = rows[: bad + 1]
+        first = self.result.steps
+        self.result.steps += len(rows)
+        self.capped += sum(applied < raw for _, _, raw, applied in rows)
+        numbered = [(first + i + 1, *row) for i, row in enumerate(rows)]
+        if self.folder is not None:
+            self.folder.append_curve(numbered)
+        if self.to_loggers is not None:
+            for step, *values in numbered:
+                self.to_loggers(dict(zip(("train/loss", "train/grad_norm", "train/raw_step", "train/applied_step"), values, strict=True)), step)
+        self._clock()
+        if self.first_loss is None:
+            self.first_loss = rows[0][0]
+        median = sorted(row[0] for row in rows)[len(rows) // 2]
+        last = self.result.steps >= pl_module.plan.total_steps
+        if bad is not None:
+            self._diverged(f"loss or gradient is not finite at step {self.result.steps}")
+        elif median > DIVERGED_FACTOR * (1 + abs(self.first_loss)):
+            self._diverged(f"the loss grew from {self.first_loss:.3g} to {median:.3g} by step {self.result.steps}")
+        elif pl_module.plan.batch_size == pl_module.data.sizes["train"] and rows[-1][1] == 0:
+            self.result.status, self.result.reason = "completed", "converged: the gradient is 0 in this precision"
+        self.progress.update(self.result.steps, rows[-1][0], rows[-1][3], lambda: _batch_accuracy(pl_module))
+        ended = self.result.status != "running"
+        if not ended and (last or self.result.steps % self.val_every == 0):
+            self._validate(pl_module)
+            ended = self.result.status != "running"
+        if not ended and not last:
+            self._agree(trainer)
+        if last and self.result.status == "running":
+            self.result.status = "completed"
+        if self.result.status != "running":
+            trainer.should_stop = True
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: Task) -> None:  # type: ignore[override]
+        """Report the metric at the final and the best weights."""
+        result = self.result
+        self.progress.stop()
+        if result.status in ("killed", "running"):
+            return
+        if result.steps:
+            result.cap_share = self.capped / result.steps
+        pl_module.eval()
+        if result.status != "diverged":
+            final = pl_module.evaluate(result.split)
+            if all(map(math.isfinite, final.values())):
+                result.metrics["final"] = final
+                result.final = final[self.spec.metric]
+            else:
+                self._diverged("the final weights give values that are not finite")
+        if pl_module.best_weights is not None:
+            if result.final is not None and result.best_step == result.steps:
+                best = result.metrics["final"]
+            else:
+                pl_module.load_best_weights()
+                best = pl_module.evaluate(result.split)
+            if all(map(math.isfinite, best.values())):
+                result.metrics["best"] = best
+                result.best = best[self.spec.metric]
+        self._clock()
+
+    # -- decisions ------------------------------------------------------------------------------------------------
+
+    def _diverged(self, reason: str) -> None:
+        self.result.status, self.result.reason = "diverged", reason
+
+    def _validate(self, task: Task) -> None:
+        begun = time.monotonic()
+        values = task.evaluate(task.data.select)
+        self._evaluating += time.monotonic() - begun
+        self._clock()
+        if not all(map(math.isfinite, values.values())):
+            self._diverged(f"the {task.data.select} metrics are not finite at step {self.result.steps}")
+            return
+        self.result.validations.append({"step": self.result.steps, "train_s": self.result.train_s, **values})
+        value = values[self.spec.metric]
+        if self.best_selected is None or self._better(value, self.best_selected):
+            self.best_selected, self.result.best_step = value, self.result.steps
+            task.keep_best_weights()
+        target = self.spec.target
+        if target is not None and self.result.steps_to_target is None and not self._better(target, value):
+            self.result.steps_to_target = self.result.steps
+            self.result.seconds_to_target = self.result.train_s
+        if self.to_loggers is not None:
+            self.to_loggers({f"{task.data.select}/{name}": x for name, x in values.items()}, self.result.steps)
+        self.progress.validated(self.result.steps, task.data.select, values)
+
+    def _better(self, a: float, b: float) -> bool:
+        return a > b if self.spec.mode == "max" else a < b
+
+    def _agree(self, trainer: pl.Trainer) -> None:
+        """Look at clocks and signals, the same on all ranks, and stop or save."""
+        timeout = self.max_seconds is not None and self.result.wall_s >= self.max_seconds
+        due = time.monotonic() - self._checkpointed >= self.checkpoint_seconds
+        flags = [self.stop.signal or 0, int(timeout), int(due)]
+        if trainer.world_size > 1:
+            shared = torch.tensor(flags, device=trainer.strategy.root_device)
+            torch.distributed.all_reduce(shared, torch.distributed.ReduceOp.MAX)
+            flags = shared.tolist()
+        number, timeout, due = flags
+        if number or due:
+            self._save(trainer)
+        if number:
+            self.stop.signal = number
+            self.result.status = "killed"
+            self.result.reason = (
+                f"stopped by {signal.Signals(number).name} at step {self.result.steps};"
+                f" continue with: bench fit --resume {self.result.run_id}"
+            )
+        elif timeout:
+            self.result.status = "timeout"
+            self.result.reason = f"max_seconds={self.max_seconds:g} were over at step {self.result.steps}"
+
+    def _save(self, trainer: pl.Trainer) -> None:
+        temporary = self.checkpoint.with_suffix(".tmp")
+        trainer.save_checkpoint(temporary)
+        if trainer.is_global_zero:
+            temporary.replace(self.checkpoint)
+        self._checkpointed = time.monotonic()
+
+    def _clock(self) -> None:
+        self.result.wall_s = time.monotonic() - self._start
+        self.result.train_s = self.result.wall_s - self._evaluating
+
+
+def to_host(curve: list[CurveRow], loss_offset: float) -> list[tuple[float, float, float, float]]:
+    """The rows as floats, with one transfer for each column."""
+
+    def column(values: tuple[Any, ...]) -> list[float]:
+        if isinstance(values[0], Tensor):
+            return torch.stack(values).tolist()
+        return [float(value) for value in values]
+
+    losses, *rest = (column(values) for values in zip(*curve, strict=True))
+    return list(zip([loss + loss_offset for loss in losses], *rest, strict=True))
+
+
+def _sound(row: tuple[float, float, float, float], scaled: bool) -> bool:
+    # With a gradient scaler an overflow of the gradient is an ordinary event: that step was skipped.
+    return math.isfinite(row[0]) and (scaled or math.isfinite(row[1]))
+
+
+def _batch_accuracy(task: Task) -> float | None:
+    metric, outcome = task.metrics().get("accuracy"), task.record.outcome
+    if metric is None or outcome is None:
+        return None
+    return float(metric.to(task.device)(outcome.predictions.detach(), outcome.labels))

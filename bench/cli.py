@@ -1,0 +1,275 @@
+"""The command line: words to calls. Nothing heavy is imported before it is needed."""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from bench.errors import UserError, unknown
+
+_PLACES = """places:
+  --data DIR      where datasets lie or are downloaded to (default: $BENCH_DATA, else ./data)
+  --store DIR     where runs are kept (default: $BENCH_STORE, else ./runs)"""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}; see `{self.prog} --help`")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run one command and exit: 0 done, 1 something broke on the way, 2 the request cannot be carried out."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _dispatch(words)
+    except UserError as error:
+        print(f"bench: error: {error}", file=sys.stderr)
+        code = error.exit_code
+    except BrokenPipeError:  # `bench list tasks | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    except KeyboardInterrupt:
+        print("bench: interrupted", file=sys.stderr)
+        code = 130
+    sys.exit(code)
+
+
+def _dispatch(words: list[str]) -> int:
+    commands = {"fit": _fit, "list": _list, "show": _show, "doctor": _doctor}
+    parser = _Parser(
+        prog="bench",
+        description="Compare optimizers on attention models.",
+        epilog="Start with: bench fit --task synthetic --opt ngd",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="bench [-h] [--version] COMMAND ...",
+    )
+    parser.add_argument("--version", action="store_true", help="print the version")
+    sub = parser.add_subparsers(dest="command", metavar="COMMAND")
+    sub.add_parser("fit", help="train one task with one optimizer and store the result")
+    sub.add_parser("list", help="list tasks or optimizers")
+    sub.add_parser("show", help="describe a task or an optimizer")
+    sub.add_parser("doctor", help="check this machine, its data and its store")
+    if words and not words[0].startswith("-"):
+        if words[0] not in commands:
+            raise unknown("command", words[0], commands)
+        return commands[words[0]](words[1:])
+    args = parser.parse_args(words)
+    if args.version:
+        from bench import __version__
+
+        print(__version__)
+    else:
+        parser.print_help()
+    return 0
+
+
+# -- fit ----------------------------------------------------------------------------------------------------------
+
+
+def _fit(words: list[str]) -> int:
+    settings, flags = _split(words, valued={"config", "resume"}, switches={"tuned", "rerun", "dry-run", "json", "help", "h"})
+    if "help" in flags or "h" in flags:
+        print(_fit_help(settings))
+        return 0
+    store = settings.get("store", os.environ.get("BENCH_STORE", "runs"))
+    if "resume" in flags:
+        config = _stored_config(Path(store), flags["resume"], settings)
+    else:
+        from bench.config import resolve
+
+        path = Path(flags["config"]) if "config" in flags else None
+        places = {"data": os.environ.get("BENCH_DATA", "data"), "store": store}
+        config = resolve(settings, config=path, tuned="tuned" in flags, fallback=places)
+    if "dry-run" in flags:
+        return _dry_run(config, as_json="json" in flags)
+    from bench.runner import run
+
+    result = run(config, rerun="rerun" in flags, progress=True)
+    from lightning.fabric.utilities.rank_zero import rank_zero_only
+
+    if rank_zero_only.rank in (None, 0):
+        from bench.report import result_json, result_lines
+
+        if "json" in flags:
+            print(json.dumps(result_json(result, config.store)))
+        else:
+            print("\n".join(result_lines(result, config.store)))
+    return {"killed": 130, "failed": 1}.get(result.status, 0)
+
+
+def _split(words: list[str], valued: set[str], switches: set[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Words into settings (`--opt.lr 0.1`, `--opt.lr=0.1`) and flags of the command itself."""
+    settings: dict[str, str] = {}
+    flags: dict[str, str] = {}
+    i = 0
+    while i < len(words):
+        word = words[i]
+        i += 1
+        if not word.startswith("-") or word == "-":
+            raise UserError(f"unexpected word {word!r}: settings are written --name value")
+        name, equals, value = word.lstrip("-").partition("=")
+        if name in switches and not equals:
+            flags[name] = ""
+            continue
+        if not equals:
+            following = words[i] if i < len(words) else None
+            if following is not None and (not following.startswith("--")):
+                value, i = following, i + 1
+            elif "." in name:
+                value = "true"  # --task.flip
+            else:
+                raise UserError(f"--{name} needs a value: --{name} VALUE")
+        (flags if name in valued else settings)[name] = value
+    return settings, flags
+
+
+def _stored_config(store: Path, run_id: str, settings: dict[str, str]) -> Any:
+    """The configuration of a run that was interrupted, with places from here."""
+    from bench.config import RunConfig
+    from bench.store import Store
+
+    more = settings.keys() - {"store", "data", "logger"}
+    if more:
+        raise UserError(f"--resume takes the run's own settings; --{min(more)} cannot be changed (start a new run instead)")
+    kept = Store(store)
+    result = kept.get(run_id)
+    if result is None:
+        raise unknown("run", run_id, (run.run_id for run in kept.runs())) if kept.folder.is_dir() else UserError(
+            f"there is no store {store}; name it with --store DIR"
+        )  # fmt: skip
+    if result.status == "running":
+        raise UserError(f"run {run_id} is being trained by another process now")
+    places = {"data": settings.get("data", os.environ.get("BENCH_DATA", "data")), "store": store}
+    config = RunConfig.model_validate(result.config | places | {k: v for k, v in settings.items() if k == "logger"})
+    if config.run_id != run_id:
+        raise UserError(f"run {run_id} was begun by another version of its task or optimizer and cannot be continued; train again without --resume")
+    if result.status == "killed" and not (store / run_id / "last.ckpt").is_file():
+        raise UserError(f"run {run_id} was killed before its first checkpoint; train again without --resume")
+    return config
+
+
+def _dry_run(config: Any, *, as_json: bool) -> int:
+    import yaml
+
+    from bench.runner import on_device
+    from bench.store import plain
+
+    config = on_device(config)
+    shown = {"run_id": config.run_id, **plain(config.model_dump(mode="python"))}
+    if as_json:
+        print(json.dumps(shown))
+        return 0
+    for name in ("task", "opt"):
+        shown[name] = {"name": shown[name], **shown.pop(f"{name}_options")}
+    print(yaml.safe_dump(shown, sort_keys=False), end="")
+    return 0
+
+
+def _fit_help(settings: dict[str, str]) -> str:
+    from bench.config import TrainerOptions
+    from bench.options import optimizer_options, task_options
+    from optimizers import OPTIMIZERS
+    from tasks import TASKS
+
+    task, opt = settings.get("task"), settings.get("opt")
+    if task is not None and task not in TASKS:
+        raise unknown("task", task, TASKS)
+    if opt is not None and opt not in OPTIMIZERS:
+        raise unknown("optimizer", opt, OPTIMIZERS)
+    lines = [
+        "usage: bench fit --task TASK --opt OPTIMIZER [--task.* ...] [--opt.* ...] [--trainer.* ...]", "",
+        "Train one task with one optimizer and store the result.", "",
+        f"  --task TASK     {', '.join(TASKS)}",
+        f"  --opt OPT       {', '.join(OPTIMIZERS)}",
+        "  --seed N        problem instance, initialisation, dropout (default 0)",
+        "  --data_seed N   order of the samples (default: the seed)",
+        "  --config FILE   settings from YAML; flags win",
+        "  --tuned         take the hyperparameters in configs/tuned/<task>/<optimizer>.yaml",
+        "  --device D      cpu, cuda, mps or auto (default auto)",
+        "  --precision P   32-true, bf16-mixed, 16-mixed or 64-true (default: the task's)",
+        "  --resume RUN    continue an interrupted run, bit for bit",
+        "  --rerun         train again although the result is stored",
+        "  --logger L      also log to tensorboard, csv, wandb or mlflow (extras)",
+        "  --dry-run       print the resolved configuration and stop",
+        "  --json          print one JSON object and nothing else", "", *_PLACES.splitlines(),
+    ]  # fmt: skip
+    if task:
+        spec = TASKS[task]
+        lines += ["", f"task {task}: {spec.title}", *_rows("task", task_options(spec).values())]
+    else:
+        lines += ["", "Name a task for its options: bench fit --task mnist --help"]
+    if opt:
+        lines += ["", f"optimizer {opt}: {OPTIMIZERS[opt].formula}", *_rows("opt", optimizer_options(OPTIMIZERS[opt]).values())]
+    else:
+        lines += ["Name an optimizer for its options: bench fit --opt sngd --help"]
+    lines += ["", "trainer:"]
+    for name, field in TrainerOptions.model_fields.items():
+        lines += _row(f"--trainer.{name}", field.description or "", "" if field.default is None else f"default {field.default}")
+    return "\n".join(lines)
+
+
+def _rows(prefix: str, options: Any) -> list[str]:
+    return [line for o in options for line in _row(f"--{prefix}.{o.name}", o.help, f"{o.type_name}, default {_default(o.default)}")]
+
+
+def _default(value: Any) -> str:
+    return "none" if value is None else "from the task" if value == "task" else str(value)
+
+
+def _row(flag: str, text: str, extra: str) -> list[str]:
+    import textwrap
+
+    full = f"{text} ({extra})" if text and extra else text or extra
+    lines = textwrap.wrap(full, 80) or [""]
+    first = f"  {flag:<28} {lines[0]}" if len(flag) < 28 else f"  {flag}\n{'':31}{lines[0]}"
+    return [first, *(f"{'':31}{line}" for line in lines[1:])]
+
+
+# -- list, show, doctor -------------------------------------------------------------------------------------------
+
+
+def _list(words: list[str]) -> int:
+    parser = _Parser(prog="bench list", description="List what there is.")
+    parser.add_argument("what", choices=("tasks", "optimizers"))
+    what = parser.parse_args(words).what
+    from optimizers import OPTIMIZERS
+    from tasks import TASKS
+
+    rows = {name: s.title for name, s in TASKS.items()} if what == "tasks" else {name: s.formula for name, s in OPTIMIZERS.items()}
+    width = max(map(len, rows))
+    print("\n".join(f"{name:<{width}}  {text}" for name, text in rows.items()))
+    return 0
+
+
+def _show(words: list[str]) -> int:
+    parser = _Parser(prog="bench show", description="Describe a task or an optimizer.")
+    parser.add_argument("name")
+    name = parser.parse_args(words).name
+    from bench.report import describe_optimizer, describe_task
+    from optimizers import OPTIMIZERS
+    from tasks import TASKS
+
+    if name in OPTIMIZERS:
+        print(describe_optimizer(OPTIMIZERS[name]))
+    elif name in TASKS:
+        print(describe_task(TASKS[name]))
+    else:
+        raise unknown("task or optimizer", name, [*TASKS, *OPTIMIZERS])
+    return 0
+
+
+def _doctor(words: list[str]) -> int:
+    parser = _Parser(prog="bench doctor", description="Check this machine, its data and its store.", epilog=_PLACES)
+    parser.add_argument("--data", type=Path, default=Path(os.environ.get("BENCH_DATA", "data")))
+    parser.add_argument("--store", type=Path, default=Path(os.environ.get("BENCH_STORE", "runs")))
+    args = parser.parse_args(words)
+    from bench.doctor import examine
+
+    return examine(args.data, args.store)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,223 @@
+"""RunConfig: everything that decides a run, made of task defaults, tuned YAML, a YAML file and flags, in this order."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from bench.errors import UserError, unknown
+from bench.options import optimizer_options, parse_options, task_options
+from optimizers import OPTIMIZERS, OptimizerSpec
+from tasks import TASKS, TaskSpec
+
+Precision = Literal["32-true", "bf16-mixed", "16-mixed", "64-true"]
+
+
+class TrainerOptions(BaseModel):
+    """How long and how a run trains. Names are Lightning's where it has one."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    max_epochs: float | None = Field(None, gt=0, description="passes over the training data, in (0, inf); the task's budget by default")
+    max_steps: int | None = Field(None, ge=1, description="optimizer steps; with max_epochs the smaller counts")
+    max_seconds: float | None = Field(None, gt=0, description="stop with status `timeout` after so many seconds of training")
+    batch_size: int | Literal["full"] | None = Field(None, description="samples that one optimizer step sees, over all micro-batches and devices, or `full`")
+    micro_batch_size: int | None = Field(None, ge=1, description="samples of one forward pass on one device; changes memory, never the result")
+    gradient_clip_val: float | None = Field(None, gt=0, description="bound on the gradient's global norm; Polyak steps are computed from the unclipped norm")
+    val_every: int | None = Field(None, ge=1, description="optimizer steps between evaluations; an epoch by default, at most a tenth of the run")
+    checkpoint_seconds: float = Field(60, gt=0, description="seconds between checkpoints, from which a killed run goes on")
+    devices: int = Field(1, ge=1, description="devices (processes) that share each batch")
+    num_nodes: int = Field(1, ge=1, description="machines")
+    strategy: Literal["auto", "ddp", "fsdp"] = Field("auto", description="how devices share the work; fsdp shards with FSDP2")
+
+
+_NOT_DECIDING = {"micro_batch_size", "checkpoint_seconds"}
+
+
+class RunConfig(BaseModel):
+    """One run, fully resolved: every default is filled in.
+
+    Attributes:
+        task, task_options: the task and all its options.
+        opt, opt_options: the optimizer and all its hyperparameters.
+        trainer: budget, batch and devices.
+        seed: decides problem instance, initialisation, dropout and augmentation.
+        data_seed: decides the order of the samples; `seed` by default.
+        precision, device: number format and kind of device.
+        data, store, logger: where data are read, where the run is kept, who else gets the curve; no part of its identity.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    task: str
+    task_options: dict[str, Any]
+    opt: str
+    opt_options: dict[str, Any]
+    trainer: TrainerOptions
+    seed: int = Field(0, ge=0)
+    data_seed: int = Field(0, ge=0)
+    precision: Precision
+    device: Literal["cpu", "cuda", "mps", "auto"] = "auto"
+    data: Path = Path("data")
+    store: Path = Path("runs")
+    logger: Literal["tensorboard", "csv", "wandb", "mlflow"] | None = None
+
+    @property
+    def task_spec(self) -> TaskSpec:
+        """The task's entry in the registry."""
+        return TASKS[self.task]
+
+    @property
+    def opt_spec(self) -> OptimizerSpec:
+        """The optimizer's entry in the registry."""
+        return OPTIMIZERS[self.opt]
+
+    @property
+    def run_id(self) -> str:
+        """`task-opt-hash`: the hash covers all that decides the result, and the versions of task and optimizer.
+
+        Where data and store lie and how a batch is cut into micro-batches decide nothing, so they are left out.
+        """
+        decides = self.model_dump(mode="json", exclude={"data": True, "store": True, "logger": True, "trainer": _NOT_DECIDING})
+        decides |= {"task_version": self.task_spec.version, "opt_version": self.opt_spec.version}
+        digest = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
+        return f"{self.task}-{self.opt}-{digest[:10]}"
+
+
+def resolve(
+    words: Mapping[str, Any],
+    *,
+    config: Path | None = None,
+    tuned: bool = False,
+    fallback: Mapping[str, Any] | None = None,
+) -> RunConfig:
+    """Make a RunConfig.
+
+    Args:
+        words: settings in dotted form (`{"task": "mnist", "opt.lr": "0.1"}`); they win over all else.
+        config: a YAML file with settings, dotted or nested.
+        tuned: take the tuned hyperparameters of this task and optimizer where nothing else says otherwise.
+        fallback: settings in dotted form that all else wins over.
+
+    Raises:
+        UserError: a name is unknown or a value illegal.
+    """
+    settings = dict(fallback or {}) | (flatten_yaml(config) if config else {}) | dict(words)
+    for key in ("task", "opt"):
+        if not settings.get(key):
+            raise UserError(f"--{key} is missing; see `bench list {'tasks' if key == 'task' else 'optimizers'}`")
+    task, opt = str(settings.pop("task")), str(settings.pop("opt"))
+    if task not in TASKS:
+        raise unknown("task", task, TASKS)
+    if opt not in OPTIMIZERS:
+        raise unknown("optimizer", opt, OPTIMIZERS)
+    if tuned:
+        settings = tuned_settings(task, opt) | settings
+    groups: dict[str, dict[str, Any]] = {"task": {}, "opt": {}, "trainer": {}, "": {}}
+    for key, value in settings.items():
+        group, _, name = key.rpartition(".")
+        if group not in groups:
+            raise unknown("option", f"--{key}", _all_options(task, opt))
+        groups[group][name] = value
+    _check_names("trainer", groups["trainer"], TrainerOptions.model_fields)
+    top = {name for name in RunConfig.model_fields if not name.endswith("_options")} - {"task", "opt", "trainer"}
+    _check_names("", groups[""], top)
+    spec = TASKS[task]
+    trainer = dict(groups["trainer"])
+    if not {"max_epochs", "max_steps"} & trainer.keys():
+        trainer |= spec.budget
+    if trainer.get("batch_size") is None:
+        trainer["batch_size"] = "full" if OPTIMIZERS[opt].traits.full_batch else spec.batch_size
+    rest = {"precision": spec.precision, "data_seed": groups[""].get("seed", 0), **groups[""]}
+    config_ = _validated(
+        {
+            "task": task,
+            "task_options": parse_options("task", task_options(spec), groups["task"]),
+            "opt": opt,
+            "opt_options": parse_options("opt", optimizer_options(OPTIMIZERS[opt]), groups["opt"]),
+            "trainer": trainer,
+            **rest,
+        }
+    )
+    size = config_.trainer.batch_size
+    if isinstance(size, int) and size < 1:
+        raise UserError(f"--trainer.batch_size {size}: it must be at least 1, or `full`")
+    return config_
+
+
+def _validated(values: dict[str, Any]) -> RunConfig:
+    try:
+        return RunConfig.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        # A union reports each of its members after the field's own name.
+        where = [str(part) for part in first["loc"]][: 2 if first["loc"][0] == "trainer" else 1]
+        message = first["msg"][0].lower() + first["msg"][1:]
+        raise UserError(f"--{'.'.join(where)} {first['input']!r}: {message}") from None
+
+
+def _check_names(group: str, given: Mapping[str, Any], known: Any) -> None:
+    dotted = f"{group}." if group else ""
+    for name in given:
+        if name not in known:
+            raise unknown("option", f"--{dotted}{name}", [f"--{dotted}{k}" for k in known])
+
+
+def _all_options(task: str, opt: str) -> list[str]:
+    return [
+        *(f"--task.{name}" for name in task_options(TASKS[task])),
+        *(f"--opt.{name}" for name in optimizer_options(OPTIMIZERS[opt])),
+        *(f"--trainer.{name}" for name in TrainerOptions.model_fields),
+    ]
+
+
+def flatten_yaml(path: Path) -> dict[str, Any]:
+    """Settings of a YAML file in dotted form; `task` and `opt` are names or mappings with `name`.
+
+    Raises:
+        UserError: the file is missing, no YAML, or no mapping.
+    """
+    import yaml
+
+    try:
+        content = yaml.safe_load(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"there is no file {path}") from None
+    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise UserError(f"{path} is not valid YAML{where}: {problem}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path} must hold settings such as `task: mnist`, but holds {type(content).__name__}")
+    flat: dict[str, Any] = {}
+    for key, value in content.items():
+        if isinstance(value, dict):
+            for name, inner in value.items():
+                flat[str(key) if name == "name" and key in ("task", "opt") else f"{key}.{name}"] = inner
+        else:
+            flat[str(key)] = value
+    flat.pop("provenance", None)
+    return {k: v for k, v in flat.items() if not k.startswith("provenance.")}
+
+
+def configs_folder() -> Path:
+    """The folder `configs`, in a checkout or in an installed wheel."""
+    here = Path(__file__).parent
+    return here / "configs" if (here / "configs").is_dir() else here.parent / "configs"
+
+
+def tuned_settings(task: str, opt: str) -> dict[str, Any]:
+    """The tuned settings of a task and optimizer.
+
+    Raises:
+        UserError: nothing was tuned for them.
+    """
+    path = configs_folder() / "tuned" / task / f"{opt}.yaml"
+    if not path.is_file():
+        there = sorted(f"{p.parent.name}/{p.stem}" for p in (configs_folder() / "tuned").glob("*/*.yaml"))
+        raise UserError(f"nothing is tuned for {task} with {opt}; there is {', '.join(there) or 'nothing yet'}")
+    return {k: v for k, v in flatten_yaml(path).items() if k not in ("task", "opt")}

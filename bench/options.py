@@ -1,0 +1,214 @@
+"""Options of optimizers and tasks, read from constructors' signatures without importing them.
+
+The signature is the only place where a hyperparameter's name, type and default stand. Importing torch for it takes
+seconds, so the source file is parsed instead; help and usage errors come at once.
+"""
+
+import ast
+import importlib.machinery
+import importlib.util
+import re
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from bench.errors import UserError, unknown
+
+# Meaning of the arguments that torch's own optimizers share; a class's docstring comes first.
+_GLOSSARY = {
+    "lr": "learning rate: step per unit of the update, in [0, inf)",
+    "momentum": "heavy-ball factor, in [0, 1]",
+    "dampening": "share of the gradient that momentum leaves out, in [0, 1]",
+    "weight_decay": "strength of weight decay, in [0, inf)",
+    "nesterov": "Nesterov momentum",
+    "betas": "decay of the averages of gradient and squared gradient, each in [0, 1): --opt.betas 0.9,0.999",
+    "eps": "added to the denominator, in [0, inf)",
+    "amsgrad": "use the greatest second moment so far",
+    "maximize": "ascend instead of descend",
+    "foreach": "use torch's foreach kernels",
+    "fused": "use torch's fused kernel",
+    "capturable": "safe to capture in a CUDA graph",
+    "differentiable": "let autograd run through the step",
+    "decoupled_weight_decay": "decay the weights directly, as AdamW does",
+}
+
+
+@dataclass(frozen=True)
+class Option:
+    """One keyword argument: its name, Python type, default (`MISSING` if it has none) and help text."""
+
+    name: str
+    type: Any
+    default: Any
+    help: str
+
+    @property
+    def type_name(self) -> str:
+        """The type as a person reads it: `float`, `int or none`."""
+        parts = [a for a in typing.get_args(self.type)] if _is_union(self.type) else [self.type]
+        return " or ".join("none" if p is type(None) else getattr(p, "__name__", str(p)) for p in parts)
+
+
+MISSING = "(required)"
+
+
+def _is_union(kind: Any) -> bool:
+    return typing.get_origin(kind) in (typing.Union, types.UnionType)
+
+
+@lru_cache
+def read_options(target: str, skip: tuple[str, ...] = ()) -> dict[str, Option]:
+    """The keyword arguments of a class, from its source.
+
+    Args:
+        target: `package.module:Class`.
+        skip: arguments that are no options (`params`, `data`, ...).
+
+    Returns:
+        Options by name, in the order of the signature.
+
+    Raises:
+        UserError: the class or its `__init__` cannot be found.
+    """
+    module, _, name = target.partition(":")
+    tree = _parse(_source(module))
+    return {option.name: option for option in _class_options(tree, module, name) if option.name not in skip}
+
+
+def _class_options(tree: ast.Module, module: str, name: str) -> list[Option]:
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            break
+    else:
+        raise UserError(f"there is no class {name!r} in {module}")
+    for item in node.body:
+        if isinstance(item, ast.FunctionDef) and item.name == "__init__":
+            return _arguments(item, ast.get_docstring(node) or "")
+    for base in node.bases:  # inherited: from the same module or one that is imported by name
+        if isinstance(base, ast.Name):
+            for item in tree.body:
+                if isinstance(item, ast.ImportFrom) and item.module and base.id in [a.asname or a.name for a in item.names]:
+                    return _class_options(_parse(_source(item.module)), item.module, base.id)
+            return _class_options(tree, module, base.id)
+    raise UserError(f"class {name!r} in {module} has no constructor of its own")
+
+
+def _arguments(function: ast.FunctionDef, doc: str) -> list[Option]:
+    args = function.args
+    positional = args.args[1:]
+    defaults: list[ast.expr | None] = [None] * (len(positional) - len(args.defaults)) + list(args.defaults)
+    pairs = [*zip(positional, defaults, strict=True), *zip(args.kwonlyargs, args.kw_defaults, strict=True)]
+    docs = _documented(doc)
+    options = []
+    for arg, default in pairs:
+        value = MISSING if default is None else _value(default)
+        kind = _type(arg.annotation, value)
+        options.append(Option(arg.arg, kind, value, docs.get(arg.arg, _GLOSSARY.get(arg.arg, ""))))
+    return options
+
+
+def _documented(doc: str) -> dict[str, str]:
+    """Texts of the `Args:` section of a Google-style docstring."""
+    section = re.search(r"^Args:\n((?:[ ]{4}.*\n?|\n)+)", doc, re.MULTILINE)
+    if not section:
+        return {}
+    items = re.split(r"^ {4}(?=\w+:)", section[1], flags=re.MULTILINE)[1:]
+    return {name: " ".join(text.split()) for name, _, text in (item.partition(":") for item in items)}
+
+
+def _value(node: ast.expr) -> Any:
+    if isinstance(node, ast.Call) and ast.unparse(node) in ("float('inf')", "math.inf"):
+        return float("inf")
+    return ast.literal_eval(node)
+
+
+def _type(annotation: ast.expr | None, default: Any) -> Any:
+    if annotation is not None:
+        names: dict[str, Any] = {
+            **{kind.__name__: kind for kind in (int, float, bool, str, tuple, list)},
+            "Union": typing.Union, "Optional": typing.Optional, "Literal": typing.Literal, "Tensor": float,
+        }  # fmt: skip
+        try:
+            return eval(ast.unparse(annotation), {"__builtins__": {}}, names)
+        except (NameError, TypeError, AttributeError):
+            pass  # a type that is not for the command line
+    return type(default) if default is not None else str
+
+
+@lru_cache
+def _parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text("utf-8"))
+
+
+@lru_cache
+def _source(module: str) -> Path:
+    """The file of a module, found without importing its parents."""
+    top, *rest = module.split(".")
+    spec = importlib.util.find_spec(top)
+    name = top
+    for part in rest:
+        if spec is None or spec.submodule_search_locations is None:
+            break
+        name = f"{name}.{part}"
+        spec = importlib.machinery.PathFinder.find_spec(name, list(spec.submodule_search_locations))
+    if spec is None or not spec.origin:
+        raise UserError(f"there is no module {module!r}")
+    return Path(spec.origin)
+
+
+def optimizer_options(spec: Any) -> dict[str, Option]:
+    """The options of an OptimizerSpec, with the suite's defaults in place of the signature's."""
+    options = read_options(spec.target, ("params",))
+    return {k: replace(o, default=spec.defaults.get(k, o.default)) for k, o in options.items()}
+
+
+def task_options(spec: Any) -> dict[str, Option]:
+    """The options of a TaskSpec: those of its data, then those of its module."""
+    return read_options(spec.data, ("root", "seed")) | read_options(spec.module, ("data",))
+
+
+def parse_options(prefix: str, options: Mapping[str, Option], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Check and convert given values (words of the command line or YAML values) and fill in the defaults.
+
+    Args:
+        prefix: `opt` or `task`, for messages.
+        options: what there is.
+        given: what was said, by option name.
+
+    Raises:
+        UserError: a name is unknown, a value has the wrong type, or a required option is missing.
+    """
+    from pydantic import TypeAdapter, ValidationError
+
+    values = {}
+    for name, raw in given.items():
+        if name not in options:
+            raise unknown("option", f"--{prefix}.{name}", [f"--{prefix}.{known}" for known in options])
+        option = options[name]
+        if raw == option.default:
+            values[name] = raw
+            continue
+        try:
+            values[name] = TypeAdapter(option.type).validate_python(_words(raw, option.type))
+        except ValidationError as error:
+            problem = error.errors()[0]["msg"].lower()
+            raise UserError(f"--{prefix}.{name} {raw!r}: {problem}; it takes {option.type_name}") from None
+    missing = [name for name, option in options.items() if option.default is MISSING and name not in given]
+    if missing:
+        raise UserError(f"--{prefix}.{missing[0]} is required")
+    return {name: values.get(name, option.default) for name, option in options.items()}
+
+
+def _words(raw: Any, kind: Any) -> Any:
+    if not isinstance(raw, str):
+        return raw
+    members = typing.get_args(kind) if _is_union(kind) else (kind,)
+    if raw.lower() in ("none", "null") and type(None) in members:
+        return None
+    if any(m in (tuple, list) or typing.get_origin(m) in (tuple, list) for m in members):
+        return [part.strip() for part in raw.strip("()[] ").split(",")]
+    return raw

@@ -1,0 +1,338 @@
+"""run(config): from a resolved configuration to a stored result. The only place that builds a Trainer."""
+
+import inspect
+import logging
+import os
+import platform
+import resource
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.fabric.utilities.rank_zero import rank_zero_only
+from lightning.pytorch.plugins import MixedPrecision
+from lightning.pytorch.strategies import ModelParallelStrategy
+
+from bench.callbacks import Recorder, StopRequest
+from bench.config import RunConfig
+from bench.errors import RunFailed, UserError
+from bench.progress import Progress
+from bench.store import RunFolder, RunResult, Store
+from optimizers import TASK_VALUE
+from tasks.base import STEP_KEYWORDS, Plan, Task
+from tasks.files import DataError
+from tasks.seeding import derive_seed
+
+LIBRARIES = ("torch", "lightning", "timm", "torchmetrics", "torchvision", "transformers", "optuna", "numpy")
+_GO_ON = {"killed", "running"}
+
+
+def run(config: RunConfig, *, rerun: bool = False, progress: bool = True) -> RunResult:
+    """Train as configured and store the result; or return it, if the store has it.
+
+    A run that was interrupted goes on where it stopped. With several devices Lightning starts the other ranks with
+    the same command; they come through here too and write nothing.
+
+    Args:
+        config: from `bench.config.resolve`.
+        rerun: train again even if the result is stored or could be continued.
+        progress: show a progress bar on standard error.
+
+    Raises:
+        UserError: the configuration cannot be run, data are missing, or the store cannot be written.
+        RunFailed: the run broke on the way; the store says so too.
+    """
+    config = on_device(config)
+    store = Store(config.store)
+    main = rank_zero_only.rank in (None, 0)
+    checkpoint = config.store / config.run_id / "last.ckpt"
+    stored = store.get(config.run_id) if main else None
+    if stored is not None and stored.status in ("completed", "diverged", "timeout") and not rerun:
+        return stored
+    resume = checkpoint.is_file() and not rerun and (stored is None or stored.status in _GO_ON)
+    if stored is not None and stored.status == "running":
+        raise UserError(f"run {config.run_id} is being trained by another process now")
+    _refuse_what_means_something_else(config)
+    torch.manual_seed(derive_seed(config.seed, "init"))
+    task, plan = build(config)
+    result = RunResult(
+        run_id=config.run_id, config=config.model_dump(mode="json", exclude={"data", "store", "logger"}),
+        versions=versions(config), metric=config.task_spec.metric, split=task.data.report, part=task.data.part,
+        environment=environment(config),
+    )  # fmt: skip
+    folder = store.begin(result, resume=resume) if main else None
+    stop = StopRequest()
+    loggers = _loggers(config) if main else []
+    recorder = Recorder(
+        result, config.task_spec, folder, checkpoint, stop,
+        Progress(plan.total_steps, f"{config.task} {config.opt}", enabled=progress and main),
+        val_every=_val_every(config, plan, task), max_seconds=config.trainer.max_seconds,
+        checkpoint_seconds=config.trainer.checkpoint_seconds,
+        to_loggers=(lambda values, step: [logger.log_metrics(values, step) for logger in loggers] and None) if loggers else None,
+    )  # fmt: skip
+    try:
+        with _quiet(), stop.listening():
+            trainer = make_trainer(config, [recorder])
+            steps = StepRanges(task, recorder.val_every, config.task_spec.steps_per_call)
+            trainer.fit(task, steps, ckpt_path=checkpoint if resume else None, weights_only=True)
+        for logger in loggers:
+            logger.finalize("success")
+    except BaseException as error:
+        _record_failure(result, folder, error)
+        raise
+    result.memory = peak_memory()
+    if folder is not None:
+        try:
+            folder.end(keep_checkpoint=result.status == "killed")
+        except OSError as error:
+            raise RunFailed(f"cannot write the result of {config.run_id} to {config.store}: {error.strerror}") from None
+    return result
+
+
+def build(config: RunConfig) -> tuple[Task, Plan]:
+    """The task and the plan of its training, from the global random state of the moment.
+
+    Raises:
+        UserError: an option's value is illegal, or data are missing.
+    """
+    spec = config.task_spec
+    options = dict(config.task_options)
+    try:
+        data_names = inspect.signature(spec.data_cls.__init__).parameters
+        data = spec.data_cls(
+            config.data, seed=config.seed, **{k: options.pop(k) for k in list(options) if k in data_names}
+        )
+        with _default_dtype(torch.float64 if config.precision == "64-true" else torch.float32):
+            task = spec.module_cls(data, **options)
+    except ValueError as error:
+        raise UserError(f"--task.{error}") from None
+    except DataError as error:
+        raise UserError(str(error)) from None
+    plan = task.plan = _plan(config, task)
+    try:
+        plan.make_optimizer(torch.nn.Parameter(p.detach()) for p in task.parameters())  # so that it complains now
+    except ValueError as error:
+        raise UserError(f"--opt.{error}") from None
+    return task, plan
+
+
+def _plan(config: RunConfig, task: Task) -> Plan:
+    trainer, n = config.trainer, task.data.sizes["train"]
+    size = n if trainer.batch_size == "full" else trainer.batch_size
+    assert isinstance(size, int)
+    if size > n:
+        raise UserError(f"--trainer.batch_size {size} is more than the {n} training samples; use at most {n}, or `full`")
+    ranks = trainer.devices * trainer.num_nodes
+    if size < ranks:
+        raise UserError(f"--trainer.batch_size {size} cannot be shared by {ranks} devices")
+    per_epoch = n // size
+    limits = [trainer.max_steps, trainer.max_epochs and max(1, round(trainer.max_epochs * per_epoch))]
+    hyperparameters = dict(config.opt_options)
+    known = {"f_star": task.data.f_star, "batches_per_epoch": per_epoch}
+    for name, value in list(hyperparameters.items()):
+        if value == TASK_VALUE:
+            hyperparameters[name] = known.get(name)
+            if hyperparameters[name] is None:
+                del hyperparameters[name]
+    if task.data.loss_offset and "f_star" in hyperparameters:
+        # The task's loss leaves this constant out, so that L - f_star keeps its digits.
+        hyperparameters["f_star"] -= task.data.loss_offset
+    cls = config.opt_spec.cls
+    return Plan(
+        make_optimizer=lambda params: cls(params, **hyperparameters),
+        total_steps=min(x for x in limits if x is not None),
+        batch_size=size,
+        micro_batch_size=trainer.micro_batch_size,
+        data_seed=config.data_seed,
+        seed=config.seed,
+        clip=trainer.gradient_clip_val,
+        step_keywords=STEP_KEYWORDS.keys() & inspect.signature(cls.step).parameters.keys(),
+    )
+
+
+def _val_every(config: RunConfig, plan: Plan, task: Task) -> int:
+    if config.trainer.val_every is not None:
+        return config.trainer.val_every
+    return max(task.data.sizes["train"] // plan.batch_size, -(-plan.total_steps // 20))
+
+
+class StepRanges:
+    """What Lightning takes for a dataloader: pairs (first step, first step after), cut where an evaluation is due."""
+
+    def __init__(self, task: Task, val_every: int, steps_per_call: int) -> None:
+        self.task, self.val_every, self.steps_per_call = task, val_every, steps_per_call
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        start, total = self.task.steps_done, self.task.plan.total_steps
+        while start < total:
+            boundary = (start // self.val_every + 1) * self.val_every
+            stop = min(start + self.steps_per_call, boundary, total)
+            yield start, stop
+            start = stop
+
+
+def make_trainer(config: RunConfig, callbacks: list[pl.Callback]) -> pl.Trainer:
+    """A Trainer that does what the suite does not do itself: devices, processes, precision, checkpoints, hooks."""
+    options = config.trainer
+    ranks = options.devices * options.num_nodes
+    precision: dict[str, Any] = {"precision": config.precision}
+    if config.precision == "16-mixed" and config.device == "cpu":
+        # Lightning would quietly use bf16 on a CPU.
+        precision = {"plugins": [MixedPrecision("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu"))]}  # type: ignore[attr-defined]
+    strategy: Any = "auto" if ranks == 1 else "ddp"
+    if options.strategy == "fsdp":
+        strategy = ModelParallelStrategy(
+            data_parallel_size=ranks, tensor_parallel_size=1, save_distributed_checkpoint=False
+        )
+    elif options.strategy == "ddp":
+        strategy = "ddp"
+    return pl.Trainer(
+        accelerator=config.device, devices=options.devices, num_nodes=options.num_nodes, strategy=strategy,
+        max_epochs=1, callbacks=callbacks, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, use_distributed_sampler=False, num_sanity_val_steps=0, limit_val_batches=0,
+        **precision,
+    )  # fmt: skip
+
+
+def on_device(config: RunConfig) -> RunConfig:
+    """The configuration with `device: auto` decided.
+
+    Raises:
+        UserError: the device is not there.
+    """
+    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if config.device == "auto":
+        return config.model_copy(update={"device": "cuda" if there["cuda"] else "cpu"})
+    if not there[config.device]:
+        raise UserError(f"--device {config.device}: this torch finds no such device here; see `bench doctor`")
+    count = {"cuda": torch.cuda.device_count}.get(config.device, lambda: config.trainer.devices)()
+    if config.trainer.devices > count:
+        raise UserError(f"--trainer.devices {config.trainer.devices}: this machine has {count} {config.device} devices")
+    return config
+
+
+def _refuse_what_means_something_else(config: RunConfig) -> None:
+    traits, trainer = config.opt_spec.traits, config.trainer
+    if traits.full_batch and trainer.batch_size != "full":
+        raise UserError(
+            f"--trainer.batch_size {trainer.batch_size}: {config.opt} is a full-batch method;"
+            " use its stochastic form, or --trainer.micro_batch_size to save memory"
+        )
+    if config.precision == "16-mixed" and trainer.strategy == "fsdp":
+        raise UserError("--precision 16-mixed does not work with --trainer.strategy fsdp: ranks would not agree on which steps overflow; use bf16-mixed")
+    if config.precision == "16-mixed" and traits.calls_closure_again:
+        raise UserError(f"--precision 16-mixed: {config.opt} evaluates the loss several times a step, which a gradient scaler cannot follow; use bf16-mixed")
+    if traits.needs_loss and trainer.gradient_clip_val is not None:
+        if "loss_grad_norm" not in inspect.signature(config.opt_spec.cls.step).parameters:
+            raise UserError(
+                f"--trainer.gradient_clip_val: {config.opt} computes its step from loss and gradient, and its `step` takes"
+                " no `loss_grad_norm`; with the gradient clipped the step would be wrong"
+            )
+
+
+def versions(config: RunConfig) -> dict[str, Any]:
+    """Versions of suite, specs, Python and libraries."""
+    return {
+        "suite": version("attention-optimizer-bench"),
+        "task": config.task_spec.version,
+        "opt": config.opt_spec.version,
+        "python": platform.python_version(),
+        **{name: version(name) for name in LIBRARIES},
+    }
+
+
+def environment(config: RunConfig) -> dict[str, Any]:
+    """The machine, as far as speed and rounding depend on it."""
+    return {
+        "system": f"{platform.system()} {platform.machine()}",
+        "cpu": cpu_name(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if config.device == "cuda" else None,
+    }
+
+
+def cpu_name() -> str:
+    """The processor's name as the system gives it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor())
+
+
+def peak_memory() -> dict[str, int]:
+    """Peak resident bytes of this process, and peak bytes that torch had allocated on the GPU."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    peak = {"host": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
+    if torch.cuda.is_available():
+        peak["gpu"] = torch.cuda.max_memory_allocated()
+    return peak
+
+
+def _record_failure(result: RunResult, folder: RunFolder | None, error: BaseException) -> None:
+    if folder is None:
+        return
+    if isinstance(error, KeyboardInterrupt | SystemExit):
+        result.status, result.reason = "killed", "interrupted at once"
+    else:
+        text = str(error).strip().splitlines()
+        result.status, result.reason = "failed", f"{type(error).__name__}: {text[0] if text else 'no message'}"
+    try:
+        folder.end(keep_checkpoint=True)
+    except OSError:
+        pass  # the disk is full; the lock is free, so the run reads as killed
+
+
+def _loggers(config: RunConfig) -> list[Any]:
+    if config.logger is None:
+        return []
+    from lightning.pytorch import loggers
+
+    folder, name = str(config.store / config.run_id), config.run_id
+    make: dict[str, Callable[[], Any]] = {
+        "tensorboard": lambda: loggers.TensorBoardLogger(folder, name="", version="tensorboard"),
+        "csv": lambda: loggers.CSVLogger(folder, name="", version="csv"),
+        "wandb": lambda: loggers.WandbLogger(name=name, save_dir=folder, project="attention-optimizer-bench"),
+        "mlflow": lambda: loggers.MLFlowLogger(experiment_name=config.task, run_name=name, save_dir=f"{folder}/mlruns"),
+    }
+    try:
+        logger = make[config.logger]()
+    except (ImportError, ModuleNotFoundError):
+        raise UserError(
+            f"--logger {config.logger}: its package is not installed; install the extra [{config.logger}]"
+        ) from None
+    logger.log_hyperparams(config.model_dump(mode="json", exclude={"data", "store", "logger"}))
+    return [logger]
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Lightning's notes on hardware and its tips are not for our users."""
+    names = ("lightning.pytorch", "lightning.fabric")
+    levels = {name: logging.getLogger(name).level for name in names}
+    for name in names:
+        logging.getLogger(name).setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module="lightning")
+            yield
+    finally:
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)

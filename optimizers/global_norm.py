@@ -1,0 +1,69 @@
+"""The Euclidean norm of many tensors at once, over all shards, without a host synchronisation."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def scalar_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The precision in which step sizes and norms of tensors of this dtype are kept: float32 or better."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def to_local(tensor: Tensor) -> Tensor:
+    """The part of a sharded tensor (DTensor) that this rank holds; an ordinary tensor as it is."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor  # type: ignore[operator]
+
+
+@torch.no_grad()
+def global_norm(tensors: Sequence[Tensor]) -> Tensor:
+    """Euclidean norm of all elements of all tensors together.
+
+    Args:
+        tensors: dense real tensors of any shape, dtype and device; sharded ones (DTensor) count with all
+            their shards. Gradients of DDP replicas are equal on every rank, so they need no reduction.
+
+    Returns:
+        A 0-dim tensor of shape () on the device of the first tensor, float32 or, for float64 input, float64.
+        Nothing is copied to the host. An empty list has norm 0.
+    """
+    if not tensors:
+        return torch.zeros(())
+    if len(tensors) == 1 and not hasattr(tensors[0], "to_local"):
+        return torch.linalg.vector_norm(tensors[0], dtype=scalar_dtype(tensors[0].dtype))
+    dtype = scalar_dtype(max((t.dtype for t in tensors), key=lambda d: torch.finfo(d).bits))
+    by_device: dict[torch.device, list[Tensor]] = {}
+    shards: dict[object, list[Tensor]] = {}  # by mesh
+    for tensor in tensors:
+        if hasattr(tensor, "to_local"):
+            # torch reduces over the mesh itself, `full_tensor` fetches the sum of all shards.
+            shards.setdefault(tensor.device_mesh, []).append(tensor)  # type: ignore[attr-defined]
+        else:
+            by_device.setdefault(tensor.device, []).append(tensor)
+    norms = [_norms(group, dtype) for group in by_device.values()]
+    norms += [
+        torch.stack([torch.linalg.vector_norm(t, dtype=dtype).full_tensor() for t in group])  # type: ignore[attr-defined]
+        for group in shards.values()
+    ]
+    if len(norms) == 1:
+        return torch.linalg.vector_norm(norms[0])
+    device = norms[0].device
+    return torch.linalg.vector_norm(torch.cat([norm.to(device, non_blocking=True) for norm in norms]))
+
+
+_ROWS = 16
+
+
+def _norms(tensors: list[Tensor], dtype: torch.dtype) -> Tensor:
+    """A vector whose norm is the norm of all the tensors, which share a device."""
+    rest, norms = [], []
+    for tensor in tensors:
+        if tensor.device.type == "cpu" and tensor.numel() >= 65_536 and tensor.numel() % _ROWS == 0 and tensor.is_contiguous():
+            # A norm over a whole tensor runs on one thread; rows run on all and reach the memory's speed.
+            norms.append(torch.linalg.vector_norm(tensor.view(_ROWS, -1), dim=1, dtype=dtype))
+        else:
+            rest.append(tensor)
+    if rest:
+        norms.append(torch.stack(torch._foreach_norm(rest, 2, dtype=dtype)))
+    return norms[0] if len(norms) == 1 else torch.cat(norms)

@@ -1,0 +1,126 @@
+"""Normalised gradient descent: the step's length is set by `lr`, not by the gradient's size."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from optimizers.global_norm import scalar_dtype
+from optimizers.step_size import StepSizeOptimizer, check_range, run_closure
+
+
+class SNGD(StepSizeOptimizer):
+    """Stochastic normalised gradient descent with a cap on the step size.
+
+        step = min(lr / ||g||, max_step)
+        w   <- w - step * g
+
+    ||g|| is the Euclidean norm of the gradient over all parameters of all groups (and all shards). With momentum m
+    the direction is averaged after it is scaled: b <- m b + (step / lr) g and w <- w - lr b, so that lr = 0 freezes
+    and old, larger gradients do not dominate. Weight decay is decoupled: w <- (1 - lr * weight_decay) w.
+
+    Source: Vasudeva, Deora, Thrampoulidis, Implicit Bias and Fast Convergence Rates for Self-attention (TMLR 2025);
+    the place of eta_max in the formula is our reading of it.
+
+    Args:
+        params: parameters or parameter groups; `lr`, `max_step`, `momentum` and `weight_decay` may differ by group.
+        lr: length of the step in parameter space, in [0, inf).
+        max_step: cap on lr / ||g||, in (0, inf]; inf for none.
+        momentum: heavy-ball factor, in [0, 1].
+        weight_decay: decoupled weight decay per unit of lr, in [0, inf).
+        fused: None or True updates with one fused kernel where the tensors allow it, False with a plain loop.
+
+    Raises:
+        ValueError: a hyperparameter is out of its range.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 0.01,
+        max_step: float = float("inf"),
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+        *,
+        fused: bool | None = None,
+    ) -> None:
+        super().__init__(
+            params, dict(lr=lr, max_step=max_step, momentum=momentum, weight_decay=weight_decay), fused
+        )
+
+    def _check_group(self, group: dict[str, Any]) -> None:
+        check_range("lr", group["lr"], 0)
+        if group["max_step"] != float("inf"):
+            check_range("max_step", group["max_step"], 0, open_low=True)
+        check_range("momentum", group["momentum"], 0, 1)
+        check_range("weight_decay", group["weight_decay"], 0)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None, *, grad_norm: Tensor | None = None) -> Any:  # type: ignore[override]
+        """Make one step; `.grad` must hold the gradient of the whole batch.
+
+        Args:
+            closure: optional; re-evaluates the model and returns the loss.
+            grad_norm: norm of the gradient in `.grad` over all parameters, 0-dim; computed if not given.
+
+        Returns:
+            What the closure returned, else None.
+        """
+        loss = run_closure(closure)
+        groups, norm = self._collect(grad_norm)
+        if norm is None:
+            return loss
+        for i, (group, params) in enumerate(groups):
+            lr, cap = group["lr"], group["max_step"]
+            raw = self._safe_divide(lr, norm)
+            if i == 0:
+                self.step_sizes = (raw, raw.clamp(max=cap))
+            if group["weight_decay"] != 0:
+                torch._foreach_mul_(params, 1 - lr * group["weight_decay"])
+            grads = [p.grad for p in params]
+            if group["momentum"] == 0:
+                self._descend(params, grads, raw.clamp(max=cap))
+            else:
+                unit_step = self._safe_divide(1.0, norm).clamp(max=cap / lr if lr > 0 else float("inf"))
+                buffers = self._buffers(params)
+                torch._foreach_mul_(buffers, group["momentum"])
+                self._descend(buffers, grads, -unit_step)
+                self._descend(params, buffers, torch.as_tensor(lr, dtype=scalar_dtype(norm.dtype), device=norm.device))
+        return loss
+
+    def _buffers(self, params: list[Tensor]) -> list[Tensor]:
+        for p in params:
+            if "momentum_buffer" not in self.state[p]:
+                self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+        return [self.state[p]["momentum_buffer"] for p in params]
+
+
+class NGD(SNGD):
+    """Normalised gradient descent on the full batch: every step has the length `lr`.
+
+        w <- w - lr * g / ||g||
+
+    Source: Vasudeva, Deora, Thrampoulidis (TMLR 2025), Algorithm NGD; Nacson et al., arXiv 1803.01905.
+
+    Args:
+        params: parameters or parameter groups; `lr`, `momentum` and `weight_decay` may differ by group.
+        lr: length of the step in parameter space, in [0, inf).
+        momentum: heavy-ball factor on the normalised gradient, in [0, 1].
+        weight_decay: decoupled weight decay per unit of lr, in [0, inf).
+        fused: None or True updates with one fused kernel where the tensors allow it, False with a plain loop.
+
+    Raises:
+        ValueError: a hyperparameter is out of its range.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 0.01,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+        *,
+        fused: bool | None = None,
+    ) -> None:
+        super().__init__(params, lr, momentum=momentum, weight_decay=weight_decay, fused=fused)

@@ -1,0 +1,150 @@
+"""Polyak step sizes: the distance of the loss to its minimum sets the step."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from optimizers.step_size import StepSizeOptimizer, check_range, run_closure
+
+
+class SPS(StepSizeOptimizer):
+    """Stochastic Polyak step size with a cap.
+
+        step = min((L - f_star) / (c ||g||^2), max_step)
+        w   <- w - lr * step * g
+
+    L is the loss of the batch that the gradient g belongs to, ||g|| the norm over all parameters of all groups. L below
+    f_star gives step 0, never a negative one. With smoothing (gamma > 0) the cap of step k is
+    gamma^(1/batches_per_epoch) times step k-1, and `max_step` caps the first one.
+
+    Source: Loizou et al., Stochastic Polyak Step-size for SGD (arXiv 2002.10542): c = 0.5, gamma = 2 in its code.
+
+    Args:
+        params: parameters or parameter groups; `lr` may differ by group.
+        lr: factor on the step, without unit, in [0, inf). 1 is the published method; schedules act here.
+        c: scale of the denominator, in (0, inf).
+        max_step: cap on the step, in (0, inf]; inf for none.
+        f_star: least value that the batch's loss can take, a finite number.
+        gamma: growth of the step per epoch with smoothing, in (1, inf), or 0 for no smoothing.
+        batches_per_epoch: number of steps in one pass over the data, at least 1; used with gamma.
+        fused: None or True updates with one fused kernel where the tensors allow it, False with a plain loop.
+
+    Raises:
+        ValueError: a hyperparameter is out of its range.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1.0,
+        c: float = 0.5,
+        max_step: float = float("inf"),
+        f_star: float = 0.0,
+        gamma: float = 0.0,
+        batches_per_epoch: int = 1,
+        *,
+        fused: bool | None = None,
+    ) -> None:
+        defaults = dict(
+            lr=lr, c=c, max_step=max_step, f_star=f_star, gamma=gamma, batches_per_epoch=batches_per_epoch,
+            # The last step taken, for smoothing. It lives in the group because `load_state_dict` would round a
+            # value in `state` to the parameter's dtype.
+            last_step=None,
+        )  # fmt: skip
+        super().__init__(params, defaults, fused)
+
+    def _check_group(self, group: dict[str, Any]) -> None:
+        check_range("lr", group["lr"], 0)
+        check_range("c", group["c"], 0, open_low=True)
+        if group["max_step"] != float("inf"):
+            check_range("max_step", group["max_step"], 0, open_low=True)
+        check_range("f_star", group["f_star"], -float("inf"), open_low=True)
+        if group["gamma"] != 0:
+            check_range("gamma (0 turns smoothing off)", group["gamma"], 1, open_low=True)
+        check_range("batches_per_epoch", group["batches_per_epoch"], 1)
+
+    @torch.no_grad()
+    def step(  # type: ignore[override]
+        self,
+        closure: Callable[[], Any] | None = None,
+        *,
+        loss: Tensor | float | None = None,
+        loss_grad_norm: Tensor | None = None,
+    ) -> Any:
+        """Make one step; `.grad` must hold the gradient of the whole batch and the loss must be of that batch.
+
+        Args:
+            closure: re-evaluates the model and returns the loss, averaged like the gradient (not divided by the
+                number of micro-batches, and equal on all ranks).
+            loss: the loss, instead of a closure.
+            loss_grad_norm: norm of the loss's gradient, where `.grad` no longer holds that gradient because it was clipped:
+                the step then comes from loss and gradient as they were, and moves along the clipped gradient.
+                Computed from `.grad` if not given.
+
+        Returns:
+            The loss.
+
+        Raises:
+            ValueError: there is neither closure nor loss.
+        """
+        value = run_closure(closure) if closure is not None else loss
+        if value is None:
+            raise ValueError(
+                f"{type(self).__name__} needs the loss: call step(closure) with a closure that returns it, or step(loss=...)"
+            )
+        groups, norm = self._collect(loss_grad_norm)
+        if norm is None:
+            return value
+        excess_of = torch.as_tensor(value).detach().to(norm)
+        for i, (group, params) in enumerate(groups):
+            excess = (excess_of - group["f_star"]).clamp(min=0)
+            # Two divisions: the square of a small norm would underflow.
+            raw = self._safe_divide(self._safe_divide(excess, norm), norm) / group["c"]
+            step = raw.clamp(max=self._cap(group)).clamp(max=torch.finfo(raw.dtype).max)
+            if group["gamma"] != 0:
+                # A zero gradient (or loss) makes a zero step; as a cap it would stop the run for good.
+                group["last_step"] = step if group["last_step"] is None else torch.where(
+                    step > 0, step, group["last_step"].to(step)
+                )  # fmt: skip
+            if i == 0:
+                self.step_sizes = (group["lr"] * raw, group["lr"] * step)
+            self._descend(params, [p.grad for p in params], group["lr"] * step)
+        return value
+
+    @staticmethod
+    def _cap(group: dict[str, Any]) -> Tensor | float:
+        if group["gamma"] == 0 or group["last_step"] is None:
+            return group["max_step"]
+        return group["gamma"] ** (1 / group["batches_per_epoch"]) * group["last_step"]
+
+
+class PS(SPS):
+    """Polyak's step size on the full batch, without a cap.
+
+        w <- w - lr * (L - f_star) / (c ||g||^2) * g
+
+    Source: Vasudeva, Deora, Thrampoulidis (TMLR 2025), Algorithm PS; c = 1 is Polyak's own.
+
+    Args:
+        params: parameters or parameter groups; `lr` may differ by group.
+        lr: factor on the step, without unit, in [0, inf).
+        c: scale of the denominator, in (0, inf).
+        f_star: least value that the loss can take, a finite number.
+        fused: None or True updates with one fused kernel where the tensors allow it, False with a plain loop.
+
+    Raises:
+        ValueError: a hyperparameter is out of its range.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1.0,
+        c: float = 1.0,
+        f_star: float = 0.0,
+        *,
+        fused: bool | None = None,
+    ) -> None:
+        super().__init__(params, lr, c, f_star=f_star, fused=fused)

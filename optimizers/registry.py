@@ -1,0 +1,133 @@
+"""The optimizers that the suite knows by name. Importing this file imports no torch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib import import_module
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Traits:
+    """Facts about an optimizer that the runner and the tests act on, in place of its name.
+
+    Attributes:
+        needs_loss: `step` uses the loss; it takes `grad_norm`, the norm before clipping.
+        full_batch: the method is defined on the full batch; that is its default batch.
+        calls_closure_again: `step` evaluates the closure more than once, so gradients must be recomputable in it.
+    """
+
+    needs_loss: bool = False
+    full_batch: bool = False
+    calls_closure_again: bool = False
+
+
+@dataclass(frozen=True)
+class LogUniform:
+    """A search range, uniform in the logarithm, with 0 < low < high."""
+
+    low: float
+    high: float
+
+
+TASK_VALUE = "task"
+"""As a default: the value that the task knows for the option of that name, else the constructor's own default."""
+
+
+@dataclass(frozen=True)
+class OptimizerSpec:
+    """An optimizer as the suite knows it.
+
+    Hyperparameter names, types and defaults come from the constructor's signature.
+
+    Attributes:
+        name: what the user types after `--opt`.
+        target: `module:Class`, imported when `cls` is first used.
+        formula: the update rule in one line.
+        source: paper or documentation.
+        version: raised when a change alters results; part of every run's identity.
+        defaults: values that replace the signature's in the suite; `TASK_VALUE` asks the task.
+        search: the hyperparameters to tune and their ranges.
+        traits: facts about the method.
+    """
+
+    name: str
+    target: str
+    formula: str
+    source: str
+    version: int = 1
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    search: Mapping[str, LogUniform] = field(default_factory=dict)
+    traits: Traits = Traits()
+
+    @cached_property
+    def cls(self) -> Any:
+        """The optimizer class, a `torch.optim.Optimizer`."""
+        module, _, name = self.target.partition(":")
+        return getattr(import_module(module), name)
+
+
+_PAPER = "Vasudeva, Deora, Thrampoulidis, Implicit Bias and Fast Convergence Rates for Self-attention, TMLR 2025"
+_LOIZOU = "Loizou et al., Stochastic Polyak Step-size for SGD, arXiv 2002.10542"
+_SGD = dict(
+    target="torch.optim.sgd:SGD",
+    formula="w <- w - lr * g, with heavy-ball or Nesterov momentum and L2 weight decay",
+    source="torch.optim.SGD",
+    search={"lr": LogUniform(1e-3, 1e1)},
+)
+_FROM_TASK = {"f_star": TASK_VALUE}
+
+OPTIMIZERS: dict[str, OptimizerSpec] = {
+    spec.name: spec
+    for spec in (
+        OptimizerSpec(name="gd", defaults={"lr": 0.1}, traits=Traits(full_batch=True), **_SGD),  # type: ignore[arg-type]
+        OptimizerSpec(name="sgd", defaults={"lr": 0.1}, **_SGD),  # type: ignore[arg-type]
+        OptimizerSpec(
+            name="ngd",
+            target="optimizers.normalized:NGD",
+            formula="w <- w - lr * g / ||g||",
+            source=f"{_PAPER}; Nacson et al., arXiv 1803.01905",
+            search={"lr": LogUniform(1e-3, 1e1)},
+            traits=Traits(full_batch=True),
+        ),
+        OptimizerSpec(
+            name="sngd",
+            target="optimizers.normalized:SNGD",
+            formula="w <- w - min(lr / ||g||, max_step) * g",
+            source=f"{_PAPER} (the place of the cap is our reading)",
+            search={"lr": LogUniform(1e-4, 1e0)},
+        ),
+        OptimizerSpec(
+            name="ps",
+            target="optimizers.polyak:PS",
+            formula="w <- w - lr * (L - f_star) / (c ||g||^2) * g",
+            source=_PAPER,
+            defaults=_FROM_TASK,
+            search={"lr": LogUniform(1e-2, 1e1)},
+            traits=Traits(needs_loss=True, full_batch=True),
+        ),
+        OptimizerSpec(
+            name="sps",
+            target="optimizers.polyak:SPS",
+            formula="w <- w - lr * min((L - f_star) / (c ||g||^2), max_step) * g",
+            source=_LOIZOU,
+            defaults={**_FROM_TASK, "batches_per_epoch": TASK_VALUE},
+            search={"max_step": LogUniform(1e-2, 1e1)},
+            traits=Traits(needs_loss=True),
+        ),
+        OptimizerSpec(
+            name="adam",
+            target="torch.optim.adam:Adam",
+            formula="w <- w - lr * m_hat / (sqrt(v_hat) + eps)",
+            source="torch.optim.Adam; Kingma and Ba, arXiv 1412.6980",
+            search={"lr": LogUniform(1e-5, 1e-1)},
+        ),
+        OptimizerSpec(
+            name="adamw",
+            target="torch.optim.adamw:AdamW",
+            formula="w <- (1 - lr * weight_decay) w - lr * m_hat / (sqrt(v_hat) + eps)",
+            source="torch.optim.AdamW; Loshchilov and Hutter, arXiv 1711.05101",
+            search={"lr": LogUniform(1e-5, 1e-1)},
+        ),
+    )
+}

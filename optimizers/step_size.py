@@ -1,0 +1,120 @@
+"""What normalised and Polyak methods share: one scalar step for all parameters, applied without temporaries."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from optimizers.global_norm import global_norm, scalar_dtype, to_local
+
+
+def check_range(name: str, value: float, low: float, high: float = float("inf"), *, open_low: bool = False) -> None:
+    """Raise ValueError that names the value and its legal range unless low <= value <= high.
+
+    Args:
+        name: the hyperparameter's name, for the message.
+        value: the value to test; NaN is outside every range.
+        low: least legal value, itself excluded with `open_low`.
+        high: greatest legal value; infinity, where it is the bound, is excluded.
+        open_low: whether `low` itself is illegal.
+    """
+    above = value > low if open_low else value >= low
+    below = value < high if high == float("inf") else value <= high
+    if not (above and below):
+        left = "(" if open_low else "["
+        right = ")" if high == float("inf") else "]"
+        raise ValueError(f"{name}={value} is out of range: it must lie in {left}{low:g}, {high:g}{right}")
+
+
+class StepSizeOptimizer(Optimizer):
+    """Base of optimizers that move all parameters along the gradient by one scalar step.
+
+    A subclass computes the step in `_steps`; this class collects the gradients of all groups, applies
+    `p <- p - step * g` in place, and keeps `step_sizes`.
+
+    Attributes:
+        step_sizes: after a step, the pair (raw, applied) of the first group's step before and after its cap,
+            0-dim tensors on the gradient's device (reading them is the caller's host synchronisation); None before.
+        fused: whether the update may run as one fused kernel; False takes the plain loop over parameters.
+    """
+
+    def __init__(self, params: Iterable[Any], defaults: dict[str, Any], fused: bool | None) -> None:
+        self.fused = fused
+        self.step_sizes: tuple[Tensor, Tensor] | None = None
+        super().__init__(params, defaults)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.__dict__.setdefault("fused", None)
+        self.__dict__.setdefault("step_sizes", None)
+
+    def _check_group(self, group: dict[str, Any]) -> None:
+        """Raise ValueError for an illegal hyperparameter of a group."""
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        super().add_param_group(param_group)
+        try:
+            self._check_group(self.param_groups[-1])
+        except ValueError:
+            self.param_groups.pop()
+            raise
+
+    def _collect(self, norm: Tensor | None) -> tuple[list[tuple[dict[str, Any], list[Tensor]]], Tensor | None]:
+        """The groups with their parameters that have a gradient, and the norm over all of them (None: no gradient)."""
+        groups = [(group, [p for p in group["params"] if p.grad is not None]) for group in self.param_groups]
+        groups = [(group, params) for group, params in groups if params]
+        grads = [p.grad for _, params in groups for p in params]
+        if any(g.is_sparse for g in grads):
+            raise RuntimeError(f"{type(self).__name__} does not support sparse gradients")
+        if not grads:
+            return [], None
+        return groups, global_norm(grads) if norm is None else norm
+
+    def _descend(self, params: list[Tensor], directions: list[Tensor], step: Tensor) -> None:
+        """p <- p - step * direction for each pair, in place; `step` is 0-dim and stays on its device."""
+        params = [to_local(p) for p in params]
+        directions = [to_local(d) for d in directions]
+        fusable: dict[tuple[torch.device, torch.dtype], tuple[list[Tensor], list[Tensor]]] = {}
+        for p, d in zip(params, directions, strict=True):
+            if self.fused is not False and _fusable(p, d):
+                ps, ds = fusable.setdefault((p.device, p.dtype), ([], []))
+                ps.append(p)
+                ds.append(d)
+            else:
+                p.addcmul_(d, step.to(p), value=-1)
+        for (device, _), (ps, ds) in fusable.items():
+            lr = step.to(device=device, dtype=torch.float32 if device.type == "cuda" else step.dtype)
+            torch._fused_sgd_(
+                ps, ds, [], weight_decay=0.0, momentum=0.0, lr=lr, dampening=0.0, nesterov=False,
+                maximize=False, is_first_step=False,
+            )  # fmt: skip
+
+    @staticmethod
+    def _safe_divide(numerator: Tensor | float, norm: Tensor) -> Tensor:
+        """numerator / norm, and 0 where the norm is 0: a zero gradient moves nothing and gives no NaN."""
+        return torch.where(norm > 0, numerator / norm, 0.0)
+
+
+def _fusable(param: Tensor, direction: Tensor) -> bool:
+    # The kernel walks both as flat memory and reads the step in float32 on CUDA.
+    return (
+        param.dtype == direction.dtype
+        and param.device == direction.device
+        and param.is_contiguous()
+        and direction.is_contiguous()
+        and param.numel() > 0
+        and (param.device.type == "cpu" or (param.device.type == "cuda" and param.dtype != torch.float64))
+    )
+
+
+def run_closure(closure: Callable[[], Any] | None) -> Any:
+    """The closure's loss, with gradients enabled as torch.optim promises; None without a closure."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
+
+
+__all__ = ["StepSizeOptimizer", "check_range", "run_closure", "scalar_dtype"]

@@ -1,0 +1,5 @@
+"""What is trained: models, data and metrics."""
+
+from tasks.registry import TASKS, TaskSpec
+
+__all__ = ["TASKS", "TaskSpec"]

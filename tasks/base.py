@@ -1,0 +1,327 @@
+"""What every task shares: its data's interface and the one training step that serves every optimizer."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, final
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.plugins import MixedPrecision
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.optim import Optimizer
+from torchmetrics import MeanMetric, Metric, MetricCollection
+
+from optimizers.global_norm import global_norm
+from tasks.dropout import BatchRandomness, use_batch_dropout
+from tasks.order import BatchOrder
+
+
+class TaskData(ABC):
+    """Samples that live on the training device.
+
+    Attributes:
+        sizes: number of samples by split; "train" is always there.
+        select: the split on which runs are compared while training ("train" where the task has no other).
+        report: the split whose metric is the run's result.
+        part: what part of the data this is ("10,000 of 55,000 training samples"), or None for the whole.
+        f_star: least value of the training loss, where it is known.
+        loss_offset: constant that the task's `loss` leaves out, so that a loss near its minimum keeps its digits.
+    """
+
+    sizes: dict[str, int]
+    select: str = "val"
+    report: str = "test"
+    part: str | None = None
+    f_star: float | None = None
+    loss_offset: float = 0.0
+
+    @abstractmethod
+    def to(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Move the samples to the device; floating-point ones also to the dtype."""
+
+    @abstractmethod
+    def batch(self, split: str, rows: Tensor | slice, randomness: BatchRandomness | None = None) -> Any:
+        """The samples of these rows of the split, ready for the model.
+
+        `randomness` is given in training and decides augmentation; without it the samples come as they are.
+        """
+
+
+class Outcome(NamedTuple):
+    """Of one micro-batch: its mean loss, shape (), and the predictions (logits or classes) and labels that metrics read."""
+
+    loss: Tensor
+    predictions: Tensor
+    labels: Tensor
+
+
+@dataclass
+class Plan:
+    """How a task is trained; the runner fills it in.
+
+    Attributes:
+        make_optimizer: parameters to optimizer.
+        total_steps: number of optimizer steps.
+        batch_size: samples of one optimizer step, over micro-batches and ranks.
+        micro_batch_size: samples of one forward pass on one device; None for all of the device's share.
+        data_seed: decides the order of the samples.
+        seed: decides dropout and augmentation.
+        clip: bound on the gradient's global norm, or None.
+        step_keywords: which of `STEP_KEYWORDS` the optimizer's `step` takes.
+    """
+
+    make_optimizer: Callable[[Iterable[nn.Parameter]], Optimizer]
+    total_steps: int
+    batch_size: int
+    micro_batch_size: int | None = None
+    data_seed: int = 0
+    seed: int = 0
+    clip: float | None = None
+    step_keywords: Collection[str] = ()
+
+
+STEP_KEYWORDS = {
+    "grad_norm": "norm of the gradient as it is in `.grad`",
+    "loss_grad_norm": "norm of the loss's gradient, before clipping",
+}
+"""What an optimizer's `step` is told beside the closure, if it has a keyword of that name: 0-dim tensors."""
+
+
+class CurveRow(NamedTuple):
+    """One optimizer step as recorded: 0-dim device tensors or floats, so that recording never waits for the device."""
+
+    loss: Tensor
+    grad_norm: Tensor
+    raw_step: Tensor | float
+    applied_step: Tensor | float
+
+
+@dataclass
+class Record:
+    """What the training step leaves for whoever watches: the steps since the last look, and the last micro-batch."""
+
+    curve: list[CurveRow] = field(default_factory=list)
+    outcome: Outcome | None = None
+
+
+class Task(pl.LightningModule, ABC):
+    """A model with its loss and metrics. Subclasses say what is trained; how it is trained is the same for all.
+
+    Optimization is manual, so that one path serves every optimizer: the loss and the gradient are those of the whole
+    batch, summed over micro-batches and averaged over ranks; only then is the gradient clipped, and the optimizer
+    gets the loss of that batch, unscaled, through its closure.
+    """
+
+    plan: Plan
+
+    def __init__(self, data: TaskData) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.data = data
+        self.randomness = BatchRandomness()
+        self.steps_done = 0
+        self.record = Record()
+        self.best_weights: dict[str, Tensor] | None = None
+        self.order: BatchOrder | None = None
+        self._sharded = False
+
+    @abstractmethod
+    def loss(self, batch: Any) -> Outcome:
+        """Mean loss of the batch (less `data.loss_offset`) with the predictions and labels for the metrics."""
+
+    @abstractmethod
+    def metrics(self) -> dict[str, Metric]:
+        """Fresh metrics by name; each is updated with (predictions, labels)."""
+
+    @final
+    def configure_model(self) -> None:
+        """Swap in dropout that micro-batches do not change, and shard under FSDP2."""
+        use_batch_dropout(self, self.randomness)
+        mesh = self.device_mesh
+        if mesh is None or self._sharded:
+            return
+        from torch.distributed.fsdp import fully_shard
+
+        self._sharded = True
+        shards = mesh["data_parallel"]
+        for blocks in [m for m in self.modules() if isinstance(m, nn.ModuleList)]:
+            for block in blocks:
+                fully_shard(block, mesh=shards)
+        for child in self.children():
+            fully_shard(child, mesh=shards)
+
+    @final
+    def configure_optimizers(self) -> Optimizer:
+        """The optimizer of the plan over the parameters that require gradients."""
+        return self.plan.make_optimizer(p for p in self.parameters() if p.requires_grad)
+
+    @final
+    def on_fit_start(self) -> None:
+        """Put the data on the device once, and fix the order."""
+        self.data.to(self.device, self.dtype)  # type: ignore[arg-type]
+        self.randomness.seed = self.plan.seed
+        self.order = BatchOrder(self.data.sizes["train"], self.plan.batch_size, self.plan.data_seed, self.device)
+
+    @final
+    def training_step(self, steps: tuple[int, int]) -> None:
+        """Make the optimizer steps from steps[0] up to, but without, steps[1]."""
+        optimizer = self.optimizers(use_pl_optimizer=False)
+        assert isinstance(optimizer, Optimizer)
+        loop = _Loop(self, optimizer)
+        # The precision plugin has turned autocast on for all of this method; only forward passes want it.
+        with torch.autocast(self.device.type, enabled=False) if loop.mixed else nullcontext():
+            for step in range(*steps):
+                loop.step(step)
+        self.steps_done = steps[1]
+
+    @final
+    @torch.no_grad()
+    def evaluate(self, split: str, rows_per_batch: int = 1000) -> dict[str, float]:
+        """Loss and metrics over a whole split, in eval mode; every rank computes all of it.
+
+        Args:
+            split: a key of `data.sizes`.
+            rows_per_batch: samples of one forward pass.
+
+        Returns:
+            Values by name, "loss" among them. They may be infinite or NaN if the weights are.
+        """
+        optimizer: Any = self.optimizers(use_pl_optimizer=False)
+        modes = [getattr(optimizer, mode, None) for mode in ("eval", "train")]
+        metrics = MetricCollection(self.metrics()).to(self.device)
+        loss = MeanMetric(nan_strategy="disable").to(self.device).set_dtype(torch.float64 if self.device.type != "mps" else torch.float32)
+        for metric in (*metrics.values(), loss):
+            metric.sync_on_compute = False
+        self.eval()
+        if modes[0]:
+            modes[0]()  # schedule-free methods keep other weights for evaluation
+        for start in range(0, self.data.sizes[split], rows_per_batch):
+            with self.trainer.precision_plugin.forward_context():
+                outcome = self.loss(self.data.batch(split, slice(start, start + rows_per_batch)))
+            loss.update(outcome.loss, len(outcome.labels))
+            metrics.update(outcome.predictions, outcome.labels)
+        if modes[1]:
+            modes[1]()
+        self.train()
+        values = {"loss": float(loss.compute()) + self.data.loss_offset}
+        return values | {name: float(value) for name, value in metrics.compute().items()}
+
+    @final
+    @torch.no_grad()
+    def keep_best_weights(self) -> None:
+        """Remember the present weights as the best on the selection split."""
+        self.best_weights = {name: value.detach().clone() for name, value in self.state_dict().items()}
+
+    @final
+    @torch.no_grad()
+    def load_best_weights(self) -> None:
+        """Go back to the best weights; only for evaluation after training."""
+        assert self.best_weights is not None
+        for name, value in self.state_dict().items():
+            best = self.best_weights[name]
+            if isinstance(value, DTensor) and not isinstance(best, DTensor):
+                best = distribute_tensor(best.to(value.device), value.device_mesh, value.placements)
+            value.copy_(best)
+
+    @final
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add the position in the run. Order, dropout and augmentation follow from it; Lightning's counters do not."""
+        checkpoint["steps_done"] = self.steps_done
+        checkpoint["best_weights"] = self.best_weights and {
+            name: value.full_tensor() if isinstance(value, DTensor) else value
+            for name, value in self.best_weights.items()
+        }
+        checkpoint.pop("loops", None)
+
+    @final
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Take up the position in the run."""
+        self.steps_done = checkpoint["steps_done"]
+        self.best_weights = checkpoint["best_weights"]
+
+
+class _Loop:
+    """The inner loop of `Task.training_step`, with what it needs looked up once: attributes of modules are slow."""
+
+    def __init__(self, task: Task, optimizer: Optimizer) -> None:
+        trainer = task.trainer
+        assert task.order is not None
+        self.task, self.optimizer, self.plan = task, optimizer, task.plan
+        self.data, self.record, self.where, self.order = task.data, task.record, task.randomness, task.order
+        self.strategy = trainer.strategy
+        self.world, self.rank = trainer.world_size, trainer.global_rank
+        precision = trainer.precision_plugin
+        self.mixed = isinstance(precision, MixedPrecision)
+        self.forward_context = precision.forward_context if self.mixed else nullcontext
+        self.scaler: torch.amp.GradScaler | None = getattr(precision, "scaler", None)  # type: ignore[attr-defined]
+        # Leaves averaging over ranks to a batch's last micro-batch, where the strategy can.
+        self.without_sync = getattr(self.strategy, "block_backward_sync", nullcontext)
+
+    def step(self, step: int) -> None:
+        """One optimizer step."""
+        loss, norms = self.evaluate(step)
+        pending = [loss]
+
+        def closure() -> Tensor:
+            # The first call hands over what is already there; a method that evaluates again gets a new evaluation.
+            return pending.pop() if pending else self.evaluate(step)[0]
+
+        keywords = {name: norms[name] for name in self.plan.step_keywords}
+        if self.scaler is None:
+            self.optimizer.step(closure, **keywords)
+        else:
+            # Skips the step where a gradient overflowed. GradScaler takes a closure by position only.
+            self.scaler.step(self.optimizer, closure, **keywords)
+            self.scaler.update()
+        lr = self.optimizer.param_groups[0]["lr"]
+        raw, applied = getattr(self.optimizer, "step_sizes", None) or (lr, lr)
+        self.record.curve.append(CurveRow(loss, norms["loss_grad_norm"], raw, applied))
+
+    def evaluate(self, step: int) -> tuple[Tensor, dict[str, Tensor]]:
+        """Loss and gradient of the batch, the latter in `.grad`, unscaled and clipped; norms by `STEP_KEYWORDS`."""
+        loss = self.backward(step)
+        if self.scaler is not None:
+            self.scaler.unscale_(self.optimizer)
+        params = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
+        norm = clipped = global_norm([p.grad for p in params])
+        if self.plan.clip is not None:
+            factor = (self.plan.clip / (norm + 1e-6)).clamp(max=1)  # as torch.nn.utils.clip_grad_norm_
+            torch._foreach_mul_([p.grad for p in params], factor)
+            clipped = norm * factor
+        return loss, {"loss_grad_norm": norm, "grad_norm": clipped}
+
+    def backward(self, step: int) -> Tensor:
+        """Leave the gradient of the whole batch in `.grad` and return the batch's mean loss, equal on all ranks."""
+        for group in self.optimizer.param_groups:
+            for p in group["params"]:
+                p.grad = None
+        batch_rows = self.order.rows(step)
+        size = len(batch_rows)
+        start, stop = size * self.rank // self.world, size * (self.rank + 1) // self.world
+        micro = self.plan.micro_batch_size or stop - start
+        where = self.where
+        where.step, where.batch_size = step, size
+        total: Tensor | None = None
+        for first in range(start, stop, micro):
+            last = min(first + micro, stop)
+            where.rows = slice(first, last)
+            # DDP and FSDP average over ranks, so each rank's share counts `world` times.
+            weight = (last - first) * self.world / size
+            with self.forward_context():
+                outcome = self.task.loss(self.data.batch("train", batch_rows[first:last], where))
+                loss = outcome.loss if weight == 1 else outcome.loss * weight
+            with self.without_sync() if last < stop else nullcontext():
+                # What `manual_backward` does, less the hooks, which cost more than a small model's step.
+                scaled = loss if self.scaler is None else self.scaler.scale(loss)
+                self.strategy.pre_backward(scaled)
+                scaled.backward()
+            total = loss.detach() if total is None else total + loss.detach()
+            self.record.outcome = outcome
+        assert total is not None
+        if self.world > 1:
+            torch.distributed.all_reduce(total)
+            total /= self.world
+        return total

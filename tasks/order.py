@@ -1,0 +1,40 @@
+"""In which order training samples are seen: a function of the data seed and the step alone."""
+
+import torch
+from torch import Tensor
+
+from tasks.seeding import derive_seed
+
+
+class BatchOrder:
+    """Rows of each batch: every epoch is a fresh permutation, and a last incomplete batch is left out.
+
+    Args:
+        n: number of training samples, at least 1.
+        batch_size: samples of one optimizer step, in [1, n].
+        seed: data seed; with the epoch it decides the permutation.
+        device: where the row numbers live.
+    """
+
+    def __init__(self, n: int, batch_size: int, seed: int, device: torch.device) -> None:
+        self.batches_per_epoch = n // batch_size
+        self.batch_size = batch_size
+        self._n, self._seed, self._device = n, seed, device
+        self._epoch = -1
+        self._permutation = torch.empty(0)
+
+    def rows(self, step: int) -> Tensor:
+        """The rows of the batch of this step (from 0), int64 of shape (batch_size,)."""
+        if self.batch_size == self._n:
+            epoch, start = 0, 0  # the full batch needs no shuffling
+        else:
+            epoch, batch = divmod(step, self.batches_per_epoch)
+            start = batch * self.batch_size
+        if epoch != self._epoch:
+            self._epoch = epoch
+            if self.batch_size == self._n:
+                self._permutation = torch.arange(self._n, device=self._device)
+            else:
+                generator = torch.Generator().manual_seed(derive_seed(self._seed, epoch))
+                self._permutation = torch.randperm(self._n, generator=generator).to(self._device)
+        return self._permutation[start : start + self.batch_size]

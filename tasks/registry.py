@@ -1,0 +1,105 @@
+"""The tasks that the suite knows by name. Importing this file imports no torch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
+from typing import Any, Literal
+
+
+@dataclass(frozen=True)
+class TaskSpec:
+    """A model, its data, a metric, a target and a budget.
+
+    The options of a task are the keyword arguments of its data and its module.
+
+    Attributes:
+        name: what the user types after `--task`.
+        title: one line for people.
+        module: `module:Class` of the `tasks.base.Task`.
+        data: `module:Class` of the `tasks.base.TaskData`.
+        metric: what is compared: a name that the task's metrics have.
+        mode: whether the metric is better when greater ("max") or smaller ("min").
+        target: value of the metric on the selection split for time-to-target, or None.
+        budget: default `max_epochs` or `max_steps`.
+        source: where model and constants come from.
+        version: raised when a change alters results; part of every run's identity.
+        batch_size: samples of one optimizer step; "full" for all of them.
+        precision: default of `--precision`.
+        steps_per_call: optimizer steps per `training_step`: more make a small model faster, fewer make Ctrl-C and the
+            progress bar prompter.
+    """
+
+    name: str
+    title: str
+    module: str
+    data: str
+    metric: str
+    mode: Literal["max", "min"]
+    target: float | None
+    budget: Mapping[str, int]
+    source: str
+    version: int = 1
+    batch_size: int | Literal["full"] = 100
+    precision: str = "32-true"
+    steps_per_call: int = 10
+
+    @cached_property
+    def module_cls(self) -> Any:
+        """The Lightning module, a `tasks.base.Task`."""
+        return _load(self.module)
+
+    @cached_property
+    def data_cls(self) -> Any:
+        """The data, a `tasks.base.TaskData`."""
+        return _load(self.data)
+
+
+def _load(target: str) -> Any:
+    module, _, name = target.partition(":")
+    return getattr(import_module(module), name)
+
+
+_VIT = "Vasudeva, Deora, Thrampoulidis (TMLR 2025): patch 4, depth 2, 8 heads, MLP width 128; the rest is ours"
+
+TASKS: dict[str, TaskSpec] = {
+    spec.name: spec
+    for spec in (
+        TaskSpec(
+            name="synthetic",
+            title="single-head self-attention classifier with a fixed decoder on random tokens",
+            module="tasks.synthetic:AttentionClassifier",
+            data="tasks.synthetic:TokenData",
+            metric="loss",
+            mode="min",
+            target=None,
+            budget={"max_steps": 2000},
+            source="Vasudeva, Deora, Thrampoulidis (TMLR 2025); recipe of Tarzanagh et al., Transformers as Support Vector Machines",
+            batch_size="full",
+            precision="64-true",
+            steps_per_call=50,
+        ),
+        TaskSpec(
+            name="mnist",
+            title="ViT-small on MNIST",
+            module="tasks.vision:ViTClassifier",
+            data="tasks.mnist:MNISTData",
+            metric="accuracy",
+            mode="max",
+            target=0.95,
+            budget={"max_epochs": 5},
+            source=_VIT,
+        ),
+        TaskSpec(
+            name="cifar10",
+            title="ViT-small on CIFAR-10",
+            module="tasks.vision:ViTClassifier",
+            data="tasks.cifar10:CIFAR10Data",
+            metric="accuracy",
+            mode="max",
+            target=0.55,
+            budget={"max_epochs": 5},
+            source=_VIT,
+        ),
+    )
+}

@@ -1,0 +1,168 @@
+"""Image classification: images that live on the device as one uint8 tensor, and the ViT-small of paper A."""
+
+import torch
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+from torchmetrics import Metric
+from torchmetrics.classification import MulticlassAccuracy
+
+from tasks.base import Outcome, Task, TaskData
+from tasks.dropout import BatchRandomness
+from tasks.split import validation_rows
+
+_AUGMENT_STREAM = 0  # dropout layers use the streams from 1 on
+
+
+class ImageData(TaskData):
+    """Images with labels in three splits; validation is carved from the training set.
+
+    Args:
+        train: images, uint8 of shape (N, C, H, W), and labels, int64 of shape (N,), of the official training set.
+        test: the same of the official test set.
+        num_classes: labels are in [0, num_classes).
+        n_val: training images kept for validation, chosen by `tasks.split.validation_rows`.
+        n_train: use only the first n_train of the remaining images; None for all.
+        flip: mirror half of the training images left to right.
+        crop: shift training images by up to this many pixels each way, with black padding; 0 for none.
+        salt: name that decides the validation rows.
+    """
+
+    def __init__(
+        self,
+        train: tuple[Tensor, Tensor],
+        test: tuple[Tensor, Tensor],
+        num_classes: int,
+        n_val: int,
+        n_train: int | None,
+        flip: bool,
+        crop: int,
+        salt: str,
+    ) -> None:
+        images, labels = train
+        held_out, rest = validation_rows(len(images), n_val, salt)
+        if n_train is not None:
+            if not 1 <= n_train <= len(rest):
+                raise ValueError(f"n_train={n_train} is out of range: it must lie in [1, {len(rest)}]")
+            if n_train < len(rest):
+                self.part = f"{n_train:,} of {len(rest):,} training images"
+            rest = rest[:n_train]
+        if not 0 <= crop <= images.shape[-1]:
+            raise ValueError(f"crop={crop} is out of range: it must lie in [0, {images.shape[-1]}] pixels")
+        self.flip, self.crop = flip, crop
+        self.num_classes = num_classes
+        self.image_shape = tuple(images.shape[1:])
+        self._splits = {
+            "train": (images[rest], labels[rest]),
+            "val": (images[held_out], labels[held_out]),
+            "test": test,
+        }
+        self.sizes = {split: len(labels) for split, (_, labels) in self._splits.items()}
+        self._dtype = torch.float32
+        self._padded: Tensor | None = None
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Move all splits to the device; batches come in `dtype`."""
+        self._splits = {split: (x.to(device), y.to(device)) for split, (x, y) in self._splits.items()}
+        self._dtype = dtype
+
+    def batch(
+        self, split: str, rows: Tensor | slice, randomness: BatchRandomness | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Images of shape (rows, C, H, W), scaled to [-1, 1], and labels of shape (rows,)."""
+        images, labels = self._splits[split]
+        if randomness is not None and (self.flip or self.crop):
+            assert isinstance(rows, Tensor)
+            x = self._augmented(images, rows, randomness)
+        else:
+            x = images[rows]
+        # Normalize(0.5, 0.5) of pixels in [0, 1], in two passes instead of four.
+        return x.to(self._dtype).mul_(2 / 255).sub_(1), labels[rows]
+
+    def _augmented(self, images: Tensor, rows: Tensor, randomness: BatchRandomness) -> Tensor:
+        """The rows, flipped and shifted at random, read with one gather from the padded images."""
+        if self._padded is None:
+            self._padded = nn.functional.pad(images, [self.crop] * 4)
+        source = self._padded
+        channels, height, width = self.image_shape
+        device, n = source.device, randomness.batch_size
+        generator = randomness.generator(_AUGMENT_STREAM, device)
+        # Drawn for the whole batch, so that a micro-batch gets its rows of the same numbers.
+        draw = torch.randint(0, 2 * self.crop + 1, (2, n), generator=generator, device=device)[:, randomness.rows]
+        mirror = torch.rand(n, generator=generator, device=device)[randomness.rows] < 0.5
+        column = torch.arange(width, device=device)
+        if self.flip:
+            column = torch.where(mirror[:, None], width - 1 - column, column)
+        column = column + draw[1][:, None]  # (rows, W)
+        line = torch.arange(height, device=device) + draw[0][:, None]  # (rows, H)
+        stride = source.stride()
+        index = (
+            (rows * stride[0])[:, None, None, None]
+            + (torch.arange(channels, device=device) * stride[1])[:, None, None]
+            + (line * stride[2])[:, None, :, None]
+            + column[:, None, None, :]
+        )
+        return source.view(-1)[index]
+
+
+class ViTClassifier(Task):
+    """ViT-small: patches of an image as tokens, a class token, pre-norm transformer blocks, a linear head.
+
+    Images of shape (B, C, H, W) give logits of shape (B, num_classes); the loss is the mean cross-entropy. Patch,
+    depth, heads and MLP width are those of Vasudeva et al. (TMLR 2025); width, dropout and pooling those of the same
+    first author's public ViT code; dropout acts on the embedding and after attention and MLP (our reading).
+
+    Args:
+        data: the images.
+        patch_size: side of a square patch, in pixels; must divide the image.
+        depth: number of transformer blocks.
+        num_heads: attention heads per block; must divide embed_dim.
+        mlp_width: hidden width of a block's MLP.
+        embed_dim: width of a token.
+        dropout: rate in [0, 1).
+    """
+
+    def __init__(
+        self,
+        data: ImageData,
+        *,
+        patch_size: int = 4,
+        depth: int = 2,
+        num_heads: int = 8,
+        mlp_width: int = 128,
+        embed_dim: int = 64,
+        dropout: float = 0.1,
+    ) -> None:
+        super().__init__(data)
+        channels, height, width = data.image_shape
+        for name, value in dict(patch_size=patch_size, depth=depth, num_heads=num_heads, mlp_width=mlp_width, embed_dim=embed_dim).items():  # fmt: skip
+            if value < 1:
+                raise ValueError(f"{name}={value} is out of range: it must be at least 1")
+        if height % patch_size or width % patch_size:
+            raise ValueError(f"patch_size={patch_size} does not divide the image of {height} x {width} pixels")
+        if embed_dim % num_heads:
+            raise ValueError(f"num_heads={num_heads} does not divide embed_dim={embed_dim}")
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout={dropout} is out of range: it must lie in [0, 1)")
+        self.num_classes = data.num_classes
+        self.model = VisionTransformer(
+            img_size=(height, width),
+            patch_size=patch_size,
+            in_chans=channels,
+            num_classes=data.num_classes,
+            embed_dim=embed_dim,
+            depth=depth,
+            num_heads=num_heads,
+            mlp_ratio=mlp_width / embed_dim,
+            pos_drop_rate=dropout,
+            proj_drop_rate=dropout,
+        )
+
+    def loss(self, batch: tuple[Tensor, Tensor]) -> Outcome:
+        """Mean cross-entropy of the logits."""
+        images, labels = batch
+        logits = self.model(images)
+        return Outcome(nn.functional.cross_entropy(logits, labels), logits, labels)
+
+    def metrics(self) -> dict[str, Metric]:
+        """Share of images whose greatest logit is the label's."""
+        return {"accuracy": MulticlassAccuracy(self.num_classes, average="micro", validate_args=False)}
