@@ -244,7 +244,7 @@ def to_host(curve: list[CurveRow], loss_offset: float) -> list[tuple[float, floa
     """The rows as floats, with one transfer for each column."""
 
     def column(values: tuple[Any, ...]) -> list[float]:
-        if isinstance(values[0], Tensor):
+        if all(isinstance(value, Tensor) for value in values):
             return torch.stack(values).tolist()
         return [float(value) for value in values]
 

@@ -270,14 +270,15 @@ class _Loop:
             return pending.pop() if pending else self.evaluate(step)[0]
 
         keywords = {name: norms[name] for name in self.plan.step_keywords}
+        taken: Any = True
         if self.scaler is None:
             self.optimizer.step(closure, **keywords)
         else:
-            # Skips the step where a gradient overflowed. GradScaler takes a closure by position only.
-            self.scaler.step(self.optimizer, closure, **keywords)
+            # Returns None where a gradient overflowed and the step is skipped. It takes a closure by position only.
+            taken = self.scaler.step(self.optimizer, closure, **keywords)
             self.scaler.update()
         lr = self.optimizer.param_groups[0]["lr"]
-        raw, applied = getattr(self.optimizer, "step_sizes", None) or (lr, lr)
+        raw, applied = (0.0, 0.0) if taken is None else getattr(self.optimizer, "step_sizes", None) or (lr, lr)
         self.record.curve.append(CurveRow(loss, norms["loss_grad_norm"], raw, applied))
 
     def evaluate(self, step: int) -> tuple[Tensor, dict[str, Tensor]]:

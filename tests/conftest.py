@@ -1,0 +1,68 @@
+"""Fixtures that several test files share: the command line called in this process, and a tiny data set."""
+
+import gzip
+import hashlib
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from bench.cli import main
+
+
+class Answer(NamedTuple):
+    """What a command gave: exit code, standard output, standard error."""
+
+    code: int
+    out: str
+    err: str
+
+
+Cli = Callable[..., Answer]
+
+
+@pytest.fixture(autouse=True)
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The store that commands use when none is named: a fresh folder for each test."""
+    folder = tmp_path / "runs"
+    monkeypatch.setenv("BENCH_STORE", str(folder))
+    return folder
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
+    """Call the command line with these words."""
+
+    def call(*words: object) -> Answer:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stop:
+            main([str(word) for word in words])
+        assert isinstance(stop.value.code, int)
+        return Answer(stop.value.code, *capsys.readouterr())
+
+    return call
+
+
+@pytest.fixture
+def fake_mnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A data folder with an MNIST of 60 training, 20 validation and 20 test images, made up on the spot."""
+    folder = tmp_path / "data" / "MNIST" / "raw"
+    folder.mkdir(parents=True)
+    draw = np.random.default_rng(0)
+    resources = []
+    for part, n in (("train", 80), ("t10k", 20)):
+        labels = draw.integers(0, 10, n, dtype=np.uint8)
+        images = draw.integers(0, 64, (n, 28, 28), dtype=np.uint8)
+        images[np.arange(n), 2 * labels + 4] = 255  # a bright line, lower for greater digits
+        for name, array in ((f"{part}-images-idx3-ubyte.gz", images), (f"{part}-labels-idx1-ubyte.gz", labels)):
+            header = struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
+            packed = gzip.compress(header + array.tobytes(), mtime=0)
+            (folder / name).write_bytes(packed)
+            resources.append((name, hashlib.md5(packed).hexdigest()))
+    monkeypatch.setattr("torchvision.datasets.MNIST.resources", resources)
+    monkeypatch.setattr("tasks.mnist.N_VAL", 20)
+    monkeypatch.setenv("BENCH_DATA", str(tmp_path / "data"))
+    return tmp_path / "data"

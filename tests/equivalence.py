@@ -1,0 +1,143 @@
+"""One training problem, trained by the suite in many ways and by a plain PyTorch loop; and the worker of the ranks.
+
+Run as a program under torchrun it trains every case with the strategy named first and saves each rank's weights.
+"""
+
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from lightning.pytorch.plugins import MixedPrecision
+from torch import Tensor, nn
+
+from bench import runner
+from bench.config import RunConfig, resolve
+from optimizers import OPTIMIZERS
+from tasks.order import BatchOrder
+from tests import tiny
+
+STEPS = 20
+CLIP = 0.02  # binds in every step
+# Hyperparameters that move the weights well within 20 steps; the step cap is off.
+HYPERPARAMETERS: dict[str, dict[str, Any]] = {
+    "gd": {"lr": 0.3, "momentum": 0.5},
+    "sgd": {"lr": 0.3, "weight_decay": 0.01},
+    "ngd": {"lr": 0.1, "momentum": 0.5},
+    "sngd": {"lr": 0.1, "weight_decay": 0.1},
+    "ps": {"c": 4.0},
+    "sps": {"c": 4.0},
+    "adam": {"lr": 0.003},
+    "adamw": {"lr": 0.003},
+}
+
+
+class Case(NamedTuple):
+    """One cell of the matrix."""
+
+    opt: str
+    micro_batches: int = 1
+    clip: bool = False
+
+    @property
+    def name(self) -> str:
+        """As it is shown and saved."""
+        return f"{self.opt}-{self.micro_batches}micro-{'clip' if self.clip else 'noclip'}"
+
+
+CASES = [Case(opt, micro, clip) for opt in OPTIMIZERS for micro in (1, 4) for clip in (False, True)]
+
+
+class Trained(NamedTuple):
+    """Weights by name, and the curve as rows of (loss, gradient norm, raw step, applied step)."""
+
+    weights: dict[str, Tensor]
+    curve: list[Any]
+
+
+def config_of(case: Case, *, devices: int = 1, strategy: str = "auto", precision: str = "64-true", dropout: float = 0.0, **more: Any) -> RunConfig:
+    """The configuration of a case."""
+    tiny.register()
+    full = OPTIMIZERS[case.opt].traits.full_batch
+    share = (64 if full else 16) // devices
+    words = {f"opt.{name}": value for name, value in HYPERPARAMETERS.get(case.opt, {}).items()}
+    words |= {"trainer.gradient_clip_val": CLIP} if case.clip else {}
+    words |= {"trainer.micro_batch_size": -(-share // case.micro_batches), "trainer.devices": devices, "trainer.strategy": strategy}
+    words |= {"task": "tiny", "opt": case.opt, "device": "cpu", "precision": precision, "task.dropout": dropout, **tiny.SIZES, **more}
+    return resolve(words)
+
+
+def build(config: RunConfig) -> tuple[Any, Any]:
+    """Task and plan, always from the same start."""
+    torch.manual_seed(1)
+    return runner.build(config)
+
+
+def by_suite(config: RunConfig, *, scaler: torch.amp.GradScaler | None = None) -> Trained:  # type: ignore[attr-defined]
+    """Train as `bench fit` does."""
+    task, _ = build(config)
+    trainer = runner.make_trainer(config, [])
+    if scaler is not None:
+        assert isinstance(trainer.precision_plugin, MixedPrecision)
+        trainer.precision_plugin.scaler = scaler
+    trainer.fit(task, runner.StepRanges(task, 1000, 7))
+    full = {name: p.full_tensor() if hasattr(p, "full_tensor") else p for name, p in task.named_parameters()}
+    curve = [tuple(float(x) for x in row) for row in task.record.curve]
+    return Trained({name: p.detach().clone() for name, p in full.items()}, curve)
+
+
+def by_plain_loop(case: Case, precision: str = "64-true") -> Trained:
+    """Train with nothing but PyTorch, the whole batch at once, in float64, from the start of this precision."""
+    task, plan = build(config_of(Case(case.opt), precision=precision))
+    model, data, order = task.model.double(), task.data, BatchOrder(64, plan.batch_size, 0, torch.device("cpu"))
+    data.to(torch.device("cpu"), torch.float64)
+    params = list(model.parameters())
+    optimizer = plan.make_optimizer(params)
+    needs_loss = OPTIMIZERS[case.opt].traits.needs_loss
+    curve = []
+    for step in range(STEPS):
+        images, labels = data.batch("train", order.rows(step))
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(images), labels)
+        loss.backward()
+        norm = torch.cat([p.grad.flatten() for p in params]).norm()
+        if case.clip and needs_loss:
+            # Polyak's step belongs to the loss and its own gradient; clipping then shortens the vector.
+            step_size = loss.detach() / (HYPERPARAMETERS[case.opt]["c"] * norm**2)
+            factor = min(1.0, CLIP / (float(norm) + 1e-6))
+            with torch.no_grad():
+                for p in params:
+                    p -= step_size * factor * p.grad
+        else:
+            if case.clip:
+                nn.utils.clip_grad_norm_(params, CLIP)
+            optimizer.step(lambda value=loss: value.detach())
+        curve.append((float(loss.detach()), float(norm)))
+    return Trained({f"model.{name}": p.detach().clone() for name, p in model.named_parameters()}, curve)
+
+
+def distance(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
+    """Greatest absolute difference of two sets of weights."""
+    assert a.keys() == b.keys()
+    return max(float((a[name].detach().double() - b[name].detach().double()).abs().max()) for name in a)
+
+
+def worker_cases(strategy: str) -> list[Case]:
+    """What the ranks train: all of the matrix under DDP; one cell per optimizer under FSDP2."""
+    return CASES if strategy == "ddp" else [case for case in CASES if case.micro_batches == 4 and case.clip]
+
+
+def main(strategy: str, folder: Path) -> None:
+    """Train all cases on this rank and save what it has."""
+    torch.set_num_threads(1)
+    saved = {}
+    for case in worker_cases(strategy):
+        saved[case.name] = by_suite(config_of(case, devices=2, strategy=strategy))._asdict()
+    rank = torch.distributed.get_rank()
+    torch.save(saved, folder / f"{strategy}-{rank}.pt")
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

@@ -1,0 +1,187 @@
+"""One entry or more for each registered optimizer: constructor arguments and its formula, transcribed to float64 numpy.
+
+A transcription gets all weights and all gradients as one flat vector each, so it knows nothing of shapes and groups. It is
+written from the papers and torch's documentation, not from `optimizers/`. Its keyword arguments are the constructor's.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import inf, nan
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+Vector = NDArray[np.float64]
+Memory = dict[str, Any]
+"""What an optimizer remembers from step to step; empty before the first."""
+
+
+# ---- The problem: binary classification with a small network whose four parameters differ in shape ------------------
+
+
+SHAPES = ((4, 3), (3,), (3, 1), ())
+_RANDOM = np.random.default_rng(0)
+INPUTS_ND = _RANDOM.normal(size=(16, 4))
+LABELS_N1 = np.where(_RANDOM.random(size=(16, 1)) < 0.5, -1.0, 1.0)
+START = [_RANDOM.normal(size=shape) * 0.7 + 0.3 for shape in SHAPES]
+
+
+def flat(arrays: list[Any]) -> Vector:
+    """All elements in one vector."""
+    return np.concatenate([np.asarray(a, dtype=np.float64).reshape(-1) for a in arrays])
+
+
+def loss_and_gradient(weights: Vector) -> tuple[float, Vector]:
+    """Mean logistic loss of s * tanh(X A + b) v and its gradient, by hand."""
+    a, b, v, s = (part.reshape(shape) for part, shape in zip(np.split(weights, [12, 15, 18]), SHAPES, strict=True))
+    hidden = np.tanh(INPUTS_ND @ a + b)
+    margin = LABELS_N1 * (s * (hidden @ v))
+    by_output = -LABELS_N1 / (1 + np.exp(margin)) / len(LABELS_N1)
+    by_hidden = by_output @ (s * v).T * (1 - hidden**2)
+    gradients = [INPUTS_ND.T @ by_hidden, by_hidden.sum(axis=0), s * hidden.T @ by_output, np.sum(by_output * (hidden @ v))]
+    return float(np.log1p(np.exp(-margin)).mean()), flat(gradients)
+
+
+def start(dtype: torch.dtype = torch.float64) -> list[nn.Parameter]:
+    """Fresh torch parameters at the starting point."""
+    return [nn.Parameter(torch.tensor(a, dtype=dtype)) for a in START]
+
+
+def torch_loss(params: list[nn.Parameter]) -> Tensor:
+    """The same loss, for autograd."""
+    a, b, v, s = params
+    inputs, labels = (torch.tensor(x, dtype=a.dtype) for x in (INPUTS_ND, LABELS_N1))
+    return nn.functional.softplus(-labels * (s * (torch.tanh(inputs @ a + b) @ v))).mean()
+
+
+# ---- Formulas: new weights from weights w, gradient g, loss and step number k = 0, 1, ... -----------------------------
+
+
+def sgd(
+    w: Vector, g: Vector, loss: float, k: int, memory: Memory,
+    *, lr: float, momentum: float = 0.0, weight_decay: float = 0.0, nesterov: bool = False,
+) -> Vector:  # fmt: skip
+    d = g + weight_decay * w
+    memory["b"] = momentum * memory["b"] + d if k else d
+    return w - lr * (d + momentum * memory["b"] if nesterov else memory["b"])
+
+
+def sngd(
+    w: Vector, g: Vector, loss: float, k: int, memory: Memory,
+    *, lr: float, max_step: float = inf, momentum: float = 0.0, weight_decay: float = 0.0,
+) -> Vector:  # fmt: skip
+    norm = np.sqrt(np.sum(g * g))
+    step_per_lr = min(1 / norm, max_step / lr)
+    memory["b"] = momentum * memory.get("b", 0.0) + step_per_lr * g
+    return (1 - lr * weight_decay) * w - lr * memory["b"]
+
+
+def sps(
+    w: Vector, g: Vector, loss: float, k: int, memory: Memory,
+    *, lr: float = 1.0, c: float = 0.5, max_step: float = inf, f_star: float = 0.0, gamma: float = 0.0, batches_per_epoch: int = 1,
+) -> Vector:  # fmt: skip
+    cap = gamma ** (1 / batches_per_epoch) * memory["step"] if gamma and k else max_step
+    memory["step"] = min(max(loss - f_star, 0.0) / (c * np.sum(g * g)), cap)
+    return w - lr * memory["step"] * g
+
+
+def ps(w: Vector, g: Vector, loss: float, k: int, memory: Memory, *, lr: float = 1.0, c: float = 1.0, f_star: float = 0.0) -> Vector:
+    return w - lr * max(loss - f_star, 0.0) / (c * np.sum(g * g)) * g
+
+
+def adam(
+    w: Vector, g: Vector, loss: float, k: int, memory: Memory,
+    *, lr: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0,
+) -> Vector:  # fmt: skip
+    d = g + weight_decay * w
+    memory["m"] = betas[0] * memory.get("m", 0.0) + (1 - betas[0]) * d
+    memory["v"] = betas[1] * memory.get("v", 0.0) + (1 - betas[1]) * d * d
+    m_hat, v_hat = memory["m"] / (1 - betas[0] ** (k + 1)), memory["v"] / (1 - betas[1] ** (k + 1))
+    return w - lr * m_hat / (np.sqrt(v_hat) + eps)
+
+
+def adamw(w: Vector, g: Vector, loss: float, k: int, memory: Memory, *, lr: float, weight_decay: float = 0.01, **more: Any) -> Vector:
+    return adam(w, g, loss, k, memory, lr=lr, **more) - lr * weight_decay * w
+
+
+# ---- Cases ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Case:
+    """A registered optimizer with one choice of arguments.
+
+    Attributes:
+        name: the key in OPTIMIZERS.
+        formula: the transcription.
+        arguments: for the constructor and the transcription; `lr` is always among them.
+        cap_binds: whether, within 20 steps, the step's cap changes some steps and leaves others.
+    """
+
+    name: str
+    formula: Callable[..., Vector]
+    arguments: dict[str, Any] = field(default_factory=dict)
+    cap_binds: bool = False
+
+    def __str__(self) -> str:
+        return "-".join([self.name, *(f"{k}={v}" for k, v in self.arguments.items())])
+
+
+CASES = [
+    Case("gd", sgd, {"lr": 0.5}),
+    Case("gd", sgd, {"lr": 0.1, "momentum": 0.9}),
+    Case("sgd", sgd, {"lr": 0.5}),
+    Case("sgd", sgd, {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.05}),
+    Case("sgd", sgd, {"lr": 0.1, "momentum": 0.8, "nesterov": True}),
+    Case("ngd", sngd, {"lr": 0.05}),
+    Case("ngd", sngd, {"lr": 0.05, "momentum": 0.5, "weight_decay": 0.2}),
+    Case("sngd", sngd, {"lr": 0.05}),
+    Case("sngd", sngd, {"lr": 0.2, "max_step": 0.8}, cap_binds=True),
+    Case("sngd", sngd, {"lr": 0.05, "momentum": 0.9}),
+    Case("sngd", sngd, {"lr": 0.1, "max_step": 0.5, "momentum": 0.5, "weight_decay": 0.3}, cap_binds=True),
+    Case("ps", ps, {"lr": 0.1}),
+    Case("ps", ps, {"lr": 0.5, "c": 4.0, "f_star": 0.2}),
+    Case("sps", sps, {"lr": 1.0, "c": 8.0}),
+    Case("sps", sps, {"lr": 0.5, "max_step": 2.0}, cap_binds=True),
+    Case("sps", sps, {"lr": 1.0, "f_star": 0.2, "max_step": 1.5}, cap_binds=True),
+    Case("sps", sps, {"lr": 1.0, "gamma": 2.0, "batches_per_epoch": 4, "max_step": 0.5}, cap_binds=True),
+    Case("sps", sps, {"lr": 0.5, "gamma": 1.5, "c": 8.0}, cap_binds=True),
+    Case("adam", adam, {"lr": 0.02}),
+    Case("adam", adam, {"lr": 0.02, "betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": 0.1}),
+    Case("adamw", adamw, {"lr": 0.02}),
+    Case("adamw", adamw, {"lr": 0.02, "weight_decay": 0.3}),
+]
+
+BELOW_0 = (-1e-9, -1.0, -inf, nan)
+ILLEGAL: list[tuple[str, str, tuple[float, ...], str]] = [
+    # optimizer, hyperparameter, illegal values, legal range as the error states it
+    ("ngd", "lr", (*BELOW_0, inf), "[0, inf)"),
+    ("ngd", "momentum", (*BELOW_0, 1.001, inf), "[0, 1]"),
+    ("ngd", "weight_decay", (*BELOW_0, inf), "[0, inf)"),
+    ("sngd", "lr", (*BELOW_0, inf), "[0, inf)"),
+    ("sngd", "max_step", (*BELOW_0, 0.0), "(0, inf]"),
+    ("sngd", "momentum", (*BELOW_0, 1.001, inf), "[0, 1]"),
+    ("sngd", "weight_decay", (*BELOW_0, inf), "[0, inf)"),
+    ("ps", "lr", (*BELOW_0, inf), "[0, inf)"),
+    ("ps", "c", (*BELOW_0, 0.0, inf), "(0, inf)"),
+    ("ps", "f_star", (nan, inf, -inf), "(-inf, inf)"),
+    ("sps", "lr", (*BELOW_0, inf), "[0, inf)"),
+    ("sps", "c", (*BELOW_0, 0.0, inf), "(0, inf)"),
+    ("sps", "max_step", (*BELOW_0, 0.0), "(0, inf]"),
+    ("sps", "f_star", (nan, inf, -inf), "(-inf, inf)"),
+    ("sps", "gamma", (*BELOW_0, 0.5, 1.0, inf), "(1, inf)"),
+    ("sps", "batches_per_epoch", (*BELOW_0, 0, 0.5, inf), "[1, inf)"),
+]
+
+LEGAL_EDGES: list[tuple[str, dict[str, Any]]] = [
+    ("ngd", {"lr": 0.0, "momentum": 0.0, "weight_decay": 0.0}),
+    ("ngd", {"momentum": 1.0}),
+    ("sngd", {"lr": 0.0, "max_step": inf, "momentum": 1.0}),
+    ("sngd", {"max_step": 1e-300}),
+    ("ps", {"lr": 0.0, "c": 1e-300, "f_star": -1e300}),
+    ("sps", {"lr": 0.0, "max_step": inf, "gamma": 0.0, "batches_per_epoch": 1, "f_star": -3.0}),
+    ("sps", {"gamma": 1.0001}),
+]

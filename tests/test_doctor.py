@@ -1,0 +1,252 @@
+"""`bench doctor` says what works here, and how to mend the rest; it never ends in a traceback."""
+
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from bench import devices, doctor
+from bench.cli import main
+from bench.devices import VOLTA_FIX, gpu_finding, precision_findings, unused_gpu_findings, visible_gpus
+from bench.doctor import Finding, data_findings, import_findings, version_findings
+from bench.store import RunResult, Store
+
+WHEEL = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120"]  # torch 2.15
+GIB = 2**30
+
+
+@pytest.fixture(autouse=True)
+def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine that runs the tests may have a GPU, or one that is broken."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr(devices, "visible_gpus", lambda: [])
+
+
+def report(capsys: pytest.CaptureFixture[str], data: Path, store: Path) -> tuple[int, list[list[str]]]:
+    """Exit code of `bench doctor`, and its lines as level, subject, text."""
+    with pytest.raises(SystemExit) as exit_:
+        main(["doctor", "--data", str(data), "--store", str(store)])
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    *lines, empty, _ = captured.out.splitlines()
+    assert empty == ""
+    code = exit_.value.code
+    assert isinstance(code, int)
+    return code, [line.split(maxsplit=2) for line in lines]
+
+
+def fails(lines: list[list[str]]) -> list[str]:
+    return [text for level, _, text in lines if level == "FAIL"]
+
+
+# -- the whole command --------------------------------------------------------------------------------------------
+
+
+def test_healthy_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, lines = report(capsys, tmp_path / "no-data", tmp_path / "no-store")
+    assert (code, fails(lines)) == (0, [])
+    levels = {subject: level for level, subject, _ in lines}
+    libraries = ("torch", "lightning", "torchvision", "timm", "torchmetrics", "transformers", "optuna", "numpy")
+    assert all(levels[subject] == "ok" for subject in ("python", "suite", *libraries, "imports", "cpu"))
+    assert all(levels[subject] == "note" for subject in ("gpu", "mnist", "cifar10", "store"))
+    assert "disk" in levels
+    text = "\n".join(line[2] for line in lines)
+    assert "32-true, bf16-mixed, 16-mixed, 64-true" in text
+    assert str(tmp_path / "no-data" / "MNIST" / "raw") in text
+    assert list(tmp_path.iterdir()) == []  # looking changes nothing
+
+
+def test_damaged_data_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    raw = tmp_path / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    (raw / "t10k-labels-idx1-ubyte.gz").write_bytes(b"\x1f\x8b torn")
+    code, lines = report(capsys, tmp_path, tmp_path / "runs")
+    assert code == 1
+    [text] = fails(lines)
+    assert str(raw / "t10k-labels-idx1-ubyte.gz") in text
+    assert "delete it" in text
+
+
+def test_store_below_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    code, lines = report(capsys, tmp_path, tmp_path / "file" / "runs")
+    assert code == 1
+    [text] = fails(lines)
+    assert str(tmp_path / "file" / "runs") in text
+    assert "--store" in text
+
+
+def test_read_only_store(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(dir: Path) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+    code, lines = report(capsys, tmp_path, tmp_path)
+    assert code == 1
+    assert any("Read-only file system" in text and "--store" in text for text in fails(lines))
+
+
+def test_runs_are_counted_and_damaged_ones_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = Store(tmp_path / "runs")
+    for name, status in (("a", "completed"), ("b", "completed"), ("c", "diverged")):
+        folder = store.begin(RunResult(run_id=name, config={}))
+        folder.result.status = status
+        folder.end(keep_checkpoint=False)
+    (tmp_path / "runs" / "damaged").mkdir()
+    (tmp_path / "runs" / "damaged" / "run.json").write_text('{"run_id": ')
+    code, lines = report(capsys, tmp_path, tmp_path / "runs")
+    assert code == 1
+    assert any("2 completed, 1 diverged" in text for _, _, text in lines)
+    [text] = fails(lines)
+    assert str(tmp_path / "runs" / "damaged") in text
+    assert "delete the folder" in text
+
+
+def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "LEAST_DISK", 2**80)
+    [finding] = doctor.disk_findings(tmp_path / "runs" / "deeper")
+    assert finding.level == "FAIL"
+    assert str(tmp_path) in finding.text
+
+
+def test_broken_check_is_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> list[Finding]:
+        raise RuntimeError("driver gone\nsecond line")
+
+    monkeypatch.setattr(devices, "device_findings", broken)
+    code, lines = report(capsys, tmp_path, tmp_path)
+    assert code == 1
+    assert any("driver gone" in text for text in fails(lines))
+    assert lines[-1][1] == "store"  # the other checks were made
+
+
+# -- software -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("release", ["2.6.2", "2.6.3"])
+def test_malicious_lightning_is_not_imported(
+    release: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "_installed", lambda name: release if name == "lightning" else "2.6.6")
+    code, lines = report(capsys, tmp_path, tmp_path)
+    assert code == 1
+    assert any("malicious" in text and 'pip install "lightning<2.7,>=2.6.4"' in text for text in fails(lines))
+    assert not {"imports", "cpu", "mnist"} & {subject for _, subject, _ in lines}
+
+
+def test_missing_and_old_packages() -> None:
+    there = {doctor.SUITE: "0.1.0", "torch": "2.5.1", "optuna": "5.0.0.dev1"}
+    found = version_findings(["torch>=2.6", "timm>=1.0", "optuna<6,>=4", "wandb; extra == 'wandb'"], there.get)
+    levels = {finding.subject: finding.level for finding in found}
+    assert levels == {"python": "ok", "suite": "ok", "torch": "FAIL", "timm": "FAIL", "optuna": "ok"}
+    assert 'pip install "torch>=2.6"' in found[2].text
+
+
+@pytest.mark.parametrize("error", [RuntimeError("operator torchvision::nms does not exist"), OSError("undefined symbol"), ImportError()])
+def test_torchvision_of_another_torch(error: Exception) -> None:
+    tried = []
+
+    def load(name: str) -> None:
+        tried.append(name)
+        if name == "torchvision":
+            raise error
+
+    [finding] = import_findings(load)
+    assert finding.level == "FAIL"
+    assert "torchvision cannot be imported" in finding.text
+    assert "pip install --force-reinstall" in finding.text
+    assert tried == ["torch", "torchvision"]
+
+
+# -- devices ------------------------------------------------------------------------------------------------------
+
+
+def test_torch_without_code_for_v100() -> None:
+    finding = gpu_finding("cuda:0", "Tesla V100-SXM2-32GB", 32 * GIB, (7, 0), WHEEL, "2.15.0")
+    assert finding.level == "FAIL"
+    assert "torch==2.10.0" in finding.text
+    assert "torchvision==0.25.0" in finding.text
+
+
+@pytest.mark.parametrize(
+    ("capability", "built", "level"),
+    [
+        ((7, 0), ["sm_70", "sm_80"], "ok"),
+        ((9, 0), WHEEL, "ok"),
+        ((8, 9), WHEEL, "ok"),  # machine code of 8.6
+        ((12, 1), ["sm_90", "compute_90"], "ok"),  # PTX of an older GPU
+        ((12, 1), ["sm_90"], "FAIL"),
+        ((8, 0), ["sm_75", "sm_86"], "FAIL"),
+        ((7, 5), ["sm_80", "compute_80"], "FAIL"),  # neither is for older GPUs
+        ((12, 0), ["sm_90a", "compute_90a"], "FAIL"),  # `a` code runs on 9.0 alone
+        ((9, 0), ["sm_90a"], "ok"),
+        ((10, 3), ["sm_100f"], "ok"),  # `f` code runs on its family
+        ((6, 1), WHEEL, "FAIL"),
+        ((9, 0), [], "FAIL"),
+        ((9, 0), ["gfx90a"], "ok"),
+    ],
+)
+def test_code_for_gpu(capability: tuple[int, int], built: list[str], level: str) -> None:
+    assert gpu_finding("cuda:0", "GPU", 80 * GIB, capability, built, "2.15.0").level == level
+
+
+@pytest.mark.parametrize(
+    ("gpus", "cuda_build", "hidden", "level", "words"),
+    [
+        ([], "13.2", None, "note", "no NVIDIA GPU"),
+        (["H100"], "13.2", None, "FAIL", "update the NVIDIA driver"),
+        (["H100"], None, None, "FAIL", "built without CUDA"),
+        (["H100"], "13.2", "", "note", "CUDA_VISIBLE_DEVICES"),
+        (["Tesla V100"], "13.2", None, "FAIL", VOLTA_FIX),
+        (["Tesla V100"], "12.8", None, "FAIL", "update the NVIDIA driver"),
+    ],
+)
+def test_gpu_that_torch_does_not_find(gpus: list[str], cuda_build: str | None, hidden: str | None, level: str, words: str) -> None:
+    [finding] = unused_gpu_findings(gpus, cuda_build, hidden, "")
+    assert finding.level == level
+    assert words in finding.text
+
+
+def test_gpus_that_the_driver_shows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 'GPU 0: Tesla V100-SXM2-32GB (UUID: GPU-1)'\necho 'GPU 1: NVIDIA H200 (UUID: GPU-2)'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(devices, "DRIVER", tmp_path / "gpus")
+    assert visible_gpus() == ["Tesla V100-SXM2-32GB", "NVIDIA H200"]
+    (tmp_path / "gpus" / "0000:01:00.0").mkdir(parents=True)
+    (tmp_path / "gpus" / "0000:01:00.0" / "information").write_text("Model: \t\t NVIDIA A100-PCIE-40GB\nIRQ:   \t\t 1\n")
+    assert visible_gpus() == ["NVIDIA A100-PCIE-40GB"]
+
+
+def test_precisions() -> None:
+    found = precision_findings("cuda:0", native_bf16=False, attempt=lambda device, precision: None)
+    assert [finding.level for finding in found] == ["ok", "note"]
+    assert "no bf16" in found[1].text
+    found = precision_findings("cuda:0", attempt=lambda device, precision: "no float64" if precision == "64-true" else None)
+    assert [finding.level for finding in found] == ["ok", "note"]
+    found = precision_findings("cuda:0", attempt=lambda device, precision: "no kernel image")
+    assert [finding.level for finding in found] == ["FAIL", "note", "note", "note"]
+
+
+# -- data ---------------------------------------------------------------------------------------------------------
+
+
+def test_data_complete_and_partly_there(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"a")
+    right = {"a": "0cc175b9c0f1b6a831c399e269772661"}
+    assert [f.level for f in data_findings("x", tmp_path, right)] == ["ok"]
+    [finding] = data_findings("x", tmp_path, right | {"b": ""})
+    assert finding.level == "note"
+    assert "lacks b;" in finding.text
+
+
+def test_data_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> str:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    (tmp_path / "a").touch()
+    monkeypatch.setattr("tasks.files.md5", refuse)
+    [finding] = data_findings("x", tmp_path, {"a": ""})
+    assert finding.level == "FAIL"
+    assert "Permission denied" in finding.text

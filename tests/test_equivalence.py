@@ -1,0 +1,106 @@
+"""However a batch is cut, clipped, sharded or rounded, every optimizer takes the steps of a plain PyTorch loop."""
+
+import subprocess
+import sys
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from optimizers import OPTIMIZERS
+from tests import tiny
+from tests.equivalence import CASES, CLIP, STEPS, Case, Trained, build, by_plain_loop, by_suite, config_of, distance, worker_cases
+
+each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+
+
+@lru_cache
+def reference(opt: str, clip: bool) -> Trained:
+    return by_plain_loop(Case(opt, clip=clip))
+
+
+def ranks(strategy: str, folder: Path) -> list[dict[str, dict]]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "tests.equivalence", strategy, str(folder)]
+    done = subprocess.run(command, cwd=tiny.ROOT, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [torch.load(folder / f"{strategy}-{rank}.pt", weights_only=True) for rank in (0, 1)]
+
+
+@pytest.fixture(scope="module")
+def ddp(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict]]:
+    return ranks("ddp", tmp_path_factory.mktemp("ddp"))
+
+
+@pytest.fixture(scope="module")
+def fsdp(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict]]:
+    return ranks("fsdp", tmp_path_factory.mktemp("fsdp"))
+
+
+@each_case
+def test_one_process_equals_the_plain_loop(case: Case) -> None:
+    trained, plain = by_suite(config_of(case)), reference(case.opt, case.clip)
+    assert distance(trained.weights, plain.weights) < 1e-9
+    assert [row[:2] for row in trained.curve] == [pytest.approx(row, abs=1e-9) for row in plain.curve]
+
+
+def test_the_matrix_moves_the_weights_and_clipping_matters() -> None:
+    for opt in OPTIMIZERS:
+        start = {f"model.{k}": p for k, p in build(config_of(Case(opt)))[0].model.named_parameters()}
+        assert distance(reference(opt, False).weights, start) > 1e-3, opt
+        assert min(norm for _, norm in reference(opt, True).curve) > CLIP, opt
+
+
+@each_case
+def test_two_ddp_processes_equal_the_plain_loop(case: Case, ddp: list[dict[str, dict]]) -> None:
+    mine = ddp[0][case.name]
+    assert distance(mine["weights"], reference(case.opt, case.clip).weights) < 1e-9
+    assert [row[:2] for row in mine["curve"]] == [pytest.approx(row, abs=1e-9) for row in reference(case.opt, case.clip).curve]
+
+
+@each_case
+def test_ddp_ranks_stay_identical_bit_for_bit(case: Case, ddp: list[dict[str, dict]]) -> None:
+    first, second = (rank[case.name] for rank in ddp)
+    assert all(torch.equal(first["weights"][name], second["weights"][name]) for name in first["weights"])
+    assert first["curve"] == second["curve"]
+
+
+@pytest.mark.parametrize("case", worker_cases("fsdp"), ids=lambda case: case.name)
+def test_two_fsdp2_processes_equal_the_plain_loop(case: Case, fsdp: list[dict[str, dict]]) -> None:
+    for rank in fsdp:
+        assert distance(rank[case.name]["weights"], reference(case.opt, case.clip).weights) < 1e-6
+
+
+@pytest.mark.parametrize("opt", OPTIMIZERS)
+def test_fp16_with_a_gradient_scaler_agrees_to_its_precision(opt: str) -> None:
+    case = Case(opt, micro_batches=4, clip=True)
+    config = config_of(case, precision="16-mixed")
+    # A scale at which nothing overflows, so that no step is skipped.
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    plain, trained = by_plain_loop(case, "16-mixed"), by_suite(config, scaler=scaler)
+    start = {f"model.{k}": p for k, p in build(config)[0].model.state_dict().items()}
+    moved = sum(float((plain.weights[k] - start[k]).norm() ** 2) for k in start) ** 0.5
+    off = sum(float((plain.weights[k] - trained.weights[k]).norm() ** 2) for k in start) ** 0.5
+    # Half precision rounds at 1e-3; twenty steps amplify it. A loss or gradient left scaled would be off by 1000.
+    assert off < 0.15 * moved
+    assert [row[:2] for row in trained.curve] == [pytest.approx(row, rel=0.1) for row in plain.curve]
+
+
+def test_a_gradient_that_overflows_in_fp16_skips_the_step_and_lowers_the_scale() -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**24)
+    trained = by_suite(config_of(Case("sps"), precision="16-mixed"), scaler=scaler)
+    overflowed = [row for row in trained.curve if row[1] == float("inf") or row[1] != row[1]]
+    assert 0 < len(overflowed) < STEPS
+    assert all(row[2:] == (0.0, 0.0) for row in overflowed)
+    assert scaler.get_scale() < 2.0**24
+    assert all(torch.isfinite(w).all() for w in trained.weights.values())
+
+
+@pytest.mark.parametrize("micro_batches", [2, 3, 16])
+def test_micro_batches_change_nothing_with_dropout_and_augmentation(micro_batches: int) -> None:
+    options = {"dropout": 0.3, "task.flip": True, "task.crop": 2}
+    whole = by_suite(config_of(Case("sngd"), **options))
+    parts = by_suite(config_of(Case("sngd", micro_batches), **options))
+    without = by_suite(config_of(Case("sngd")))
+    assert distance(whole.weights, parts.weights) < 1e-9
+    assert distance(whole.weights, without.weights) > 1e-3

@@ -1,0 +1,746 @@
+"""The optimizers: their formulas, what they do with groups, state and odd tensors, and what they cost."""
+
+import copy
+import inspect
+import io
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, ReduceLROnPlateau
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from optimizers import NGD, OPTIMIZERS, PS, SNGD, SPS
+from optimizers.global_norm import global_norm
+from optimizers.step_size import StepSizeOptimizer
+from tests.optimizer_cases import CASES, ILLEGAL, LEGAL_EDGES, START, Case, flat, loss_and_gradient, start, torch_loss
+
+STEPS = 20
+# Our own classes; the others are torch's, which only their formulas and their use are tested for.
+OWN = {name: spec.cls for name, spec in OPTIMIZERS.items() if issubclass(spec.cls, StepSizeOptimizer)}
+OWN_CASES = [case for case in CASES if case.name in OWN]
+DTYPES = (torch.float64, torch.float32, torch.bfloat16)
+
+every_case = pytest.mark.parametrize("case", CASES, ids=str)
+every_own_case = pytest.mark.parametrize("case", OWN_CASES, ids=str)
+every_own = pytest.mark.parametrize("cls", OWN.values(), ids=OWN)
+properties = settings(max_examples=60, deadline=None, derandomize=True, database=None)
+
+
+def build(case: Case, params: Any, **more: Any) -> Any:
+    return OPTIMIZERS[case.name].cls(params, **{**case.arguments, **more})
+
+
+def train(opt: Any, params: list[nn.Parameter], steps: int) -> None:
+    def closure() -> Tensor:
+        opt.zero_grad()
+        loss = torch_loss(params)
+        loss.backward()
+        return loss
+
+    for _ in range(steps):
+        opt.step(closure)
+
+
+def push(opt: Any, params: list[Any], seed: int, loss: float = 0.5) -> None:
+    """One step with random gradients in `.grad`; the closure only tells the loss."""
+    random = torch.Generator().manual_seed(seed)
+    for p in params:
+        p.grad = (torch.randn(p.shape, generator=random) * 0.3).to(p.dtype)
+    opt.step(lambda: loss)
+
+
+def point(*values: float, grad: tuple[float, ...], dtype: torch.dtype = torch.float64) -> nn.Parameter:
+    """A parameter with its gradient."""
+    p = nn.Parameter(torch.tensor(values, dtype=dtype))
+    p.grad = torch.tensor(grad, dtype=dtype)
+    return p
+
+
+def values(params: list[Any]) -> list[Tensor]:
+    return [p.detach().clone() for p in params]
+
+
+def same(a: list[Any], b: list[Any]) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+# ---- Formulas ---------------------------------------------------------------------------------------------------------
+
+
+def test_every_registered_optimizer_has_a_case() -> None:
+    assert {case.name for case in CASES} == set(OPTIMIZERS)
+
+
+def hyperparameters(cls: Any) -> set[str]:
+    return set(inspect.signature(cls).parameters) - {"params", "fused"}
+
+
+@every_own
+def test_every_hyperparameter_has_a_case(cls: Any) -> None:
+    assert set().union(*(case.arguments for case in CASES if OPTIMIZERS[case.name].cls is cls)) == hyperparameters(cls)
+
+
+@every_case
+def test_steps_equal_the_formula_in_float64(case: Case) -> None:
+    weights, memory, params = flat(START), {}, start()
+    opt = build(case, params)
+    for k in range(STEPS):
+        loss, gradient = loss_and_gradient(weights)
+        weights = case.formula(weights, gradient, loss, k, memory, **case.arguments)
+        train(opt, params, 1)
+        np.testing.assert_allclose(flat([p.detach() for p in params]), weights, rtol=1e-12, atol=1e-13, err_msg=f"step {k}")
+
+
+@pytest.mark.parametrize("case", [case for case in OWN_CASES if case.cap_binds], ids=str)
+def test_the_cases_of_a_cap_meet_both_of_its_sides(case: Case) -> None:
+    params, bound = start(), []
+    opt = build(case, params)
+    for _ in range(STEPS):
+        train(opt, params, 1)
+        raw, applied = opt.step_sizes
+        scale = case.arguments["lr"] if OPTIMIZERS[case.name].traits.needs_loss else 1
+        bound.append(bool(applied < 0.999 * raw * scale / scale))
+    assert set(bound) == {True, False}
+
+
+@every_case
+def test_float32_follows_float64(case: Case) -> None:
+    params, exact = start(torch.float32), start()
+    train(build(case, params), params, 5)
+    train(build(case, exact), exact, 5)
+    torch.testing.assert_close([p.double() for p in params], exact, rtol=1e-3, atol=1e-4)
+
+
+# ---- Properties of normalised steps --------------------------------------------------------------------------------------
+
+vectors = st.lists(st.floats(-100, 100), min_size=1, max_size=5).filter(lambda v: max(map(abs, v)) > 1e-3)
+rates = st.floats(1e-4, 1e2)
+
+
+def moved(cls: Any, gradients: list[list[float]], **arguments: Any) -> Tensor:
+    """The move of one step from the origin, where nothing is rounded away."""
+    params = [point(*[0.0] * len(g), grad=tuple(g)) for g in gradients]
+    cls(params, **arguments).step()
+    return torch.cat(values(params))
+
+
+def norm_of(gradients: list[list[float]]) -> float:
+    return float(np.linalg.norm(np.concatenate(gradients)))
+
+
+@properties
+@given(gradients=st.lists(vectors, min_size=1, max_size=4), lr=rates)
+def test_a_normalised_step_has_the_length_lr(gradients: list[list[float]], lr: float) -> None:
+    for cls in (NGD, SNGD):
+        assert float(moved(cls, gradients, lr=lr).norm()) == pytest.approx(lr, rel=1e-12)
+
+
+@properties
+@given(gradients=st.lists(vectors, min_size=1, max_size=4), lr=rates, scale=st.floats(1e-6, 1e6))
+def test_a_normalised_step_does_not_change_when_the_loss_is_scaled(gradients: list[list[float]], lr: float, scale: float) -> None:
+    scaled = [[scale * g for g in vector] for vector in gradients]
+    torch.testing.assert_close(moved(SNGD, scaled, lr=lr), moved(SNGD, gradients, lr=lr), rtol=1e-12, atol=1e-14 * lr)
+
+
+@properties
+@given(gradients=st.lists(vectors, min_size=1, max_size=4), max_step=rates, above=st.floats(1.001, 1e3))
+def test_with_the_cap_binding_the_length_is_the_cap_times_the_norm(gradients: list[list[float]], max_step: float, above: float) -> None:
+    length = max_step * norm_of(gradients)
+    assert float(moved(SNGD, gradients, lr=above * length, max_step=max_step).norm()) == pytest.approx(length, rel=1e-12)
+    assert float(moved(SNGD, gradients, lr=length / above, max_step=max_step).norm()) == pytest.approx(length / above, rel=1e-12)
+
+
+def test_momentum_averages_scaled_directions_so_an_old_large_gradient_does_not_dominate() -> None:
+    p = point(0.0, 0.0, grad=(1e9, 0.0))
+    opt = SNGD([p], lr=0.1, momentum=0.5)
+    opt.step()
+    p.grad = torch.tensor([0.0, 1e-9], dtype=torch.float64)
+    opt.step()
+    torch.testing.assert_close(p.detach(), torch.tensor([-0.15, -0.1], dtype=torch.float64))
+
+
+def test_the_norm_may_be_given() -> None:
+    for cls in (NGD, SNGD):
+        own, given_ = point(1.0, 2.0, grad=(3.0, 4.0)), point(1.0, 2.0, grad=(3.0, 4.0))
+        cls([own], lr=0.1).step()
+        cls([given_], lr=0.1).step(grad_norm=torch.tensor(5.0, dtype=torch.float64))
+        torch.testing.assert_close(given_, own, rtol=1e-14, atol=0)
+
+
+# ---- Properties of Polyak steps --------------------------------------------------------------------------------------------
+
+
+@properties
+@given(a=st.floats(0.1, 10), b=st.floats(-100, 100), distance=st.floats(0.01, 100), sign=st.sampled_from([-1, 1]), f_star=st.floats(-10, 10))
+def test_sps_lands_on_the_minimum_of_a_quadratic(a: float, b: float, distance: float, sign: int, f_star: float) -> None:
+    x = nn.Parameter(torch.tensor(b + sign * distance, dtype=torch.float64))
+    loss = a / 2 * (x - b) ** 2 + f_star
+    loss.backward()
+    SPS([x], c=0.5, f_star=f_star).step(loss=loss)
+    assert x.item() == pytest.approx(b, rel=1e-10, abs=1e-10)
+
+
+@properties
+@given(gradient=vectors, loss=st.floats(-1e3, 1e3), f_star=st.floats(-1e3, 1e3), c=st.floats(0.1, 10), cap=rates)
+def test_a_polyak_step_is_never_negative(gradient: list[float], loss: float, f_star: float, c: float, cap: float) -> None:
+    for cls, arguments in ((PS, {}), (SPS, {}), (SPS, {"max_step": cap}), (SPS, {"gamma": 2.0})):
+        p = point(*[0.0] * len(gradient), grad=tuple(gradient))
+        opt = cls([p], c=c, f_star=f_star, **arguments)
+        opt.step(loss=loss)
+        expected = min(max(loss - f_star, 0.0) / c / np.dot(gradient, gradient), arguments.get("max_step", np.inf))
+        np.testing.assert_allclose(p.detach(), -expected * np.array(gradient), rtol=1e-11)
+        assert opt.step_sizes[1] >= 0
+
+
+@pytest.mark.parametrize("cls", [PS, SPS])
+def test_a_clipped_gradient_is_moved_along_with_the_step_of_the_unclipped_one(cls: Any) -> None:
+    clipped = point(0.0, 0.0, grad=(0.3, 0.4))
+    cls([clipped], c=0.5).step(loss=2.0, loss_grad_norm=torch.tensor(5.0, dtype=torch.float64))
+    step = 2.0 / (0.5 * 5.0**2)
+    torch.testing.assert_close(clipped.detach(), -step * clipped.grad, rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize("cls", [PS, SPS])
+def test_an_unclipped_norm_changes_nothing_where_nothing_was_clipped(cls: Any) -> None:
+    own, given_ = point(0.0, 0.0, grad=(3.0, 4.0)), point(0.0, 0.0, grad=(3.0, 4.0))
+    cls([own]).step(loss=2.0)
+    cls([given_]).step(loss=2.0, loss_grad_norm=torch.tensor(5.0, dtype=torch.float64))
+    torch.testing.assert_close(given_, own, rtol=1e-14, atol=0)
+
+
+def test_a_norm_in_half_precision_does_not_overflow_the_step() -> None:
+    p = point(0.0, grad=(2.0**-9,), dtype=torch.float32)
+    SPS([p], c=0.5).step(loss=1.0, loss_grad_norm=torch.tensor(2.0**-9, dtype=torch.float16))
+    assert p.item() == -(2.0**10)
+
+
+@pytest.mark.parametrize("loss", [0.1, torch.tensor(0.1, dtype=torch.float64), torch.tensor(0.1, dtype=torch.float64, requires_grad=True)])
+def test_the_loss_may_be_a_number_or_a_tensor_and_is_not_rounded(loss: Any) -> None:
+    p = point(0.0, grad=(1.0,))
+    assert SPS([p], c=0.5).step(loss=loss) is loss
+    assert p.item() == -0.2
+
+
+@pytest.mark.parametrize("cls", [PS, SPS])
+def test_a_missing_loss_is_an_error_that_says_what_to_do(cls: Any) -> None:
+    with pytest.raises(ValueError, match=rf"{cls.__name__} needs the loss: call step\(closure\).*or step\(loss="):
+        cls([point(1.0, grad=(1.0,))]).step()
+
+
+@pytest.mark.parametrize(("loss", "gradient"), [(0.0, 1.0), (-1.0, 1.0), (1.0, 0.0)])
+@pytest.mark.parametrize("first", [True, False])
+def test_smoothing_survives_a_step_of_length_zero(loss: float, gradient: float, first: bool) -> None:
+    p = point(0.0, grad=(1.0,))
+    opt = SPS([p], c=0.5, gamma=2.0, max_step=0.25)
+    if not first:
+        opt.step(loss=1.0)
+    before = p.item()
+    p.grad.fill_(gradient)
+    opt.step(loss=loss)
+    assert p.item() == before
+    p.grad.fill_(1.0)
+    opt.step(loss=1.0)
+    assert before - p.item() == (0.25 if first else 0.5)
+
+
+# ---- Groups, schedules, frozen parameters -------------------------------------------------------------------------------
+
+
+@every_case
+def test_two_groups_equal_one(case: Case) -> None:
+    one, two = start(), start()
+    train(build(case, one), one, 10)
+    train(build(case, [{"params": two[:1]}, {"params": two[1:]}]), two, 10)
+    assert same(one, two)
+
+
+@every_case
+def test_a_group_added_later_counts_too(case: Case) -> None:
+    one, two = start(), start()
+    train(build(case, one), one, 5)
+    opt = build(case, two[:1])
+    opt.add_param_group({"params": two[1:]})
+    train(opt, two, 5)
+    assert same(one, two)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if not case.cap_binds], ids=str)
+def test_a_groups_lr_scales_its_own_first_move_and_no_other(case: Case) -> None:
+    plain, scaled = start(), start()
+    train(build(case, plain), plain, 1)
+    train(build(case, [{"params": scaled[:2], "lr": 3 * case.arguments["lr"]}, {"params": scaled[2:]}]), scaled, 1)
+    before = start()
+    for p, q, w, factor in zip(plain, scaled, before, (3, 3, 1, 1), strict=True):
+        torch.testing.assert_close(q - w, factor * (p - w), rtol=1e-10, atol=1e-14)
+
+
+@every_own
+def test_caps_may_differ_by_group_where_the_method_has_one(cls: Any) -> None:
+    a, b = point(0.0, grad=(3.0,)), point(0.0, grad=(4.0,))
+    opt = cls([{"params": [a], "max_step": 0.01}, {"params": [b]}], lr=1.0)
+    opt.step(lambda: 5.0)
+    assert a.item() == pytest.approx(-0.03)
+    assert b.item() < -0.4
+
+
+@every_case
+def test_every_group_has_an_lr_and_torch_schedules_drive_it(case: Case) -> None:
+    weights, memory, params = flat(START), {}, start()
+    opt = build(case, [{"params": params[:2]}, {"params": params[2:]}])
+    lr = case.arguments["lr"]
+    assert [group["lr"] for group in opt.param_groups] == [lr, lr]
+    schedule = LambdaLR(opt, lambda k: 1 / (k + 1))
+    for k in range(5):
+        loss, gradient = loss_and_gradient(weights)
+        weights = case.formula(weights, gradient, loss, k, memory, **{**case.arguments, "lr": lr / (k + 1)})
+        train(opt, params, 1)
+        schedule.step()
+    np.testing.assert_allclose(flat([p.detach() for p in params]), weights, rtol=1e-11, atol=1e-13)
+
+
+@every_case
+def test_other_torch_schedules_accept_it(case: Case) -> None:
+    params = start()
+    opt = build(case, params)
+    cosine, plateau = CosineAnnealingLR(opt, T_max=2), ReduceLROnPlateau(opt, patience=0)
+    train(opt, params, 1)
+    cosine.step()
+    plateau.step(1.0)
+    assert opt.param_groups[0]["lr"] == pytest.approx(case.arguments["lr"] / 2)
+
+
+@every_case
+def test_a_learning_rate_of_zero_freezes(case: Case) -> None:
+    params = start()
+    train(build(case, params, lr=0.0), params, 5)
+    assert same(params, start())
+
+
+@every_own_case
+def test_a_pause_at_a_learning_rate_of_zero_freezes_and_then_goes_on(case: Case) -> None:
+    params = start()
+    opt = build(case, params)
+    train(opt, params, 3)
+    before = values(params)
+    opt.param_groups[0]["lr"] = 0.0
+    train(opt, params, 3)
+    assert same(params, before)
+    opt.param_groups[0]["lr"] = case.arguments["lr"]
+    train(opt, params, 3)
+    assert not same(params, before)
+    assert all(p.isfinite().all() for p in params)
+
+
+@every_case
+def test_frozen_and_gradientless_parameters_are_skipped(case: Case) -> None:
+    params, alone = start(), start()
+    frozen, unused = nn.Parameter(torch.ones(3), requires_grad=False), nn.Parameter(torch.ones(2))
+    opt = build(case, [{"params": [frozen]}, {"params": [unused, *params]}])
+    train(opt, params, 5)
+    train(build(case, alone), alone, 5)
+    assert same([frozen, unused], [torch.ones(3), torch.ones(2)])
+    assert same(params, alone)
+
+
+@every_case
+def test_a_step_without_any_gradient_does_nothing(case: Case) -> None:
+    params = start()
+    assert build(case, params).step(lambda: 0.5) == 0.5
+    assert same(params, start())
+
+
+# ---- Zero and tiny gradients ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", [case for case in OWN_CASES if not case.arguments.get("weight_decay")], ids=str)
+@pytest.mark.parametrize("fused", [None, False])
+def test_a_zero_gradient_moves_nothing(case: Case, fused: bool | None) -> None:
+    params = start()
+    opt = build(case, params, fused=fused)
+    for p in params:
+        p.grad = torch.zeros_like(p)
+    for _ in range(3):
+        opt.step(lambda: 0.5)
+    assert same(params, start())
+
+
+TINY = [(torch.float32, (1e-30, 1e-40, 1e-45)), (torch.float64, (1e-170, 1e-310, 5e-324)), (torch.bfloat16, (1e-30, 1e-40))]
+
+
+@every_own_case
+@pytest.mark.parametrize("fused", [None, False])
+@pytest.mark.parametrize("gradient", [(1.0,), (1.0, 0.0, -1.0)], ids=["one", "many"])
+def test_tiny_gradients_give_no_nan(case: Case, fused: bool | None, gradient: tuple[float, ...]) -> None:
+    for dtype, sizes in TINY:
+        for size in sizes:
+            p = point(*[1.0] * len(gradient), grad=tuple(size * g for g in gradient), dtype=dtype)
+            opt = build(case, [p], fused=fused)
+            for _ in range(3):
+                opt.step(lambda: 0.5)
+                assert p.isfinite().all(), (dtype, size, p)
+
+
+@pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 1e-30), (torch.float32, 1e-45), (torch.float64, 1e-170), (torch.float64, 5e-324)])
+def test_a_tiny_gradient_never_makes_a_normalised_step_longer_than_lr(dtype: torch.dtype, size: float) -> None:
+    p = point(0.0, grad=(size,), dtype=dtype)
+    SNGD([p], lr=0.01).step()
+    assert -0.01 * 1.00001 <= p.item() <= 0
+
+
+@every_own
+@pytest.mark.parametrize("fused", [None, False])
+def test_a_step_beyond_half_precision_does_not_spoil_zero_elements(cls: Any, fused: bool | None) -> None:
+    p = point(1.0, 1.0, grad=(6e-8, 0.0), dtype=torch.float16)
+    cls([p], lr=0.1, fused=fused).step(lambda: 1e-10)
+    assert p[0] < 1
+    assert p[1] == 1
+
+
+@every_own
+def test_a_gradient_that_is_not_a_number_shows_in_the_weights(cls: Any) -> None:
+    p = point(1.0, 1.0, grad=(float("nan"), 1.0))
+    cls([p]).step(lambda: 1.0)
+    assert p.isnan().any()
+
+
+# ---- State ------------------------------------------------------------------------------------------------------------------
+
+
+@every_case
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(case: Case, dtype: torch.dtype) -> None:
+    params = start(dtype)
+    opt = build(case, params)
+    train(opt, params, 5)
+    file = io.BytesIO()
+    torch.save(opt.state_dict(), file)
+    resumed = [nn.Parameter(value) for value in values(params)]
+    train(opt, params, 5)
+    file.seek(0)
+    again = build(case, resumed)
+    again.load_state_dict(torch.load(file, weights_only=True))
+    train(again, resumed, 5)
+    assert same(params, resumed)
+
+
+@every_case
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda opt: pickle.loads(pickle.dumps(opt))], ids=["deepcopy", "pickle"])
+@pytest.mark.parametrize("steps", [0, 3])
+def test_a_copy_goes_on_like_the_original(case: Case, copied: Callable[[Any], Any], steps: int) -> None:
+    params = start()
+    opt = build(case, params)
+    train(opt, params, steps)
+    twin = copied(opt)
+    twin_params = twin.param_groups[0]["params"]
+    train(opt, params, 5)
+    assert not same(params, twin_params)
+    train(twin, twin_params, 5)
+    assert same(params, twin_params)
+
+
+@every_own
+def test_a_copy_keeps_the_choice_of_the_update_path(cls: Any) -> None:
+    assert copy.deepcopy(cls(start(), fused=False)).fused is False
+
+
+# ---- Closures -----------------------------------------------------------------------------------------------------------------
+
+
+@every_case
+def test_the_closure_runs_with_gradients_enabled_and_its_value_is_returned(case: Case) -> None:
+    params, enabled = start(), []
+    opt = build(case, params)
+
+    def closure() -> Tensor:
+        enabled.append(torch.is_grad_enabled())
+        loss = torch_loss(params)
+        loss.backward()
+        closure.loss = loss  # type: ignore[attr-defined]
+        return loss
+
+    with torch.no_grad():
+        returned = opt.step(closure)
+        assert not torch.is_grad_enabled()
+    assert returned is closure.loss  # type: ignore[attr-defined]
+    assert set(enabled) == {True}
+    assert not same(params, start())
+
+
+def test_without_a_closure_nothing_is_returned() -> None:
+    assert SNGD([point(1.0, grad=(1.0,))]).step() is None
+
+
+# ---- Update paths and odd tensors -----------------------------------------------------------------------------------------
+
+TOLERANCE = {torch.float64: 1e-13, torch.float32: 1e-5, torch.bfloat16: 2**-7, torch.float16: 2**-9}
+
+
+@every_own_case
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_fused_and_plain_updates_agree(case: Case, dtype: torch.dtype) -> None:
+    fused, plain = start(dtype), start(dtype)
+    a, b = build(case, fused), build(case, plain, fused=False)
+    for seed in range(3):
+        push(a, fused, seed)
+        push(b, plain, seed)
+    torch.testing.assert_close(fused, plain, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+
+
+class Watch(TorchDispatchMode):
+    """Notes every operation; fails on one that reads a device's value on the host or moves data between devices."""
+
+    def __init__(self, skip: tuple[str, ...] = ()) -> None:
+        super().__init__()
+        self.skip = skip
+        self.names: set[str] = set()
+        self.largest_new = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.name()
+        self.names.add(name.partition(".")[0])
+        assert not any(word in name for word in ("_local_scalar_dense", "item", "is_nonzero", "nonzero", "equal")), name
+        out = None if name.partition(".")[0] in self.skip else func(*args, **(kwargs or {}))
+        inputs = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        outputs = [t for t in tree_leaves(out) if isinstance(t, Tensor)]
+        assert len({t.device for t in inputs + outputs}) <= 1, f"{name} moves data between devices"
+        known = {t.untyped_storage()._cdata for t in inputs}
+        self.largest_new = max([self.largest_new, *(t.numel() for t in outputs if t.untyped_storage()._cdata not in known)])
+        return out
+
+
+def large(device: str) -> Iterator[nn.Parameter]:
+    for shape in ((300, 1000), (250_001,), (8,)):
+        p = nn.Parameter(torch.zeros(shape, device=device))
+        p.grad = torch.ones(shape, device=device)
+        yield p
+
+
+@pytest.mark.parametrize("read", [float, bool, lambda t: t.tolist(), lambda t: 1 if t > 0 else 0])
+def test_the_watch_sees_a_host_synchronisation(read: Callable[[Tensor], Any]) -> None:
+    with pytest.raises(AssertionError, match="_local_scalar_dense|item|nonzero"), Watch():
+        read(torch.ones(()))
+
+
+def test_the_watch_sees_a_temporary() -> None:
+    with Watch() as watch:
+        torch.zeros(1000).mul_(2).add(1)
+    assert watch.largest_new == 1000
+
+
+@every_own_case
+def test_a_step_reads_nothing_on_the_host(case: Case) -> None:
+    params = start()
+    opt = build(case, params)
+    for seed in range(2):
+        with Watch() as watch:
+            push(opt, params, seed)
+        assert "aten::_fused_sgd_" in watch.names
+
+
+@every_own_case
+def test_a_step_on_a_gpu_moves_nothing_between_host_and_device(case: Case) -> None:
+    # Fake tensors have a device and no values; the fused kernel has no fake twin and is left out.
+    with FakeTensorMode():
+        params = list(large("cuda"))
+        opt = build(case, params)
+        for loss in (torch.ones((), device="cuda"), 0.5):
+            with Watch(skip=("aten::_fused_sgd_",)):
+                opt.step(lambda loss=loss: loss)
+
+
+@pytest.mark.parametrize("case", [case for case in OWN_CASES if not case.arguments.get("momentum")], ids=str)
+@pytest.mark.parametrize("fused", [None, False])
+def test_a_step_makes_no_temporaries_of_the_parameters_size(case: Case, fused: bool | None) -> None:
+    params = list(large("cpu"))
+    opt = build(case, params, fused=fused)
+    with Watch() as watch:
+        opt.step(lambda: 0.5)
+    assert watch.largest_new < 100
+
+
+@pytest.mark.parametrize("case", [case for case in OWN_CASES if case.arguments.get("momentum")], ids=str)
+def test_momentum_makes_no_temporaries_beside_its_buffers(case: Case) -> None:
+    params = list(large("cpu"))
+    opt = build(case, params)
+    opt.step(lambda: 0.5)
+    with Watch() as watch:
+        opt.step(lambda: 0.5)
+    assert watch.largest_new < 100
+
+
+def odd_tensors() -> list[Tensor]:
+    return [torch.randn(5, 3).t(), torch.randn(()), torch.randn(0, 3), torch.randn(8)[::2], torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)]
+
+
+@every_own_case
+@pytest.mark.parametrize("fused", [None, False])
+def test_strides_scalars_and_empty_tensors_do_not_matter(case: Case, fused: bool | None) -> None:
+    torch.manual_seed(0)
+    odd = [nn.Parameter(t) for t in odd_tensors()]
+    plain = [nn.Parameter(t.detach().clone(memory_format=torch.contiguous_format)) for t in odd]
+    a, b = build(case, odd, fused=fused), build(case, plain, fused=fused)
+    for _ in range(3):
+        for p, q, g in zip(odd, plain, odd_tensors(), strict=True):
+            p.grad, q.grad = g, g.clone(memory_format=torch.contiguous_format)
+        a.step(lambda: 0.5)
+        b.step(lambda: 0.5)
+    torch.testing.assert_close(odd, plain, rtol=1e-5, atol=1e-6, check_stride=False)
+
+
+@every_own_case
+def test_a_contiguous_gradient_of_a_transposed_parameter_is_not_taken_as_flat_memory(case: Case) -> None:
+    odd, plain = nn.Parameter(torch.ones(3, 2).t()), nn.Parameter(torch.ones(2, 3))
+    odd.grad, plain.grad = torch.arange(6.0).view(2, 3), torch.arange(6.0).view(2, 3)
+    build(case, [odd]).step(lambda: 0.5)
+    build(case, [plain]).step(lambda: 0.5)
+    torch.testing.assert_close(odd, plain, check_stride=False)
+
+
+@every_own
+@pytest.mark.parametrize("fused", [None, False])
+def test_parameters_of_mixed_precision_share_one_step(cls: Any, fused: bool | None) -> None:
+    params = [point(0.0, 0.0, grad=(3.0, 0.0), dtype=torch.bfloat16), point(0.0, grad=(4.0,), dtype=torch.float32), point(0.0, grad=(12.0,))]
+    opt = cls(params, fused=fused)
+    opt.step(lambda: 2.0)
+    step = opt.step_sizes[1].item()
+    for p, g in zip(params, ([3.0, 0.0], [4.0], [12.0]), strict=True):
+        torch.testing.assert_close(p.detach(), -step * torch.tensor(g, dtype=p.dtype))
+    assert opt.step_sizes[1].dtype == torch.float64
+
+
+@every_own
+def test_sparse_gradients_are_refused(cls: Any) -> None:
+    p = nn.Parameter(torch.ones(3))
+    p.grad = torch.ones(3).to_sparse()
+    with pytest.raises(RuntimeError, match=f"{cls.__name__} does not support sparse"):
+        cls([p]).step(lambda: 1.0)
+
+
+# ---- Illegal hyperparameters --------------------------------------------------------------------------------------------
+
+illegal = pytest.mark.parametrize(
+    ("name", "argument", "value", "legal"),
+    [(name, argument, value, legal) for name, argument, bad, legal in ILLEGAL for value in bad],
+)
+
+
+@every_own
+def test_every_hyperparameter_has_illegal_values(cls: Any) -> None:
+    assert {argument for name, argument, _, _ in ILLEGAL if OWN[name] is cls} == hyperparameters(cls)
+
+
+@illegal
+def test_an_illegal_hyperparameter_is_named_with_its_legal_range(name: str, argument: str, value: float, legal: str) -> None:
+    with pytest.raises(ValueError, match="out of range") as error:
+        OWN[name](start(), **{argument: value})
+    assert argument in str(error.value)
+    assert f"={value} " in str(error.value)
+    assert str(error.value).endswith(legal)
+
+
+@illegal
+def test_an_illegal_hyperparameter_of_a_group_is_refused_and_the_group_not_added(name: str, argument: str, value: float, legal: str) -> None:
+    first, second = start()[:2]
+    with pytest.raises(ValueError, match=argument):
+        OWN[name]([{"params": [first]}, {"params": [second], argument: value}])
+    opt = OWN[name]([first])
+    with pytest.raises(ValueError, match=argument):
+        opt.add_param_group({"params": [second], argument: value})
+    assert len(opt.param_groups) == 1
+
+
+@pytest.mark.parametrize(("name", "arguments"), LEGAL_EDGES)
+def test_the_edges_of_the_legal_ranges_are_legal(name: str, arguments: dict[str, Any]) -> None:
+    params = start()
+    train(OWN[name](params, **arguments), params, 2)
+    assert all(p.isfinite().all() for p in params)
+
+
+# ---- The global norm ------------------------------------------------------------------------------------------------------
+
+BLOCK = 65_536
+SIZES = ((), (1,), (0,), (3, 5), (BLOCK - 1,), (BLOCK,), (BLOCK + 1,), (257, 300), (2 * BLOCK + 12_345,))
+tensors = st.tuples(st.sampled_from(SIZES), st.sampled_from((*DTYPES, torch.float16)), st.booleans(), st.sampled_from((1e-3, 1.0, 1e3)))
+
+
+@settings(properties, max_examples=40)
+@given(kinds=st.lists(tensors, min_size=1, max_size=6), seed=st.integers(0, 2**31))
+def test_the_global_norm_is_that_of_the_concatenation(kinds: list[Any], seed: int) -> None:
+    random = torch.Generator().manual_seed(seed)
+    parts = [(torch.randn(shape, generator=random) * scale).to(dtype) for shape, dtype, _, scale in kinds]
+    parts = [part.t() if transposed and part.dim() == 2 else part for part, (_, _, transposed, _) in zip(parts, kinds, strict=True)]
+    norm = global_norm(parts)
+    double = torch.float64 in [part.dtype for part in parts]
+    assert (norm.shape, norm.dtype) == ((), torch.float64 if double else torch.float32)
+    expected = torch.cat([part.reshape(-1).double() for part in parts]).norm()
+    torch.testing.assert_close(norm.double(), expected, rtol=1e-12 if double else 5e-6, atol=0)
+
+
+@pytest.mark.parametrize("parts", [[], [torch.zeros(0)], [torch.zeros(()), torch.zeros(3)]])
+def test_the_norm_of_nothing_is_zero(parts: list[Tensor]) -> None:
+    assert global_norm(parts) == 0
+
+
+def test_the_norm_of_a_very_large_tensor_does_not_lose_float32_precision() -> None:
+    part = torch.full((20_000_003,), 0.1)
+    expected = float(part[0]) * len(part) ** 0.5
+    assert float(global_norm([part])) == pytest.approx(expected, rel=1e-6)
+
+
+def test_the_global_norm_leaves_its_input_alone() -> None:
+    parts = [torch.randn(4 * BLOCK), torch.randn(3, 3)]
+    before = values(parts)
+    global_norm(parts)
+    assert same(parts, before)
+
+
+# ---- The registry ------------------------------------------------------------------------------------------------------------
+
+
+def run_python(code: str) -> None:
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=120)
+
+
+def test_listing_the_optimizers_imports_no_torch() -> None:
+    run_python("import sys; from optimizers import OPTIMIZERS; assert len(OPTIMIZERS) >= 8; assert 'torch' not in sys.modules")
+
+
+def test_the_optimizers_work_without_the_suites_libraries() -> None:
+    run_python(
+        "import sys\n"
+        "sys.modules.update(dict.fromkeys(['lightning', 'pytorch_lightning', 'pydantic', 'yaml']))\n"
+        "import importlib, pkgutil, optimizers\n"
+        "for module in pkgutil.iter_modules(optimizers.__path__, 'optimizers.'): importlib.import_module(module.name)\n"
+        "for spec in optimizers.OPTIMIZERS.values(): spec.cls\n"
+    )
+
+
+def test_a_class_of_the_registry_is_used_like_any_torch_optimizer() -> None:
+    params = start()
+    train(OPTIMIZERS["sngd"].cls(params, lr=0.01, max_step=0.1), params, 2)
+    train(OPTIMIZERS["sps"].cls(params, c=0.5, max_step=0.1, f_star=0.0), params, 2)
+    assert not same(params, start())
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_registrys_defaults_and_search_ranges_name_real_hyperparameters(name: str) -> None:
+    spec = OPTIMIZERS[name]
+    assert spec.name == name
+    assert {*spec.defaults, *spec.search} <= hyperparameters(spec.cls)
+    assert all(0 < interval.low < interval.high for interval in spec.search.values())
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_optimizer_that_needs_the_loss_says_so(name: str) -> None:
+    assert OPTIMIZERS[name].traits.needs_loss == ("loss" in inspect.signature(OPTIMIZERS[name].cls.step).parameters)

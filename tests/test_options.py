@@ -1,0 +1,237 @@
+"""Settings: options as the constructors declare them, their sources in order of strength, and what makes a run the same."""
+
+import inspect
+import json
+from pathlib import Path
+
+import pytest
+
+from bench.config import resolve, settings_of
+from bench.errors import UserError
+from bench.options import MISSING, optimizer_options, parse_options, read_options, task_options
+from bench.store import plain
+from optimizers import OPTIMIZERS, TASK_VALUE
+from tasks import TASKS
+
+SYNTHETIC = {"task": "synthetic", "opt": "sngd"}
+
+
+def signature(cls: type, *skip: str) -> dict[str, object]:
+    parameters = list(inspect.signature(cls.__init__).parameters.values())[1:]
+    return {p.name: MISSING if p.default is p.empty else p.default for p in parameters if p.name not in skip}
+
+
+# -- options read from source ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizer_options_are_the_constructors(name):
+    spec = OPTIMIZERS[name]
+    read = {o.name: o.default for o in read_options(spec.target, ("params",)).values()}
+    assert read == signature(spec.cls, "params")
+    assert {o.name: o.default for o in optimizer_options(spec).values()} == read | dict(spec.defaults)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_task_options_are_the_constructors(name):
+    spec = TASKS[name]
+    expected = signature(spec.data_cls, "root", "seed") | signature(spec.module_cls, "data")
+    assert {o.name: o.default for o in task_options(spec).values()} == expected
+
+
+@pytest.mark.parametrize("name", [*OPTIMIZERS, *TASKS])
+def test_every_option_has_a_help_text(name):
+    options = optimizer_options(OPTIMIZERS[name]) if name in OPTIMIZERS else task_options(TASKS[name])
+    assert [o.name for o in options.values() if not o.help] == []
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_searched_and_replaced_hyperparameters_exist(name):
+    spec = OPTIMIZERS[name]
+    assert {*spec.search, *spec.defaults} <= optimizer_options(spec).keys()
+
+
+def test_words_become_values_of_the_option_type():
+    sngd, adam, mnist = optimizer_options(OPTIMIZERS["sngd"]), optimizer_options(OPTIMIZERS["adam"]), task_options(TASKS["mnist"])
+    assert parse_options("opt", sngd, {"lr": "1e-3", "max_step": "inf", "fused": "none"})["lr"] == 0.001
+    assert parse_options("opt", adam, {"betas": "0.8,0.9"})["betas"] == (0.8, 0.9)
+    assert parse_options("opt", adam, {"betas": "(0.8, 0.9)"})["betas"] == (0.8, 0.9)
+    assert parse_options("opt", adam, {"betas": [0.8, 0.9]})["betas"] == (0.8, 0.9)
+    values = parse_options("task", mnist, {"flip": True, "n_train": "50", "crop": "2"})
+    assert (values["flip"], values["n_train"], values["crop"]) == (True, 50, 2)
+    assert parse_options("task", mnist, {"flip": "false", "n_train": "none"}) == parse_options("task", mnist, {})
+
+
+def test_a_class_without_an_option_names_it_as_required(tmp_path, monkeypatch):
+    (tmp_path / "plugged.py").write_text("class Plug:\n    def __init__(self, params, lr: float): ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    options = read_options("plugged:Plug", ("params",))
+    with pytest.raises(UserError, match=r"--opt\.lr is required"):
+        parse_options("opt", options, {})
+
+
+def test_an_inherited_constructor_is_found(tmp_path, monkeypatch):
+    (tmp_path / "parents.py").write_text("class Parent:\n    def __init__(self, params, lr: float = 0.5): ...\n")
+    (tmp_path / "children.py").write_text("from parents import Parent as P\n\nclass Child(P):\n    pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert read_options("children:Child", ("params",))["lr"].default == 0.5
+
+
+# -- where settings come from ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def configs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "configs"
+    (folder / "tuned" / "synthetic").mkdir(parents=True)
+    monkeypatch.setattr("bench.config.configs_folder", lambda: folder)
+    return folder
+
+
+def yaml_file(folder: Path, text: str) -> Path:
+    path = folder / "run.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_flags_beat_the_config_file_beats_tuned_beats_defaults(configs):
+    (configs / "tuned" / "synthetic" / "sngd.yaml").write_text(
+        "opt: {lr: 2e-1, max_step: 2, momentum: 0.2}\nprovenance: {seeds: [1, 2]}\n"
+    )
+    file = yaml_file(configs, "task: synthetic\nopt: {name: sngd, max_step: 3, momentum: 0.3}\n")
+    config = resolve({"opt.momentum": "0.4"}, config=file, tuned=True)
+    assert config.opt_options == {"lr": 0.2, "max_step": 3.0, "momentum": 0.4, "weight_decay": 0.0, "fused": None}
+    assert resolve({}, config=file).opt_options["lr"] == optimizer_options(OPTIMIZERS["sngd"])["lr"].default
+
+
+def test_tuned_settings_never_change_task_or_optimizer(configs):
+    (configs / "tuned" / "synthetic" / "sngd.yaml").write_text("task: mnist\nopt: {name: sps, lr: 0.3}\n")
+    config = resolve(SYNTHETIC, tuned=True)
+    assert (config.task, config.opt, config.opt_options["lr"]) == ("synthetic", "sngd", 0.3)
+
+
+def test_nothing_tuned_says_what_there_is(configs):
+    (configs / "tuned" / "synthetic" / "sps.yaml").write_text("opt: {lr: 1}\n")
+    with pytest.raises(UserError, match=r"nothing is tuned for synthetic with sngd; there is synthetic/sps"):
+        resolve(SYNTHETIC, tuned=True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "task: synthetic\nopt: sngd\nopt.lr: 1e-3\ntask.d: 8\ntrainer.max_steps: 7\n",
+        "task: {name: synthetic, d: 8}\nopt: {name: sngd, lr: 0.001}\ntrainer: {max_steps: 7}\n",
+        "task:\n  name: synthetic\n  d: '8'\nopt:\n  name: sngd\n  lr: 1e-3\ntrainer:\n  max_steps: 7\n",
+    ],
+)
+def test_yaml_may_be_dotted_or_nested(tmp_path, text):
+    config = resolve({}, config=yaml_file(tmp_path, text))
+    assert (config.opt_options["lr"], config.task_options["d"], config.trainer.max_steps) == (0.001, 8, 7)
+
+
+def test_task_decides_budget_batch_and_precision():
+    mnist = resolve({"task": "mnist", "opt": "sps"})
+    assert (mnist.trainer.max_epochs, mnist.trainer.max_steps) == (5, None)
+    assert (mnist.trainer.batch_size, mnist.precision) == (100, "32-true")
+    assert resolve({"task": "mnist", "opt": "ngd"}).trainer.batch_size == "full"
+    assert resolve(SYNTHETIC).precision == "64-true"
+
+
+def test_a_limit_of_ones_own_replaces_the_budget(tmp_path):
+    mnist = {"task": "mnist", "opt": "sps"}
+    limits = resolve(mnist | {"trainer.max_steps": "9"}).trainer
+    assert (limits.max_epochs, limits.max_steps) == (None, 9)
+    # Without any limit the budget stands.
+    assert resolve(mnist, config=yaml_file(tmp_path, "trainer: {max_steps: null}")).trainer.max_epochs == 5
+
+
+def test_order_follows_the_seed_unless_it_has_its_own():
+    assert resolve(SYNTHETIC | {"seed": "3"}).data_seed == 3
+    assert resolve(SYNTHETIC | {"seed": "3", "data_seed": "4"}).data_seed == 4
+
+
+def test_values_from_the_task_stay_words():
+    assert resolve({"task": "mnist", "opt": "sps"}).opt_options["f_star"] == TASK_VALUE
+    assert resolve({"task": "mnist", "opt": "sps", "opt.f_star": "0.5"}).opt_options["f_star"] == 0.5
+
+
+# -- what makes a run the same --------------------------------------------------------------------------------------
+
+
+def run_id(**settings: object) -> str:
+    return resolve(SYNTHETIC | {k.replace("__", "."): v for k, v in settings.items()}).run_id
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        {"opt__lr": "0.01"},
+        {"opt__lr": "1e-2"},
+        {"opt__lr": 0.01},
+        {"opt__max_step": "inf"},
+        {"opt__momentum": 0},
+        {"opt__momentum": "0"},
+        {"opt__fused": "none"},
+        {"task__n": "20"},
+        {"seed": "0"},
+        {"data_seed": 0},
+        {"precision": "64-true"},
+        {"trainer__batch_size": "full"},
+        {"trainer__max_steps": "2000"},
+    ],
+)
+def test_equal_meaning_is_an_equal_run(same):
+    assert run_id(**same) == run_id()
+
+
+def test_zero_and_zero_point_zero_are_one_value():
+    sgd = {"task": "mnist", "opt": "sgd"}
+    assert resolve(sgd | {"opt.momentum": "0.0", "opt.weight_decay": "0"}).run_id == resolve(sgd).run_id
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"opt__lr": "0.02"},
+        {"opt__max_step": "1"},
+        {"opt__fused": "false"},
+        {"task__n": "21"},
+        {"seed": "1"},
+        {"data_seed": "1"},
+        {"precision": "32-true"},
+        {"device": "cuda"},
+        {"trainer__batch_size": "10"},
+        {"trainer__max_steps": "2001"},
+        {"trainer__max_seconds": "9"},
+        {"trainer__gradient_clip_val": "1"},
+        {"trainer__val_every": "7"},
+        {"trainer__strategy": "ddp"},
+    ],
+)
+def test_another_meaning_is_another_run(other):
+    assert run_id(**other) != run_id()
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        {"store": "/elsewhere"},
+        {"data": "/elsewhere"},
+        {"logger": "csv"},
+        {"trainer__micro_batch_size": "4"},
+        {"trainer__checkpoint_seconds": "5"},
+    ],
+)
+def test_what_decides_nothing_is_no_part_of_the_run(place):
+    assert run_id(**place) == run_id()
+
+
+def test_run_id_names_task_and_optimizer():
+    assert run_id().startswith("synthetic-sngd-")
+
+
+@pytest.mark.parametrize("opt", OPTIMIZERS)
+def test_a_stored_configuration_gives_its_run_again(opt):
+    config = resolve({"task": "mnist", "opt": opt, "seed": "3", "trainer.max_epochs": "0.5"})
+    stored = json.loads(json.dumps(plain(config.model_dump(mode="json")), allow_nan=False))
+    assert resolve(settings_of(stored)) == config

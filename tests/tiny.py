@@ -1,0 +1,54 @@
+"""A task small enough for hundreds of runs: a ViT on random 8 x 8 images, registered as `tiny`."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tasks import TASKS, TaskSpec
+from tasks.vision import ImageData
+
+
+class TinyImages(ImageData):
+    """64 training images of random pixels whose label is visible in their brightness.
+
+    Args:
+        root: unused.
+        seed: unused.
+        flip: mirror half of the training images left to right.
+        crop: shift training images by up to this many pixels.
+    """
+
+    def __init__(self, root: Any = None, seed: int = 0, *, flip: bool = False, crop: int = 0) -> None:
+        generator = torch.Generator().manual_seed(0)
+
+        def split(n: int) -> tuple[torch.Tensor, torch.Tensor]:
+            labels = torch.randint(0, 4, (n,), generator=generator)
+            noise = torch.randint(0, 100, (n, 1, 8, 8), generator=generator)
+            return (noise + 40 * labels[:, None, None, None]).to(torch.uint8), labels
+
+        super().__init__(
+            split(80), split(32), num_classes=4, n_val=16, n_train=None, flip=flip, crop=crop, salt="tiny"
+        )
+
+
+TINY = TaskSpec(
+    name="tiny",
+    title="a tiny ViT on random images",
+    module="tasks.vision:ViTClassifier",
+    data="tests.tiny:TinyImages",
+    metric="accuracy",
+    mode="max",
+    target=0.5,
+    budget={"max_steps": 20},
+    source="tests",
+    batch_size=16,
+    steps_per_call=7,
+)
+SIZES = {"task.patch_size": 4, "task.depth": 2, "task.num_heads": 2, "task.mlp_width": 16, "task.embed_dim": 8}
+ROOT = Path(__file__).parent.parent
+
+
+def register() -> None:
+    """Make the task known to this process."""
+    TASKS[TINY.name] = TINY
