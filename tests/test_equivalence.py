@@ -83,7 +83,8 @@ def test_fp16_with_a_gradient_scaler_agrees_to_its_precision(opt: str) -> None:
     off = sum(float((plain.weights[k] - trained.weights[k]).norm() ** 2) for k in start) ** 0.5
     # Half precision rounds at 1e-3; twenty steps amplify it. A loss or gradient left scaled would be off by 1000.
     assert off < 0.15 * moved
-    assert [row[:2] for row in trained.curve] == [pytest.approx(row, rel=0.1) for row in plain.curve]
+    assert [row[0] for row in trained.curve] == pytest.approx([row[0] for row in plain.curve], rel=0.02)
+    assert [row[1] for row in trained.curve[:8]] == pytest.approx([row[1] for row in plain.curve[:8]], rel=0.05)
 
 
 def test_a_gradient_that_overflows_in_fp16_skips_the_step_and_lowers_the_scale() -> None:

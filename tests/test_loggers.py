@@ -1,0 +1,88 @@
+"""`--logger` hands the curve and the evaluations on to Lightning's loggers."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.cli import main
+
+STEPS = 20
+CURVE = ("train/loss", "train/grad_norm", "train/raw_step", "train/applied_step")
+
+
+def fit(store: Path, *words: str) -> int | str | None:
+    with pytest.raises(SystemExit) as exit_:
+        main(["fit", "--task", "synthetic", "--opt", "ngd", "--trainer.max_steps", str(STEPS), "--store", str(store), *words])
+    return exit_.value.code
+
+
+def record(store: Path) -> dict[str, Any]:
+    [path] = store.glob("*/run.json")
+    return json.loads(path.read_text())
+
+
+def test_csv(tmp_path: Path) -> None:
+    assert fit(tmp_path, "--logger", "csv", "--trainer.val_every", "5") == 0
+    [path] = tmp_path.glob("*/csv/version_0/metrics.csv")
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    curve = [row for row in rows if row["train/raw_step"]]
+    assert [int(row["step"]) for row in curve] == list(range(1, STEPS + 1))
+    assert all(float(row[name]) > 0 for row in curve for name in CURVE)
+    evaluations = {int(row["step"]): float(row["train/accuracy"]) for row in rows if row["train/accuracy"]}
+    stored = record(tmp_path)["validations"]
+    assert evaluations == {v["step"]: v["accuracy"] for v in stored}
+    assert list(evaluations) == [5, 10, 15, 20]
+
+
+def test_csv_of_a_second_attempt_keeps_the_first(tmp_path: Path) -> None:
+    for words in ([], ["--rerun"]):
+        assert fit(tmp_path, "--logger", "csv", *words) == 0
+    first, second = sorted(tmp_path.glob("*/csv/version_*/metrics.csv"))
+    assert first.read_text() == second.read_text()
+
+
+def test_tensorboard(tmp_path: Path) -> None:
+    assert fit(tmp_path, "--logger", "tensorboard") == 0
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    [path] = tmp_path.glob("*/tensorboard/version_0/events.out.tfevents.*")
+    events = EventAccumulator(str(path.parent))
+    events.Reload()
+    for name in CURVE[1:]:
+        assert [event.step for event in events.Scalars(name)] == list(range(1, STEPS + 1))
+    assert {"train/loss", "train/accuracy"} <= set(events.Tags()["scalars"])
+
+
+def test_settings_are_logged(tmp_path: Path) -> None:
+    assert fit(tmp_path, "--logger", "csv") == 0
+    [path] = tmp_path.glob("*/csv/version_0/hparams.yaml")
+    assert "opt: ngd" in path.read_text().splitlines()
+
+
+@pytest.mark.parametrize(
+    ("logger", "flags"),
+    [
+        ("tensorboard", ["lightning.fabric.loggers.tensorboard._TENSORBOARD_AVAILABLE", "lightning.fabric.loggers.tensorboard._TENSORBOARDX_AVAILABLE"]),
+        ("wandb", ["lightning.pytorch.loggers.wandb._WANDB_AVAILABLE"]),
+        ("mlflow", ["lightning.pytorch.loggers.mlflow._MLFLOW_AVAILABLE"]),
+    ],
+)
+def test_missing_package(
+    logger: str, flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for flag in flags:
+        monkeypatch.setattr(flag, False)
+    assert fit(tmp_path, "--logger", logger) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line == f"bench: error: --logger {logger}: the package {logger} is not installed; pip install {logger}"
+
+
+def test_unknown_logger(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert fit(tmp_path, "--logger", "excel") == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert "--logger" in line
+    assert "'tensorboard', 'csv', 'wandb' or 'mlflow'" in line
