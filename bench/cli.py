@@ -25,6 +25,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         code = _dispatch(words)
+        sys.stdout.flush()
     except UserError as error:
         print(f"bench: error: {error}", file=sys.stderr)
         code = error.exit_code
@@ -76,6 +77,9 @@ def _fit(words: list[str]) -> int:
         return 0
     store = settings.get("store", os.environ.get("BENCH_STORE", "runs"))
     if "resume" in flags:
+        more = flags.keys() & {"config", "tuned", "rerun"}
+        if more:
+            raise UserError(f"--resume takes the run's own settings; leave --{min(more)} out")
         config = _stored_config(Path(store), flags["resume"], settings)
     else:
         from bench.config import resolve
@@ -100,9 +104,9 @@ def _fit(words: list[str]) -> int:
     return {"killed": 130, "failed": 1}.get(result.status, 0)
 
 
-def _split(words: list[str], valued: set[str], switches: set[str]) -> tuple[dict[str, str], dict[str, str]]:
+def _split(words: list[str], valued: set[str], switches: set[str]) -> tuple[dict[str, Any], dict[str, str]]:
     """Words into settings (`--opt.lr 0.1`, `--opt.lr=0.1`) and flags of the command itself."""
-    settings: dict[str, str] = {}
+    settings: dict[str, Any] = {}
     flags: dict[str, str] = {}
     i = 0
     while i < len(words):
@@ -111,24 +115,27 @@ def _split(words: list[str], valued: set[str], switches: set[str]) -> tuple[dict
         if not word.startswith("-") or word == "-":
             raise UserError(f"unexpected word {word!r}: settings are written --name value")
         name, equals, value = word.lstrip("-").partition("=")
-        if name in switches and not equals:
+        if name in switches:
+            if equals:
+                raise UserError(f"--{name} is a switch and takes no value")
             flags[name] = ""
             continue
         if not equals:
             following = words[i] if i < len(words) else None
             if following is not None and (not following.startswith("--")):
                 value, i = following, i + 1
-            elif "." in name:
-                value = "true"  # --task.flip
+            elif name.startswith(("task.", "opt.")):
+                settings[name] = True  # --task.flip; an option that is no boolean will miss its value
+                continue
             else:
                 raise UserError(f"--{name} needs a value: --{name} VALUE")
         (flags if name in valued else settings)[name] = value
     return settings, flags
 
 
-def _stored_config(store: Path, run_id: str, settings: dict[str, str]) -> Any:
+def _stored_config(store: Path, run_id: str, settings: dict[str, Any]) -> Any:
     """The configuration of a run that was interrupted, with places from here."""
-    from bench.config import RunConfig
+    from bench.config import resolve, settings_of
     from bench.store import Store
 
     more = settings.keys() - {"store", "data", "logger"}
@@ -143,7 +150,7 @@ def _stored_config(store: Path, run_id: str, settings: dict[str, str]) -> Any:
     if result.status == "running":
         raise UserError(f"run {run_id} is being trained by another process now")
     places = {"data": settings.get("data", os.environ.get("BENCH_DATA", "data")), "store": store}
-    config = RunConfig.model_validate(result.config | places | {k: v for k, v in settings.items() if k == "logger"})
+    config = resolve(settings_of(result.config) | places | settings)
     if config.run_id != run_id:
         raise UserError(f"run {run_id} was begun by another version of its task or optimizer and cannot be continued; train again without --resume")
     if result.status == "killed" and not (store / run_id / "last.ckpt").is_file():
@@ -158,17 +165,18 @@ def _dry_run(config: Any, *, as_json: bool) -> int:
     from bench.store import plain
 
     config = on_device(config)
-    shown = {"run_id": config.run_id, **plain(config.model_dump(mode="python"))}
+    shown = plain(config.model_dump(mode="python"))
     if as_json:
-        print(json.dumps(shown))
+        print(json.dumps({"run_id": config.run_id, **shown}))
         return 0
     for name in ("task", "opt"):
         shown[name] = {"name": shown[name], **shown.pop(f"{name}_options")}
-    print(yaml.safe_dump(shown, sort_keys=False), end="")
+    # A comment, so that `--config` reads the rest back.
+    print(f"# run_id: {config.run_id}\n{yaml.safe_dump(shown, sort_keys=False)}", end="")
     return 0
 
 
-def _fit_help(settings: dict[str, str]) -> str:
+def _fit_help(settings: dict[str, Any]) -> str:
     from bench.config import TrainerOptions
     from bench.options import optimizer_options, task_options
     from optimizers import OPTIMIZERS

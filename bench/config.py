@@ -21,7 +21,7 @@ class TrainerOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    max_epochs: float | None = Field(None, gt=0, description="passes over the training data, in (0, inf); the task's budget by default")
+    max_epochs: float | None = Field(None, gt=0, allow_inf_nan=False, description="passes over the training data, in (0, inf); the task's budget by default")
     max_steps: int | None = Field(None, ge=1, description="optimizer steps; with max_epochs the smaller counts")
     max_seconds: float | None = Field(None, gt=0, description="stop with status `timeout` after so many seconds of training")
     batch_size: int | Literal["full"] | None = Field(None, description="samples that one optimizer step sees, over all micro-batches and devices, or `full`")
@@ -50,7 +50,7 @@ class RunConfig(BaseModel):
         data, store, logger: where data are read, where the run is kept, who else gets the curve; no part of its identity.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")  # else inf becomes None
 
     task: str
     task_options: dict[str, Any]
@@ -122,12 +122,15 @@ def resolve(
         if group not in groups:
             raise unknown("option", f"--{key}", _all_options(task, opt))
         groups[group][name] = value
-    _check_names("trainer", groups["trainer"], TrainerOptions.model_fields)
+    for name in sorted(groups["trainer"].keys() - TrainerOptions.model_fields.keys()):
+        raise unknown("option", f"--trainer.{name}", [f"--trainer.{known}" for known in TrainerOptions.model_fields])
     top = {name for name in RunConfig.model_fields if not name.endswith("_options")} - {"task", "opt", "trainer"}
-    _check_names("", groups[""], top)
+    for name in sorted(groups[""].keys() - top):
+        here = [option for option in _all_options(task, opt) if option.endswith(f".{name}")]  # --lr for --opt.lr
+        raise unknown("option", f"--{name}", here or [f"--{known}" for known in top])
     spec = TASKS[task]
     trainer = dict(groups["trainer"])
-    if not {"max_epochs", "max_steps"} & trainer.keys():
+    if trainer.get("max_epochs") is None and trainer.get("max_steps") is None:
         trainer |= spec.budget
     if trainer.get("batch_size") is None:
         trainer["batch_size"] = "full" if OPTIMIZERS[opt].traits.full_batch else spec.batch_size
@@ -159,19 +162,20 @@ def _validated(values: dict[str, Any]) -> RunConfig:
         raise UserError(f"--{'.'.join(where)} {first['input']!r}: {message}") from None
 
 
-def _check_names(group: str, given: Mapping[str, Any], known: Any) -> None:
-    dotted = f"{group}." if group else ""
-    for name in given:
-        if name not in known:
-            raise unknown("option", f"--{dotted}{name}", [f"--{dotted}{k}" for k in known])
-
-
 def _all_options(task: str, opt: str) -> list[str]:
     return [
         *(f"--task.{name}" for name in task_options(TASKS[task])),
         *(f"--opt.{name}" for name in optimizer_options(OPTIMIZERS[opt])),
         *(f"--trainer.{name}" for name in TrainerOptions.model_fields),
     ]
+
+
+def settings_of(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings, in dotted form, of a configuration as a run's record holds it."""
+    settings = {name: value for name, value in stored.items() if not isinstance(value, dict)}
+    for group, options in (("task", "task_options"), ("opt", "opt_options"), ("trainer", "trainer")):
+        settings |= {f"{group}.{name}": value for name, value in stored[options].items()}
+    return settings
 
 
 def flatten_yaml(path: Path) -> dict[str, Any]:

@@ -49,15 +49,21 @@ class Option:
     @property
     def type_name(self) -> str:
         """The type as a person reads it: `float`, `int or none`."""
-        parts = [a for a in typing.get_args(self.type)] if _is_union(self.type) else [self.type]
-        return " or ".join("none" if p is type(None) else getattr(p, "__name__", str(p)) for p in parts)
+        return " or ".join(map(_type_name, _members(self.type)))
 
 
 MISSING = "(required)"
 
 
-def _is_union(kind: Any) -> bool:
-    return typing.get_origin(kind) in (typing.Union, types.UnionType)
+def _type_name(kind: Any) -> str:
+    if typing.get_origin(kind) is tuple:
+        return ",".join(map(_type_name, typing.get_args(kind)))
+    return "none" if kind is type(None) else getattr(kind, "__name__", str(kind))
+
+
+def _members(kind: Any) -> tuple[Any, ...]:
+    """The types that a union admits; of another type, itself."""
+    return typing.get_args(kind) if typing.get_origin(kind) in (typing.Union, types.UnionType) else (kind,)
 
 
 @lru_cache
@@ -91,8 +97,11 @@ def _class_options(tree: ast.Module, module: str, name: str) -> list[Option]:
     for base in node.bases:  # inherited: from the same module or one that is imported by name
         if isinstance(base, ast.Name):
             for item in tree.body:
-                if isinstance(item, ast.ImportFrom) and item.module and base.id in [a.asname or a.name for a in item.names]:
-                    return _class_options(_parse(_source(item.module)), item.module, base.id)
+                if not isinstance(item, ast.ImportFrom) or not item.module:
+                    continue
+                names = {alias.asname or alias.name: alias.name for alias in item.names}
+                if base.id in names:
+                    return _class_options(_parse(_source(item.module)), item.module, names[base.id])
             return _class_options(tree, module, base.id)
     raise UserError(f"class {name!r} in {module} has no constructor of its own")
 
@@ -184,29 +193,31 @@ def parse_options(prefix: str, options: Mapping[str, Option], given: Mapping[str
     """
     from pydantic import TypeAdapter, ValidationError
 
+    for name in sorted(given.keys() - options.keys()):
+        raise unknown("option", f"--{prefix}.{name}", [f"--{prefix}.{known}" for known in options])
     values = {}
-    for name, raw in given.items():
-        if name not in options:
-            raise unknown("option", f"--{prefix}.{name}", [f"--{prefix}.{known}" for known in options])
-        option = options[name]
-        if raw == option.default:
-            values[name] = raw
+    for name, option in options.items():
+        raw = given.get(name, option.default)
+        if raw is MISSING:
+            raise UserError(f"--{prefix}.{name} is required")
+        if isinstance(raw, str) and raw == option.default:
+            values[name] = raw  # a word such as `task`, which is not of the option's type
             continue
+        if isinstance(raw, bool) and bool not in _members(option.type):
+            raise UserError(f"--{prefix}.{name} needs a value; it takes {option.type_name}")
+        # Defaults go the same way, so that 0 and 0.0 are one value.
         try:
             values[name] = TypeAdapter(option.type).validate_python(_words(raw, option.type))
         except ValidationError as error:
             problem = error.errors()[0]["msg"].lower()
             raise UserError(f"--{prefix}.{name} {raw!r}: {problem}; it takes {option.type_name}") from None
-    missing = [name for name, option in options.items() if option.default is MISSING and name not in given]
-    if missing:
-        raise UserError(f"--{prefix}.{missing[0]} is required")
-    return {name: values.get(name, option.default) for name, option in options.items()}
+    return values
 
 
 def _words(raw: Any, kind: Any) -> Any:
     if not isinstance(raw, str):
         return raw
-    members = typing.get_args(kind) if _is_union(kind) else (kind,)
+    members = _members(kind)
     if raw.lower() in ("none", "null") and type(None) in members:
         return None
     if any(m in (tuple, list) or typing.get_origin(m) in (tuple, list) for m in members):

@@ -10,9 +10,11 @@ import math
 import os
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+from uuid import uuid4
 
 from bench.errors import RunFailed, UserError
 
@@ -91,15 +93,16 @@ class Store:
     def get(self, run_id: str) -> RunResult | None:
         """The run as it is now, or None if there is none or its record cannot be read."""
         result = _read(self.folder / run_id / "run.json")
-        if result is not None and result.status == "running" and not self._is_locked(run_id):
-            result = _read(self.folder / run_id / "run.json") or result  # it may have ended in between
-            if result.status == "running":
-                result.status = "killed"
-                result.reason = self._killed_reason(run_id)
-                try:
-                    self.write(result)
-                except OSError:
-                    pass  # a store that we may only read shows the truth all the same
+        if result is None or result.status != "running":
+            return result
+        with self._unlocked(run_id) as dead:
+            if dead:
+                result = _read(self.folder / run_id / "run.json") or result  # it may have ended in between
+                if result.status == "running":
+                    result.status = "killed"
+                    result.reason = self._killed_reason(run_id)
+                    with suppress(OSError):  # a store that we may only read shows the truth all the same
+                        self.write(result)
         return result
 
     def _killed_reason(self, run_id: str) -> str:
@@ -110,7 +113,7 @@ class Store:
     def write(self, result: RunResult) -> None:
         """Write a run's record in one atomic step."""
         path = self.folder / result.run_id / "run.json"
-        temporary = path.with_name(f"run.json.{os.getpid()}.tmp")
+        temporary = path.with_name(f"run.json.{uuid4().hex}.tmp")
         try:
             with temporary.open("w", encoding="utf-8") as file:
                 json.dump(plain(asdict(result)), file, indent=1, allow_nan=False)
@@ -137,26 +140,31 @@ class Store:
         if not _take(lock):
             os.close(lock)
             raise UserError(f"run {result.run_id} is being trained by another process now")
-        if not resume:
-            for name in ("curve.jsonl", "curve.parquet", "last.ckpt"):
-                (folder / name).unlink(missing_ok=True)
         try:
+            if not resume:
+                for name in ("curve.jsonl", "curve.parquet", "last.ckpt"):
+                    (folder / name).unlink(missing_ok=True)
             self.write(result)
+            return RunFolder(self, result, folder, lock)
         except OSError as error:
             os.close(lock)
             raise RunFailed(f"cannot write to the store {self.folder}: {error.strerror}") from None
-        return RunFolder(self, result, folder, lock)
 
-    def _is_locked(self, run_id: str) -> bool:
+    @contextmanager
+    def _unlocked(self, run_id: str) -> Iterator[bool]:
+        """Whether no process trains the run; while the block lasts, none can begin to."""
         try:
             handle = os.open(self.folder / run_id / "run.lock", os.O_RDONLY)
         except OSError:
-            return False
+            yield True
+            return
         try:
             fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            return False
+            free = True
         except OSError:
-            return True
+            free = False
+        try:
+            yield free
         finally:
             os.close(handle)
 
@@ -171,10 +179,17 @@ class RunFolder:
         self._curve = (folder / "curve.jsonl").open("a", encoding="utf-8")
 
     def append_curve(self, rows: Sequence[Sequence[float]]) -> None:
-        """Add rows (step, loss, gradient norm, raw step, applied step); only a torn last line can be lost."""
+        """Add rows (step, loss, gradient norm, raw step, applied step); only a torn last line can be lost.
+
+        Raises:
+            RunFailed: the disk is full or gone.
+        """
         lines = (json.dumps([x if math.isfinite(x) else None for x in row]) for row in rows)
-        self._curve.write("".join(f"{line}\n" for line in lines))
-        self._curve.flush()
+        try:
+            self._curve.write("".join(f"{line}\n" for line in lines))
+            self._curve.flush()
+        except OSError as error:
+            raise RunFailed(f"cannot write to the store {self.store.folder}: {error.strerror}") from None
 
     def truncate_curve(self, steps: int) -> None:
         """Forget the curve from this step on: it will be trained again."""
