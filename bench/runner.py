@@ -297,16 +297,17 @@ def _loggers(config: RunConfig) -> list[Any]:
 
     folder, name = str(config.store / config.run_id), config.run_id
     make: dict[str, Callable[[], Any]] = {
-        "tensorboard": lambda: loggers.TensorBoardLogger(folder, name="", version="tensorboard"),
-        "csv": lambda: loggers.CSVLogger(folder, name="", version="csv"),
+        # Without a version each attempt (`--rerun`, `--resume`) gets the next one; a fixed one would be overwritten.
+        "tensorboard": lambda: loggers.TensorBoardLogger(folder, name="tensorboard", default_hp_metric=False),
+        "csv": lambda: loggers.CSVLogger(folder, name="csv"),
         "wandb": lambda: loggers.WandbLogger(name=name, save_dir=folder, project="attention-optimizer-bench"),
         "mlflow": lambda: loggers.MLFlowLogger(experiment_name=config.task, run_name=name, save_dir=f"{folder}/mlruns"),
     }
     try:
         logger = make[config.logger]()
-    except (ImportError, ModuleNotFoundError):
+    except ImportError:
         raise UserError(
-            f"--logger {config.logger}: its package is not installed; install the extra [{config.logger}]"
+            f"--logger {config.logger}: the package {config.logger} is not installed; pip install {config.logger}"
         ) from None
     logger.log_hyperparams(config.model_dump(mode="json", exclude={"data", "store", "logger"}))
     return [logger]

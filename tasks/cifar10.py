@@ -31,10 +31,8 @@ class CIFAR10Data(ImageData):
     ) -> None:
         from torchvision.datasets import CIFAR10
 
-        files = [*CIFAR10.train_list, *CIFAR10.test_list, [CIFAR10.meta["filename"], CIFAR10.meta["md5"]]]
-        require_files(
-            root / CIFAR10.base_folder, {name: md5 for name, md5 in files}, lambda: CIFAR10(str(root), download=True)
-        )
+        folder, expected = self.files(root)
+        require_files(folder, expected, lambda: CIFAR10(str(root), download=True))
 
         def read(train: bool) -> tuple[Tensor, Tensor]:
             dataset = CIFAR10(str(root), train=train)
@@ -43,3 +41,11 @@ class CIFAR10Data(ImageData):
         super().__init__(
             read(True), read(False), num_classes=10, n_val=N_VAL, n_train=n_train, flip=flip, crop=crop, salt=SALT
         )
+
+    @staticmethod
+    def files(root: Path) -> tuple[Path, dict[str, str]]:
+        """The folder where the pickles belong, and MD5 by file name."""
+        from torchvision.datasets import CIFAR10
+
+        files = [*CIFAR10.train_list, *CIFAR10.test_list, [CIFAR10.meta["filename"], CIFAR10.meta["md5"]]]
+        return root / CIFAR10.base_folder, dict(files)

@@ -31,13 +31,20 @@ class MNISTData(ImageData):
     ) -> None:
         from torchvision.datasets import MNIST
 
-        folder = root / "MNIST" / "raw"
-        require_files(folder, dict(MNIST.resources), lambda: MNIST(str(root), download=True))
+        folder, expected = self.files(root)
+        require_files(folder, expected, lambda: MNIST(str(root), download=True))
         super().__init__(
             (_images(folder, "train"), _labels(folder, "train")),
             (_images(folder, "t10k"), _labels(folder, "t10k")),
             num_classes=10, n_val=N_VAL, n_train=n_train, flip=flip, crop=crop, salt=SALT,
         )  # fmt: skip
+
+    @staticmethod
+    def files(root: Path) -> tuple[Path, dict[str, str]]:
+        """The folder where the archives belong, and MD5 by file name."""
+        from torchvision.datasets import MNIST
+
+        return root / "MNIST" / "raw", dict(MNIST.resources)
 
 
 def _images(folder: Path, part: str) -> Tensor:

@@ -9,7 +9,7 @@ from bench import devices, doctor
 from bench.cli import main
 from bench.devices import VOLTA_FIX, gpu_finding, precision_findings, unused_gpu_findings, visible_gpus
 from bench.doctor import Finding, data_findings, import_findings, version_findings
-from bench.store import RunResult, Store
+from bench.store import RunResult, Status, Store
 
 WHEEL = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120"]  # torch 2.15
 GIB = 2**30
@@ -88,7 +88,8 @@ def test_read_only_store(tmp_path: Path, capsys: pytest.CaptureFixture[str], mon
 
 def test_runs_are_counted_and_damaged_ones_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store = Store(tmp_path / "runs")
-    for name, status in (("a", "completed"), ("b", "completed"), ("c", "diverged")):
+    statuses: dict[str, Status] = {"a": "completed", "b": "completed", "c": "diverged"}
+    for name, status in statuses.items():
         folder = store.begin(RunResult(run_id=name, config={}))
         folder.result.status = status
         folder.end(keep_checkpoint=False)
@@ -142,7 +143,9 @@ def test_missing_and_old_packages() -> None:
     assert 'pip install "torch>=2.6"' in found[2].text
 
 
-@pytest.mark.parametrize("error", [RuntimeError("operator torchvision::nms does not exist"), OSError("undefined symbol"), ImportError()])
+@pytest.mark.parametrize(
+    "error", [RuntimeError("operator torchvision::nms does not exist"), OSError("undefined symbol"), ImportError()]
+)
 def test_torchvision_of_another_torch(error: Exception) -> None:
     tried = []
 
@@ -201,7 +204,9 @@ def test_code_for_gpu(capability: tuple[int, int], built: list[str], level: str)
         (["Tesla V100"], "12.8", None, "FAIL", "update the NVIDIA driver"),
     ],
 )
-def test_gpu_that_torch_does_not_find(gpus: list[str], cuda_build: str | None, hidden: str | None, level: str, words: str) -> None:
+def test_gpu_that_torch_does_not_find(
+    gpus: list[str], cuda_build: str | None, hidden: str | None, level: str, words: str
+) -> None:
     [finding] = unused_gpu_findings(gpus, cuda_build, hidden, "")
     assert finding.level == level
     assert words in finding.text

@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 
 from bench.cli import main
+from bench.config import resolve
+from bench.errors import UserError
+from bench.runner import _loggers
 
 STEPS = 20
 CURVE = ("train/loss", "train/grad_norm", "train/raw_step", "train/applied_step")
@@ -66,19 +69,19 @@ def test_settings_are_logged(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("logger", "flags"),
     [
-        ("tensorboard", ["lightning.fabric.loggers.tensorboard._TENSORBOARD_AVAILABLE", "lightning.fabric.loggers.tensorboard._TENSORBOARDX_AVAILABLE"]),
-        ("wandb", ["lightning.pytorch.loggers.wandb._WANDB_AVAILABLE"]),
-        ("mlflow", ["lightning.pytorch.loggers.mlflow._MLFLOW_AVAILABLE"]),
+        ("tensorboard", ["fabric.loggers.tensorboard._TENSORBOARD", "fabric.loggers.tensorboard._TENSORBOARDX"]),
+        ("wandb", ["pytorch.loggers.wandb._WANDB"]),
+        ("mlflow", ["pytorch.loggers.mlflow._MLFLOW"]),
     ],
 )
-def test_missing_package(
-    logger: str, flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_package(logger: str, flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for flag in flags:
-        monkeypatch.setattr(flag, False)
-    assert fit(tmp_path, "--logger", logger) == 2
-    [line] = capsys.readouterr().err.splitlines()
-    assert line == f"bench: error: --logger {logger}: the package {logger} is not installed; pip install {logger}"
+        monkeypatch.setattr(f"lightning.{flag}_AVAILABLE", False)
+    config = resolve({"task": "synthetic", "opt": "ngd", "logger": logger, "store": tmp_path})
+    with pytest.raises(UserError) as error:
+        _loggers(config)
+    assert error.value.exit_code == 2
+    assert str(error.value) == f"--logger {logger}: the package {logger} is not installed; pip install {logger}"
 
 
 def test_unknown_logger(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,174 @@
+"""Processor and GPUs as `bench doctor` sees them: whether this torch can use them, and in which precisions."""
+
+import math
+import os
+import platform
+import re
+import shutil
+import subprocess
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import get_args
+
+from bench.doctor import Finding, first_line
+
+VOLTA_FIX = 'pip install "torch==2.10.0" "torchvision==0.25.0" (the last wheels with code for a V100)'
+DRIVER = Path("/proc/driver/nvidia/gpus")
+
+
+def device_findings() -> list[Finding]:
+    """Processor and GPUs: their names, whether this torch has code for them, and which precisions work on them."""
+    import torch
+
+    from bench.runner import cpu_name
+
+    name = cpu_name() or platform.machine()
+    found = [Finding("ok", "cpu", f"{name}, {os.cpu_count()} cores, {torch.get_num_threads()} torch threads")]
+    found += precision_findings("cpu")
+    with warnings.catch_warnings(record=True) as caught:  # torch gives its reason as a warning
+        warnings.simplefilter("always")
+        available = torch.cuda.is_available()
+    if not available:
+        reason = str(caught[0].message).splitlines()[0] if caught else ""
+        found += unused_gpu_findings(visible_gpus(), torch.version.cuda, os.environ.get("CUDA_VISIBLE_DEVICES"), reason)
+    for i in range(torch.cuda.device_count() if available else 0):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            gpu = torch.cuda.get_device_properties(i)
+        capability = (gpu.major, gpu.minor)
+        finding = gpu_finding(f"cuda:{i}", gpu.name, gpu.total_memory, capability, torch.cuda.get_arch_list(), torch.__version__)
+        found.append(finding)
+        if finding.level != "FAIL":
+            found += precision_findings(f"cuda:{i}", native_bf16=gpu.major >= 8)
+    if torch.backends.mps.is_available():
+        found += [Finding("ok", "mps", "Apple GPU"), *precision_findings("mps")]
+    return found
+
+
+def gpu_finding(
+    device: str, name: str, memory: int, capability: tuple[int, int], arch_list: Sequence[str], torch_version: str
+) -> Finding:
+    """Whether this torch has code for a GPU.
+
+    Args:
+        device: such as `cuda:0`.
+        name: of the GPU.
+        memory: its bytes.
+        capability: its compute capability.
+        arch_list: what torch was built for: `sm_XY` is machine code, `compute_XY` is PTX.
+        torch_version: named in the message.
+    """
+    what = f"{name}, {memory / 2**30:.0f} GiB, compute capability {capability[0]}.{capability[1]}"
+    if any(arch.startswith("gfx") for arch in arch_list):
+        return Finding("ok", device, f"{what} (ROCm)")
+    wanted = 10 * capability[0] + capability[1]
+    matches = [m for m in (re.fullmatch(r"(sm|compute)_(\d+)([af]?)", arch) for arch in arch_list) if m]
+    built = [(int(number), kind, suffix) for kind, number, suffix in (m.groups() for m in matches)]
+    for number, kind, suffix in sorted(built, reverse=True):
+        # Machine code runs on later minor versions; PTX is compiled for all that is later; `a` code runs nowhere else.
+        same_major = number // 10 == capability[0]
+        if number == wanted or (number < wanted and suffix != "a" and (same_major or (kind == "compute" and not suffix))):
+            return Finding("ok", device, f"{what}; torch {torch_version} has code for it ({kind}_{number}{suffix})")
+    if wanted == 70:
+        fix = VOLTA_FIX
+    elif wanted > max((number for number, _, _ in built), default=0):
+        fix = "pip install --upgrade torch torchvision"
+    else:
+        fix = f"install a torch that was built for sm_{wanted}"
+    why = f"torch {torch_version} has no code for sm_{wanted} (it has {', '.join(arch_list) or 'none'})"
+    return Finding("FAIL", device, f"{what}; {why}; {fix}, or use --device cpu")
+
+
+def unused_gpu_findings(gpus: Sequence[str], cuda_build: str | None, hidden: str | None, reason: str) -> list[Finding]:
+    """What to say where torch finds no CUDA device.
+
+    Args:
+        gpus: names of the NVIDIA GPUs that the driver shows.
+        cuda_build: the CUDA version that torch was built with, or None.
+        hidden: value of CUDA_VISIBLE_DEVICES.
+        reason: what torch said, or nothing.
+    """
+    if not gpus:
+        return [Finding("note", "gpu", "no NVIDIA GPU found: runs use the CPU")]
+    names = ", ".join(gpus)
+    if hidden is not None and hidden.strip() in ("", "-1"):
+        return [Finding("note", "gpu", f"{names}: hidden by CUDA_VISIBLE_DEVICES={hidden!r}, so runs use the CPU")]
+    if cuda_build is None:
+        why = "this torch was built without CUDA"
+        fix = "install CUDA builds of torch and torchvision (see pytorch.org/get-started)"
+    else:
+        why = reason or f"torch, built with CUDA {cuda_build}, cannot use it"
+        fix = f"update the NVIDIA driver to one for CUDA {cuda_build}, or install a torch for the CUDA that nvidia-smi shows"
+    if "V100" in names and not (cuda_build or "").startswith(("11.", "12.")):  # CUDA 13 has no code for a V100
+        fix = VOLTA_FIX
+    return [Finding("FAIL", "gpu", f"{names} is here, but {why.rstrip('.')}; {fix}, or use --device cpu")]
+
+
+def visible_gpus() -> list[str]:
+    """Names of the GPUs that the NVIDIA driver shows, whatever torch thinks of them."""
+    try:
+        texts = [path.read_text() for path in sorted(DRIVER.glob("*/information"))]
+        if not texts and shutil.which("nvidia-smi"):
+            command = ["nvidia-smi", "-L"]
+            texts = [subprocess.run(command, capture_output=True, text=True, timeout=30, check=False).stdout]
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [name.strip() for text in texts for name in re.findall(r"^(?:Model|GPU \d+):([^(\n]*)", text, re.MULTILINE)]
+
+
+def precision_findings(
+    device: str, *, native_bf16: bool = True, attempt: Callable[[str, str], str | None] | None = None
+) -> list[Finding]:
+    """Which precisions work on a device, by trying.
+
+    Args:
+        device: such as `cuda:0`.
+        native_bf16: whether it computes in bf16 itself; torch emulates it elsewhere.
+        attempt: trains a step on a device in a precision and returns what went wrong, or None.
+    """
+    from bench.config import Precision
+
+    errors = {precision: (attempt or try_precision)(device, precision) for precision in get_args(Precision)}
+    works = [precision for precision, error in errors.items() if error is None]
+    found = [Finding("ok", device, f"--precision that works: {', '.join(works)}")] if works else []
+    if "bf16-mixed" in works and not native_bf16:
+        found.append(Finding("note", device, "no bf16 in hardware, torch emulates it slowly: use 16-mixed or 32-true"))
+    for precision, error in errors.items():
+        if error is not None:
+            level = "FAIL" if precision == "32-true" else "note"
+            fix = f"use {' or '.join(works) or 'another --device'}"
+            found.append(Finding(level, device, f"--precision {precision} does not work ({error}); {fix}"))
+    return found
+
+
+def try_precision(device: str, precision: str) -> str | None:
+    """Train a step of attention.
+
+    Args:
+        device: such as `cuda:0`.
+        precision: as in `--precision`.
+
+    Returns:
+        What went wrong, or None.
+    """
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention
+
+    kind, half = device.partition(":")[0], {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(precision)
+    dtype = torch.float64 if precision == "64-true" else torch.float32
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            layer = torch.nn.Linear(16, 16, device=device, dtype=dtype)
+            optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+            scaler = torch.amp.GradScaler(kind, enabled=precision == "16-mixed")  # type: ignore[attr-defined]
+            with torch.autocast(kind, dtype=half, enabled=half is not None):
+                x_BNTH = layer(torch.ones(2, 1, 4, 16, device=device, dtype=dtype))
+                loss = scaled_dot_product_attention(x_BNTH, x_BNTH, x_BNTH).square().mean()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        return None if math.isfinite(loss.item() + layer.weight.sum().item()) else "the result is not finite"
+    except Exception as error:
+        return first_line(error)

@@ -1,0 +1,227 @@
+"""`bench doctor`: what of the suite works on this machine, and how to mend the rest."""
+
+import importlib
+import platform
+import shutil
+import tempfile
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+from typing import Literal
+
+SUITE = "attention-optimizer-bench"
+MALICIOUS = {"lightning": ("2.6.2", "2.6.3")}
+MODULES = ("torch", "torchvision", "lightning.pytorch", "timm", "torchmetrics", "transformers", "optuna", "pyarrow.parquet")
+LITTLE_DISK, LEAST_DISK = 2 * 2**30, 100 * 2**20
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report. A FAIL is something that will not work; its text says how to mend it."""
+
+    level: Literal["ok", "note", "FAIL"]
+    subject: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.level:<4}  {self.subject:<13}  {self.text}"
+
+
+def examine(data: Path, store: Path) -> int:
+    """Check this machine, its data and its store, and print a line for each finding.
+
+    Args:
+        data: the folder with the datasets.
+        store: the folder with the runs.
+
+    Returns:
+        1 if something will not work, else 0.
+    """
+    from bench.devices import device_findings
+
+    failed = 0
+    sections: list[tuple[str, Callable[[], list[Finding]]]] = [
+        ("versions", lambda: version_findings((_installed(SUITE) and requires(SUITE)) or [], _installed)),
+        ("imports", import_findings),
+        ("devices", device_findings),
+        ("data", lambda: dataset_findings(data)),
+        ("disk", lambda: disk_findings(store)),
+        ("store", lambda: store_findings(store)),
+    ]
+    for subject, section in sections:
+        try:
+            found = section()
+        except Exception as error:
+            advice = "mend what failed above first" if failed else "please report this"
+            if isinstance(error, OSError) and error.filename:
+                advice = "permit it, or name another folder with --data or --store"
+            found = [Finding("FAIL", subject, f"could not be checked ({first_line(error)}); {advice}")]
+        for finding in found:
+            print(finding, flush=True)
+        failed += sum(finding.level == "FAIL" for finding in found)
+        if any(f.level == "FAIL" and f.subject in MALICIOUS for f in found):
+            break  # all that follows would import it
+    print(f"\n{failed} FAIL: mend them as the lines say" if failed else "\neverything that is here works")
+    return int(failed > 0)
+
+
+# -- software -----------------------------------------------------------------------------------------------------
+
+
+def version_findings(requirements: Iterable[str], installed: Callable[[str], str | None]) -> list[Finding]:
+    """Versions of Python, suite and libraries, against what the suite requires.
+
+    Args:
+        requirements: as in package metadata (`lightning<2.7,>=2.6.4`).
+        installed: version of a package, or None.
+    """
+    from packaging.requirements import Requirement
+
+    suite = installed(SUITE)
+    found = [
+        Finding("ok", "python", platform.python_version()),
+        Finding("ok", "suite", suite) if suite else Finding("FAIL", "suite", "not installed; pip install -e . in its folder"),
+    ]
+    for text in requirements:
+        requirement = Requirement(text)
+        if requirement.marker and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        name, there = requirement.name, installed(requirement.name)
+        fix = f'pip install "{name}{requirement.specifier}"'
+        if there is None:
+            found.append(Finding("FAIL", name, f"not installed; {fix}"))
+        elif there in MALICIOUS.get(name, ()):
+            more = "and replace the passwords and tokens that it could read (nothing else is checked now)"
+            found.append(Finding("FAIL", name, f"{there} is a malicious release; do not import it: {fix}, {more}"))
+        elif not requirement.specifier.contains(there, prereleases=True):
+            found.append(Finding("FAIL", name, f"{there} is installed, the suite needs {requirement.specifier}; {fix}"))
+        else:
+            found.append(Finding("ok", name, there))
+    return found
+
+
+def import_findings(load: Callable[[str], object] = importlib.import_module, modules: Sequence[str] = MODULES) -> list[Finding]:
+    """Whether the libraries can be imported; the first that cannot ends the attempt.
+
+    Args:
+        load: imports a module by name.
+        modules: what to import, those that others need first.
+    """
+    for name in modules:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                load(name)
+        except Exception as error:  # a wrong binary raises OSError or RuntimeError as well as ImportError
+            package = name.partition(".")[0]
+            fix = f"pip install --force-reinstall {package}"
+            if package in ("torch", "torchvision"):
+                fix = f'they must fit each other: pip install --force-reinstall "torch=={_installed("torch")}" torchvision'
+            return [Finding("FAIL", "imports", f"{name} cannot be imported ({first_line(error)}); {fix}")]
+    return [Finding("ok", "imports", f"{', '.join(modules)} can be imported")]
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def first_line(error: BaseException) -> str:
+    """An error on one line."""
+    return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), 'no message')}"
+
+
+# -- data and store -----------------------------------------------------------------------------------------------
+
+
+def dataset_findings(data: Path) -> list[Finding]:
+    """Which datasets are there, for all tasks whose data are files.
+
+    Args:
+        data: the folder with the datasets.
+    """
+    from tasks import TASKS
+
+    found: list[Finding] = []
+    for spec in TASKS.values():
+        files = getattr(spec.data_cls, "files", None)
+        if files is not None:
+            found += data_findings(spec.name, *files(data))
+    return found
+
+
+def data_findings(name: str, folder: Path, expected: Mapping[str, str]) -> list[Finding]:
+    """Whether the files of a dataset are there and unharmed.
+
+    Args:
+        name: of the task.
+        folder: where the files belong.
+        expected: MD5 by file name.
+    """
+    from tasks.files import md5
+
+    fix = "delete it, then copy it again or let the next run download it"
+    try:
+        missing = [file for file in expected if not (folder / file).is_file()]
+        damaged = [folder / file for file in expected if file not in missing and md5(folder / file) != expected[file]]
+        sizes = {path: path.stat().st_size for path in damaged}
+    except OSError as error:
+        where = f"cannot read {error.filename or folder}: {error.strerror}"
+        return [Finding("FAIL", name, f"{where}; permit it, or name another folder with --data DIR")]
+    found = [Finding("FAIL", name, f"damaged file {path} ({sizes[path]:,} bytes, wrong MD5); {fix}") for path in damaged]
+    if missing:
+        what = "its files" if len(missing) == len(expected) else ", ".join(missing)
+        how = "downloaded on first use if there is a network; else copy them there, or name their folder with --data DIR"
+        found.append(Finding("note", name, f"{folder} lacks {what}; {how}"))
+    return found or [Finding("ok", name, f"complete in {folder}")]
+
+
+def disk_findings(store: Path) -> list[Finding]:
+    """Free space where the store is or will be.
+
+    Args:
+        store: the folder with the runs.
+    """
+    free = shutil.disk_usage(_nearest(store)).free
+    level: Literal["ok", "note", "FAIL"] = "FAIL" if free < LEAST_DISK else "note" if free < LITTLE_DISK else "ok"
+    advice = "" if level == "ok" else "; free some, or choose another disk with --store DIR"
+    return [Finding(level, "disk", f"{free / 2**30:.1f} GiB free at {_nearest(store)}{advice}")]
+
+
+def store_findings(store: Path) -> list[Finding]:
+    """Whether the store can be written, and what is in it.
+
+    Args:
+        store: the folder with the runs.
+    """
+    from bench.store import Store
+
+    place = _nearest(store)
+    found: list[Finding] = []
+    try:
+        with tempfile.TemporaryFile(dir=place):  # permissions alone do not tell on network and read-only file systems
+            pass
+    except OSError as error:
+        fix = "permit it, or choose another with --store DIR or BENCH_STORE"
+        found.append(Finding("FAIL", "store", f"cannot write to {store}: {place}: {error.strerror}; {fix}"))
+    if not store.is_dir():
+        return found or [Finding("note", "store", f"{store} is not there yet; the first run makes it")]
+    kept = Store(store)
+    counts = Counter(run.status for run in kept.runs())
+    by_status = ", ".join(f"{n} {status}" for status, n in sorted(counts.items()))
+    found.append(Finding("ok", "store", f"{store}, runs: {by_status or 'none yet'}"))
+    for folder in kept.unreadable():
+        fix = "copy it again from where it came, or delete the folder and train again"
+        found.append(Finding("FAIL", "store", f"unreadable run {folder}: run.json is missing or damaged; {fix}"))
+    return found
+
+
+def _nearest(path: Path) -> Path:
+    """The path itself or its nearest parent that exists."""
+    path = path.absolute()
+    return next((place for place in (path, *path.parents) if place.exists()), path)
