@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from optimizers.global_norm import scalar_dtype
 from optimizers.step_size import StepSizeOptimizer, check_range, run_closure
 
 
@@ -51,8 +50,7 @@ class SNGD(StepSizeOptimizer):
 
     def _check_group(self, group: dict[str, Any]) -> None:
         check_range("lr", group["lr"], 0)
-        if group["max_step"] != float("inf"):
-            check_range("max_step", group["max_step"], 0, open_low=True)
+        check_range("max_step", group["max_step"], 0, open_low=True, allow_inf=True)
         check_range("momentum", group["momentum"], 0, 1)
         check_range("weight_decay", group["weight_decay"], 0)
 
@@ -86,7 +84,7 @@ class SNGD(StepSizeOptimizer):
                 buffers = self._buffers(params)
                 torch._foreach_mul_(buffers, group["momentum"])
                 self._descend(buffers, grads, -unit_step)
-                self._descend(params, buffers, torch.as_tensor(lr, dtype=scalar_dtype(norm.dtype), device=norm.device))
+                self._descend(params, buffers, torch.full_like(norm, lr))
         return loss
 
     def _buffers(self, params: list[Tensor]) -> list[Tensor]:

@@ -58,8 +58,7 @@ class SPS(StepSizeOptimizer):
     def _check_group(self, group: dict[str, Any]) -> None:
         check_range("lr", group["lr"], 0)
         check_range("c", group["c"], 0, open_low=True)
-        if group["max_step"] != float("inf"):
-            check_range("max_step", group["max_step"], 0, open_low=True)
+        check_range("max_step", group["max_step"], 0, open_low=True, allow_inf=True)
         check_range("f_star", group["f_star"], -float("inf"), open_low=True)
         if group["gamma"] != 0:
             check_range("gamma (0 turns smoothing off)", group["gamma"], 1, open_low=True)
@@ -97,27 +96,33 @@ class SPS(StepSizeOptimizer):
         groups, norm = self._collect(loss_grad_norm)
         if norm is None:
             return value
-        excess_of = torch.as_tensor(value).detach().to(norm)
+        # A number becomes a tensor in the norm's precision, and by `full_like` without a copy from the host.
+        loss_value = value.detach().to(norm) if isinstance(value, Tensor) else torch.full_like(norm, value)
         for i, (group, params) in enumerate(groups):
-            excess = (excess_of - group["f_star"]).clamp(min=0)
+            excess = (loss_value - group["f_star"]).clamp(min=0)
             # Two divisions: the square of a small norm would underflow.
             raw = self._safe_divide(self._safe_divide(excess, norm), norm) / group["c"]
-            step = raw.clamp(max=self._cap(group)).clamp(max=torch.finfo(raw.dtype).max)
-            if group["gamma"] != 0:
-                # A zero gradient (or loss) makes a zero step; as a cap it would stop the run for good.
-                group["last_step"] = step if group["last_step"] is None else torch.where(
-                    step > 0, step, group["last_step"].to(step)
-                )  # fmt: skip
+            # Finite, or lr = 0 and zero elements of the gradient would give NaN.
+            largest = torch.finfo(raw.dtype).max
+            raw = raw.clamp(max=largest)
+            step = self._capped(group, raw)
+            applied = (group["lr"] * step).clamp(max=largest)
             if i == 0:
-                self.step_sizes = (group["lr"] * raw, group["lr"] * step)
-            self._descend(params, [p.grad for p in params], group["lr"] * step)
+                self.step_sizes = (group["lr"] * raw, applied)
+            self._descend(params, [p.grad for p in params], applied)
         return value
 
     @staticmethod
-    def _cap(group: dict[str, Any]) -> Tensor | float:
-        if group["gamma"] == 0 or group["last_step"] is None:
-            return group["max_step"]
-        return group["gamma"] ** (1 / group["batches_per_epoch"]) * group["last_step"]
+    def _capped(group: dict[str, Any], raw: Tensor) -> Tensor:
+        if group["gamma"] == 0:
+            return raw.clamp(max=group["max_step"])
+        growth = group["gamma"] ** (1 / group["batches_per_epoch"])
+        first = group["last_step"] is None
+        cap = torch.full_like(raw, group["max_step"]) if first else growth * group["last_step"].to(raw)
+        step = raw.clamp(max=cap)
+        # A zero gradient (or loss) makes a zero step; as a cap it would stop the run for good, on the first step too.
+        group["last_step"] = torch.where(step > 0, step, cap / growth)
+        return step
 
 
 class PS(SPS):

@@ -12,7 +12,7 @@ class Traits:
     """Facts about an optimizer that the runner and the tests act on, in place of its name.
 
     Attributes:
-        needs_loss: `step` uses the loss; it takes `grad_norm`, the norm before clipping.
+        needs_loss: `step` uses the loss; it takes `loss_grad_norm`, the norm before clipping.
         full_batch: the method is defined on the full batch; that is its default batch.
         calls_closure_again: `step` evaluates the closure more than once, so gradients must be recomputable in it.
     """

@@ -10,28 +10,32 @@ from torch.optim import Optimizer
 from optimizers.global_norm import global_norm, scalar_dtype, to_local
 
 
-def check_range(name: str, value: float, low: float, high: float = float("inf"), *, open_low: bool = False) -> None:
+def check_range(
+    name: str, value: float, low: float, high: float = float("inf"), *, open_low: bool = False, allow_inf: bool = False
+) -> None:
     """Raise ValueError that names the value and its legal range unless low <= value <= high.
 
     Args:
         name: the hyperparameter's name, for the message.
         value: the value to test; NaN is outside every range.
         low: least legal value, itself excluded with `open_low`.
-        high: greatest legal value; infinity, where it is the bound, is excluded.
+        high: greatest legal value; infinity, where it is the bound, is excluded without `allow_inf`.
         open_low: whether `low` itself is illegal.
+        allow_inf: whether infinity is legal.
     """
     above = value > low if open_low else value >= low
-    below = value < high if high == float("inf") else value <= high
+    open_high = high == float("inf") and not allow_inf
+    below = value < high if open_high else value <= high
     if not (above and below):
         left = "(" if open_low else "["
-        right = ")" if high == float("inf") else "]"
+        right = ")" if open_high else "]"
         raise ValueError(f"{name}={value} is out of range: it must lie in {left}{low:g}, {high:g}{right}")
 
 
 class StepSizeOptimizer(Optimizer):
     """Base of optimizers that move all parameters along the gradient by one scalar step.
 
-    A subclass computes the step in `_steps`; this class collects the gradients of all groups, applies
+    A subclass computes the scalar in `step`; this class collects the gradients of all groups, applies
     `p <- p - step * g` in place, and keeps `step_sizes`.
 
     Attributes:
@@ -45,6 +49,10 @@ class StepSizeOptimizer(Optimizer):
         self.step_sizes: tuple[Tensor, Tensor] | None = None
         super().__init__(params, defaults)
 
+    def __getstate__(self) -> dict[str, Any]:
+        # torch's own leaves out what it does not know, so that a copy would forget `fused`.
+        return {**super().__getstate__(), "fused": self.fused}
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self.__dict__.setdefault("fused", None)
@@ -54,6 +62,7 @@ class StepSizeOptimizer(Optimizer):
         """Raise ValueError for an illegal hyperparameter of a group."""
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group; one with an illegal hyperparameter raises ValueError and is not added."""
         super().add_param_group(param_group)
         try:
             self._check_group(self.param_groups[-1])
@@ -70,10 +79,11 @@ class StepSizeOptimizer(Optimizer):
             raise RuntimeError(f"{type(self).__name__} does not support sparse gradients")
         if not grads:
             return [], None
-        return groups, global_norm(grads) if norm is None else norm
+        # In float32 at least: a norm given in half precision would round the step, or overflow it.
+        return groups, global_norm(grads) if norm is None else norm.to(scalar_dtype(norm.dtype))
 
     def _descend(self, params: list[Tensor], directions: list[Tensor], step: Tensor) -> None:
-        """p <- p - step * direction for each pair, in place; `step` is 0-dim and stays on its device."""
+        """Update p <- p - step * direction for each pair, in place; `step` is 0-dim and stays on its device."""
         params = [to_local(p) for p in params]
         directions = [to_local(d) for d in directions]
         fusable: dict[tuple[torch.device, torch.dtype], tuple[list[Tensor], list[Tensor]]] = {}
@@ -82,8 +92,12 @@ class StepSizeOptimizer(Optimizer):
                 ps, ds = fusable.setdefault((p.device, p.dtype), ([], []))
                 ps.append(p)
                 ds.append(d)
-            else:
+            elif scalar_dtype(p.dtype) == p.dtype:
                 p.addcmul_(d, step.to(p), value=-1)
+            else:
+                # The step stays in float32, as in the fused kernel: in half precision it would round or overflow.
+                exact = step.to(device=p.device, dtype=torch.float32)
+                p.copy_(torch.addcmul(p.float(), d.float(), exact, value=-1))
         for (device, _), (ps, ds) in fusable.items():
             lr = step.to(device=device, dtype=torch.float32 if device.type == "cuda" else step.dtype)
             torch._fused_sgd_(
@@ -93,8 +107,10 @@ class StepSizeOptimizer(Optimizer):
 
     @staticmethod
     def _safe_divide(numerator: Tensor | float, norm: Tensor) -> Tensor:
-        """numerator / norm, and 0 where the norm is 0: a zero gradient moves nothing and gives no NaN."""
-        return torch.where(norm > 0, numerator / norm, 0.0)
+        """Return numerator / norm, at most the largest finite number, and 0 where the norm is 0: no gradient gives a NaN."""
+        # `float / tensor` would multiply by the reciprocal, which overflows for norms that the quotient bears.
+        numerator = numerator if isinstance(numerator, Tensor) else torch.full_like(norm, numerator)
+        return torch.where(norm > 0, numerator / norm, 0.0).clamp(max=torch.finfo(norm.dtype).max)
 
 
 def _fusable(param: Tensor, direction: Tensor) -> bool:

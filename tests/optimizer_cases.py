@@ -41,8 +41,8 @@ def loss_and_gradient(weights: Vector) -> tuple[float, Vector]:
     margin = LABELS_N1 * (s * (hidden @ v))
     by_output = -LABELS_N1 / (1 + np.exp(margin)) / len(LABELS_N1)
     by_hidden = by_output @ (s * v).T * (1 - hidden**2)
-    gradients = [INPUTS_ND.T @ by_hidden, by_hidden.sum(axis=0), s * hidden.T @ by_output, np.sum(by_output * (hidden @ v))]
-    return float(np.log1p(np.exp(-margin)).mean()), flat(gradients)
+    by_weights = [INPUTS_ND.T @ by_hidden, by_hidden.sum(axis=0), s * hidden.T @ by_output, np.sum(by_output * (hidden @ v))]
+    return float(np.log1p(np.exp(-margin)).mean()), flat(by_weights)
 
 
 def start(dtype: torch.dtype = torch.float64) -> list[nn.Parameter]:
@@ -81,14 +81,17 @@ def sngd(
 
 def sps(
     w: Vector, g: Vector, loss: float, k: int, memory: Memory,
-    *, lr: float = 1.0, c: float = 0.5, max_step: float = inf, f_star: float = 0.0, gamma: float = 0.0, batches_per_epoch: int = 1,
+    *, lr: float = 1.0, c: float = 0.5, max_step: float = inf, f_star: float = 0.0,
+    gamma: float = 0.0, batches_per_epoch: int = 1,
 ) -> Vector:  # fmt: skip
     cap = gamma ** (1 / batches_per_epoch) * memory["step"] if gamma and k else max_step
     memory["step"] = min(max(loss - f_star, 0.0) / (c * np.sum(g * g)), cap)
     return w - lr * memory["step"] * g
 
 
-def ps(w: Vector, g: Vector, loss: float, k: int, memory: Memory, *, lr: float = 1.0, c: float = 1.0, f_star: float = 0.0) -> Vector:
+def ps(
+    w: Vector, g: Vector, loss: float, k: int, memory: Memory, *, lr: float = 1.0, c: float = 1.0, f_star: float = 0.0
+) -> Vector:
     return w - lr * max(loss - f_star, 0.0) / (c * np.sum(g * g)) * g
 
 
@@ -103,7 +106,9 @@ def adam(
     return w - lr * m_hat / (np.sqrt(v_hat) + eps)
 
 
-def adamw(w: Vector, g: Vector, loss: float, k: int, memory: Memory, *, lr: float, weight_decay: float = 0.01, **more: Any) -> Vector:
+def adamw(
+    w: Vector, g: Vector, loss: float, k: int, memory: Memory, *, lr: float, weight_decay: float = 0.01, **more: Any
+) -> Vector:
     return adam(w, g, loss, k, memory, lr=lr, **more) - lr * weight_decay * w
 
 
@@ -144,9 +149,9 @@ CASES = [
     Case("sngd", sngd, {"lr": 0.1, "max_step": 0.5, "momentum": 0.5, "weight_decay": 0.3}, cap_binds=True),
     Case("ps", ps, {"lr": 0.1}),
     Case("ps", ps, {"lr": 0.5, "c": 4.0, "f_star": 0.2}),
-    Case("sps", sps, {"lr": 1.0, "c": 8.0}),
-    Case("sps", sps, {"lr": 0.5, "max_step": 2.0}, cap_binds=True),
-    Case("sps", sps, {"lr": 1.0, "f_star": 0.2, "max_step": 1.5}, cap_binds=True),
+    Case("sps", sps, {"lr": 0.2, "c": 2.0}),
+    Case("sps", sps, {"lr": 0.2, "max_step": 15.0}, cap_binds=True),
+    Case("sps", sps, {"lr": 0.2, "f_star": 0.2, "max_step": 12.0}, cap_binds=True),
     Case("sps", sps, {"lr": 1.0, "gamma": 2.0, "batches_per_epoch": 4, "max_step": 0.5}, cap_binds=True),
     Case("sps", sps, {"lr": 0.5, "gamma": 1.5, "c": 8.0}, cap_binds=True),
     Case("adam", adam, {"lr": 0.02}),

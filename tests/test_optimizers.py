@@ -1,12 +1,15 @@
 """The optimizers: their formulas, what they do with groups, state and odd tensors, and what they cost."""
 
+import ast
 import copy
 import inspect
 import io
 import pickle
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +23,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, ReduceLROnPlat
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+import optimizers
 from optimizers import NGD, OPTIMIZERS, PS, SNGD, SPS
 from optimizers.global_norm import global_norm
 from optimizers.step_size import StepSizeOptimizer
@@ -109,8 +113,7 @@ def test_the_cases_of_a_cap_meet_both_of_its_sides(case: Case) -> None:
     for _ in range(STEPS):
         train(opt, params, 1)
         raw, applied = opt.step_sizes
-        scale = case.arguments["lr"] if OPTIMIZERS[case.name].traits.needs_loss else 1
-        bound.append(bool(applied < 0.999 * raw * scale / scale))
+        bound.append(bool(applied < 0.999 * raw))
     assert set(bound) == {True, False}
 
 
@@ -126,6 +129,7 @@ def test_float32_follows_float64(case: Case) -> None:
 
 vectors = st.lists(st.floats(-100, 100), min_size=1, max_size=5).filter(lambda v: max(map(abs, v)) > 1e-3)
 rates = st.floats(1e-4, 1e2)
+distances = st.floats(0.01, 100) | st.floats(-100, -0.01)
 
 
 def moved(cls: Any, gradients: list[list[float]], **arguments: Any) -> Tensor:
@@ -148,17 +152,17 @@ def test_a_normalised_step_has_the_length_lr(gradients: list[list[float]], lr: f
 
 @properties
 @given(gradients=st.lists(vectors, min_size=1, max_size=4), lr=rates, scale=st.floats(1e-6, 1e6))
-def test_a_normalised_step_does_not_change_when_the_loss_is_scaled(gradients: list[list[float]], lr: float, scale: float) -> None:
+def test_scaling_the_loss_does_not_change_a_normalised_step(gradients: list[list[float]], lr: float, scale: float) -> None:
     scaled = [[scale * g for g in vector] for vector in gradients]
     torch.testing.assert_close(moved(SNGD, scaled, lr=lr), moved(SNGD, gradients, lr=lr), rtol=1e-12, atol=1e-14 * lr)
 
 
 @properties
 @given(gradients=st.lists(vectors, min_size=1, max_size=4), max_step=rates, above=st.floats(1.001, 1e3))
-def test_with_the_cap_binding_the_length_is_the_cap_times_the_norm(gradients: list[list[float]], max_step: float, above: float) -> None:
+def test_a_binding_cap_makes_the_length_cap_times_norm(gradients: list[list[float]], max_step: float, above: float) -> None:
     length = max_step * norm_of(gradients)
-    assert float(moved(SNGD, gradients, lr=above * length, max_step=max_step).norm()) == pytest.approx(length, rel=1e-12)
-    assert float(moved(SNGD, gradients, lr=length / above, max_step=max_step).norm()) == pytest.approx(length / above, rel=1e-12)
+    for lr, expected in ((above * length, length), (length / above, length / above)):
+        assert float(moved(SNGD, gradients, lr=lr, max_step=max_step).norm()) == pytest.approx(expected, rel=1e-12)
 
 
 def test_momentum_averages_scaled_directions_so_an_old_large_gradient_does_not_dominate() -> None:
@@ -182,9 +186,9 @@ def test_the_norm_may_be_given() -> None:
 
 
 @properties
-@given(a=st.floats(0.1, 10), b=st.floats(-100, 100), distance=st.floats(0.01, 100), sign=st.sampled_from([-1, 1]), f_star=st.floats(-10, 10))
-def test_sps_lands_on_the_minimum_of_a_quadratic(a: float, b: float, distance: float, sign: int, f_star: float) -> None:
-    x = nn.Parameter(torch.tensor(b + sign * distance, dtype=torch.float64))
+@given(a=st.floats(0.1, 10), b=st.floats(-100, 100), away=distances, f_star=st.floats(-10, 10))
+def test_sps_lands_on_the_minimum_of_a_quadratic(a: float, b: float, away: float, f_star: float) -> None:
+    x = nn.Parameter(torch.tensor(b + away, dtype=torch.float64))
     loss = a / 2 * (x - b) ** 2 + f_star
     loss.backward()
     SPS([x], c=0.5, f_star=f_star).step(loss=loss)
@@ -225,7 +229,10 @@ def test_a_norm_in_half_precision_does_not_overflow_the_step() -> None:
     assert p.item() == -(2.0**10)
 
 
-@pytest.mark.parametrize("loss", [0.1, torch.tensor(0.1, dtype=torch.float64), torch.tensor(0.1, dtype=torch.float64, requires_grad=True)])
+DOUBLE = torch.tensor(0.1, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("loss", [0.1, DOUBLE, DOUBLE.clone().requires_grad_()])
 def test_the_loss_may_be_a_number_or_a_tensor_and_is_not_rounded(loss: Any) -> None:
     p = point(0.0, grad=(1.0,))
     assert SPS([p], c=0.5).step(loss=loss) is loss
@@ -391,7 +398,7 @@ def test_tiny_gradients_give_no_nan(case: Case, fused: bool | None, gradient: tu
                 assert p.isfinite().all(), (dtype, size, p)
 
 
-@pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 1e-30), (torch.float32, 1e-45), (torch.float64, 1e-170), (torch.float64, 5e-324)])
+@pytest.mark.parametrize(("dtype", "size"), [(dtype, size) for dtype, sizes in TINY[:2] for size in sizes])
 def test_a_tiny_gradient_never_makes_a_normalised_step_longer_than_lr(dtype: torch.dtype, size: float) -> None:
     p = point(0.0, grad=(size,), dtype=dtype)
     SNGD([p], lr=0.01).step()
@@ -402,7 +409,7 @@ def test_a_tiny_gradient_never_makes_a_normalised_step_longer_than_lr(dtype: tor
 @pytest.mark.parametrize("fused", [None, False])
 def test_a_step_beyond_half_precision_does_not_spoil_zero_elements(cls: Any, fused: bool | None) -> None:
     p = point(1.0, 1.0, grad=(6e-8, 0.0), dtype=torch.float16)
-    cls([p], lr=0.1, fused=fused).step(lambda: 1e-10)
+    cls([p], lr=0.1, fused=fused).step(lambda: 1e-8)
     assert p[0] < 1
     assert p[1] == 1
 
@@ -459,20 +466,19 @@ def test_a_copy_keeps_the_choice_of_the_update_path(cls: Any) -> None:
 
 @every_case
 def test_the_closure_runs_with_gradients_enabled_and_its_value_is_returned(case: Case) -> None:
-    params, enabled = start(), []
+    params, enabled, losses = start(), [], []
     opt = build(case, params)
 
     def closure() -> Tensor:
         enabled.append(torch.is_grad_enabled())
-        loss = torch_loss(params)
-        loss.backward()
-        closure.loss = loss  # type: ignore[attr-defined]
-        return loss
+        losses.append(torch_loss(params))
+        losses[-1].backward()
+        return losses[-1]
 
     with torch.no_grad():
         returned = opt.step(closure)
         assert not torch.is_grad_enabled()
-    assert returned is closure.loss  # type: ignore[attr-defined]
+    assert returned is losses[-1]
     assert set(enabled) == {True}
     assert not same(params, start())
 
@@ -526,9 +532,9 @@ def large(device: str) -> Iterator[nn.Parameter]:
         yield p
 
 
-@pytest.mark.parametrize("read", [float, bool, lambda t: t.tolist(), lambda t: 1 if t > 0 else 0])
+@pytest.mark.parametrize("read", [float, bool, torch.Tensor.item, lambda t: 1 if t > 0 else 0])
 def test_the_watch_sees_a_host_synchronisation(read: Callable[[Tensor], Any]) -> None:
-    with pytest.raises(AssertionError, match="_local_scalar_dense|item|nonzero"), Watch():
+    with pytest.raises(AssertionError, match=r"_local_scalar_dense|item|nonzero"), Watch():
         read(torch.ones(()))
 
 
@@ -566,7 +572,7 @@ def test_a_step_makes_no_temporaries_of_the_parameters_size(case: Case, fused: b
     opt = build(case, params, fused=fused)
     with Watch() as watch:
         opt.step(lambda: 0.5)
-    assert watch.largest_new < 100
+    assert watch.largest_new < 3000  # 1 % of the largest parameter
 
 
 @pytest.mark.parametrize("case", [case for case in OWN_CASES if case.arguments.get("momentum")], ids=str)
@@ -576,11 +582,12 @@ def test_momentum_makes_no_temporaries_beside_its_buffers(case: Case) -> None:
     opt.step(lambda: 0.5)
     with Watch() as watch:
         opt.step(lambda: 0.5)
-    assert watch.largest_new < 100
+    assert watch.largest_new < 3000  # 1 % of the largest parameter
 
 
 def odd_tensors() -> list[Tensor]:
-    return [torch.randn(5, 3).t(), torch.randn(()), torch.randn(0, 3), torch.randn(8)[::2], torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)]
+    channels_last = torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)
+    return [torch.randn(5, 3).t(), torch.randn(()), torch.randn(0, 3), torch.randn(8)[::2], channels_last]
 
 
 @every_own_case
@@ -610,13 +617,13 @@ def test_a_contiguous_gradient_of_a_transposed_parameter_is_not_taken_as_flat_me
 @every_own
 @pytest.mark.parametrize("fused", [None, False])
 def test_parameters_of_mixed_precision_share_one_step(cls: Any, fused: bool | None) -> None:
-    params = [point(0.0, 0.0, grad=(3.0, 0.0), dtype=torch.bfloat16), point(0.0, grad=(4.0,), dtype=torch.float32), point(0.0, grad=(12.0,))]
+    params = [point(0.0, grad=(g,), dtype=dtype) for g, dtype in zip((3.0, 4.0, 12.0), DTYPES, strict=True)]
     opt = cls(params, fused=fused)
     opt.step(lambda: 2.0)
-    step = opt.step_sizes[1].item()
-    for p, g in zip(params, ([3.0, 0.0], [4.0], [12.0]), strict=True):
-        torch.testing.assert_close(p.detach(), -step * torch.tensor(g, dtype=p.dtype))
-    assert opt.step_sizes[1].dtype == torch.float64
+    step = opt.step_sizes[1]
+    assert step.dtype == torch.float64
+    for p in params:
+        torch.testing.assert_close(p.detach(), (-step * p.grad.double()).to(p.dtype))
 
 
 @every_own
@@ -650,12 +657,12 @@ def test_an_illegal_hyperparameter_is_named_with_its_legal_range(name: str, argu
 
 
 @illegal
-def test_an_illegal_hyperparameter_of_a_group_is_refused_and_the_group_not_added(name: str, argument: str, value: float, legal: str) -> None:
+def test_a_group_with_an_illegal_hyperparameter_is_not_added(name: str, argument: str, value: float, legal: str) -> None:
     first, second = start()[:2]
-    with pytest.raises(ValueError, match=argument):
+    with pytest.raises(ValueError, match=re.escape(legal)):
         OWN[name]([{"params": [first]}, {"params": [second], argument: value}])
     opt = OWN[name]([first])
-    with pytest.raises(ValueError, match=argument):
+    with pytest.raises(ValueError, match=re.escape(legal)):
         opt.add_param_group({"params": [second], argument: value})
     assert len(opt.param_groups) == 1
 
@@ -671,15 +678,15 @@ def test_the_edges_of_the_legal_ranges_are_legal(name: str, arguments: dict[str,
 
 BLOCK = 65_536
 SIZES = ((), (1,), (0,), (3, 5), (BLOCK - 1,), (BLOCK,), (BLOCK + 1,), (257, 300), (2 * BLOCK + 12_345,))
-tensors = st.tuples(st.sampled_from(SIZES), st.sampled_from((*DTYPES, torch.float16)), st.booleans(), st.sampled_from((1e-3, 1.0, 1e3)))
+tensors = st.tuples(st.sampled_from(SIZES), st.sampled_from((*DTYPES, torch.float16)), st.sampled_from((1e-3, 1.0, 1e3)))
 
 
 @settings(properties, max_examples=40)
 @given(kinds=st.lists(tensors, min_size=1, max_size=6), seed=st.integers(0, 2**31))
 def test_the_global_norm_is_that_of_the_concatenation(kinds: list[Any], seed: int) -> None:
     random = torch.Generator().manual_seed(seed)
-    parts = [(torch.randn(shape, generator=random) * scale).to(dtype) for shape, dtype, _, scale in kinds]
-    parts = [part.t() if transposed and part.dim() == 2 else part for part, (_, _, transposed, _) in zip(parts, kinds, strict=True)]
+    parts = [(torch.randn(shape, generator=random) * scale).to(dtype) for shape, dtype, scale in kinds]
+    parts.append(torch.randn(301, 307, generator=random).t())
     norm = global_norm(parts)
     double = torch.float64 in [part.dtype for part in parts]
     assert (norm.shape, norm.dtype) == ((), torch.float64 if double else torch.float32)
@@ -695,7 +702,7 @@ def test_the_norm_of_nothing_is_zero(parts: list[Tensor]) -> None:
 def test_the_norm_of_a_very_large_tensor_does_not_lose_float32_precision() -> None:
     part = torch.full((20_000_003,), 0.1)
     expected = float(part[0]) * len(part) ** 0.5
-    assert float(global_norm([part])) == pytest.approx(expected, rel=1e-6)
+    assert float(global_norm([part])) == pytest.approx(expected, rel=1e-5)
 
 
 def test_the_global_norm_leaves_its_input_alone() -> None:
@@ -708,22 +715,17 @@ def test_the_global_norm_leaves_its_input_alone() -> None:
 # ---- The registry ------------------------------------------------------------------------------------------------------------
 
 
-def run_python(code: str) -> None:
-    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=120)
-
-
 def test_listing_the_optimizers_imports_no_torch() -> None:
-    run_python("import sys; from optimizers import OPTIMIZERS; assert len(OPTIMIZERS) >= 8; assert 'torch' not in sys.modules")
+    code = "import sys; from optimizers import OPTIMIZERS; assert len(OPTIMIZERS) >= 8; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=60)
 
 
 def test_the_optimizers_work_without_the_suites_libraries() -> None:
-    run_python(
-        "import sys\n"
-        "sys.modules.update(dict.fromkeys(['lightning', 'pytorch_lightning', 'pydantic', 'yaml']))\n"
-        "import importlib, pkgutil, optimizers\n"
-        "for module in pkgutil.iter_modules(optimizers.__path__, 'optimizers.'): importlib.import_module(module.name)\n"
-        "for spec in optimizers.OPTIMIZERS.values(): spec.cls\n"
-    )
+    for file in Path(optimizers.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            imported = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            imported += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert {name.partition(".")[0] for name in imported} <= {*sys.stdlib_module_names, "torch", "optimizers"}, file
 
 
 def test_a_class_of_the_registry_is_used_like_any_torch_optimizer() -> None:
