@@ -5,10 +5,12 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any, NoReturn
 
 from bench.errors import UserError, unknown
+from bench.machine import is_main_process
 
 _PLACES = """places:
   --data DIR      where datasets lie or are downloaded to (default: $BENCH_DATA, else ./data)
@@ -91,10 +93,9 @@ def _fit(words: list[str]) -> int:
         return _dry_run(config, as_json="json" in flags)
     from bench.runner import run
 
-    result = run(config, rerun="rerun" in flags, progress=True)
-    from lightning.fabric.utilities.rank_zero import rank_zero_only
-
-    if rank_zero_only.rank in (None, 0):
+    with redirect_stdout(sys.stderr):  # standard output is for the result alone, whatever a library prints
+        result = run(config, rerun="rerun" in flags, progress=True)
+    if is_main_process():
         from bench.report import result_json, result_lines
 
         if "json" in flags:
@@ -147,7 +148,7 @@ def _stored_config(store: Path, run_id: str, settings: dict[str, Any]) -> Any:
         raise unknown("run", run_id, (run.run_id for run in kept.runs())) if kept.folder.is_dir() else UserError(
             f"there is no store {store}; name it with --store DIR"
         )  # fmt: skip
-    if result.status == "running":
+    if result.status == "running" and is_main_process():
         raise UserError(f"run {run_id} is being trained by another process now")
     places = {"data": settings.get("data", os.environ.get("BENCH_DATA", "data")), "store": store}
     config = resolve(settings_of(result.config) | places | settings)

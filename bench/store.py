@@ -146,8 +146,10 @@ class Store:
                     (folder / name).unlink(missing_ok=True)
             self.write(result)
             return RunFolder(self, result, folder, lock)
-        except OSError as error:
+        except (OSError, RunFailed) as error:
             os.close(lock)
+            if isinstance(error, RunFailed):
+                raise
             raise RunFailed(f"cannot write to the store {self.folder}: {error.strerror}") from None
 
     @contextmanager
@@ -176,15 +178,15 @@ class RunFolder:
         self.store, self.result, self.folder = store, result, folder
         self.checkpoint = folder / "last.ckpt"
         self._lock = lock
-        self._curve = (folder / "curve.jsonl").open("a", encoding="utf-8")
+        self._rewrite_curve(read_curve(folder))
 
-    def append_curve(self, rows: Sequence[Sequence[float]]) -> None:
+    def append_curve(self, rows: Sequence[Sequence[float | None]]) -> None:
         """Add rows (step, loss, gradient norm, raw step, applied step); only a torn last line can be lost.
 
         Raises:
             RunFailed: the disk is full or gone.
         """
-        lines = (json.dumps([x if math.isfinite(x) else None for x in row]) for row in rows)
+        lines = (json.dumps([x if x is None or math.isfinite(x) else None for x in row]) for row in rows)
         try:
             self._curve.write("".join(f"{line}\n" for line in lines))
             self._curve.flush()
@@ -193,11 +195,16 @@ class RunFolder:
 
     def truncate_curve(self, steps: int) -> None:
         """Forget the curve from this step on: it will be trained again."""
-        rows = [row for row in read_curve(self.folder) if row[0] <= steps]
         self._curve.close()
-        (self.folder / "curve.parquet").unlink(missing_ok=True)
-        self._curve = (self.folder / "curve.jsonl").open("w", encoding="utf-8")
+        self._rewrite_curve([row for row in read_curve(self.folder) if row[0] <= steps])
+
+    def _rewrite_curve(self, rows: Sequence[Sequence[float | None]]) -> None:
+        """Go on with these rows as all of the curve; the old one stands until they are written."""
+        temporary = self.folder / "curve.jsonl.tmp"
+        self._curve = temporary.open("w", encoding="utf-8")
         self.append_curve(rows)
+        temporary.replace(self.folder / "curve.jsonl")
+        (self.folder / "curve.parquet").unlink(missing_ok=True)
 
     def end(self, *, keep_checkpoint: bool) -> None:
         """Close the run: curve to Parquet, last record, lock freed."""

@@ -1,0 +1,510 @@
+"""The command line: what it prints, how it fails, and what it needs no torch for."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from bench.options import optimizer_options, task_options
+from optimizers import OPTIMIZERS
+from tasks import TASKS
+
+FIT = ("fit", "--task", "synthetic", "--opt", "sngd", "--trainer.max_steps", "20", "--device", "cpu")
+RESULT_KEYS = ["run_id", "task", "opt", "status", "metric", "final", "best", "steps", "wall_s", "store"]
+TINY_VIT = (
+    "--task.patch_size", "14", "--task.depth", "1", "--task.num_heads", "2", "--task.embed_dim", "8", "--task.mlp_width", "8",
+    "--trainer.batch_size", "20", "--device", "cpu",
+)  # fmt: skip
+
+
+def strict_json(text: str):
+    def refuse(token: str):
+        raise AssertionError(f"{token} is not JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def fails(cli, *words: object, code: int = 2) -> str:
+    """The one line that the command fails with."""
+    answer = cli(*words)
+    assert (answer.code, answer.out) == (code, "")
+    assert answer.err.startswith("bench: error: ")
+    assert answer.err.count("\n") == 1
+    return answer.err
+
+
+# -- without torch --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ("", 0),
+        ("--help", 0),
+        ("--version", 0),
+        ("list tasks", 0),
+        ("list optimizers", 0),
+        ("show sngd", 0),
+        ("show mnist", 0),
+        ("fit --help", 0),
+        ("fit --opt sngd --help", 0),
+        ("fit --task mnist --opt sngd --help", 0),
+        ("fot", 2),
+        ("fit", 2),
+        ("fit --task mnist --opt sngdd", 2),
+        ("fit --task mnist --opt sngd --opt.lrr 1", 2),
+        ("fit --task mnist --opt sngd --opt.lr fast", 2),
+        ("fit --task mnist --opt sngd --trainer.max_steps 0", 2),
+        ("fit --task mnist --opt sngd --config nowhere.yaml", 2),
+        ("fit --resume nothing", 2),
+    ],
+)
+def test_help_lists_and_usage_errors_import_no_torch(words, code):
+    program = (
+        "import sys\nfrom bench.cli import main\n"
+        "try:\n    main(sys.argv[1:])\n"
+        "finally:\n    heavy = {'torch', 'lightning', 'torchvision', 'timm', 'numpy', 'pyarrow'} & set(sys.modules)\n"
+        "    assert not heavy, heavy\n"
+    )
+    done = subprocess.run([sys.executable, "-W", "error", "-c", program, *words.split()], capture_output=True, text=True)
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_reader_that_leaves_early_is_no_error():
+    reading, writing = os.pipe()
+    os.close(reading)
+    program = "from bench.cli import main; main(['fit', '--help'])"
+    done = subprocess.run([sys.executable, "-c", program], stdout=writing, stderr=subprocess.PIPE, text=True)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+# -- help and lists -------------------------------------------------------------------------------------------------
+
+
+def test_help_of_an_optimizer_lists_its_options(cli):
+    out = cli("fit", "--opt", "sngd", "--help").out
+    for name, meaning, default in [
+        ("lr", "length of the step", "0.01"),
+        ("max_step", r"cap on lr / \|\|g\|\|", "inf"),
+        ("momentum", r"in \[0, 1\]", "0.0"),
+        ("weight_decay", "decoupled", "0.0"),
+    ]:
+        assert re.search(rf"--opt\.{name} .*{meaning}.*default {default}\)", out), name
+    assert "--opt.f_star" not in out
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_show_tells_an_optimizers_formula_paper_options_and_search_space(cli, name):
+    out, spec = cli("show", name).out, OPTIMIZERS[name]
+    assert spec.formula in out
+    assert spec.source in out
+    options, search = out.split("search space:")
+    assert all(f"--opt.{option} " in options for option in optimizer_options(spec))
+    assert all(re.search(rf"--opt\.{h}  log-uniform in \[{s.low:g}, {s.high:g}\]", search) for h, s in spec.search.items())
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_show_tells_a_tasks_metric_budget_and_options(cli, name):
+    out, spec = cli("show", name).out, TASKS[name]
+    assert spec.title in out
+    assert f"{spec.metric} ({spec.mode})" in out
+    assert all(f"--task.{option} " in out for option in task_options(spec))
+
+
+def test_lists_have_a_line_for_each_name(cli):
+    assert [line.split()[0] for line in cli("list", "tasks").out.splitlines()] == list(TASKS)
+    assert [line.split()[0] for line in cli("list", "optimizers").out.splitlines()] == list(OPTIMIZERS)
+
+
+def test_without_words_help_is_shown(cli):
+    assert cli().out == cli("--help").out
+    assert cli("--version").out.strip().count(".") == 2
+
+
+SAMPLES = {
+    "--seed": "1", "--data_seed": "2", "--device": "cpu", "--precision": "64-true", "--logger": "csv",
+    "--data": "somewhere", "--store": "somewhere", "--trainer.max_epochs": "1", "--trainer.max_steps": "1",
+    "--trainer.max_seconds": "1", "--trainer.batch_size": "full", "--trainer.micro_batch_size": "1",
+    "--trainer.gradient_clip_val": "1", "--trainer.val_every": "1", "--trainer.checkpoint_seconds": "1",
+    "--trainer.devices": "1", "--trainer.num_nodes": "1", "--trainer.strategy": "auto",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("task", "opt"), [*(("mnist", opt) for opt in OPTIMIZERS), *((task, "sngd") for task in TASKS)])
+def test_every_flag_in_the_help_parses(cli, tmp_path, monkeypatch, task, opt):
+    monkeypatch.setattr("bench.config.configs_folder", lambda: tmp_path)
+    (tmp_path / "tuned" / task).mkdir(parents=True)
+    (tmp_path / "tuned" / task / f"{opt}.yaml").write_text("seed: 5\n")
+    help_ = cli("fit", "--task", task, "--opt", opt, "--help").out
+    flags = re.findall(r"^  (--\S+)", help_, re.MULTILINE)
+    defaults = {f"--opt.{o.name}": o.default for o in optimizer_options(OPTIMIZERS[opt]).values()}
+    defaults |= {f"--task.{o.name}": o.default for o in task_options(TASKS[task]).values()}
+    assert defaults.keys() | SAMPLES.keys() <= set(flags)
+    samples = {flag: str(value).strip("()") for flag, value in defaults.items()} | SAMPLES
+    samples |= {"--config": str(tmp_path / "tuned" / task / f"{opt}.yaml")}
+    switches = {"--tuned", "--rerun", "--dry-run", "--json"}
+    for flag in set(flags) - {"--task", "--opt", "--resume"}:
+        words = [flag] if flag in switches else [flag, samples[flag]]
+        answer = cli("fit", "--task", task, "--opt", opt, *words, "--dry-run")
+        assert answer.code == 0, (words, answer.err)
+
+
+# -- how settings are written ---------------------------------------------------------------------------------------
+
+
+def resolved(cli, *words: str) -> dict:
+    answer = cli("fit", *words, "--dry-run", "--json")
+    assert answer.code == 0, answer.err
+    return strict_json(answer.out)
+
+
+@pytest.mark.parametrize(
+    ("words", "group", "name", "value"),
+    [
+        ("--opt sngd --opt.lr 0.1", "opt", "lr", 0.1),
+        ("--opt sngd --opt.lr=0.1", "opt", "lr", 0.1),
+        ("--opt=sngd --opt.max_step inf", "opt", "max_step", "inf"),
+        ("--opt sps --opt.f_star -0.5", "opt", "f_star", -0.5),
+        ("--opt sps --opt.f_star=-1e-3", "opt", "f_star", -0.001),
+        ("--opt sps --opt.f_star -inf", "opt", "f_star", "-inf"),
+        ("--opt adam --opt.betas 0.8,0.9", "opt", "betas", [0.8, 0.9]),
+        ("--opt sgd --task.flip", "task", "flip", True),
+        ("--opt sgd --task.flip --task.crop 2", "task", "flip", True),
+        ("--opt sgd --task.flip false", "task", "flip", False),
+        ("--opt sgd --task.n_train none", "task", "n_train", None),
+        ("--opt sgd --opt.lr 1 --opt.lr 2", "opt", "lr", 2.0),
+    ],
+)
+def test_settings_on_the_command_line(cli, words, group, name, value):
+    assert resolved(cli, "--task", "mnist", *words.split())[f"{group}_options"][name] == value
+
+
+# -- dry run --------------------------------------------------------------------------------------------------------
+
+
+def test_dry_run_prints_the_configuration_and_writes_nothing(cli, tmp_path, store):
+    answer = cli("fit", "--task", "mnist", "--opt", "sps", "--data", tmp_path / "nowhere", "--dry-run")
+    assert (answer.code, answer.err) == (0, "")
+    shown = yaml.safe_load(answer.out)
+    assert shown["task"]["name"] == "mnist"
+    assert shown["opt"]["name"] == "sps"
+    assert shown["opt"]["c"] == 0.5
+    assert shown["trainer"]["max_epochs"] == 5
+    assert shown["device"] != "auto"
+    assert not store.exists()
+
+
+@pytest.mark.parametrize("opt", OPTIMIZERS)
+@pytest.mark.parametrize("task", TASKS)
+def test_what_a_dry_run_prints_is_a_config_of_the_same_run(cli, tmp_path, task, opt):
+    words = ("--task", task, "--opt", opt, "--seed", "3", "--trainer.max_steps", "7", "--opt.lr", "1e-3")
+    file = tmp_path / "run.yaml"
+    file.write_text(cli("fit", *words, "--dry-run").out)
+    again = resolved(cli, "--config", str(file))
+    assert again == resolved(cli, *words)
+    assert f"# run_id: {again['run_id']}\n" in file.read_text()
+
+
+# -- results --------------------------------------------------------------------------------------------------------
+
+
+def test_json_is_one_object_and_nothing_else(cli, store):
+    answer = cli(*FIT, "--json")
+    assert answer.code == 0
+    result = strict_json(answer.out)
+    assert list(result) == RESULT_KEYS
+    assert answer.out.count("\n") == 1
+    assert (result["task"], result["opt"], result["status"], result["metric"]) == ("synthetic", "sngd", "completed", "train/loss")
+    assert (result["steps"], result["store"]) == (20, str(store))
+    assert 0 < result["final"] < 1
+    assert (store / result["run_id"] / "run.json").is_file()
+
+
+def test_a_result_is_one_line_that_says_where_it_is_stored(cli, store):
+    answer = cli(*FIT)
+    assert answer.code == 0
+    assert answer.out.count("\n") == 1
+    assert answer.out.startswith("synthetic sngd: completed, train loss 0.")
+    assert f"stored in {store}/synthetic-sngd-" in answer.out
+    assert "step 20/20" in answer.err
+
+
+def test_a_cap_that_bound_on_nearly_all_steps_is_reported(cli):
+    assert "note: the step cap bound on 100% of the steps" in cli(*FIT, "--opt.max_step", "1e-9").out
+    assert "note" not in cli(*FIT).out
+
+
+def test_the_run_id_is_the_one_that_a_dry_run_names(cli):
+    assert strict_json(cli(*FIT, "--json").out)["run_id"] == resolved(cli, *FIT[1:])["run_id"]
+
+
+@pytest.fixture
+def trainings(monkeypatch):
+    """The configurations that were really trained."""
+    import bench.runner
+
+    seen, make = [], bench.runner.make_trainer
+    monkeypatch.setattr(bench.runner, "make_trainer", lambda config, *rest: (seen.append(config), make(config, *rest))[1])
+    return seen
+
+
+def test_the_same_run_is_trained_once(cli, store, trainings):
+    first = cli(*FIT, "--json").out
+    (record,) = store.glob("*/run.json")
+    written = record.stat().st_mtime_ns
+    assert cli(*FIT, "--json").out == first
+    assert cli(*FIT, "--opt.lr", "1e-2", "--trainer.micro_batch_size", "5", "--json").out == first
+    assert len(trainings) == 1
+    assert record.stat().st_mtime_ns == written
+
+
+def test_rerun_trains_again(cli, store, trainings):
+    first, second = (strict_json(cli(*FIT, "--json", *more).out) for more in ([], ["--rerun"]))
+    assert len(trainings) == 2
+    assert first | {"wall_s": 0} == second | {"wall_s": 0}
+    assert len(list(store.iterdir())) == 1
+
+
+def test_stored_results_need_no_data(cli, fake_mnist):
+    words = ("fit", "--task", "mnist", "--opt", "adam", "--trainer.max_steps", "3", *TINY_VIT, "--json")
+    first = cli(*words)
+    assert first.code == 0, first.err
+    shutil.rmtree(fake_mnist)
+    assert cli(*words).out == first.out
+
+
+def test_places_come_from_flags_or_the_environment(cli, tmp_path, monkeypatch, store):
+    assert strict_json(cli(*FIT, "--store", tmp_path / "other", "--json").out)["store"] == str(tmp_path / "other")
+    assert not store.exists()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("BENCH_STORE")
+    assert strict_json(cli(*FIT, "--json").out)["store"] == "runs"
+    assert (tmp_path / "runs").is_dir()
+
+
+# -- divergence -----------------------------------------------------------------------------------------------------
+
+
+def test_divergence_is_a_result(cli, store, fake_mnist):
+    words = ("fit", "--task", "mnist", "--opt", "sgd", "--opt.lr", "1e6", *TINY_VIT, "--trainer.max_steps", "60")
+    answer = cli(*words, "--json")
+    assert answer.code == 0
+    result = strict_json(answer.out)
+    assert (result["status"], result["final"]) == ("diverged", None)
+    record = strict_json((store / result["run_id"] / "run.json").read_text())
+    assert record["status"] == "diverged"
+    assert "final" not in record["metrics"]
+    assert record["steps"] == result["steps"] < 60
+    assert "at step" in record["reason"] or "by step" in record["reason"]
+    again = cli(*words)
+    assert again.code == 0
+    assert again.out.startswith("mnist sgd: diverged")
+
+
+def test_the_curve_of_a_diverged_run_ends_where_it_diverged(cli, store, fake_mnist):
+    from bench.store import read_curve
+
+    result = strict_json(cli("fit", "--task", "mnist", "--opt", "sgd", "--opt.lr", "1e30", *TINY_VIT, "--json").out)
+    curve = read_curve(store / result["run_id"])
+    assert result["status"] == "diverged"
+    assert [row[0] for row in curve] == list(range(1, result["steps"] + 1))
+    assert curve[-1][1] is None or curve[-1][2] is None
+    assert all(None not in row[1:3] for row in curve[:-1])
+
+
+# -- bad input ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("fot", "unknown command 'fot'; did you mean 'fit'?"),
+        ("xyzzy", "unknown command 'xyzzy'; known: fit, "),
+        ("--halp", "unrecognized arguments: --halp"),
+        ("list", "arguments are required: what"),
+        ("list suites", "invalid choice: 'suites'"),
+        ("show sngdd", "did you mean 'sngd'?"),
+        ("fit", "--task is missing; see `bench list tasks`"),
+        ("fit --task synthetic", "--opt is missing; see `bench list optimizers`"),
+        ("fit --task synthetc --opt ngd", "unknown task 'synthetc'; did you mean 'synthetic'?"),
+        ("fit --task synthetic --opt sngdd", "unknown optimizer 'sngdd'; did you mean 'sngd'?"),
+        ("fit --task zzz --help", "unknown task 'zzz'; known: synthetic, mnist, cifar10"),
+        ("fit --task synthetic --opt", "--opt needs a value"),
+        ("fit --task --opt sngd", "--task needs a value"),
+        ("fit --config", "--config needs a value"),
+    ],
+)
+def test_a_wrong_request(cli, words, message):
+    assert message in fails(cli, *words.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--opt.lrr 1", "unknown option '--opt.lrr'; did you mean '--opt.lr'?"),
+        ("--lr 1", "unknown option '--lr'; did you mean '--opt.lr'?"),
+        ("--task.m 1", "unknown option '--task.m'"),
+        ("--trainer.max_step 1", "did you mean '--trainer.max_steps'?"),
+        ("--sead 1", "unknown option '--sead'; did you mean '--seed'?"),
+        ("--opt.lr.x 1", "unknown option '--opt.lr.x'; did you mean '--opt.lr'?"),
+        ("--trainer 1", "unknown option '--trainer'"),
+        ("--opt_options 1", "unknown option '--opt_options'"),
+        ("--seed x", "--seed 'x': input should be a valid integer"),
+        ("--seed -1", "--seed '-1': input should be greater than or equal to 0"),
+        ("--opt.lr fast", "--opt.lr 'fast': input should be a valid number"),
+        ("--opt.fused maybe", "--opt.fused 'maybe'"),
+        ("--task.n 2.5", "--task.n '2.5': input should be a valid integer"),
+        ("--device tpu", "--device 'tpu': input should be 'cpu', 'cuda', 'mps' or 'auto'"),
+        ("--precision 8", "--precision '8': input should be '32-true'"),
+        ("--logger excel", "--logger 'excel': input should be 'tensorboard'"),
+        ("--opt.lr -1", "--opt.lr=-1.0 is out of range: it must lie in [0, inf)"),
+        ("--opt.lr nan", "--opt.lr=nan is out of range"),
+        ("--opt.max_step 0", "--opt.max_step=0.0 is out of range"),
+        ("--opt.momentum 1.5", "--opt.momentum=1.5 is out of range: it must lie in [0, 1]"),
+        ("--task.n 0", "--task.n=0 is out of range: it must be at least 1"),
+        ("--task.init_std -1", "--task.init_std=-1.0 is out of range"),
+        ("--trainer.max_steps 0", "--trainer.max_steps '0': input should be greater than or equal to 1"),
+        ("--trainer.max_epochs inf", "--trainer.max_epochs 'inf': input should be a finite number"),
+        ("--trainer.max_epochs -2", "--trainer.max_epochs '-2'"),
+        ("--trainer.max_seconds 0", "--trainer.max_seconds '0'"),
+        ("--trainer.batch_size 0", "--trainer.batch_size 0: it must be at least 1, or `full`"),
+        ("--trainer.batch_size half", "--trainer.batch_size 'half'"),
+        ("--trainer.batch_size 21", "--trainer.batch_size 21 is more than the 20 training samples"),
+        ("--trainer.micro_batch_size 0", "--trainer.micro_batch_size '0'"),
+        ("--trainer.gradient_clip_val 0", "--trainer.gradient_clip_val '0'"),
+        ("--trainer.devices 0", "--trainer.devices '0'"),
+        ("--trainer.devices 50", "50 devices"),
+        ("--trainer.strategy magic", "--trainer.strategy 'magic': input should be 'auto', 'ddp' or 'fsdp'"),
+        ("--opt.lr", "--opt.lr needs a value; it takes float"),
+        ("--opt.lr --json", "--opt.lr needs a value"),
+        ("--trainer.max_seconds", "--trainer.max_seconds needs a value"),
+        ("--seed --json", "--seed needs a value"),
+        ("--json=yes", "--json is a switch and takes no value"),
+        ("opt.lr=1", "unexpected word 'opt.lr=1': settings are written --name value"),
+        ("--opt.lr 1 2", "unexpected word '2'"),
+        ("--", "needs a value"),
+    ],
+)
+def test_a_wrong_setting(cli, store, words, message):
+    assert message in fails(cli, *FIT, *words.split())
+    assert not store.exists()
+
+
+@pytest.mark.parametrize("opt", [name for name, spec in OPTIMIZERS.items() if spec.traits.full_batch])
+def test_a_full_batch_method_takes_no_batch_size(cli, opt):
+    error = fails(cli, "fit", "--task", "synthetic", "--opt", opt, "--trainer.batch_size", "5")
+    assert f"--trainer.batch_size 5: {opt} is a full-batch method" in error
+
+
+@pytest.mark.parametrize("opt", OPTIMIZERS)
+def test_no_optimizer_takes_a_negative_rate(cli, opt):
+    error = fails(cli, "fit", "--task", "synthetic", "--opt", opt, "--opt.lr", "-1")
+    assert "-1.0" in error
+    assert "lr" in error or "learning rate" in error
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--task.depth 0", "--task.depth=0 is out of range"),
+        ("--task.num_heads 3", "--task.num_heads=3 does not divide embed_dim=8"),
+        ("--task.patch_size 5", "--task.patch_size=5 does not divide the image of 28 x 28 pixels"),
+        ("--task.dropout 1", "--task.dropout=1.0 is out of range: it must lie in [0, 1)"),
+        ("--task.n_train 61", "--task.n_train=61 is out of range: it must lie in [1, 60]"),
+        ("--task.crop -1", "--task.crop=-1 is out of range"),
+        ("--trainer.batch_size 61", "--trainer.batch_size 61 is more than the 60 training samples"),
+    ],
+)
+def test_a_wrong_setting_of_an_image_task(cli, fake_mnist, words, message):
+    assert message in fails(cli, "fit", "--task", "mnist", "--opt", "adam", *TINY_VIT, *words.split())
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"opt: [1\nb: 2", "is not valid YAML at line 2, column 2"),
+        (b"a: b: c", "is not valid YAML at line 1"),
+        (b"\xff\xfe\x00", "is not valid YAML"),
+        (b"- task: mnist", "must hold settings such as `task: mnist`, but holds list"),
+        (b"", "must hold settings such as `task: mnist`, but holds NoneType"),
+        (b"just words", "but holds str"),
+        (b"opt: {lrr: 1}", "did you mean '--opt.lr'?"),
+        (b"opt: {lr: fast}", "--opt.lr 'fast': input should be a valid number"),
+        (b"opt: {lr: {a: 1}}", "--opt.lr {'a': 1}"),
+        (b"opt: {lr: true}", "--opt.lr needs a value"),
+        (b"trainer: 5", "unknown option '--trainer'"),
+        (b"trainer: {batch_size: [1]}", "--trainer.batch_size [1]"),
+        (b"1: 2", "unknown option '--1'"),
+        (b"seed: null", "--seed None: input should be a valid integer"),
+        (b"!!python/object/apply:os.system ['true']", "is not valid YAML"),
+    ],
+)
+def test_a_wrong_config_file(cli, tmp_path, content, message):
+    file = tmp_path / "run.yaml"
+    file.write_bytes(content)
+    assert message in fails(cli, *FIT, "--config", file)
+
+
+def test_a_config_file_that_is_none(cli, tmp_path):
+    assert f"there is no file {tmp_path}/run.yaml" in fails(cli, *FIT, "--config", tmp_path / "run.yaml")
+    assert "Is a directory" in fails(cli, *FIT, "--config", tmp_path)
+
+
+@pytest.mark.parametrize("below", ["file", "file/below"])
+def test_a_store_that_cannot_be_written(cli, tmp_path, below):
+    (tmp_path / "file").write_text("")
+    error = fails(cli, *FIT, "--store", tmp_path / below)
+    assert f"cannot write to the store {tmp_path / below}" in error
+    assert "choose another with --store DIR" in error
+
+
+def test_a_truncated_data_file_is_named(cli, fake_mnist):
+    damaged = fake_mnist / "MNIST" / "raw" / "train-images-idx3-ubyte.gz"
+    damaged.write_bytes(damaged.read_bytes()[:100])
+    error = fails(cli, "fit", "--task", "mnist", "--opt", "adam", *TINY_VIT)
+    assert f"damaged data file {damaged}: 100 bytes" in error
+    assert "delete it and copy or download it again" in error
+
+
+def test_missing_data_are_named_when_they_cannot_be_downloaded(cli, fake_mnist, monkeypatch):
+    (fake_mnist / "MNIST" / "raw" / "t10k-labels-idx1-ubyte.gz").unlink()
+
+    def download(url, **kwargs):
+        print("Downloading", url)  # as older versions of torchvision do
+        raise OSError("no network\nand more lines")
+
+    monkeypatch.setattr("torchvision.datasets.mnist.download_and_extract_archive", download)
+    answer = cli("fit", "--task", "mnist", "--opt", "adam", *TINY_VIT, "--json")
+    assert (answer.code, answer.out) == (2, "")
+    line = answer.err.splitlines()[-1]
+    assert line.startswith("bench: error: missing data: t10k-labels-idx1-ubyte.gz expected in ")
+    assert f"{fake_mnist}/MNIST/raw" in line
+    assert "--data DIR or BENCH_DATA" in line
+    assert "Traceback" not in answer.err
+
+
+# -- the real files -------------------------------------------------------------------------------------------------
+
+MNIST_FILES = [f"{part}-ubyte.gz" for part in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")]
+
+
+def test_a_truncated_file_of_the_real_mnist_is_named(cli, tmp_path):
+    real = Path(os.environ.get("BENCH_DATA", "data")) / "MNIST" / "raw"
+    missing = [name for name in MNIST_FILES if not (real / name).is_file()]
+    if missing:
+        pytest.skip(f"the real MNIST is not in {real} (set BENCH_DATA): {missing[0]} is missing")
+    folder = tmp_path / "MNIST" / "raw"
+    folder.mkdir(parents=True)
+    for name in MNIST_FILES:
+        shutil.copyfile(real / name, folder / name)
+    with (folder / MNIST_FILES[2]).open("r+b") as file:
+        file.truncate(1000)
+    assert f"damaged data file {folder / MNIST_FILES[2]}: 1,000 bytes" in fails(cli, "fit", "--task", "mnist", "--opt", "adam", "--data", tmp_path)
