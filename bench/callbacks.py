@@ -3,7 +3,7 @@
 import math
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.loggers import Logger
 from torch import Tensor
 
 from bench.progress import Progress
@@ -21,6 +22,8 @@ from tasks.base import CurveRow, Task
 
 DIVERGED_FACTOR = 100
 """A run has diverged when the median loss since the last look exceeds this many times (1 + first loss). Ours."""
+
+_BATCH_TAGS = ("batch/loss", "batch/grad_norm", "batch/raw_step", "batch/applied_step")
 
 
 @dataclass
@@ -69,10 +72,10 @@ class Recorder(pl.Callback):
         val_every: int,
         max_seconds: float | None,
         checkpoint_seconds: float,
-        to_loggers: Callable[[dict[str, float], int], None] | None,
+        loggers: Sequence[Logger],
     ) -> None:
         self.result, self.spec, self.folder, self.stop, self.progress = result, spec, folder, stop, progress
-        self.val_every, self.max_seconds, self.checkpoint_seconds, self.to_loggers = val_every, max_seconds, checkpoint_seconds, to_loggers
+        self.val_every, self.max_seconds, self.checkpoint_seconds, self.loggers = val_every, max_seconds, checkpoint_seconds, loggers
         self.checkpoint = checkpoint
         self.first_loss: float | None = None
         self.best_selected: float | None = None
@@ -123,9 +126,9 @@ class Recorder(pl.Callback):
         numbered = [(first + i + 1, *row) for i, row in enumerate(rows)]
         if self.folder is not None:
             self.folder.append_curve(numbered)
-        if self.to_loggers is not None:
+        for logger in self.loggers:
             for step, *values in numbered:
-                self.to_loggers(dict(zip(("train/loss", "train/grad_norm", "train/raw_step", "train/applied_step"), values, strict=True)), step)
+                logger.log_metrics(dict(zip(_BATCH_TAGS, values, strict=True)), step)
         self._clock()
         if self.first_loss is None:
             self.first_loss = rows[0][0]
@@ -159,24 +162,26 @@ class Recorder(pl.Callback):
             result.cap_share = self.capped / result.steps
         pl_module.eval()
         if result.status != "diverged":
-            final = pl_module.evaluate(result.split)
-            if all(map(math.isfinite, final.values())):
-                result.metrics["final"] = final
-                result.final = final[self.spec.metric]
-            else:
+            result.final = self._report("final", pl_module)
+            if result.final is None:
                 self._diverged("the final weights give values that are not finite")
         if pl_module.best_weights is not None:
-            if result.final is not None and result.best_step == result.steps:
-                best = result.metrics["final"]
+            if result.best_step == result.steps and result.final is not None:
+                result.best, result.metrics["best"] = result.final, result.metrics["final"]
             else:
                 pl_module.load_best_weights()
-                best = pl_module.evaluate(result.split)
-            if all(map(math.isfinite, best.values())):
-                result.metrics["best"] = best
-                result.best = best[self.spec.metric]
+                result.best = self._report("best", pl_module)
         self._clock()
 
     # -- decisions ------------------------------------------------------------------------------------------------
+
+    def _report(self, which: str, task: Task) -> float | None:
+        """Record the metrics of the present weights on the reporting split; None if they are not finite."""
+        values = task.evaluate(self.result.split)
+        if not all(map(math.isfinite, values.values())):
+            return None
+        self.result.metrics[which] = dict(values)
+        return values[self.spec.metric]
 
     def _diverged(self, reason: str) -> None:
         self.result.status, self.result.reason = "diverged", reason
@@ -198,8 +203,8 @@ class Recorder(pl.Callback):
         if target is not None and self.result.steps_to_target is None and not self._better(target, value):
             self.result.steps_to_target = self.result.steps
             self.result.seconds_to_target = self.result.train_s
-        if self.to_loggers is not None:
-            self.to_loggers({f"{task.data.select}/{name}": x for name, x in values.items()}, self.result.steps)
+        for logger in self.loggers:
+            logger.log_metrics({f"{task.data.select}/{name}": x for name, x in values.items()}, self.result.steps)
         self.progress.validated(self.result.steps, task.data.select, values)
 
     def _better(self, a: float, b: float) -> bool:

@@ -21,7 +21,7 @@ def device_findings() -> list[Finding]:
     """Processor and GPUs: their names, whether this torch has code for them, and which precisions work on them."""
     import torch
 
-    from bench.runner import cpu_name
+    from bench.machine import cpu_name
 
     name = cpu_name() or platform.machine()
     found = [Finding("ok", "cpu", f"{name}, {os.cpu_count()} cores, {torch.get_num_threads()} torch threads")]

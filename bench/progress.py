@@ -48,7 +48,10 @@ class Progress:
         text = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
         self._validated = f"  [{split}: {text}]".replace("[", r"\[")
         if self.enabled and self._bar is None:
-            print(f"{self.label}  step {step}/{self.total}  {split}: {text}", file=sys.stderr, flush=True)
+            try:
+                print(f"{self.label}  step {step}/{self.total}  {split}: {text}", file=sys.stderr, flush=True)
+            except OSError:  # `2>&1 | head`: a reader that has gone must not end the run
+                self.enabled = False
 
     def stop(self) -> None:
         """Take the bar down."""

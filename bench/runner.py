@@ -8,20 +8,19 @@ import resource
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from lightning.fabric.utilities.rank_zero import rank_zero_only
-from lightning.pytorch.plugins import MixedPrecision
+from lightning.pytorch.plugins import DoublePrecision, MixedPrecision
 from lightning.pytorch.strategies import ModelParallelStrategy
 
 from bench.callbacks import Recorder, StopRequest
 from bench.config import RunConfig
 from bench.errors import RunFailed, UserError
+from bench.machine import LIBRARIES, cpu_name, is_main_process
 from bench.progress import Progress
 from bench.store import RunFolder, RunResult, Store
 from optimizers import TASK_VALUE
@@ -29,7 +28,6 @@ from tasks.base import STEP_KEYWORDS, Plan, Task
 from tasks.files import DataError
 from tasks.seeding import derive_seed
 
-LIBRARIES = ("torch", "lightning", "timm", "torchmetrics", "torchvision", "transformers", "optuna", "numpy")
 _GO_ON = {"killed", "running"}
 
 
@@ -50,7 +48,7 @@ def run(config: RunConfig, *, rerun: bool = False, progress: bool = True) -> Run
     """
     config = on_device(config)
     store = Store(config.store)
-    main = rank_zero_only.rank in (None, 0)
+    main = is_main_process()
     checkpoint = config.store / config.run_id / "last.ckpt"
     stored = store.get(config.run_id) if main else None
     if stored is not None and stored.status in ("completed", "diverged", "timeout") and not rerun:
@@ -66,26 +64,28 @@ def run(config: RunConfig, *, rerun: bool = False, progress: bool = True) -> Run
         versions=versions(config), metric=config.task_spec.metric, split=task.data.report, part=task.data.part,
         environment=environment(config),
     )  # fmt: skip
+    loggers = _loggers(config) if main else []  # before the run is begun: it may complain, and it writes nothing yet
     folder = store.begin(result, resume=resume) if main else None
     stop = StopRequest()
-    loggers = _loggers(config) if main else []
     recorder = Recorder(
         result, config.task_spec, folder, checkpoint, stop,
         Progress(plan.total_steps, f"{config.task} {config.opt}", enabled=progress and main),
         val_every=_val_every(config, plan, task), max_seconds=config.trainer.max_seconds,
-        checkpoint_seconds=config.trainer.checkpoint_seconds,
-        to_loggers=(lambda values, step: [logger.log_metrics(values, step) for logger in loggers] and None) if loggers else None,
+        checkpoint_seconds=config.trainer.checkpoint_seconds, loggers=loggers,
     )  # fmt: skip
     try:
+        for logger in loggers:
+            logger.log_hyperparams(result.config)
         with _quiet(), stop.listening():
             trainer = make_trainer(config, [recorder])
             steps = StepRanges(task, recorder.val_every, config.task_spec.steps_per_call)
             trainer.fit(task, steps, ckpt_path=checkpoint if resume else None, weights_only=True)
-        for logger in loggers:
-            logger.finalize("success")
     except BaseException as error:
         _record_failure(result, folder, error)
         raise
+    finally:
+        for logger in loggers:
+            logger.finalize("success" if result.status == "completed" else "failed")
     result.memory = peak_memory()
     if folder is not None:
         try:
@@ -185,6 +185,8 @@ def make_trainer(config: RunConfig, callbacks: list[pl.Callback]) -> pl.Trainer:
     if config.precision == "16-mixed" and config.device == "cpu":
         # Lightning would quietly use bf16 on a CPU.
         precision = {"plugins": [MixedPrecision("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu"))]}  # type: ignore[attr-defined]
+    if config.precision == "64-true":
+        precision = {"plugins": [DoublePrecision()]}  # by name Lightning refuses it under FSDP2, where it works
     strategy: Any = "auto" if ranks == 1 else "ddp"
     if options.strategy == "fsdp":
         strategy = ModelParallelStrategy(
@@ -228,12 +230,12 @@ def _refuse_what_means_something_else(config: RunConfig) -> None:
         raise UserError("--precision 16-mixed does not work with --trainer.strategy fsdp: ranks would not agree on which steps overflow; use bf16-mixed")
     if config.precision == "16-mixed" and traits.calls_closure_again:
         raise UserError(f"--precision 16-mixed: {config.opt} evaluates the loss several times a step, which a gradient scaler cannot follow; use bf16-mixed")
-    if traits.needs_loss and trainer.gradient_clip_val is not None:
-        if "loss_grad_norm" not in inspect.signature(config.opt_spec.cls.step).parameters:
-            raise UserError(
-                f"--trainer.gradient_clip_val: {config.opt} computes its step from loss and gradient, and its `step` takes"
-                " no `loss_grad_norm`; with the gradient clipped the step would be wrong"
-            )
+    told_norm = "loss_grad_norm" in inspect.signature(config.opt_spec.cls.step).parameters
+    if traits.needs_loss and trainer.gradient_clip_val is not None and not told_norm:
+        raise UserError(
+            f"--trainer.gradient_clip_val: {config.opt} computes its step from loss and gradient, and its `step` takes"
+            " no `loss_grad_norm`; with the gradient clipped the step would be wrong"
+        )
 
 
 def versions(config: RunConfig) -> dict[str, Any]:
@@ -258,15 +260,6 @@ def environment(config: RunConfig) -> dict[str, Any]:
     }
 
 
-def cpu_name() -> str:
-    """The processor's name as the system gives it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor())
-
-
 def peak_memory() -> dict[str, int]:
     """Peak resident bytes of this process, and peak bytes that torch had allocated on the GPU."""
     unit = 1 if sys.platform == "darwin" else 1024
@@ -284,10 +277,8 @@ def _record_failure(result: RunResult, folder: RunFolder | None, error: BaseExce
     else:
         text = str(error).strip().splitlines()
         result.status, result.reason = "failed", f"{type(error).__name__}: {text[0] if text else 'no message'}"
-    try:
+    with suppress(OSError, RunFailed):  # on a full disk the lock is free all the same, so the run reads as killed
         folder.end(keep_checkpoint=True)
-    except OSError:
-        pass  # the disk is full; the lock is free, so the run reads as killed
 
 
 def _loggers(config: RunConfig) -> list[Any]:
@@ -309,7 +300,6 @@ def _loggers(config: RunConfig) -> list[Any]:
         raise UserError(
             f"--logger {config.logger}: the package {config.logger} is not installed; pip install {config.logger}"
         ) from None
-    logger.log_hyperparams(config.model_dump(mode="json", exclude={"data", "store", "logger"}))
     return [logger]
 
 

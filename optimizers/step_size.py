@@ -1,6 +1,6 @@
 """What normalised and Polyak methods share: one scalar step for all parameters, applied without temporaries."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -74,7 +74,7 @@ class StepSizeOptimizer(Optimizer):
         """The groups with their parameters that have a gradient, and the norm over all of them (None: no gradient)."""
         groups = [(group, [p for p in group["params"] if p.grad is not None]) for group in self.param_groups]
         groups = [(group, params) for group, params in groups if params]
-        grads = [p.grad for _, params in groups for p in params]
+        grads = [p.grad for _, params in groups for p in params if p.grad is not None]
         if any(g.is_sparse for g in grads):
             raise RuntimeError(f"{type(self).__name__} does not support sparse gradients")
         if not grads:
@@ -82,10 +82,10 @@ class StepSizeOptimizer(Optimizer):
         # In float32 at least: a norm given in half precision would round the step, or overflow it.
         return groups, global_norm(grads) if norm is None else norm.to(scalar_dtype(norm.dtype))
 
-    def _descend(self, params: list[Tensor], directions: list[Tensor], step: Tensor) -> None:
+    def _descend(self, params: Sequence[Tensor], directions: Sequence[Tensor | None], step: Tensor) -> None:
         """Update p <- p - step * direction for each pair, in place; `step` is 0-dim and stays on its device."""
         params = [to_local(p) for p in params]
-        directions = [to_local(d) for d in directions]
+        directions = [to_local(d) for d in directions if d is not None]
         fusable: dict[tuple[torch.device, torch.dtype], tuple[list[Tensor], list[Tensor]]] = {}
         for p, d in zip(params, directions, strict=True):
             if self.fused is not False and _fusable(p, d):

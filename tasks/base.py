@@ -191,7 +191,7 @@ class Task(pl.LightningModule, ABC):
         """
         optimizer: Any = self.optimizers(use_pl_optimizer=False)
         modes = [getattr(optimizer, mode, None) for mode in ("eval", "train")]
-        metrics = MetricCollection(self.metrics()).to(self.device)
+        metrics = MetricCollection(dict(self.metrics())).to(self.device)
         loss = MeanMetric(nan_strategy="disable").to(self.device).set_dtype(torch.float64 if self.device.type != "mps" else torch.float32)
         for metric in (*metrics.values(), loss):
             metric.sync_on_compute = False
@@ -249,7 +249,8 @@ class _Loop:
     def __init__(self, task: Task, optimizer: Optimizer) -> None:
         trainer = task.trainer
         assert task.order is not None
-        self.task, self.optimizer, self.plan = task, optimizer, task.plan
+        self.task, self.plan = task, task.plan
+        self.optimizer: Any = optimizer  # torch's type knows neither a closure that returns a tensor nor our keywords
         self.data, self.record, self.where, self.order = task.data, task.record, task.randomness, task.order
         self.strategy = trainer.strategy
         self.world, self.rank = trainer.world_size, trainer.global_rank

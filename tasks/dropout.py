@@ -43,7 +43,7 @@ class BatchDropout(nn.Module):
         self.stream = stream
 
     def forward(self, x: Tensor) -> Tensor:
-        """x with elements zeroed with probability p and the others scaled by 1 / (1 - p); x itself in eval mode."""
+        """Return x with elements zeroed with probability p and the others scaled by 1 / (1 - p); x itself in eval mode."""
         if not self.training or self.p == 0:
             return x
         where = self.randomness

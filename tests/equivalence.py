@@ -23,7 +23,7 @@ CLIP = 0.02  # binds in every step
 HYPERPARAMETERS: dict[str, dict[str, Any]] = {
     "gd": {"lr": 0.3, "momentum": 0.5},
     "sgd": {"lr": 0.3, "weight_decay": 0.01},
-    "ngd": {"lr": 0.1, "momentum": 0.5},
+    "ngd": {"lr": 0.03, "momentum": 0.5},
     "sngd": {"lr": 0.1, "weight_decay": 0.1},
     "ps": {"c": 4.0},
     "sps": {"c": 4.0},
@@ -86,7 +86,7 @@ def by_suite(config: RunConfig, *, scaler: torch.amp.GradScaler | None = None) -
     return Trained({name: p.detach().clone() for name, p in full.items()}, curve)
 
 
-def by_plain_loop(case: Case, precision: str = "64-true") -> Trained:
+def by_plain_loop(case: Case, precision: str = "64-true", steps: int = STEPS) -> Trained:
     """Train with nothing but PyTorch, the whole batch at once, in float64, from the start of this precision."""
     task, plan = build(config_of(Case(case.opt), precision=precision))
     model, data, order = task.model.double(), task.data, BatchOrder(64, plan.batch_size, 0, torch.device("cpu"))
@@ -95,7 +95,7 @@ def by_plain_loop(case: Case, precision: str = "64-true") -> Trained:
     optimizer = plan.make_optimizer(params)
     needs_loss = OPTIMIZERS[case.opt].traits.needs_loss
     curve = []
-    for step in range(STEPS):
+    for step in range(steps):
         images, labels = data.batch("train", order.rows(step))
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(model(images), labels)

@@ -73,18 +73,16 @@ def test_two_fsdp2_processes_equal_the_plain_loop(case: Case, fsdp: list[dict[st
 
 @pytest.mark.parametrize("opt", OPTIMIZERS)
 def test_fp16_with_a_gradient_scaler_agrees_to_its_precision(opt: str) -> None:
-    case = Case(opt, micro_batches=4, clip=True)
-    config = config_of(case, precision="16-mixed")
+    case, steps = Case(opt, micro_batches=4, clip=True), 10  # NGD's zigzag amplifies rounding a thousandfold in 20 steps
+    config = config_of(case, precision="16-mixed", **{"trainer.max_steps": steps})
     # A scale at which nothing overflows, so that no step is skipped.
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
-    plain, trained = by_plain_loop(case, "16-mixed"), by_suite(config, scaler=scaler)
+    plain, trained = by_plain_loop(case, "16-mixed", steps), by_suite(config, scaler=scaler)
     start = {f"model.{k}": p for k, p in build(config)[0].model.state_dict().items()}
-    moved = sum(float((plain.weights[k] - start[k]).norm() ** 2) for k in start) ** 0.5
-    off = sum(float((plain.weights[k] - trained.weights[k]).norm() ** 2) for k in start) ** 0.5
-    # Half precision rounds at 1e-3; twenty steps amplify it. A loss or gradient left scaled would be off by 1000.
-    assert off < 0.15 * moved
-    assert [row[0] for row in trained.curve] == pytest.approx([row[0] for row in plain.curve], rel=0.02)
-    assert [row[1] for row in trained.curve[:8]] == pytest.approx([row[1] for row in plain.curve[:8]], rel=0.05)
+    # Half precision rounds at 1e-3. A loss or gradient left scaled would be off by a factor of 1000.
+    assert distance(trained.weights, plain.weights) < 0.05 * distance(plain.weights, start)
+    assert [row[0] for row in trained.curve] == pytest.approx([row[0] for row in plain.curve], rel=0.01)
+    assert [row[1] for row in trained.curve] == pytest.approx([row[1] for row in plain.curve], rel=0.05)
 
 
 def test_a_gradient_that_overflows_in_fp16_skips_the_step_and_lowers_the_scale() -> None:

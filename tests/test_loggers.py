@@ -13,7 +13,7 @@ from bench.errors import UserError
 from bench.runner import _loggers
 
 STEPS = 20
-CURVE = ("train/loss", "train/grad_norm", "train/raw_step", "train/applied_step")
+CURVE = ("batch/loss", "batch/grad_norm", "batch/raw_step", "batch/applied_step")
 
 
 def fit(store: Path, *words: str) -> int | str | None:
@@ -32,7 +32,7 @@ def test_csv(tmp_path: Path) -> None:
     [path] = tmp_path.glob("*/csv/version_0/metrics.csv")
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
-    curve = [row for row in rows if row["train/raw_step"]]
+    curve = [row for row in rows if row["batch/raw_step"]]
     assert [int(row["step"]) for row in curve] == list(range(1, STEPS + 1))
     assert all(float(row[name]) > 0 for row in curve for name in CURVE)
     evaluations = {int(row["step"]): float(row["train/accuracy"]) for row in rows if row["train/accuracy"]}
@@ -57,7 +57,7 @@ def test_tensorboard(tmp_path: Path) -> None:
     events.Reload()
     for name in CURVE[1:]:
         assert [event.step for event in events.Scalars(name)] == list(range(1, STEPS + 1))
-    assert {"train/loss", "train/accuracy"} <= set(events.Tags()["scalars"])
+    assert {"train/loss", "train/accuracy", "batch/loss"} <= set(events.Tags()["scalars"])
 
 
 def test_settings_are_logged(tmp_path: Path) -> None:

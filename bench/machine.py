@@ -1,0 +1,22 @@
+"""Facts about this process and machine that need no torch."""
+
+import os
+import platform
+from pathlib import Path
+
+LIBRARIES = ("torch", "lightning", "timm", "torchmetrics", "torchvision", "transformers", "optuna", "numpy")
+
+
+def is_main_process() -> bool:
+    """Whether this process is rank 0, or alone; the other ranks run the same command and write nothing."""
+    rank = next((os.environ[name] for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID") if name in os.environ), "0")
+    return rank == "0"
+
+
+def cpu_name() -> str:
+    """The processor's name as the system gives it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor())
