@@ -58,7 +58,6 @@ class ImageData(TaskData):
         }
         self.sizes = {split: len(labels) for split, (_, labels) in self._splits.items()}
         self._dtype = torch.float32
-        self._padded: Tensor | None = None
 
     def to(self, device: torch.device, dtype: torch.dtype) -> None:
         """Move all splits to the device; batches come in `dtype`."""
@@ -70,38 +69,29 @@ class ImageData(TaskData):
     ) -> tuple[Tensor, Tensor]:
         """Images of shape (rows, C, H, W), scaled to [-1, 1], and labels of shape (rows,)."""
         images, labels = self._splits[split]
+        # `images[rows]` gives the same, ten times slower on a CPU.
+        x = images.index_select(0, rows) if isinstance(rows, Tensor) else images[rows]
         if randomness is not None and (self.flip or self.crop):
-            assert isinstance(rows, Tensor)
-            x = self._augmented(images, rows, randomness)
-        else:
-            x = images[rows]
+            x = self._augmented(x, randomness)
         # Normalize(0.5, 0.5) of pixels in [0, 1], in two passes instead of four.
         return x.to(self._dtype).mul_(2 / 255).sub_(1), labels[rows]
 
-    def _augmented(self, images: Tensor, rows: Tensor, randomness: BatchRandomness) -> Tensor:
-        """The rows, flipped and shifted at random, read with one gather from the padded images."""
-        if self._padded is None:
-            self._padded = nn.functional.pad(images, [self.crop] * 4)
-        source = self._padded
-        channels, height, width = self.image_shape
-        device, n = source.device, randomness.batch_size
+    def _augmented(self, x: Tensor, randomness: BatchRandomness) -> Tensor:
+        """The images, uint8 of shape (rows, C, H, W), each shifted and flipped at random."""
+        device, n = x.device, randomness.batch_size
         generator = randomness.generator(_AUGMENT_STREAM, device)
         # Drawn for the whole batch, so that a micro-batch gets its rows of the same numbers.
         draw = torch.randint(0, 2 * self.crop + 1, (2, n), generator=generator, device=device)[:, randomness.rows]
         mirror = torch.rand(n, generator=generator, device=device)[randomness.rows] < 0.5
-        column = torch.arange(width, device=device)
-        if self.flip:
-            column = torch.where(mirror[:, None], width - 1 - column, column)
-        column = column + draw[1][:, None]  # (rows, W)
-        line = torch.arange(height, device=device) + draw[0][:, None]  # (rows, H)
-        stride = source.stride()
-        index = (
-            (rows * stride[0])[:, None, None, None]
-            + (torch.arange(channels, device=device) * stride[1])[:, None, None]
-            + (line * stride[2])[:, None, :, None]
-            + column[:, None, None, :]
-        )
-        return source.view(-1)[index]
+        if self.crop:
+            x = nn.functional.pad(x, [self.crop] * 4)
+            channels, height, width = self.image_shape
+            image, channel, line, _ = x.stride()
+            # windows[i] is the window that begins at element i; each image takes one of them.
+            last = x.numel() - (channel * (channels - 1) + line * (height - 1) + width)
+            windows = x.as_strided((last + 1, channels, height, width), (1, channel, line, 1))
+            x = windows.index_select(0, torch.arange(len(x), device=device) * image + draw[0] * line + draw[1])
+        return torch.where(mirror[:, None, None, None], x.flip(-1), x) if self.flip else x
 
 
 class ViTClassifier(Task):

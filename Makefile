@@ -1,0 +1,22 @@
+.PHONY: help setup check test bench smoke constraints
+
+help:  ## print the targets
+	@sed -n 's/^\([a-z]*\):.*## /make \1\t/p' Makefile
+
+setup:  ## install everything into .venv
+	uv sync
+
+check:  ## lint, format, types and import rules
+	uv run ruff check && uv run ruff format --check && uv run pyright && uv run lint-imports
+
+test:  ## run the tests
+	uv run pytest
+
+bench:  ## measure speed against baselines
+	uv run python -m benchmarks
+
+smoke:  ## train one short run
+	uv run bench fit --task synthetic --opt ngd --trainer.max_steps 200
+
+constraints:  ## pin the newest versions in pyproject.toml
+	uv run python tools/constraints.py

@@ -1,0 +1,47 @@
+"""The training images of CIFAR-10, or random ones of the same shape where the files are missing."""
+
+import os
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torchvision.datasets import CIFAR10
+
+from tasks.cifar10 import N_VAL, SALT
+from tasks.vision import ImageData
+
+
+class Images(NamedTuple):
+    """Pixels, uint8 of shape (50000, 32, 32, 3), classes, and where they come from."""
+
+    pixels: np.ndarray[Any, Any]
+    classes: list[int]
+    source: str
+
+
+@lru_cache
+def cifar10_images() -> Images:
+    """The files below $BENCH_DATA (default ./data), read once; nothing is downloaded."""
+    try:
+        dataset = CIFAR10(os.environ.get("BENCH_DATA", "data"))
+    except RuntimeError:
+        random = np.random.default_rng(0)
+        pixels = random.integers(0, 256, (50_000, 32, 32, 3), dtype=np.uint8)
+        return Images(pixels, random.integers(0, 10, 50_000).tolist(), "random images")
+    return Images(dataset.data, dataset.targets, "CIFAR-10")
+
+
+class MemoryImages(ImageData):
+    """What `tasks.cifar10.CIFAR10Data` trains on, without reading the files for each run; evaluation is cut short."""
+
+    def __init__(self, root: Path, seed: int = 0, *, flip: bool = False, crop: int = 0) -> None:
+        pixels, classes, _ = cifar10_images()
+        train = torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous(), torch.tensor(classes)
+        super().__init__(train, train, num_classes=10, n_val=N_VAL, n_train=None, flip=flip, crop=crop, salt=SALT)
+        self.sizes |= {"val": 1000, "test": 1000}
+
+    def train_tensors(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Training images, uint8 of shape (45000, 3, 32, 32), and labels."""
+        return self._splits["train"]

@@ -1,0 +1,70 @@
+"""Steps of our optimizers on parameters with the shapes of BERT-base, against copying them once and against AdamW."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+from transformers import BertConfig, BertModel
+
+from benchmarks.timing import Row, alternate, timed
+from optimizers.global_norm import global_norm
+from optimizers.normalized import SNGD
+from optimizers.polyak import SPS
+
+
+def measure(quick: bool) -> list[Row]:
+    """Time of a step, and bytes it needs beyond parameters and gradients."""
+    rounds = 3 if quick else 25
+    params = bert_parameters()
+    values = [p.detach() for p in params]
+    copies = [torch.empty_like(value) for value in values]
+    lr, loss = 1e-6, torch.tensor(1.0)  # a short step: the values must stay ordinary numbers
+    norm = global_norm([p.grad for p in params if p.grad is not None])
+    sngd, sps = SNGD(params, lr), SPS(params, lr)
+    sgd, adamw = torch.optim.SGD(params, lr, foreach=True), torch.optim.AdamW(params, lr, fused=True)
+    ours: dict[str, Callable[[], Any]] = {"sngd": sngd.step, "sps": lambda: sps.step(loss=loss)}
+    # In training the suite has the norm already, for the curve.
+    known = {"sngd, norm given": lambda: sngd.step(grad_norm=norm)}
+    others: dict[str, Callable[[], Any]] = {"SGD(foreach=True)": sgd.step, "AdamW(fused=True)": adamw.step}
+
+    total = sum(value.nbytes for value in values)
+    shares = {name: 100 * extra_bytes(step) / total for name, step in {**ours, **others}.items()}
+    copy = timed(lambda: torch._foreach_copy_(copies, values))  # pyright: ignore[reportPrivateImportUsage]
+    to_copy = alternate(copy, {name: timed(step) for name, step in {**ours, **known, **others}.items()}, rounds)
+    to_adamw = alternate(timed(adamw.step), {name: timed(step) for name, step in ours.items()}, rounds)
+    to_sgd = alternate(timed(sgd.step), {name: timed(step) for name, step in ours.items()}, rounds)
+    return [
+        *(Row(n, "copy of the parameters", m.ratios, 1.5 if n in ours else None) for n, m in to_copy.items()),
+        *(Row(n, "AdamW(fused=True)", m.ratios, 1) for n, m in to_adamw.items()),
+        *(Row(n, "SGD(foreach=True)", m.ratios) for n, m in to_sgd.items()),
+        *(
+            Row(f"{n}, state and temporaries", "bytes of the parameters", [x], 2 if n in ours else None, unit="%")
+            for n, x in shares.items()
+        ),
+    ]
+
+
+def bert_parameters() -> list[nn.Parameter]:
+    """Random parameters with gradients, of the shapes that BERT-base has."""
+    with torch.device("meta"):
+        shapes = [p.shape for p in BertModel(BertConfig()).parameters()]
+    params = [nn.Parameter(torch.randn(shape) * 0.02) for shape in shapes]
+    for p in params:
+        p.grad = torch.randn_like(p)
+    return params
+
+
+def extra_bytes(step: Callable[[], Any]) -> int:
+    """Greatest sum of live allocations during two steps; state that the first one makes stays and counts."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        step()
+        step()
+    assert profiler.profiler is not None
+    events: Any = profiler.profiler.kineto_results.events()  # pyright: ignore
+    live = peak = 0
+    for event in sorted((e for e in events if e.name() == "[memory]"), key=lambda e: e.start_ns()):
+        live += event.nbytes()
+        peak = max(peak, live)
+    return peak

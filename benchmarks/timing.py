@@ -1,0 +1,104 @@
+"""Timing on a noisy machine: two programs take turns, and only ratios of neighbours count."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from statistics import median
+
+Timed = Callable[[], float]
+"""Does its work and returns the seconds that it took, setting up left out."""
+
+
+def timed(function: Callable[[], object], times: int = 1) -> Timed:
+    """The function called so many times, as something that returns its seconds."""
+
+    def run() -> float:
+        begun = time.perf_counter()
+        for _ in range(times):
+            function()
+        return time.perf_counter() - begun
+
+    return run
+
+
+@dataclass
+class Measured:
+    """Seconds by round of a candidate, and of the baseline that ran just before it."""
+
+    baseline: list[float] = field(default_factory=list)
+    candidate: list[float] = field(default_factory=list)
+
+    @property
+    def ratios(self) -> list[float]:
+        """Time of the candidate over time of the baseline, by round."""
+        return [c / b for b, c in zip(self.baseline, self.candidate, strict=True)]
+
+    @property
+    def speedups(self) -> list[float]:
+        """Time of the baseline over time of the candidate, by round."""
+        return [1 / ratio for ratio in self.ratios]
+
+
+def alternate(baseline: Timed, candidates: Mapping[str, Timed], rounds: int) -> dict[str, Measured]:
+    """Run baseline and candidate in turn (A B A C, A B A C, ...), after one unmeasured run of each.
+
+    Args:
+        baseline: what the candidates are compared to; it runs again before each candidate.
+        candidates: by name.
+        rounds: how often each candidate is measured, at least 1.
+
+    Returns:
+        By candidate, its seconds and those of the baseline runs before it.
+    """
+    for run in (baseline, *candidates.values()):
+        run()
+    measured = {name: Measured() for name in candidates}
+    for _ in range(rounds):
+        for name, candidate in candidates.items():
+            measured[name].baseline.append(baseline())
+            measured[name].candidate.append(candidate())
+    return measured
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the table.
+
+    Attributes:
+        what: what was measured.
+        baseline: what it was compared to.
+        values: one value by round; the median is the result.
+        bound: what the result is held to; None for information only.
+        at_least: the bound is the least legal value, not the greatest.
+        unit: printed after every number.
+    """
+
+    what: str
+    baseline: str
+    values: list[float]
+    bound: float | None = None
+    at_least: bool = False
+    unit: str = "x"
+
+    def cells(self) -> list[str]:
+        """The line's columns: what, baseline, result, spread, bound, verdict."""
+        result, bound, unit = median(self.values), "", self.unit
+        low, high = min(self.values), max(self.values)
+        verdict = "(information)"
+        if self.bound is not None:
+            bound = f"{'>=' if self.at_least else '<='} {self.bound:g}{unit}"
+            verdict = "within" if (result >= self.bound if self.at_least else result <= self.bound) else "outside"
+        spread = f"{short(low)}-{short(high)}{unit}"
+        return [self.what, self.baseline, f"{short(result)}{unit}", spread, bound, verdict]
+
+
+def short(number: float) -> str:
+    """The number with the digits that matter."""
+    return f"{number:,.0f}" if abs(number) >= 1000 else f"{number:.3g}"
+
+
+def table(rows: list[Row]) -> str:
+    """The rows under a header, in columns."""
+    lines = [["what", "baseline", "result", "spread", "bound", "verdict"], *(row.cells() for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)

@@ -1,0 +1,74 @@
+"""`bench fit` on cifar10 against the loop that one would write by hand for this model alone."""
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from unittest.mock import patch
+
+import torch
+from torch import nn
+
+from bench.config import RunConfig, resolve
+from bench.runner import build, run
+from benchmarks.images import MemoryImages, cifar10_images
+from benchmarks.timing import Row, Timed, alternate
+from tasks import TASKS
+from tasks.vision import ViTClassifier
+
+
+def measure(quick: bool) -> list[Row]:
+    """Time of training steps, for a normalised method and for Adam."""
+    steps, rounds = (8, 2) if quick else (40, 5)
+    spec = replace(TASKS["cifar10"], data="benchmarks.images:MemoryImages")
+    rows = []
+    with patch.dict(TASKS, cifar10=spec), TemporaryDirectory() as store:
+        for opt in ("sngd", "adam"):
+            config = configure("cifar10", opt, steps, Path(store))
+            measured = alternate(by_hand(config), {opt: by_bench(config)}, rounds)[opt]
+            what = f"bench fit, cifar10, {opt}, {steps} steps on {cifar10_images().source}"
+            rows.append(Row(what, "hand-written loop", measured.ratios, 1.10))
+    return rows
+
+
+def configure(task: str, opt: str, steps: int, store: Path) -> RunConfig:
+    """A run of so many steps on the CPU that is evaluated once, at the end."""
+    settings = {"trainer.max_steps": steps, "trainer.val_every": steps, "trainer.checkpoint_seconds": 1e9}
+    return resolve({"task": task, "opt": opt, "device": "cpu", "store": store, **settings})
+
+
+def by_bench(config: RunConfig) -> Timed:
+    """The suite's own way: the seconds it counted up to the last step, evaluation left out."""
+
+    def train() -> float:
+        result = run(config, rerun=True, progress=False)
+        if result.steps != config.trainer.max_steps:
+            raise RuntimeError(f"{result.run_id} made {result.steps} steps: {result.status}, {result.reason}")
+        return result.validations[-1]["train_s"]
+
+    return train
+
+
+def by_hand(config: RunConfig) -> Timed:
+    """The same model, tensors and optimizer class in plain PyTorch, with torch's own dropout and no record."""
+
+    def train() -> float:
+        torch.manual_seed(config.seed)
+        task, plan = build(config)
+        assert isinstance(task, ViTClassifier)
+        assert isinstance(task.data, MemoryImages)
+        model = task.model.train()  # timm's VisionTransformer: its dropout is replaced only when a run begins
+        assert any(isinstance(module, nn.Dropout) for module in model.modules())
+        images, labels = task.data.train_tensors()
+        optimizer = plan.make_optimizer(model.parameters())
+        begun = time.perf_counter()
+        order = torch.randperm(len(images))
+        for step in range(plan.total_steps):
+            rows = order[step * plan.batch_size : (step + 1) * plan.batch_size]
+            loss = nn.functional.cross_entropy(model(images[rows].float().mul_(2 / 255).sub_(1)), labels[rows])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        return time.perf_counter() - begun
+
+    return train
