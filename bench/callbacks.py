@@ -2,10 +2,10 @@
 
 import math
 import signal
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -26,31 +26,45 @@ DIVERGED_FACTOR = 100
 _BATCH_TAGS = ("batch/loss", "batch/grad_norm", "batch/raw_step", "batch/applied_step")
 
 
-@dataclass
 class StopRequest:
-    """The signal that asked the run to stop, or None."""
+    """Notes SIGINT and SIGTERM instead of dying of them; a second SIGINT interrupts at once.
 
-    signal: int | None = None
+    Attributes:
+        signal: the one that asked the run to stop, or None.
+    """
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+        self._listening = False
+
+    def note(self, number: int, frame: FrameType | None = None) -> None:
+        """Handle a signal.
+
+        Raises:
+            KeyboardInterrupt: at the second SIGINT.
+        """
+        if self.signal == signal.SIGINT == number:
+            raise KeyboardInterrupt
+        self.signal = number
+
+    def take_over(self) -> None:
+        """Handle the signals, in place of whoever does now; Lightning's own handler ends a run without a checkpoint."""
+        if self._listening:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, self.note)
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Note SIGINT and SIGTERM instead of dying of them; a second SIGINT interrupts at once."""
-
-        def note(number: int, frame: FrameType | None) -> None:
-            if self.signal == signal.SIGINT == number:
-                raise KeyboardInterrupt
-            self.signal = number
-
-        try:
-            old = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-        except ValueError:  # not in the main thread: whoever runs us handles signals
-            yield
-            return
+        """Listen as long as the context lasts; outside the main thread whoever runs us handles signals."""
+        self._listening = threading.current_thread() is threading.main_thread()
+        old = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        self.take_over()
         try:
             yield
         finally:
-            for number, handler in old.items():
-                signal.signal(number, handler)
+            if self._listening:
+                for number, handler in old.items():
+                    signal.signal(number, handler)
 
 
 class Recorder(pl.Callback):
@@ -75,7 +89,12 @@ class Recorder(pl.Callback):
         loggers: Sequence[Logger],
     ) -> None:
         self.result, self.spec, self.folder, self.stop, self.progress = result, spec, folder, stop, progress
-        self.val_every, self.max_seconds, self.checkpoint_seconds, self.loggers = val_every, max_seconds, checkpoint_seconds, loggers
+        self.val_every, self.max_seconds, self.checkpoint_seconds, self.loggers = (
+            val_every,
+            max_seconds,
+            checkpoint_seconds,
+            loggers,
+        )
         self.checkpoint = checkpoint
         self.first_loss: float | None = None
         self.best_selected: float | None = None
@@ -98,12 +117,15 @@ class Recorder(pl.Callback):
         """Go on from a record."""
         for name, value in state_dict["result"].items():
             setattr(self.result, name, value)
-        self.first_loss, self.best_selected, self.capped = (state_dict[k] for k in ("first_loss", "best_selected", "capped"))
+        self.first_loss, self.best_selected, self.capped = (
+            state_dict[k] for k in ("first_loss", "best_selected", "capped")
+        )
 
     # -- Lightning's hooks ----------------------------------------------------------------------------------------
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Start the clocks."""
+        self.stop.take_over()
         if self.folder is not None and self.result.steps:
             self.folder.truncate_curve(self.result.steps)
         self._start = time.monotonic() - self.result.wall_s
@@ -160,7 +182,7 @@ class Recorder(pl.Callback):
             return
         if result.steps:
             result.cap_share = self.capped / result.steps
-        pl_module.eval()
+        begun = time.monotonic()
         if result.status != "diverged":
             result.final = self._report("final", pl_module)
             if result.final is None:
@@ -171,6 +193,7 @@ class Recorder(pl.Callback):
             else:
                 pl_module.load_best_weights()
                 result.best = self._report("best", pl_module)
+        self._evaluating += time.monotonic() - begun
         self._clock()
 
     # -- decisions ------------------------------------------------------------------------------------------------

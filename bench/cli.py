@@ -73,7 +73,9 @@ def _dispatch(words: list[str]) -> int:
 
 
 def _fit(words: list[str]) -> int:
-    settings, flags = _split(words, valued={"config", "resume"}, switches={"tuned", "rerun", "dry-run", "json", "help", "h"})
+    settings, flags = _split(
+        words, valued={"config", "resume"}, switches={"tuned", "rerun", "dry-run", "json", "help", "h"}
+    )
     if "help" in flags or "h" in flags:
         print(_fit_help(settings))
         return 0
@@ -141,7 +143,9 @@ def _stored_config(store: Path, run_id: str, settings: dict[str, Any]) -> Any:
 
     more = settings.keys() - {"store", "data", "logger"}
     if more:
-        raise UserError(f"--resume takes the run's own settings; --{min(more)} cannot be changed (start a new run instead)")
+        raise UserError(
+            f"--resume takes the run's own settings; --{min(more)} cannot be changed (start a new run instead)"
+        )
     kept = Store(store)
     result = kept.get(run_id)
     if result is None:
@@ -153,7 +157,9 @@ def _stored_config(store: Path, run_id: str, settings: dict[str, Any]) -> Any:
     places = {"data": settings.get("data", os.environ.get("BENCH_DATA", "data")), "store": store}
     config = resolve(settings_of(result.config) | places | settings)
     if config.run_id != run_id:
-        raise UserError(f"run {run_id} was begun by another version of its task or optimizer and cannot be continued; train again without --resume")
+        raise UserError(
+            f"run {run_id} was begun by another version of its task or optimizer and cannot be continued; train again without --resume"
+        )
     if result.status == "killed" and not (store / run_id / "last.ckpt").is_file():
         raise UserError(f"run {run_id} was killed before its first checkpoint; train again without --resume")
     return config
@@ -211,17 +217,27 @@ def _fit_help(settings: dict[str, Any]) -> str:
     else:
         lines += ["", "Name a task for its options: bench fit --task mnist --help"]
     if opt:
-        lines += ["", f"optimizer {opt}: {OPTIMIZERS[opt].formula}", *_rows("opt", optimizer_options(OPTIMIZERS[opt]).values())]
+        lines += [
+            "",
+            f"optimizer {opt}: {OPTIMIZERS[opt].formula}",
+            *_rows("opt", optimizer_options(OPTIMIZERS[opt]).values()),
+        ]
     else:
         lines += ["Name an optimizer for its options: bench fit --opt sngd --help"]
     lines += ["", "trainer:"]
     for name, field in TrainerOptions.model_fields.items():
-        lines += _row(f"--trainer.{name}", field.description or "", "" if field.default is None else f"default {field.default}")
+        lines += _row(
+            f"--trainer.{name}", field.description or "", "" if field.default is None else f"default {field.default}"
+        )
     return "\n".join(lines)
 
 
 def _rows(prefix: str, options: Any) -> list[str]:
-    return [line for o in options for line in _row(f"--{prefix}.{o.name}", o.help, f"{o.type_name}, default {_default(o.default)}")]
+    return [
+        line
+        for o in options
+        for line in _row(f"--{prefix}.{o.name}", o.help, f"{o.type_name}, default {_default(o.default)}")
+    ]
 
 
 def _default(value: Any) -> str:
@@ -247,7 +263,11 @@ def _list(words: list[str]) -> int:
     from optimizers import OPTIMIZERS
     from tasks import TASKS
 
-    rows = {name: s.title for name, s in TASKS.items()} if what == "tasks" else {name: s.formula for name, s in OPTIMIZERS.items()}
+    rows = (
+        {name: s.title for name, s in TASKS.items()}
+        if what == "tasks"
+        else {name: s.formula for name, s in OPTIMIZERS.items()}
+    )
     width = max(map(len, rows))
     print("\n".join(f"{name:<{width}}  {text}" for name, text in rows.items()))
     return 0

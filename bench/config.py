@@ -21,17 +21,36 @@ class TrainerOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    max_epochs: float | None = Field(None, gt=0, allow_inf_nan=False, description="passes over the training data, in (0, inf); the task's budget by default")
+    max_epochs: float | None = Field(
+        None,
+        gt=0,
+        allow_inf_nan=False,
+        description="passes over the training data, in (0, inf); the task's budget by default",
+    )
     max_steps: int | None = Field(None, ge=1, description="optimizer steps; with max_epochs the smaller counts")
-    max_seconds: float | None = Field(None, gt=0, description="stop with status `timeout` after so many seconds of training")
-    batch_size: int | Literal["full"] | None = Field(None, description="samples that one optimizer step sees, over all micro-batches and devices, or `full`")
-    micro_batch_size: int | None = Field(None, ge=1, description="samples of one forward pass on one device; changes memory, never the result")
-    gradient_clip_val: float | None = Field(None, gt=0, description="bound on the gradient's global norm; Polyak steps are computed from the unclipped norm")
-    val_every: int | None = Field(None, ge=1, description="optimizer steps between evaluations; an epoch by default, at most a tenth of the run")
-    checkpoint_seconds: float = Field(60, gt=0, description="seconds between checkpoints, from which a killed run goes on")
+    max_seconds: float | None = Field(
+        None, gt=0, description="stop with status `timeout` after so many seconds of training"
+    )
+    batch_size: int | Literal["full"] | None = Field(
+        None, description="samples that one optimizer step sees, over all micro-batches and devices, or `full`"
+    )
+    micro_batch_size: int | None = Field(
+        None, ge=1, description="samples of one forward pass on one device; changes memory, never the result"
+    )
+    gradient_clip_val: float | None = Field(
+        None, gt=0, description="bound on the gradient's global norm; Polyak steps are computed from the unclipped norm"
+    )
+    val_every: int | None = Field(
+        None, ge=1, description="optimizer steps between evaluations; an epoch by default, at most a tenth of the run"
+    )
+    checkpoint_seconds: float = Field(
+        60, gt=0, description="seconds between checkpoints, from which a killed run goes on"
+    )
     devices: int = Field(1, ge=1, description="devices (processes) that share each batch")
     num_nodes: int = Field(1, ge=1, description="machines")
-    strategy: Literal["auto", "ddp", "fsdp"] = Field("auto", description="how devices share the work; fsdp shards with FSDP2")
+    strategy: Literal["auto", "ddp", "fsdp"] = Field(
+        "auto", description="how devices share the work; fsdp shards with FSDP2"
+    )
 
 
 _NOT_DECIDING = {"micro_batch_size", "checkpoint_seconds"}
@@ -81,7 +100,9 @@ class RunConfig(BaseModel):
 
         Where data and store lie and how a batch is cut into micro-batches decide nothing, so they are left out.
         """
-        decides = self.model_dump(mode="json", exclude={"data": True, "store": True, "logger": True, "trainer": _NOT_DECIDING})
+        decides = self.model_dump(
+            mode="json", exclude={"data": True, "store": True, "logger": True, "trainer": _NOT_DECIDING}
+        )
         decides |= {"task_version": self.task_spec.version, "opt_version": self.opt_spec.version}
         digest = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
         return f"{self.task}-{self.opt}-{digest[:10]}"

@@ -37,7 +37,9 @@ def device_findings() -> list[Finding]:
             warnings.simplefilter("ignore")
             gpu = torch.cuda.get_device_properties(i)
         capability = (gpu.major, gpu.minor)
-        finding = gpu_finding(f"cuda:{i}", gpu.name, gpu.total_memory, capability, torch.cuda.get_arch_list(), torch.__version__)
+        finding = gpu_finding(
+            f"cuda:{i}", gpu.name, gpu.total_memory, capability, torch.cuda.get_arch_list(), torch.__version__
+        )
         found.append(finding)
         if finding.level != "FAIL":
             found += precision_findings(f"cuda:{i}", native_bf16=gpu.major >= 8)
@@ -68,7 +70,9 @@ def gpu_finding(
     for number, kind, suffix in sorted(built, reverse=True):
         # Machine code runs on later minor versions; PTX is compiled for all that is later; `a` code runs nowhere else.
         same_major = number // 10 == capability[0]
-        if number == wanted or (number < wanted and suffix != "a" and (same_major or (kind == "compute" and not suffix))):
+        if number == wanted or (
+            number < wanted and suffix != "a" and (same_major or (kind == "compute" and not suffix))
+        ):
             return Finding("ok", device, f"{what}; torch {torch_version} has code for it ({kind}_{number}{suffix})")
     if wanted == 70:
         fix = VOLTA_FIX

@@ -14,7 +14,16 @@ from typing import Literal
 
 SUITE = "attention-optimizer-bench"
 MALICIOUS = {"lightning": ("2.6.2", "2.6.3")}
-MODULES = ("torch", "torchvision", "lightning.pytorch", "timm", "torchmetrics", "transformers", "optuna", "pyarrow.parquet")
+MODULES = (
+    "torch",
+    "torchvision",
+    "lightning.pytorch",
+    "timm",
+    "torchmetrics",
+    "transformers",
+    "optuna",
+    "pyarrow.parquet",
+)
 LITTLE_DISK, LEAST_DISK = 2 * 2**30, 100 * 2**20
 
 
@@ -83,7 +92,9 @@ def version_findings(requirements: Iterable[str], installed: Callable[[str], str
     suite = installed(SUITE)
     found = [
         Finding("ok", "python", platform.python_version()),
-        Finding("ok", "suite", suite) if suite else Finding("FAIL", "suite", "not installed; pip install -e . in its folder"),
+        Finding("ok", "suite", suite)
+        if suite
+        else Finding("FAIL", "suite", "not installed; pip install -e . in its folder"),
     ]
     for text in requirements:
         requirement = Requirement(text)
@@ -103,7 +114,9 @@ def version_findings(requirements: Iterable[str], installed: Callable[[str], str
     return found
 
 
-def import_findings(load: Callable[[str], object] = importlib.import_module, modules: Sequence[str] = MODULES) -> list[Finding]:
+def import_findings(
+    load: Callable[[str], object] = importlib.import_module, modules: Sequence[str] = MODULES
+) -> list[Finding]:
     """Whether the libraries can be imported; the first that cannot ends the attempt.
 
     Args:
@@ -173,10 +186,14 @@ def data_findings(name: str, folder: Path, expected: Mapping[str, str]) -> list[
     except OSError as error:
         where = f"cannot read {error.filename or folder}: {error.strerror}"
         return [Finding("FAIL", name, f"{where}; permit it, or name another folder with --data DIR")]
-    found = [Finding("FAIL", name, f"damaged file {path} ({sizes[path]:,} bytes, wrong MD5); {fix}") for path in damaged]
+    found = [
+        Finding("FAIL", name, f"damaged file {path} ({sizes[path]:,} bytes, wrong MD5); {fix}") for path in damaged
+    ]
     if missing:
         what = "its files" if len(missing) == len(expected) else ", ".join(missing)
-        how = "downloaded on first use if there is a network; else copy them there, or name their folder with --data DIR"
+        how = (
+            "downloaded on first use if there is a network; else copy them there, or name their folder with --data DIR"
+        )
         found.append(Finding("note", name, f"{folder} lacks {what}; {how}"))
     return found or [Finding("ok", name, f"complete in {folder}")]
 

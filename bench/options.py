@@ -211,6 +211,8 @@ def parse_options(prefix: str, options: Mapping[str, Option], given: Mapping[str
         except ValidationError as error:
             problem = error.errors()[0]["msg"].lower()
             raise UserError(f"--{prefix}.{name} {raw!r}: {problem}; it takes {option.type_name}") from None
+        if values[name] != values[name]:
+            raise UserError(f"--{prefix}.{name} {raw!r}: not a number; it takes {option.type_name}")
     return values
 
 

@@ -6,8 +6,9 @@ import os
 import platform
 import resource
 import sys
+import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from typing import Any
@@ -82,7 +83,12 @@ def run(config: RunConfig, *, rerun: bool = False, progress: bool = True) -> Run
             trainer.fit(task, steps, ckpt_path=checkpoint if resume else None, weights_only=True)
     except BaseException as error:
         _record_failure(result, folder, error)
-        raise
+        if isinstance(error, SystemExit) and stop.signal is not None:
+            raise KeyboardInterrupt from None  # Lightning turns it into an exit with code 1
+        if isinstance(error, UserError) or not isinstance(error, Exception):
+            raise
+        where = f"; the traceback is in {checkpoint.with_name('traceback.txt')}" if folder is not None else ""
+        raise RunFailed(f"run {config.run_id} broke: {result.reason}{where}") from error
     finally:
         for logger in loggers:
             logger.finalize("success" if result.status == "completed" else "failed")
@@ -111,15 +117,21 @@ def build(config: RunConfig) -> tuple[Task, Plan]:
         with _default_dtype(torch.float64 if config.precision == "64-true" else torch.float32):
             task = spec.module_cls(data, **options)
     except ValueError as error:
-        raise UserError(f"--task.{error}") from None
+        raise _option_error("task", error, config.task_options) from None
     except DataError as error:
         raise UserError(str(error)) from None
     plan = task.plan = _plan(config, task)
     try:
         plan.make_optimizer(torch.nn.Parameter(p.detach()) for p in task.parameters())  # so that it complains now
-    except ValueError as error:
-        raise UserError(f"--opt.{error}") from None
+    except (ValueError, TypeError, RuntimeError, AssertionError) as error:
+        raise _option_error("opt", error, config.opt_options) from None
     return task, plan
+
+
+def _option_error(prefix: str, error: Exception, options: Collection[str]) -> UserError:
+    """A constructor's complaint; ours begin with `name=value`, which becomes the option's name."""
+    text = str(error).strip().partition("\n")[0] or type(error).__name__
+    return UserError(f"--{prefix}.{text}" if text.partition("=")[0].split(" ")[0] in options else f"--{prefix}: {text}")
 
 
 def _plan(config: RunConfig, task: Task) -> Plan:
@@ -127,7 +139,9 @@ def _plan(config: RunConfig, task: Task) -> Plan:
     size = n if trainer.batch_size == "full" else trainer.batch_size
     assert isinstance(size, int)
     if size > n:
-        raise UserError(f"--trainer.batch_size {size} is more than the {n} training samples; use at most {n}, or `full`")
+        raise UserError(
+            f"--trainer.batch_size {size} is more than the {n} training samples; use at most {n}, or `full`"
+        )
     ranks = trainer.devices * trainer.num_nodes
     if size < ranks:
         raise UserError(f"--trainer.batch_size {size} cannot be shared by {ranks} devices")
@@ -227,9 +241,13 @@ def _refuse_what_means_something_else(config: RunConfig) -> None:
             " use its stochastic form, or --trainer.micro_batch_size to save memory"
         )
     if config.precision == "16-mixed" and trainer.strategy == "fsdp":
-        raise UserError("--precision 16-mixed does not work with --trainer.strategy fsdp: ranks would not agree on which steps overflow; use bf16-mixed")
+        raise UserError(
+            "--precision 16-mixed does not work with --trainer.strategy fsdp: ranks would not agree on which steps overflow; use bf16-mixed"
+        )
     if config.precision == "16-mixed" and traits.calls_closure_again:
-        raise UserError(f"--precision 16-mixed: {config.opt} evaluates the loss several times a step, which a gradient scaler cannot follow; use bf16-mixed")
+        raise UserError(
+            f"--precision 16-mixed: {config.opt} evaluates the loss several times a step, which a gradient scaler cannot follow; use bf16-mixed"
+        )
     told_norm = "loss_grad_norm" in inspect.signature(config.opt_spec.cls.step).parameters
     if traits.needs_loss and trainer.gradient_clip_val is not None and not told_norm:
         raise UserError(
@@ -277,6 +295,8 @@ def _record_failure(result: RunResult, folder: RunFolder | None, error: BaseExce
     else:
         text = str(error).strip().splitlines()
         result.status, result.reason = "failed", f"{type(error).__name__}: {text[0] if text else 'no message'}"
+        with suppress(OSError):
+            (folder.folder / "traceback.txt").write_text("".join(traceback.format_exception(error)), "utf-8")
     with suppress(OSError, RunFailed):  # on a full disk the lock is free all the same, so the run reads as killed
         folder.end(keep_checkpoint=True)
 

@@ -31,6 +31,9 @@ def global_norm(tensors: Sequence[Tensor]) -> Tensor:
     """
     if not tensors:
         return torch.zeros(())
+    first = tensors[0]
+    if len(tensors) == 1 and first.numel() < 16 * _ROW and not hasattr(first, "to_local"):
+        return torch.linalg.vector_norm(first, dtype=scalar_dtype(first.dtype))
     dtype = scalar_dtype(max((t.dtype for t in tensors), key=lambda d: torch.finfo(d).bits))
     by_device: dict[torch.device, list[Tensor]] = {}
     shards: dict[object, list[Tensor]] = {}  # by mesh
@@ -42,7 +45,7 @@ def global_norm(tensors: Sequence[Tensor]) -> Tensor:
             by_device.setdefault(tensor.device, []).append(tensor)
     norms = [_norms(group, dtype) for group in by_device.values()]
     norms += [
-        torch.stack([torch.linalg.vector_norm(t, dtype=dtype).full_tensor() for t in group])  # type: ignore[attr-defined]
+        torch.nn.utils.get_total_norm(group).full_tensor().to(dtype).view(1)  # type: ignore[attr-defined]
         for group in shards.values()
     ]
     if len(norms) == 1:

@@ -44,9 +44,7 @@ class SNGD(StepSizeOptimizer):
         *,
         fused: bool | None = None,
     ) -> None:
-        super().__init__(
-            params, dict(lr=lr, max_step=max_step, momentum=momentum, weight_decay=weight_decay), fused
-        )
+        super().__init__(params, dict(lr=lr, max_step=max_step, momentum=momentum, weight_decay=weight_decay), fused)
 
     def _check_group(self, group: dict[str, Any]) -> None:
         check_range("lr", group["lr"], 0)

@@ -192,7 +192,11 @@ class Task(pl.LightningModule, ABC):
         optimizer: Any = self.optimizers(use_pl_optimizer=False)
         modes = [getattr(optimizer, mode, None) for mode in ("eval", "train")]
         metrics = MetricCollection(dict(self.metrics())).to(self.device)
-        loss = MeanMetric(nan_strategy="disable").to(self.device).set_dtype(torch.float64 if self.device.type != "mps" else torch.float32)
+        loss = (
+            MeanMetric(nan_strategy="disable")
+            .to(self.device)
+            .set_dtype(torch.float64 if self.device.type != "mps" else torch.float32)
+        )
         for metric in (*metrics.values(), loss):
             metric.sync_on_compute = False
         self.eval()
@@ -313,7 +317,8 @@ class _Loop:
             # DDP and FSDP average over ranks, so each rank's share counts `world` times.
             weight = (last - first) * self.world / size
             with self.forward_context():
-                outcome = self.task.loss(self.data.batch("train", batch_rows[first:last], where))
+                rows = batch_rows if last - first == size else batch_rows[first:last]
+                outcome = self.task.loss(self.data.batch("train", rows, where))
                 loss = outcome.loss if weight == 1 else outcome.loss * weight
             with self.without_sync() if last < stop else nullcontext():
                 # What `manual_backward` does, less the hooks, which cost more than a small model's step.

@@ -77,7 +77,7 @@ TASKS: dict[str, TaskSpec] = {
             source="Vasudeva, Deora, Thrampoulidis (TMLR 2025); recipe of Tarzanagh et al., Transformers as Support Vector Machines",
             batch_size="full",
             precision="64-true",
-            steps_per_call=50,
+            steps_per_call=200,
         ),
         TaskSpec(
             name="mnist",

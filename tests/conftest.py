@@ -2,6 +2,7 @@
 
 import gzip
 import hashlib
+import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -66,3 +67,13 @@ def fake_mnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("tasks.mnist.N_VAL", 20)
     monkeypatch.setenv("BENCH_DATA", str(tmp_path / "data"))
     return tmp_path / "data"
+
+
+@pytest.fixture
+def real_data() -> Path:
+    """The folder with the real MNIST and CIFAR-10; a test that wants it is skipped, with the reason, where it is not."""
+    folder = Path(os.environ.get("BENCH_DATA", "data"))
+    for name in ("MNIST/raw/train-images-idx3-ubyte.gz", "cifar-10-batches-py/test_batch"):
+        if not (folder / name).is_file():
+            pytest.skip(f"no real data: {name} is not in {folder.resolve()}; name its folder with BENCH_DATA")
+    return folder

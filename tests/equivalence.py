@@ -55,15 +55,35 @@ class Trained(NamedTuple):
     curve: list[Any]
 
 
-def config_of(case: Case, *, devices: int = 1, strategy: str = "auto", precision: str = "64-true", dropout: float = 0.0, **more: Any) -> RunConfig:
+def config_of(
+    case: Case,
+    *,
+    devices: int = 1,
+    strategy: str = "auto",
+    precision: str = "64-true",
+    dropout: float = 0.0,
+    **more: Any,
+) -> RunConfig:
     """The configuration of a case."""
     tiny.register()
     full = OPTIMIZERS[case.opt].traits.full_batch
     share = (64 if full else 16) // devices
     words = {f"opt.{name}": value for name, value in HYPERPARAMETERS.get(case.opt, {}).items()}
     words |= {"trainer.gradient_clip_val": CLIP} if case.clip else {}
-    words |= {"trainer.micro_batch_size": -(-share // case.micro_batches), "trainer.devices": devices, "trainer.strategy": strategy}
-    words |= {"task": "tiny", "opt": case.opt, "device": "cpu", "precision": precision, "task.dropout": dropout, **tiny.SIZES, **more}
+    words |= {
+        "trainer.micro_batch_size": -(-share // case.micro_batches),
+        "trainer.devices": devices,
+        "trainer.strategy": strategy,
+    }
+    words |= {
+        "task": "tiny",
+        "opt": case.opt,
+        "device": "cpu",
+        "precision": precision,
+        "task.dropout": dropout,
+        **tiny.SIZES,
+        **more,
+    }
     return resolve(words)
 
 

@@ -41,7 +41,12 @@ def loss_and_gradient(weights: Vector) -> tuple[float, Vector]:
     margin = LABELS_N1 * (s * (hidden @ v))
     by_output = -LABELS_N1 / (1 + np.exp(margin)) / len(LABELS_N1)
     by_hidden = by_output @ (s * v).T * (1 - hidden**2)
-    by_weights = [INPUTS_ND.T @ by_hidden, by_hidden.sum(axis=0), s * hidden.T @ by_output, np.sum(by_output * (hidden @ v))]
+    by_weights = [
+        INPUTS_ND.T @ by_hidden,
+        by_hidden.sum(axis=0),
+        s * hidden.T @ by_output,
+        np.sum(by_output * (hidden @ v)),
+    ]
     return float(np.log1p(np.exp(-margin)).mean()), flat(by_weights)
 
 

@@ -72,7 +72,9 @@ def test_help_lists_and_usage_errors_import_no_torch(words, code):
         "finally:\n    heavy = {'torch', 'lightning', 'torchvision', 'timm', 'numpy', 'pyarrow'} & set(sys.modules)\n"
         "    assert not heavy, heavy\n"
     )
-    done = subprocess.run([sys.executable, "-W", "error", "-c", program, *words.split()], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program, *words.split()], capture_output=True, text=True
+    )
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr
 
@@ -108,7 +110,9 @@ def test_show_tells_an_optimizers_formula_paper_options_and_search_space(cli, na
     assert spec.source in out
     options, search = out.split("search space:")
     assert all(f"--opt.{option} " in options for option in optimizer_options(spec))
-    assert all(re.search(rf"--opt\.{h}  log-uniform in \[{s.low:g}, {s.high:g}\]", search) for h, s in spec.search.items())
+    assert all(
+        re.search(rf"--opt\.{h}  log-uniform in \[{s.low:g}, {s.high:g}\]", search) for h, s in spec.search.items()
+    )
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -138,7 +142,9 @@ SAMPLES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("task", "opt"), [*(("mnist", opt) for opt in OPTIMIZERS), *((task, "sngd") for task in TASKS)])
+@pytest.mark.parametrize(
+    ("task", "opt"), [*(("mnist", opt) for opt in OPTIMIZERS), *((task, "sngd") for task in TASKS)]
+)
 def test_every_flag_in_the_help_parses(cli, tmp_path, monkeypatch, task, opt):
     monkeypatch.setattr("bench.config.configs_folder", lambda: tmp_path)
     (tmp_path / "tuned" / task).mkdir(parents=True)
@@ -222,7 +228,12 @@ def test_json_is_one_object_and_nothing_else(cli, store):
     result = strict_json(answer.out)
     assert list(result) == RESULT_KEYS
     assert answer.out.count("\n") == 1
-    assert (result["task"], result["opt"], result["status"], result["metric"]) == ("synthetic", "sngd", "completed", "train/loss")
+    assert (result["task"], result["opt"], result["status"], result["metric"]) == (
+        "synthetic",
+        "sngd",
+        "completed",
+        "train/loss",
+    )
     assert (result["steps"], result["store"]) == (20, str(store))
     assert 0 < result["final"] < 1
     assert (store / result["run_id"] / "run.json").is_file()
@@ -252,7 +263,9 @@ def trainings(monkeypatch):
     import bench.runner
 
     seen, make = [], bench.runner.make_trainer
-    monkeypatch.setattr(bench.runner, "make_trainer", lambda config, *rest: (seen.append(config), make(config, *rest))[1])
+    monkeypatch.setattr(
+        bench.runner, "make_trainer", lambda config, *rest: (seen.append(config), make(config, *rest))[1]
+    )
     return seen
 
 
@@ -493,7 +506,9 @@ def test_missing_data_are_named_when_they_cannot_be_downloaded(cli, fake_mnist, 
 
 # -- the real files -------------------------------------------------------------------------------------------------
 
-MNIST_FILES = [f"{part}-ubyte.gz" for part in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")]
+MNIST_FILES = [
+    f"{part}-ubyte.gz" for part in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
+]
 
 
 def test_a_truncated_file_of_the_real_mnist_is_named(cli, tmp_path):
@@ -507,4 +522,6 @@ def test_a_truncated_file_of_the_real_mnist_is_named(cli, tmp_path):
         shutil.copyfile(real / name, folder / name)
     with (folder / MNIST_FILES[2]).open("r+b") as file:
         file.truncate(1000)
-    assert f"damaged data file {folder / MNIST_FILES[2]}: 1,000 bytes" in fails(cli, "fit", "--task", "mnist", "--opt", "adam", "--data", tmp_path)
+    assert f"damaged data file {folder / MNIST_FILES[2]}: 1,000 bytes" in fails(
+        cli, "fit", "--task", "mnist", "--opt", "adam", "--data", tmp_path
+    )

@@ -110,7 +110,9 @@ def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert str(tmp_path) in finding.text
 
 
-def test_broken_check_is_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_check_is_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken() -> list[Finding]:
         raise RuntimeError("driver gone\nsecond line")
 
@@ -214,13 +216,17 @@ def test_gpu_that_torch_does_not_find(
 
 def test_gpus_that_the_driver_shows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     tool = tmp_path / "nvidia-smi"
-    tool.write_text("#!/bin/sh\necho 'GPU 0: Tesla V100-SXM2-32GB (UUID: GPU-1)'\necho 'GPU 1: NVIDIA H200 (UUID: GPU-2)'\n")
+    tool.write_text(
+        "#!/bin/sh\necho 'GPU 0: Tesla V100-SXM2-32GB (UUID: GPU-1)'\necho 'GPU 1: NVIDIA H200 (UUID: GPU-2)'\n"
+    )
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.setattr(devices, "DRIVER", tmp_path / "gpus")
     assert visible_gpus() == ["Tesla V100-SXM2-32GB", "NVIDIA H200"]
     (tmp_path / "gpus" / "0000:01:00.0").mkdir(parents=True)
-    (tmp_path / "gpus" / "0000:01:00.0" / "information").write_text("Model: \t\t NVIDIA A100-PCIE-40GB\nIRQ:   \t\t 1\n")
+    (tmp_path / "gpus" / "0000:01:00.0" / "information").write_text(
+        "Model: \t\t NVIDIA A100-PCIE-40GB\nIRQ:   \t\t 1\n"
+    )
     assert visible_gpus() == ["NVIDIA A100-PCIE-40GB"]
 
 
@@ -228,7 +234,9 @@ def test_precisions() -> None:
     found = precision_findings("cuda:0", native_bf16=False, attempt=lambda device, precision: None)
     assert [finding.level for finding in found] == ["ok", "note"]
     assert "no bf16" in found[1].text
-    found = precision_findings("cuda:0", attempt=lambda device, precision: "no float64" if precision == "64-true" else None)
+    found = precision_findings(
+        "cuda:0", attempt=lambda device, precision: "no float64" if precision == "64-true" else None
+    )
     assert [finding.level for finding in found] == ["ok", "note"]
     found = precision_findings("cuda:0", attempt=lambda device, precision: "no kernel image")
     assert [finding.level for finding in found] == ["FAIL", "note", "note", "note"]

@@ -10,7 +10,19 @@ import torch
 
 from optimizers import OPTIMIZERS
 from tests import tiny
-from tests.equivalence import CASES, CLIP, STEPS, Case, Trained, build, by_plain_loop, by_suite, config_of, distance, worker_cases
+from tests.equivalence import (
+    CASES,
+    CLIP,
+    STEPS,
+    Case,
+    Trained,
+    build,
+    by_plain_loop,
+    by_suite,
+    config_of,
+    distance,
+    worker_cases,
+)
 
 each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
@@ -21,7 +33,17 @@ def reference(opt: str, clip: bool) -> Trained:
 
 
 def ranks(strategy: str, folder: Path) -> list[dict[str, dict]]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "tests.equivalence", strategy, str(folder)]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        "-m",
+        "tests.equivalence",
+        strategy,
+        str(folder),
+    ]
     done = subprocess.run(command, cwd=tiny.ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     return [torch.load(folder / f"{strategy}-{rank}.pt", weights_only=True) for rank in (0, 1)]
@@ -55,7 +77,9 @@ def test_the_matrix_moves_the_weights_and_clipping_matters() -> None:
 def test_two_ddp_processes_equal_the_plain_loop(case: Case, ddp: list[dict[str, dict]]) -> None:
     mine = ddp[0][case.name]
     assert distance(mine["weights"], reference(case.opt, case.clip).weights) < 1e-9
-    assert [row[:2] for row in mine["curve"]] == [pytest.approx(row, abs=1e-9) for row in reference(case.opt, case.clip).curve]
+    assert [row[:2] for row in mine["curve"]] == [
+        pytest.approx(row, abs=1e-9) for row in reference(case.opt, case.clip).curve
+    ]
 
 
 @each_case
@@ -73,7 +97,10 @@ def test_two_fsdp2_processes_equal_the_plain_loop(case: Case, fsdp: list[dict[st
 
 @pytest.mark.parametrize("opt", OPTIMIZERS)
 def test_fp16_with_a_gradient_scaler_agrees_to_its_precision(opt: str) -> None:
-    case, steps = Case(opt, micro_batches=4, clip=True), 10  # NGD's zigzag amplifies rounding a thousandfold in 20 steps
+    case, steps = (
+        Case(opt, micro_batches=4, clip=True),
+        10,
+    )  # NGD's zigzag amplifies rounding a thousandfold in 20 steps
     config = config_of(case, precision="16-mixed", **{"trainer.max_steps": steps})
     # A scale at which nothing overflows, so that no step is skipped.
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)

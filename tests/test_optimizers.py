@@ -103,7 +103,9 @@ def test_steps_equal_the_formula_in_float64(case: Case) -> None:
         loss, gradient = loss_and_gradient(weights)
         weights = case.formula(weights, gradient, loss, k, memory, **case.arguments)
         train(opt, params, 1)
-        np.testing.assert_allclose(flat([p.detach() for p in params]), weights, rtol=1e-12, atol=1e-13, err_msg=f"step {k}")
+        np.testing.assert_allclose(
+            flat([p.detach() for p in params]), weights, rtol=1e-12, atol=1e-13, err_msg=f"step {k}"
+        )
 
 
 @pytest.mark.parametrize("case", [case for case in OWN_CASES if case.cap_binds], ids=str)
@@ -152,14 +154,18 @@ def test_a_normalised_step_has_the_length_lr(gradients: list[list[float]], lr: f
 
 @properties
 @given(gradients=st.lists(vectors, min_size=1, max_size=4), lr=rates, scale=st.floats(1e-6, 1e6))
-def test_scaling_the_loss_does_not_change_a_normalised_step(gradients: list[list[float]], lr: float, scale: float) -> None:
+def test_scaling_the_loss_does_not_change_a_normalised_step(
+    gradients: list[list[float]], lr: float, scale: float
+) -> None:
     scaled = [[scale * g for g in vector] for vector in gradients]
     torch.testing.assert_close(moved(SNGD, scaled, lr=lr), moved(SNGD, gradients, lr=lr), rtol=1e-12, atol=1e-14 * lr)
 
 
 @properties
 @given(gradients=st.lists(vectors, min_size=1, max_size=4), max_step=rates, above=st.floats(1.001, 1e3))
-def test_a_binding_cap_makes_the_length_cap_times_norm(gradients: list[list[float]], max_step: float, above: float) -> None:
+def test_a_binding_cap_makes_the_length_cap_times_norm(
+    gradients: list[list[float]], max_step: float, above: float
+) -> None:
     length = max_step * norm_of(gradients)
     for lr, expected in ((above * length, length), (length / above, length / above)):
         assert float(moved(SNGD, gradients, lr=lr, max_step=max_step).norm()) == pytest.approx(expected, rel=1e-12)
@@ -197,7 +203,9 @@ def test_sps_lands_on_the_minimum_of_a_quadratic(a: float, b: float, away: float
 
 @properties
 @given(gradient=vectors, loss=st.floats(-1e3, 1e3), f_star=st.floats(-1e3, 1e3), c=st.floats(0.1, 10), cap=rates)
-def test_a_polyak_step_is_never_negative(gradient: list[float], loss: float, f_star: float, c: float, cap: float) -> None:
+def test_a_polyak_step_is_never_negative(
+    gradient: list[float], loss: float, f_star: float, c: float, cap: float
+) -> None:
     for cls, arguments in ((PS, {}), (SPS, {}), (SPS, {"max_step": cap}), (SPS, {"gamma": 2.0})):
         p = point(*[0.0] * len(gradient), grad=tuple(gradient))
         opt = cls([p], c=c, f_star=f_star, **arguments)
@@ -382,7 +390,11 @@ def test_a_zero_gradient_moves_nothing(case: Case, fused: bool | None) -> None:
     assert same(params, start())
 
 
-TINY = [(torch.float32, (1e-30, 1e-40, 1e-45)), (torch.float64, (1e-170, 1e-310, 5e-324)), (torch.bfloat16, (1e-30, 1e-40))]
+TINY = [
+    (torch.float32, (1e-30, 1e-40, 1e-45)),
+    (torch.float64, (1e-170, 1e-310, 5e-324)),
+    (torch.bfloat16, (1e-30, 1e-40)),
+]
 
 
 @every_own_case
@@ -442,7 +454,9 @@ def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(case: Case, dtyp
 
 
 @every_case
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda opt: pickle.loads(pickle.dumps(opt))], ids=["deepcopy", "pickle"])
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda opt: pickle.loads(pickle.dumps(opt))], ids=["deepcopy", "pickle"]
+)
 @pytest.mark.parametrize("steps", [0, 3])
 def test_a_copy_goes_on_like_the_original(case: Case, copied: Callable[[Any], Any], steps: int) -> None:
     params = start()
@@ -521,7 +535,9 @@ class Watch(TorchDispatchMode):
         outputs = [t for t in tree_leaves(out) if isinstance(t, Tensor)]
         assert len({t.device for t in inputs + outputs}) <= 1, f"{name} moves data between devices"
         known = {t.untyped_storage()._cdata for t in inputs}
-        self.largest_new = max([self.largest_new, *(t.numel() for t in outputs if t.untyped_storage()._cdata not in known)])
+        self.largest_new = max(
+            [self.largest_new, *(t.numel() for t in outputs if t.untyped_storage()._cdata not in known)]
+        )
         return out
 
 
@@ -648,7 +664,9 @@ def test_every_hyperparameter_has_illegal_values(cls: Any) -> None:
 
 
 @illegal
-def test_an_illegal_hyperparameter_is_named_with_its_legal_range(name: str, argument: str, value: float, legal: str) -> None:
+def test_an_illegal_hyperparameter_is_named_with_its_legal_range(
+    name: str, argument: str, value: float, legal: str
+) -> None:
     with pytest.raises(ValueError, match="out of range") as error:
         OWN[name](start(), **{argument: value})
     assert argument in str(error.value)
@@ -657,7 +675,9 @@ def test_an_illegal_hyperparameter_is_named_with_its_legal_range(name: str, argu
 
 
 @illegal
-def test_a_group_with_an_illegal_hyperparameter_is_not_added(name: str, argument: str, value: float, legal: str) -> None:
+def test_a_group_with_an_illegal_hyperparameter_is_not_added(
+    name: str, argument: str, value: float, legal: str
+) -> None:
     first, second = start()[:2]
     with pytest.raises(ValueError, match=re.escape(legal)):
         OWN[name]([{"params": [first]}, {"params": [second], argument: value}])
@@ -678,7 +698,9 @@ def test_the_edges_of_the_legal_ranges_are_legal(name: str, arguments: dict[str,
 
 BLOCK = 65_536
 SIZES = ((), (1,), (0,), (3, 5), (BLOCK - 1,), (BLOCK,), (BLOCK + 1,), (257, 300), (2 * BLOCK + 12_345,))
-tensors = st.tuples(st.sampled_from(SIZES), st.sampled_from((*DTYPES, torch.float16)), st.sampled_from((1e-3, 1.0, 1e3)))
+tensors = st.tuples(
+    st.sampled_from(SIZES), st.sampled_from((*DTYPES, torch.float16)), st.sampled_from((1e-3, 1.0, 1e3))
+)
 
 
 @settings(properties, max_examples=40)
@@ -716,7 +738,9 @@ def test_the_global_norm_leaves_its_input_alone() -> None:
 
 
 def test_listing_the_optimizers_imports_no_torch() -> None:
-    code = "import sys; from optimizers import OPTIMIZERS; assert len(OPTIMIZERS) >= 8; assert 'torch' not in sys.modules"
+    code = (
+        "import sys; from optimizers import OPTIMIZERS; assert len(OPTIMIZERS) >= 8; assert 'torch' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=60)
 
 
@@ -725,7 +749,9 @@ def test_the_optimizers_work_without_the_suites_libraries() -> None:
         for node in ast.walk(ast.parse(file.read_text())):
             imported = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             imported += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            assert {name.partition(".")[0] for name in imported} <= {*sys.stdlib_module_names, "torch", "optimizers"}, file
+            assert {name.partition(".")[0] for name in imported} <= {*sys.stdlib_module_names, "torch", "optimizers"}, (
+                file
+            )
 
 
 def test_a_class_of_the_registry_is_used_like_any_torch_optimizer() -> None:

@@ -52,7 +52,11 @@ def test_searched_and_replaced_hyperparameters_exist(name):
 
 
 def test_words_become_values_of_the_option_type():
-    sngd, adam, mnist = optimizer_options(OPTIMIZERS["sngd"]), optimizer_options(OPTIMIZERS["adam"]), task_options(TASKS["mnist"])
+    sngd, adam, mnist = (
+        optimizer_options(OPTIMIZERS["sngd"]),
+        optimizer_options(OPTIMIZERS["adam"]),
+        task_options(TASKS["mnist"]),
+    )
     assert parse_options("opt", sngd, {"lr": "1e-3", "max_step": "inf", "fused": "none"})["lr"] == 0.001
     assert parse_options("opt", adam, {"betas": "0.8,0.9"})["betas"] == (0.8, 0.9)
     assert parse_options("opt", adam, {"betas": "(0.8, 0.9)"})["betas"] == (0.8, 0.9)

@@ -69,7 +69,9 @@ def test_plain_values():
     assert plain(value) == {"a": None, "b": ["-inf", 1.5], "c": ["x", None], "1": True}
 
 
-@pytest.mark.parametrize("content", [b'{"run_id": "torn", "conf', b"", b"[]", b"{}", b"\xff\x00", b'{"run_id": "b", "config": {}, "new": 1}'])
+@pytest.mark.parametrize(
+    "content", [b'{"run_id": "torn", "conf', b"", b"[]", b"{}", b"\xff\x00", b'{"run_id": "b", "config": {}, "new": 1}']
+)
 def test_a_damaged_record_is_skipped_and_named(kept, content):
     kept.begin(DONE).end(keep_checkpoint=False)
     (kept.folder / "torn").mkdir()
@@ -157,7 +159,9 @@ def test_a_full_disk_in_mid_run_is_one_line_and_frees_the_run(cli, store, monkey
 def test_a_full_disk_at_the_end_is_one_line_and_frees_the_run(cli, store, monkeypatch):
     write = Store.write
     with monkeypatch.context() as full:
-        full.setattr(Store, "write", lambda self, result: write(self, result) if result.status == "running" else no_space())
+        full.setattr(
+            Store, "write", lambda self, result: write(self, result) if result.status == "running" else no_space()
+        )
         answer = cli(*FIT)
     assert (answer.code, answer.out) == (1, "")
     assert answer.err.splitlines()[-1].startswith("bench: error: cannot write the result of synthetic-sngd-")
@@ -233,7 +237,9 @@ for i in range(40):
 def test_processes_that_write_one_store_lose_nothing(kept):
     (kept.folder / "shared").mkdir(parents=True)
     writers = [
-        subprocess.Popen([sys.executable, "-W", "error", "-c", WRITER, str(kept.folder), name], stderr=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [sys.executable, "-W", "error", "-c", WRITER, str(kept.folder), name], stderr=subprocess.PIPE, text=True
+        )
         for name in ("left", "right")
     ]
     assert [(w.communicate()[1], w.returncode) for w in writers] == [("", 0), ("", 0)]

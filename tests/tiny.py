@@ -27,9 +27,7 @@ class TinyImages(ImageData):
             noise = torch.randint(0, 100, (n, 1, 8, 8), generator=generator)
             return (noise + 40 * labels[:, None, None, None]).to(torch.uint8), labels
 
-        super().__init__(
-            split(80), split(32), num_classes=4, n_val=16, n_train=None, flip=flip, crop=crop, salt="tiny"
-        )
+        super().__init__(split(80), split(32), num_classes=4, n_val=16, n_train=None, flip=flip, crop=crop, salt="tiny")
 
 
 TINY = TaskSpec(

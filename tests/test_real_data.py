@@ -1,0 +1,40 @@
+"""On a slice of the real files optimizers learn; the full figures are in the README."""
+
+from pathlib import Path
+
+import pytest
+
+from bench.config import resolve
+from bench.runner import run
+from bench.store import read_curve
+
+
+@pytest.mark.parametrize(
+    ("opt", "options"),
+    [
+        ("sngd", {"opt.lr": 0.3, "opt.max_step": 0.3}),
+        ("sps", {"opt.c": 2, "opt.max_step": 0.5}),
+    ],
+)
+def test_the_loss_falls_on_real_mnist(opt: str, options: dict[str, float], real_data: Path, store: Path) -> None:
+    words = {
+        "task": "mnist",
+        "opt": opt,
+        "data": real_data,
+        "store": store,
+        "task.n_train": 3000,
+        "trainer.max_steps": 60,
+    }
+    result = run(resolve(words | options), progress=False)
+    losses = [row[1] for row in read_curve(store / result.run_id)]
+    assert result.status == "completed"
+    assert sum(losses[-10:]) < 0.98 * sum(losses[:10])
+    assert result.part == "3,000 of 55,000 training images"
+
+
+def test_adam_learns_a_slice_of_real_cifar10(real_data: Path, store: Path) -> None:
+    words = {"task": "cifar10", "opt": "adam", "opt.lr": 2e-3, "data": real_data, "store": store, "task.n_train": 4000}
+    result = run(resolve(words | {"trainer.max_steps": 80}), progress=False)
+    assert result.status == "completed"
+    assert result.final is not None
+    assert result.final > 0.2

@@ -1,0 +1,259 @@
+"""Data, order, dropout and models: what a batch is, exactly."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from torch import Tensor
+from torch.autograd import gradcheck
+from torchvision.transforms import v2
+
+from tasks import cifar10, mnist
+from tasks.dropout import BatchDropout, BatchRandomness, use_batch_dropout
+from tasks.order import BatchOrder
+from tasks.seeding import derive_seed
+from tasks.split import split_hash, validation_rows
+from tasks.synthetic import AttentionClassifier, TokenData, attended_mean
+from tasks.vision import ViTClassifier
+from tests.tiny import TinyImages
+
+CPU = torch.device("cpu")
+
+
+# -- order, split, seeds --------------------------------------------------------------------------------------------
+
+
+@given(n=st.integers(1, 50), batch=st.integers(1, 50), seed=st.integers(0, 3), epoch=st.integers(0, 3))
+@settings(max_examples=60, deadline=None)
+def test_an_epoch_sees_every_sample_at_most_once_and_leaves_out_less_than_a_batch(
+    n: int, batch: int, seed: int, epoch: int
+) -> None:
+    order = BatchOrder(n, min(n, batch), seed, CPU)
+    first = epoch * order.batches_per_epoch
+    rows = torch.cat([order.rows(first + i) for i in range(order.batches_per_epoch)]).tolist()
+    assert len(set(rows)) == len(rows) > n - min(n, batch)
+    assert set(rows) <= set(range(n))
+
+
+def test_the_order_depends_on_seed_and_step_alone() -> None:
+    forward = [BatchOrder(40, 8, 5, CPU).rows(step) for step in range(12)]
+    order = BatchOrder(40, 8, 5, CPU)
+    assert all(torch.equal(order.rows(step), forward[step]) for step in (11, 0, 7, 7, 3))
+    assert not torch.equal(forward[0], forward[5])
+    assert not torch.equal(forward[0], BatchOrder(40, 8, 6, CPU).rows(0))
+
+
+def test_the_split_is_the_published_one() -> None:
+    assert split_hash(60_000, mnist.N_VAL, mnist.SALT) == mnist.SPLIT_HASH
+    assert split_hash(50_000, cifar10.N_VAL, cifar10.SALT) == cifar10.SPLIT_HASH
+    held_out, rest = validation_rows(1000, 100, "x")
+    assert sorted([*held_out.tolist(), *rest.tolist()]) == list(range(1000))
+    assert len(held_out) == 100
+
+
+def test_seeds_are_the_same_on_every_machine() -> None:
+    assert derive_seed(0, "init") == 5184189234732532942
+    assert len({derive_seed(a, b) for a in range(20) for b in range(20)}) == 400
+
+
+# -- images ---------------------------------------------------------------------------------------------------------
+
+
+def randomness(step: int, rows: slice, size: int) -> BatchRandomness:
+    where = BatchRandomness(seed=3)
+    where.step, where.rows, where.batch_size = step, rows, size
+    return where
+
+
+def test_pixels_are_normalised_as_torchvision_does() -> None:
+    data = TinyImages()
+    images, labels = data.batch("train", torch.arange(5))
+    raw = data._splits["train"][0][:5]
+    expected = torch.stack([v2.functional.normalize(x.float() / 255, [0.5], [0.5]) for x in raw])
+    torch.testing.assert_close(images, expected)
+    assert torch.equal(labels, data._splits["train"][1][:5])
+
+
+def test_every_augmented_image_is_a_shift_and_flip_of_its_source() -> None:
+    plain, augmented = TinyImages(), TinyImages(flip=True, crop=2)
+    rows = torch.arange(40)
+    source = plain.batch("train", rows)[0]
+    got = augmented.batch("train", rows, randomness(0, slice(0, 40), 40))[0]
+    padded = torch.nn.functional.pad(source, [2] * 4, value=-1.0)
+    seen = set()
+    for i in range(40):
+        shifts = {
+            (dy, dx, flip): (window.flip(-1) if flip else window)
+            for dy in range(5) for dx in range(5) for flip in (False, True)
+            for window in [padded[i, :, dy : dy + 8, dx : dx + 8]]
+        }  # fmt: skip
+        matches = [key for key, image in shifts.items() if torch.allclose(image, got[i])]
+        assert len(matches) == 1
+        seen.add(matches[0])
+    assert len(seen) > 20
+    assert {flip for *_, flip in seen} == {False, True}
+
+
+def test_augmentation_belongs_to_the_step_and_the_place_in_the_batch() -> None:
+    data, rows = TinyImages(flip=True, crop=2), torch.arange(12)
+    whole = data.batch("train", rows, randomness(4, slice(0, 12), 12))[0]
+    parts = [data.batch("train", rows[i : i + 5], randomness(4, slice(i, min(i + 5, 12)), 12))[0] for i in (0, 5, 10)]
+    assert torch.equal(whole, torch.cat(parts))
+    assert not torch.equal(whole, data.batch("train", rows, randomness(5, slice(0, 12), 12))[0])
+    assert torch.equal(data.batch("train", rows)[0], TinyImages().batch("train", rows)[0])
+
+
+def test_bad_sizes_name_the_value_and_the_legal_range() -> None:
+    for options, message in (
+        ({"patch_size": 3}, "patch_size=3 does not divide"),
+        ({"num_heads": 5}, "num_heads=5 does not divide embed_dim=64"),
+        ({"depth": 0}, r"depth=0 .* at least 1"),
+        ({"dropout": 1.0}, r"dropout=1.0 .*\[0, 1\)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            ViTClassifier(TinyImages(), **options)
+    with pytest.raises(ValueError, match=r"crop=9 .*\[0, 8\]"):
+        TinyImages(crop=9)
+
+
+def test_the_vit_has_the_papers_shape() -> None:
+    model = ViTClassifier(TinyImages()).model
+    assert len(model.blocks) == 2
+    assert model.blocks[0].attn.num_heads == 8
+    assert model.blocks[0].mlp.fc1.out_features == 128
+    assert model.pos_embed.shape == (1, 4 + 1, 64)
+
+
+# -- dropout --------------------------------------------------------------------------------------------------------
+
+
+def test_dropout_keeps_the_stated_share_and_the_mean() -> None:
+    where = randomness(0, slice(0, 400), 400)
+    out = BatchDropout(0.3, where, 1)(torch.ones(400, 100))
+    assert float((out == 0).float().mean()) == pytest.approx(0.3, abs=0.01)
+    assert float(out.mean()) == pytest.approx(1.0, abs=0.02)
+    torch.testing.assert_close(out.max(), torch.tensor(1 / 0.7))
+
+
+def test_dropout_masks_differ_by_step_layer_and_sample_and_repeat_exactly() -> None:
+    x = torch.ones(8, 50)
+
+    def mask(step: int, stream: int) -> Tensor:
+        return BatchDropout(0.5, randomness(step, slice(0, 8), 8), stream)(x)
+
+    assert torch.equal(mask(1, 1), mask(1, 1))
+    assert not torch.equal(mask(1, 1), mask(2, 1))
+    assert not torch.equal(mask(1, 1), mask(1, 2))
+    assert len({tuple(row.tolist()) for row in mask(1, 1)}) == 8
+
+
+def test_every_dropout_of_a_model_is_replaced_once_and_silent_in_eval_mode() -> None:
+    task = ViTClassifier(TinyImages(), dropout=0.5)
+    use_batch_dropout(task, task.randomness)
+    layers = [m for m in task.modules() if isinstance(m, BatchDropout)]
+    assert len({layer.stream for layer in layers}) == len(layers) > 4
+    assert not [m for m in task.modules() if isinstance(m, torch.nn.Dropout)]
+    task.eval()
+    images, _ = task.data.batch("train", torch.arange(4))
+    assert torch.equal(task.model(images), task.model(images))
+
+
+# -- the synthetic task ---------------------------------------------------------------------------------------------
+
+
+def test_the_synthetic_loss_and_gradient_are_those_of_the_definition() -> None:
+    data = TokenData(seed=2, n=7, T=5, d=6)
+    task = AttentionClassifier(data).double()
+    task.W.data = torch.randn(6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    naive = task.W.detach().clone().requires_grad_()
+    total = torch.zeros((), dtype=torch.float64)
+    for x, label in zip(data.tokens, data.labels, strict=True):
+        phi = data.decoder @ x.T @ torch.softmax(x @ naive @ x[0], dim=0)
+        total = total + torch.nn.functional.softplus(-(2 * label - 1) * phi)
+    (total / 7).backward()
+    outcome = task.loss(data.batch("train", torch.arange(7)))
+    outcome.loss.backward()
+    torch.testing.assert_close(outcome.loss + data.f_star, total / 7, rtol=0, atol=1e-15)
+    torch.testing.assert_close(task.W.grad, naive.grad, rtol=1e-12, atol=1e-15)
+
+
+def test_the_infimum_is_the_loss_with_all_attention_on_the_optimal_tokens() -> None:
+    data = TokenData(seed=0)
+    scores = (2 * data.labels - 1)[:, None] * (data.tokens @ data.decoder)
+    assert data.f_star == pytest.approx(float(torch.log1p(torch.exp(-scores.max(dim=1).values)).mean()), abs=1e-15)
+    assert torch.equal(scores.argmax(dim=1), data.optimal)
+
+
+def test_saturated_attention_keeps_loss_and_gradient_to_full_relative_precision() -> None:
+    # One sequence whose optimal token leads by 100 logits: naive float64 gives 0 for both.
+    gaps = torch.tensor([[0.0, 0.5, 0.25]], dtype=torch.float64)
+    logits = torch.tensor([[100.0, 0.0, -3.0]], dtype=torch.float64, requires_grad=True)
+    below = attended_mean(logits, gaps)
+    below.sum().backward()
+    p = torch.exp(torch.tensor([-100.0, -103.0], dtype=torch.float64))
+    expected = p[0] * 0.5 + p[1] * 0.25
+    torch.testing.assert_close(below[0], expected, rtol=1e-12, atol=0)
+    torch.testing.assert_close(logits.grad, torch.tensor([[-expected, p[0] * 0.5, p[1] * 0.25]]), rtol=1e-12, atol=0)
+
+
+def test_saturation_on_another_token_keeps_the_gradient_too() -> None:
+    gaps = torch.tensor([[0.0, 0.7, 0.3]], dtype=torch.float64)
+    logits = torch.tensor([[-60.0, 50.0, 0.0]], dtype=torch.float64, requires_grad=True)
+    attended_mean(logits, gaps).sum().backward()
+    p = torch.exp(torch.tensor([-110.0, -50.0], dtype=torch.float64))
+    expected = torch.tensor([[-0.7 * p[0], 0.7 * p[0] + 0.4 * p[1], -0.4 * p[1]]], dtype=torch.float64)
+    torch.testing.assert_close(logits.grad, expected, rtol=1e-12, atol=0)
+
+
+def test_attended_mean_passes_gradcheck() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits, values = (torch.randn(3, 4, dtype=torch.float64, generator=generator, requires_grad=True) for _ in range(2))
+    assert gradcheck(attended_mean, (logits, values))
+
+
+def test_the_synthetic_accuracy_is_the_share_of_positive_margins() -> None:
+    data = TokenData(seed=1, n=50)
+    task = AttentionClassifier(data).double()
+    outcome = task.loss(data.batch("train", torch.arange(50)))
+    margins = (2 * data.labels - 1) * (data.tokens.mean(dim=1) @ data.decoder)
+    accuracy = task.metrics()["accuracy"](outcome.predictions, outcome.labels)
+    assert float(accuracy) == pytest.approx(float((margins > 0).double().mean()))
+
+
+def test_a_problem_instance_belongs_to_its_seed() -> None:
+    assert torch.equal(TokenData(seed=4).tokens, TokenData(seed=4).tokens)
+    assert not torch.equal(TokenData(seed=4).tokens, TokenData(seed=5).tokens)
+    torch.testing.assert_close(TokenData(seed=4).tokens.norm(dim=-1), torch.ones(20, 6, dtype=torch.float64))
+
+
+# -- files ----------------------------------------------------------------------------------------------------------
+
+
+def test_mnist_pixels_and_labels_are_those_that_torchvision_reads(real_data: Path, tmp_path: Path) -> None:
+    import gzip
+
+    from torchvision.datasets import MNIST
+
+    raw = tmp_path / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    for archive in (real_data / "MNIST" / "raw").glob("*.gz"):
+        (raw / archive.stem).write_bytes(gzip.decompress(archive.read_bytes()))
+    theirs, ours = MNIST(str(tmp_path), train=False), mnist.MNISTData(real_data)
+    assert torch.equal(ours._splits["test"][0][:, 0], theirs.data)
+    assert torch.equal(ours._splits["test"][1], theirs.targets)
+    assert ours.sizes == {"train": 55_000, "val": 5_000, "test": 10_000}
+
+
+def test_cifar10_pixels_and_labels_are_those_that_torchvision_reads(real_data: Path) -> None:
+    from torchvision.datasets import CIFAR10
+
+    theirs, ours = CIFAR10(str(real_data), train=False), cifar10.CIFAR10Data(real_data, n_train=100)
+    image = np.asarray(Image.fromarray(theirs.data[7]))
+    assert np.array_equal(ours._splits["test"][0][7].permute(1, 2, 0).numpy(), image)
+    assert ours._splits["test"][1].tolist() == theirs.targets
+    assert ours.sizes["train"] == 100
+    assert ours.part == "100 of 45,000 training images"
