@@ -41,7 +41,9 @@ class TrainerOptions(BaseModel):
         None, gt=0, description="bound on the gradient's global norm; Polyak steps are computed from the unclipped norm"
     )
     val_every: int | None = Field(
-        None, ge=1, description="optimizer steps between evaluations; an epoch by default, at most a tenth of the run"
+        None,
+        ge=1,
+        description="optimizer steps between evaluations; by default an epoch, or a twentieth of the run where that is longer",
     )
     checkpoint_seconds: float = Field(
         60, gt=0, description="seconds between checkpoints, from which a killed run goes on"

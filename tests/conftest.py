@@ -8,6 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+# The models of the tests are too small for more threads, and processes that share cores would wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import numpy as np
 import pytest
 

@@ -379,7 +379,7 @@ def test_a_wrong_request(cli, words, message):
         ("--precision 8", "--precision '8': input should be '32-true'"),
         ("--logger excel", "--logger 'excel': input should be 'tensorboard'"),
         ("--opt.lr -1", "--opt.lr=-1.0 is out of range: it must lie in [0, inf)"),
-        ("--opt.lr nan", "--opt.lr=nan is out of range"),
+        ("--opt.lr nan", "--opt.lr 'nan': not a number"),
         ("--opt.max_step 0", "--opt.max_step=0.0 is out of range"),
         ("--opt.momentum 1.5", "--opt.momentum=1.5 is out of range: it must lie in [0, 1]"),
         ("--task.n 0", "--task.n=0 is out of range: it must be at least 1"),
