@@ -35,7 +35,9 @@ class TrainerOptions(BaseModel):
         None, description="samples that one optimizer step sees, over all micro-batches and devices, or `full`"
     )
     micro_batch_size: int | None = Field(
-        None, ge=1, description="samples of one forward pass on one device; changes memory, never the result"
+        None,
+        ge=1,
+        description="samples of one forward pass on one device, at most (default: 1000); changes memory, never the result",
     )
     gradient_clip_val: float | None = Field(
         None, gt=0, description="bound on the gradient's global norm; Polyak steps are computed from the unclipped norm"

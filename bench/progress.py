@@ -24,13 +24,17 @@ class Progress:
         """Begin at this step."""
         if self.enabled and sys.stderr.isatty():
             from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
             from rich.progress import Progress as Bar
 
             self._bar = Bar(
-                TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn(),
-                TimeRemainingColumn(), TextColumn("{task.fields[values]}"), console=Console(stderr=True),
-            )  # fmt: skip
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=10),  # the rest of 80 columns is for the values
+                MofNCompleteColumn(),
+                TimeRemainingColumn(compact=True),
+                TextColumn("{task.fields[values]}"),
+                console=Console(stderr=True),
+            )
             self._bar.start()
             self._task = self._bar.add_task(self.label, total=self.total, completed=step, values="")
 
@@ -46,7 +50,7 @@ class Progress:
     def validated(self, step: int, split: str, values: dict[str, float]) -> None:
         """Show what an evaluation gave."""
         text = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
-        self._validated = f"  [{split}: {text}]".replace("[", r"\[")
+        self._validated = f"  {split} acc {values['accuracy']:.3f}" if "accuracy" in values else ""
         if self.enabled and self._bar is None:
             try:
                 print(f"{self.label}  step {step}/{self.total}  {split}: {text}", file=sys.stderr, flush=True)

@@ -66,7 +66,8 @@ class Plan:
         make_optimizer: parameters to optimizer.
         total_steps: number of optimizer steps.
         batch_size: samples of one optimizer step, over micro-batches and ranks.
-        micro_batch_size: samples of one forward pass on one device; None for all of the device's share.
+        micro_batch_size: samples of one forward pass on one device, at most.
+        evaluation_batch_size: samples of one forward pass in evaluation, at most.
         data_seed: decides the order of the samples.
         seed: decides dropout and augmentation.
         clip: bound on the gradient's global norm, or None.
@@ -76,7 +77,8 @@ class Plan:
     make_optimizer: Callable[[Iterable[nn.Parameter]], Optimizer]
     total_steps: int
     batch_size: int
-    micro_batch_size: int | None = None
+    micro_batch_size: int = 1000
+    evaluation_batch_size: int = 1000
     data_seed: int = 0
     seed: int = 0
     clip: float | None = None
@@ -179,12 +181,11 @@ class Task(pl.LightningModule, ABC):
 
     @final
     @torch.no_grad()
-    def evaluate(self, split: str, rows_per_batch: int = 1000) -> dict[str, float]:
+    def evaluate(self, split: str) -> dict[str, float]:
         """Loss and metrics over a whole split, in eval mode; every rank computes all of it.
 
         Args:
             split: a key of `data.sizes`.
-            rows_per_batch: samples of one forward pass.
 
         Returns:
             Values by name, "loss" among them. They may be infinite or NaN if the weights are.
@@ -202,9 +203,10 @@ class Task(pl.LightningModule, ABC):
         self.eval()
         if modes[0]:
             modes[0]()  # schedule-free methods keep other weights for evaluation
-        for start in range(0, self.data.sizes[split], rows_per_batch):
+        size = self.plan.evaluation_batch_size
+        for start in range(0, self.data.sizes[split], size):
             with self.trainer.precision_plugin.forward_context():
-                outcome = self.loss(self.data.batch(split, slice(start, start + rows_per_batch)))
+                outcome = self.loss(self.data.batch(split, slice(start, start + size)))
             loss.update(outcome.loss, len(outcome.labels))
             metrics.update(outcome.predictions, outcome.labels)
         if modes[1]:
@@ -307,7 +309,7 @@ class _Loop:
         batch_rows = self.order.rows(step)
         size = len(batch_rows)
         start, stop = size * self.rank // self.world, size * (self.rank + 1) // self.world
-        micro = self.plan.micro_batch_size or stop - start
+        micro = self.plan.micro_batch_size
         where = self.where
         where.step, where.batch_size = step, size
         total: Tensor | None = None

@@ -1,14 +1,19 @@
 """Dropout whose mask belongs to the sample, not to the program's history.
 
 `torch.nn.Dropout` draws from a global stream: the mask of a sample depends on how the batch was cut into micro-batches
-and ranks, and a resumed run needs the stream's state. Here the mask of the whole batch is a function of (seed, step,
-layer), and a micro-batch takes its rows of it. So micro-batches, ranks, resuming and other optimizers change nothing.
+and ranks, and a resumed run needs the stream's state. Here the mask of a sample is a function of (seed, step, layer,
+place in the batch). So micro-batches, ranks, resuming and other optimizers change nothing.
 """
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
 from tasks.seeding import derive_seed
+
+_BLOCK = 128
+"""Samples whose numbers are drawn together."""
 
 
 class BatchRandomness:
@@ -27,10 +32,27 @@ class BatchRandomness:
         self.rows = slice(0, 0)
         self.batch_size = 0
 
-    def generator(self, stream: int, device: torch.device) -> torch.Generator:
-        """A generator that depends on seed, step and stream (one number for each use in the model) alone."""
-        seed = derive_seed(self.seed, self.step, stream)
-        return torch.Generator(device).manual_seed(seed)
+    def draw(self, stream: int, numbers: Tensor, fill: Callable[[Tensor, torch.Generator], object]) -> Tensor:
+        """Random numbers for the micro-batch, the same however the batch is cut.
+
+        Args:
+            stream: one number for each use in the model.
+            numbers: what to draw like, of shape (rows of the micro-batch, ...); its values do not matter.
+            fill: fills a tensor of shape (rows, ...) in place from a generator.
+
+        Returns:
+            A tensor like `numbers`.
+        """
+        first, last = self.rows.start, self.rows.stop
+        blocks = []
+        # Block by block: to draw the whole batch for each of its micro-batches would cost the square of their number.
+        for block in range(first // _BLOCK, -(-last // _BLOCK)):
+            start, stop = block * _BLOCK, min((block + 1) * _BLOCK, self.batch_size)
+            seed = derive_seed(self.seed, self.step, stream, *((block,) if block else ()))
+            drawn = numbers.new_empty((stop - start, *numbers.shape[1:]))
+            fill(drawn, torch.Generator(numbers.device).manual_seed(seed))
+            blocks.append(drawn[max(first - start, 0) : last - start])
+        return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
 
 
 class BatchDropout(nn.Module):
@@ -46,10 +68,8 @@ class BatchDropout(nn.Module):
         """Return x with elements zeroed with probability p and the others scaled by 1 / (1 - p); x itself in eval mode."""
         if not self.training or self.p == 0:
             return x
-        where = self.randomness
-        keep = torch.empty((where.batch_size, *x.shape[1:]), dtype=x.dtype, device=x.device)
-        keep.bernoulli_(1 - self.p, generator=where.generator(self.stream, x.device))
-        return x * keep[where.rows].div_(1 - self.p)
+        keep = self.randomness.draw(self.stream, x, lambda mask, source: mask.bernoulli_(1 - self.p, generator=source))
+        return x * keep.div_(1 - self.p)
 
 
 def use_batch_dropout(model: nn.Module, randomness: BatchRandomness) -> None:

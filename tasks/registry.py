@@ -25,6 +25,7 @@ class TaskSpec:
         source: where model and constants come from.
         version: raised when a change alters results; part of every run's identity.
         batch_size: samples of one optimizer step; "full" for all of them.
+        micro_batch_size: default of `--trainer.micro_batch_size`; also the samples of one forward pass in evaluation.
         precision: default of `--precision`.
         steps_per_call: optimizer steps per `training_step`: more make a small model faster, fewer make Ctrl-C and the
             progress bar prompter.
@@ -41,6 +42,7 @@ class TaskSpec:
     source: str
     version: int = 1
     batch_size: int | Literal["full"] = 100
+    micro_batch_size: int = 1000
     precision: str = "32-true"
     steps_per_call: int = 10
 

@@ -78,11 +78,12 @@ class ImageData(TaskData):
 
     def _augmented(self, x: Tensor, randomness: BatchRandomness) -> Tensor:
         """The images, uint8 of shape (rows, C, H, W), each shifted and flipped at random."""
-        device, n = x.device, randomness.batch_size
-        generator = randomness.generator(_AUGMENT_STREAM, device)
-        # Drawn for the whole batch, so that a micro-batch gets its rows of the same numbers.
-        draw = torch.randint(0, 2 * self.crop + 1, (2, n), generator=generator, device=device)[:, randomness.rows]
-        mirror = torch.rand(n, generator=generator, device=device)[randomness.rows] < 0.5
+        device = x.device
+        uniform = randomness.draw(
+            _AUGMENT_STREAM, torch.empty(len(x), 3, device=device), lambda u, source: u.uniform_(generator=source)
+        )
+        draw = (uniform[:, :2] * (2 * self.crop + 1)).long().T
+        mirror = uniform[:, 2] < 0.5
         if self.crop:
             x = nn.functional.pad(x, [self.crop] * 4)
             channels, height, width = self.image_shape

@@ -151,6 +151,18 @@ def test_dropout_masks_differ_by_step_layer_and_sample_and_repeat_exactly() -> N
     assert len({tuple(row.tolist()) for row in mask(1, 1)}) == 8
 
 
+@given(size=st.integers(1, 400), cut=st.integers(1, 400), step=st.integers(0, 2))
+@settings(max_examples=40, deadline=None)
+def test_random_numbers_are_the_same_however_the_batch_is_cut(size: int, cut: int, step: int) -> None:
+    def drawn(first: int, last: int) -> Tensor:
+        where = randomness(step, slice(first, last), size)
+        return where.draw(1, torch.empty(last - first, 3), lambda numbers, source: numbers.normal_(generator=source))
+
+    parts = [drawn(first, min(first + cut, size)) for first in range(0, size, cut)]
+    assert torch.equal(torch.cat(parts), drawn(0, size))
+    assert len({tuple(row) for row in drawn(0, size).tolist()}) == size
+
+
 def test_every_dropout_of_a_model_is_replaced_once_and_silent_in_eval_mode() -> None:
     task = ViTClassifier(TinyImages(), dropout=0.5)
     use_batch_dropout(task, task.randomness)

@@ -1,0 +1,204 @@
+"""What a run decides and records, beyond the weights."""
+
+import inspect
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from bench import runner
+from bench.config import resolve
+from bench.report import result_lines
+from bench.store import RunResult, read_curve
+from optimizers import OPTIMIZERS
+from tasks import TASKS
+from tests import tiny
+from tests.equivalence import Case, by_suite, config_of
+
+
+@pytest.fixture(autouse=True)
+def the_tiny_task() -> Iterator[None]:
+    tiny.register()
+    yield
+    del TASKS["tiny"]
+
+
+def fit(store: Path, task: str = "tiny", opt: str = "sgd", **words: Any) -> RunResult:
+    sizes = tiny.SIZES if task == "tiny" else {}
+    named = {key.replace("__", "."): value for key, value in words.items()}
+    settings = {"task": task, "opt": opt, "store": store, "device": "cpu", **sizes, **named}
+    return runner.run(resolve(settings), progress=False)
+
+
+def curve(store: Path, result: RunResult) -> list[dict[str, float]]:
+    names = ("step", "loss", "grad_norm", "raw_step", "applied_step")
+    return [dict(zip(names, row, strict=True)) for row in read_curve(store / result.run_id)]
+
+
+def test_every_optimizer_starts_from_the_same_weights_and_sees_the_same_first_batch(store: Path) -> None:
+    stochastic = [name for name, spec in OPTIMIZERS.items() if not spec.traits.full_batch]
+    first = [curve(store, fit(store, opt=name, trainer__max_steps=2))[0]["loss"] for name in stochastic]
+    assert len(set(first)) == 1
+    assert curve(store, fit(store, trainer__max_steps=2, seed=1))[0]["loss"] != first[0]
+
+
+def test_the_data_seed_changes_the_order_and_not_the_start(store: Path) -> None:
+    one, other = (fit(store, opt="gd", data_seed=seed, trainer__max_steps=3) for seed in (0, 1))
+    assert [row["loss"] for row in curve(store, one)] == [row["loss"] for row in curve(store, other)]
+    one, other = (fit(store, data_seed=seed, trainer__max_steps=3) for seed in (0, 1))
+    assert curve(store, one)[0]["loss"] != curve(store, other)[0]["loss"]
+
+
+def test_the_best_step_reports_the_test_metric_that_a_run_ended_there_reports(store: Path) -> None:
+    long = fit(store, opt="adam", opt__lr=0.02, trainer__max_steps=40, trainer__val_every=5)
+    assert long.best_step is not None
+    assert long.best_step < 40
+    short = fit(store, opt="adam", opt__lr=0.02, trainer__max_steps=long.best_step, trainer__val_every=5)
+    assert long.metrics["best"] == short.metrics["final"]
+    best = max(row["accuracy"] for row in long.validations)
+    assert next(row["step"] for row in long.validations if row["accuracy"] == best) == long.best_step
+
+
+def test_the_first_validation_at_the_target_is_the_time_to_target(store: Path) -> None:
+    result = fit(store, opt="adam", opt__lr=0.02, trainer__max_steps=60, trainer__val_every=3)
+    reached = [row for row in result.validations if row["accuracy"] >= tiny.TINY.target]
+    assert result.steps_to_target == reached[0]["step"] > 3
+    assert result.seconds_to_target == reached[0]["train_s"] <= result.train_s
+    assert fit(store, opt="sgd", opt__lr=0, trainer__max_steps=3).steps_to_target is None
+
+
+def test_a_cap_that_binds_on_nearly_every_step_is_said(store: Path) -> None:
+    bound = fit(store, opt="sps", opt__max_step=1e-4, trainer__max_steps=20)
+    assert bound.cap_share == 1
+    assert any("cap bound on 100% of the steps" in line for line in result_lines(bound, store))
+    free = fit(store, opt="sps", opt__c=10, trainer__max_steps=20)
+    assert free.cap_share == 0
+    assert not any("cap bound" in line for line in result_lines(free, store))
+    # Under such a cap SPS is SGD with that rate, step by step: what the note warns of.
+    same = fit(store, opt="sgd", opt__lr=1e-4, trainer__max_steps=20)
+    assert [row["loss"] for row in curve(store, bound)] == pytest.approx(
+        [row["loss"] for row in curve(store, same)], rel=1e-6
+    )
+
+
+def test_the_polyak_step_of_the_curve_is_that_of_loss_norm_and_known_minimum(store: Path) -> None:
+    result = fit(store, "synthetic", "ps", opt__c=1.0, trainer__max_steps=20)
+    f_star = TASKS["synthetic"].data_cls(seed=0).f_star
+    for row in curve(store, result):
+        assert row["raw_step"] == pytest.approx((row["loss"] - f_star) / row["grad_norm"] ** 2, rel=1e-6)
+    lower = fit(store, "synthetic", "ps", opt__c=1.0, opt__f_star=0.1, trainer__max_steps=1)
+    row = curve(store, lower)[0]
+    assert row["raw_step"] == pytest.approx((row["loss"] - 0.1) / row["grad_norm"] ** 2, rel=1e-12)
+
+
+def test_polyak_goes_on_until_the_gradient_is_zero_in_float64_and_says_so(store: Path) -> None:
+    result = fit(store, "synthetic", "ps", opt__c=1.0)
+    assert (result.status, result.reason) == ("completed", "converged: the gradient is 0 in this precision")
+    assert 300 < result.steps < 600
+    rows = curve(store, result)
+    assert all(value is not None for row in rows for value in row.values())
+    assert result.final == pytest.approx(TASKS["synthetic"].data_cls(seed=0).f_star, rel=1e-12)
+
+
+def test_a_run_out_of_time_is_a_result(store: Path) -> None:
+    result = fit(store, trainer__max_steps=1000, trainer__max_seconds=1e-6)
+    assert result.status == "timeout"
+    assert result.steps == tiny.TINY.steps_per_call
+    assert result.final is not None
+
+
+def test_evaluation_does_not_count_as_training_time(store: Path) -> None:
+    result = fit(store, trainer__max_steps=30, trainer__val_every=1)
+    assert 0 < result.train_s < result.wall_s
+    assert result.validations[-1]["train_s"] <= result.train_s
+
+
+class HostReads(TorchDispatchMode):
+    """Counts how often a tensor's value is read by Python."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("opt", OPTIMIZERS)
+def test_recording_the_curve_adds_no_host_synchronisation(opt: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = config_of(Case(opt, clip=True), precision="32-true", **{"trainer.max_steps": 7})
+    cls = OPTIMIZERS[opt].cls
+    watch, own = HostReads(), HostReads()
+    step, training_step = cls.step, TASKS["tiny"].module_cls.training_step
+
+    def watched_step(self: Any, *args: Any, **keywords: Any) -> Any:
+        with own:  # what the optimizer itself reads is not the loop's doing
+            return step(self, *args, **keywords)
+
+    def watched_training_step(self: Any, steps: tuple[int, int]) -> None:
+        with watch:
+            training_step(self, steps)
+
+    monkeypatch.setattr(TASKS["tiny"].module_cls, "training_step", watched_training_step)
+    watched_step.__signature__ = inspect.signature(step)  # type: ignore[attr-defined]
+    monkeypatch.setattr(cls, "step", watched_step)
+    assert len(by_suite(config).curve) == 7
+    assert watch.count == own.count
+
+
+# -- several processes, through the command line --------------------------------------------------------------------
+
+BENCH = [sys.executable, "-m", "bench.cli"]
+
+
+def start(store: Path, *words: str) -> subprocess.Popen[str]:
+    command = [*BENCH, "fit", "--store", str(store), "--json", *words]
+    return subprocess.Popen(
+        command, cwd=tiny.ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+
+
+def answer(process: subprocess.Popen[str]) -> dict[str, Any]:
+    out, err = process.communicate(timeout=300)
+    assert out.count("\n") == 1, (out, err)
+    return json.loads(out)
+
+
+def test_two_devices_from_the_command_line_stop_resume_and_equal_one_device(store: Path) -> None:
+    words = [
+        "--task",
+        "synthetic",
+        "--opt",
+        "sps",
+        "--trainer.batch_size",
+        "10",
+        "--trainer.max_steps",
+        "3000",
+        "--opt.gamma",
+        "2",
+    ]
+    two = start(store, *words, "--trainer.devices", "2", "--device", "cpu")
+    deadline = time.monotonic() + 200
+    while not any(path.stat().st_size for path in store.glob("*/curve.jsonl")):
+        assert two.poll() is None, two.communicate()[1]
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    os.killpg(two.pid, signal.SIGINT)  # as a terminal does: both ranks get it
+    stopped = answer(two)
+    assert stopped["status"] == "killed"
+    assert 0 < stopped["steps"] < 3000
+    resumed = answer(start(store, "--resume", stopped["run_id"]))
+    assert (resumed["status"], resumed["steps"]) == ("completed", 3000)
+    settings = {word.lstrip("-"): value for word, value in zip(words[::2], words[1::2], strict=True)}
+    one = runner.run(resolve({**settings, "store": store, "device": "cpu"}), progress=False)
+    assert resumed["final"] == pytest.approx(one.final, abs=1e-9)
