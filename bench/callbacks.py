@@ -27,7 +27,7 @@ _BATCH_TAGS = ("batch/loss", "batch/grad_norm", "batch/raw_step", "batch/applied
 
 
 class StopRequest:
-    """Notes SIGINT and SIGTERM instead of dying of them; a second SIGINT interrupts at once.
+    """Notes SIGINT and SIGTERM instead of dying of them; a second one interrupts at once.
 
     Attributes:
         signal: the one that asked the run to stop, or None.
@@ -41,9 +41,9 @@ class StopRequest:
         """Handle a signal.
 
         Raises:
-            KeyboardInterrupt: at the second SIGINT.
+            KeyboardInterrupt: at the second one.
         """
-        if self.signal == signal.SIGINT == number:
+        if self.signal is not None:
             raise KeyboardInterrupt
         self.signal = number
 
@@ -99,12 +99,21 @@ class Recorder(pl.Callback):
         self.first_loss: float | None = None
         self.best_selected: float | None = None
         self.capped = 0
-        self._evaluating = 0.0
+        self._aside = 0.0
         self._checkpointed = time.monotonic()
 
     # -- what a resumed run needs ---------------------------------------------------------------------------------
 
-    _KEPT = ("best_step", "validations", "steps", "steps_to_target", "seconds_to_target", "wall_s", "train_s")
+    _KEPT = (
+        "best_step",
+        "validations",
+        "steps",
+        "skipped",
+        "steps_to_target",
+        "seconds_to_target",
+        "wall_s",
+        "train_s",
+    )
 
     def state_dict(self) -> dict[str, Any]:
         """The part of the record that a resumed run goes on from."""
@@ -129,7 +138,7 @@ class Recorder(pl.Callback):
         if self.folder is not None and self.result.steps:
             self.folder.truncate_curve(self.result.steps)
         self._start = time.monotonic() - self.result.wall_s
-        self._evaluating = self.result.wall_s - self.result.train_s
+        self._aside = self.result.wall_s - self.result.train_s
         self.progress.start(self.result.steps)
 
     def on_train_batch_end(  # type: ignore[override]
@@ -138,41 +147,25 @@ class Recorder(pl.Callback):
         """Take over the curve of the steps just made, and decide how to go on."""
         rows = to_host(pl_module.record.curve, pl_module.data.loss_offset)
         pl_module.record.curve.clear()
-        scaled = getattr(trainer.precision_plugin, "scaler", None) is not None
-        bad = next((i for i, row in enumerate(rows) if not _sound(row, scaled)), None)
+        bad = next((i for i, row in enumerate(rows) if not _sound(row, _scaler(trainer) is not None)), None)
         if bad is not None:
             rows = rows[: bad + 1]
         first = self.result.steps
         self.result.steps += len(rows)
-        self.capped += sum(applied < raw for _, _, raw, applied in rows)
-        numbered = [(first + i + 1, *row) for i, row in enumerate(rows)]
-        if self.folder is not None:
-            self.folder.append_curve(numbered)
-        for logger in self.loggers:
-            for step, *values in numbered:
-                logger.log_metrics(dict(zip(_BATCH_TAGS, values, strict=True)), step)
+        self._record(rows, first)
         self._clock()
-        if self.first_loss is None:
-            self.first_loss = rows[0][0]
-        median = sorted(row[0] for row in rows)[len(rows) // 2]
-        last = self.result.steps >= pl_module.plan.total_steps
-        if bad is not None:
-            self._diverged(f"loss or gradient is not finite at step {self.result.steps}")
-        elif median > DIVERGED_FACTOR * (1 + abs(self.first_loss)):
-            self._diverged(f"the loss grew from {self.first_loss:.3g} to {median:.3g} by step {self.result.steps}")
-        elif pl_module.plan.batch_size == pl_module.data.sizes["train"] and rows[-1][1] == 0:
-            self.result.status, self.result.reason = "completed", "converged: the gradient is 0 in this precision"
         self.progress.update(self.result.steps, rows[-1][0], rows[-1][3], lambda: _batch_accuracy(pl_module))
-        ended = self.result.status != "running"
-        if not ended and (last or self.result.steps % self.val_every == 0):
-            self._validate(pl_module)
-            ended = self.result.status != "running"
-        if not ended and not last:
-            self._agree(trainer)
-        if last and self.result.status == "running":
+        self._judge(trainer, pl_module, rows, bad is not None)
+        if self.result.status == "running" and self.result.steps >= pl_module.plan.total_steps:
             self.result.status = "completed"
-        if self.result.status != "running":
-            trainer.should_stop = True
+        due = self.result.steps % self.val_every == 0
+        if self.result.status == "completed" or (self.result.status == "running" and due):
+            self._validate(pl_module)
+        if self.result.status == "running":
+            self._agree(trainer)  # after the evaluation, so that a checkpoint holds it
+            if self.result.status == "timeout" and not due:
+                self._validate(pl_module)
+        trainer.should_stop = self.result.status != "running"
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: Task) -> None:  # type: ignore[override]
         """Report the metric at the final and the best weights."""
@@ -180,8 +173,8 @@ class Recorder(pl.Callback):
         self.progress.stop()
         if result.status in ("killed", "running"):
             return
-        if result.steps:
-            result.cap_share = self.capped / result.steps
+        if result.steps > result.skipped:
+            result.cap_share = self.capped / (result.steps - result.skipped)
         begun = time.monotonic()
         if result.status != "diverged":
             result.final = self._report("final", pl_module)
@@ -193,10 +186,36 @@ class Recorder(pl.Callback):
             else:
                 pl_module.load_best_weights()
                 result.best = self._report("best", pl_module)
-        self._evaluating += time.monotonic() - begun
+        self._aside += time.monotonic() - begun
         self._clock()
 
     # -- decisions ------------------------------------------------------------------------------------------------
+
+    def _record(self, rows: Sequence[tuple[float, float, float, float]], first: int) -> None:
+        """Add the steps after step `first` to the curve."""
+        self.capped += sum(applied < raw for _, _, raw, applied in rows)
+        self.result.skipped += sum(not math.isfinite(norm) for _, norm, _, _ in rows)
+        numbered = [(first + i + 1, *row) for i, row in enumerate(rows)]
+        if self.folder is not None:
+            self.folder.append_curve(numbered)
+        for logger in self.loggers:
+            for step, *values in numbered:
+                logger.log_metrics(dict(zip(_BATCH_TAGS, values, strict=True)), step)
+
+    def _judge(self, trainer: pl.Trainer, task: Task, rows: Sequence[tuple[float, ...]], bad: bool) -> None:
+        """End the run if it has diverged or can go no further."""
+        losses, norms = [row[0] for row in rows], [row[1] for row in rows]
+        if self.first_loss is None:
+            self.first_loss = losses[0]
+        median, scaler = sorted(losses)[len(losses) // 2], _scaler(trainer)
+        if bad:
+            self._diverged(f"loss or gradient is not finite at step {self.result.steps}")
+        elif median > DIVERGED_FACTOR * (1 + abs(self.first_loss)):
+            self._diverged(f"the loss grew from {self.first_loss:.3g} to {median:.3g} by step {self.result.steps}")
+        elif scaler is not None and not any(map(math.isfinite, norms)) and scaler.get_scale() < 1:
+            self._diverged(f"every gradient overflows in half precision at step {self.result.steps}")
+        elif task.plan.batch_size == task.data.sizes["train"] and norms[-1] == 0:
+            self.result.status, self.result.reason = "completed", "converged: the gradient is 0 in this precision"
 
     def _report(self, which: str, task: Task) -> float | None:
         """Record the metrics of the present weights on the reporting split; None if they are not finite."""
@@ -212,7 +231,7 @@ class Recorder(pl.Callback):
     def _validate(self, task: Task) -> None:
         begun = time.monotonic()
         values = task.evaluate(task.data.select)
-        self._evaluating += time.monotonic() - begun
+        self._aside += time.monotonic() - begun
         self._clock()
         if not all(map(math.isfinite, values.values())):
             self._diverged(f"the {task.data.select} metrics are not finite at step {self.result.steps}")
@@ -235,7 +254,7 @@ class Recorder(pl.Callback):
 
     def _agree(self, trainer: pl.Trainer) -> None:
         """Look at clocks and signals, the same on all ranks, and stop or save."""
-        timeout = self.max_seconds is not None and self.result.wall_s >= self.max_seconds
+        timeout = self.max_seconds is not None and self.result.train_s >= self.max_seconds
         due = time.monotonic() - self._checkpointed >= self.checkpoint_seconds
         flags = [self.stop.signal or 0, int(timeout), int(due)]
         if trainer.world_size > 1:
@@ -257,15 +276,18 @@ class Recorder(pl.Callback):
             self.result.reason = f"max_seconds={self.max_seconds:g} were over at step {self.result.steps}"
 
     def _save(self, trainer: pl.Trainer) -> None:
+        begun = time.monotonic()
         temporary = self.checkpoint.with_suffix(".tmp")
         trainer.save_checkpoint(temporary)
         if trainer.is_global_zero:
             temporary.replace(self.checkpoint)
         self._checkpointed = time.monotonic()
+        self._aside += self._checkpointed - begun
+        self._clock()
 
     def _clock(self) -> None:
         self.result.wall_s = time.monotonic() - self._start
-        self.result.train_s = self.result.wall_s - self._evaluating
+        self.result.train_s = self.result.wall_s - self._aside
 
 
 def to_host(curve: list[CurveRow], loss_offset: float) -> list[tuple[float, float, float, float]]:
@@ -283,6 +305,10 @@ def to_host(curve: list[CurveRow], loss_offset: float) -> list[tuple[float, floa
 def _sound(row: tuple[float, float, float, float], scaled: bool) -> bool:
     # With a gradient scaler an overflow of the gradient is an ordinary event: that step was skipped.
     return math.isfinite(row[0]) and (scaled or math.isfinite(row[1]))
+
+
+def _scaler(trainer: pl.Trainer) -> Any:
+    return getattr(trainer.precision_plugin, "scaler", None)
 
 
 def _batch_accuracy(task: Task) -> float | None:

@@ -139,7 +139,7 @@ def _split(words: list[str], valued: set[str], switches: set[str]) -> tuple[dict
 def _stored_config(store: Path, run_id: str, settings: dict[str, Any]) -> Any:
     """The configuration of a run that was interrupted, with places from here."""
     from bench.config import resolve, settings_of
-    from bench.store import Store
+    from bench.store import RESUMABLE, Store
 
     more = settings.keys() - {"store", "data", "logger"}
     if more:
@@ -152,16 +152,14 @@ def _stored_config(store: Path, run_id: str, settings: dict[str, Any]) -> Any:
         raise unknown("run", run_id, (run.run_id for run in kept.runs())) if kept.folder.is_dir() else UserError(
             f"there is no store {store}; name it with --store DIR"
         )  # fmt: skip
-    if result.status == "running" and is_main_process():
-        raise UserError(f"run {run_id} is being trained by another process now")
     places = {"data": settings.get("data", os.environ.get("BENCH_DATA", "data")), "store": store}
     config = resolve(settings_of(result.config) | places | settings)
     if config.run_id != run_id:
         raise UserError(
             f"run {run_id} was begun by another version of its task or optimizer and cannot be continued; train again without --resume"
         )
-    if result.status == "killed" and not (store / run_id / "last.ckpt").is_file():
-        raise UserError(f"run {run_id} was killed before its first checkpoint; train again without --resume")
+    if result.status in RESUMABLE and not kept.checkpoint(run_id).is_file():
+        raise UserError(f"run {run_id} was {result.status} before its first checkpoint; train again without --resume")
     return config
 
 

@@ -9,8 +9,10 @@ LIBRARIES = ("torch", "lightning", "timm", "torchmetrics", "torchvision", "trans
 
 def is_main_process() -> bool:
     """Whether this process is rank 0, or alone; the other ranks run the same command and write nothing."""
-    rank = next((os.environ[name] for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID") if name in os.environ), "0")
-    return rank == "0"
+    for name in ("RANK", "SLURM_PROCID"):
+        if name in os.environ:
+            return os.environ[name] == "0"
+    return os.environ.get("LOCAL_RANK", "0") == os.environ.get("NODE_RANK", "0") == "0"
 
 
 def cpu_name() -> str:

@@ -38,12 +38,14 @@ def result_lines(result: RunResult, store: Path) -> list[str]:
     lines = [", ".join(parts)]
     if result.reason:
         lines.append(f"note: {result.reason}")
+    if result.skipped:
+        lines.append(f"note: {result.skipped} steps were skipped because a gradient overflowed in half precision")
     if result.part:
         lines.append(f"note: trained on a part of the data: {result.part}")
     if result.cap_share is not None and result.cap_share > CAP_SHARE_TO_REPORT:
         lines.append(
-            f"note: the step cap bound on {result.cap_share:.0%} of the steps, so this was nearly SGD with a fixed step;"
-            " raise --opt.max_step to let the method choose"
+            f"note: the step cap bound on {result.cap_share:.0%} of the steps, so the cap and not the method set the step size"
+            " (with a fixed cap that is SGD); raise --opt.max_step to let the method choose"
         )
     return lines
 

@@ -23,13 +23,12 @@ from bench.config import RunConfig
 from bench.errors import RunFailed, UserError
 from bench.machine import LIBRARIES, cpu_name, is_main_process
 from bench.progress import Progress
-from bench.store import RunFolder, RunResult, Store
+from bench.store import FINISHED, RunFolder, RunResult, Store
 from optimizers import TASK_VALUE
 from tasks.base import STEP_KEYWORDS, Plan, Task
 from tasks.files import DataError
+from tasks.order import micro_batches_per_rank
 from tasks.seeding import derive_seed
-
-_GO_ON = {"killed", "running"}
 
 
 def run(config: RunConfig, *, rerun: bool = False, progress: bool = True) -> RunResult:
@@ -50,12 +49,12 @@ def run(config: RunConfig, *, rerun: bool = False, progress: bool = True) -> Run
     config = on_device(config)
     store = Store(config.store)
     main = is_main_process()
-    checkpoint = config.store / config.run_id / "last.ckpt"
-    stored = store.get(config.run_id) if main else None
-    if stored is not None and stored.status in ("completed", "diverged", "timeout") and not rerun:
+    checkpoint = store.checkpoint(config.run_id)
+    stored = store.get(config.run_id)
+    if stored is not None and stored.status in FINISHED and not rerun:
         return stored
-    resume = checkpoint.is_file() and not rerun and (stored is None or stored.status in _GO_ON)
-    if stored is not None and stored.status == "running":
+    resume = checkpoint.is_file() and not rerun  # `begin` removes the checkpoint of a run that starts afresh
+    if stored is not None and stored.status == "running" and main:
         raise UserError(f"run {config.run_id} is being trained by another process now")
     _refuse_what_means_something_else(config)
     torch.manual_seed(derive_seed(config.seed, "init"))
@@ -147,6 +146,7 @@ def _plan(config: RunConfig, task: Task) -> Plan:
         raise UserError(f"--trainer.batch_size {size} cannot be shared by {ranks} devices")
     per_epoch = n // size
     limits = [trainer.max_steps, trainer.max_epochs and max(1, round(trainer.max_epochs * per_epoch))]
+    _refuse_unequal_micro_batches(config, size, ranks)
     hyperparameters = dict(config.opt_options)
     known = {"f_star": task.data.f_star, "batches_per_epoch": per_epoch}
     for name, value in list(hyperparameters.items()):
@@ -175,6 +175,15 @@ def _val_every(config: RunConfig, plan: Plan, task: Task) -> int:
     if config.trainer.val_every is not None:
         return config.trainer.val_every
     return max(task.data.sizes["train"] // plan.batch_size, -(-plan.total_steps // 20))
+
+
+def _refuse_unequal_micro_batches(config: RunConfig, size: int, ranks: int) -> None:
+    micro = config.trainer.micro_batch_size or config.task_spec.micro_batch_size
+    if size // ranks < micro_batches_per_rank(size, ranks, micro):  # the smallest share could not be cut
+        raise UserError(
+            f"--trainer.micro_batch_size {micro}: {ranks} devices cannot cut {size} samples into as many micro-batches each;"
+            " use a greater one, or a batch size that the devices divide"
+        )
 
 
 class StepRanges:
@@ -248,6 +257,13 @@ def _refuse_what_means_something_else(config: RunConfig) -> None:
     if config.precision == "16-mixed" and traits.calls_closure_again:
         raise UserError(
             f"--precision 16-mixed: {config.opt} evaluates the loss several times a step, which a gradient scaler cannot follow; use bf16-mixed"
+        )
+    if (
+        traits.calls_closure_again
+        and STEP_KEYWORDS.keys() & inspect.signature(config.opt_spec.cls.step).parameters.keys()
+    ):
+        raise UserError(
+            f"{config.opt} evaluates the loss several times a step, so a norm told before it would be of another point"
         )
     told_norm = "loss_grad_norm" in inspect.signature(config.opt_spec.cls.step).parameters
     if traits.needs_loss and trainer.gradient_clip_val is not None and not told_norm:

@@ -19,6 +19,8 @@ from uuid import uuid4
 from bench.errors import RunFailed, UserError
 
 Status = Literal["running", "completed", "diverged", "timeout", "failed", "killed"]
+FINISHED = ("completed", "diverged", "timeout")
+RESUMABLE = ("killed", "failed")
 CURVE_FIELDS = ("step", "loss", "grad_norm", "raw_step", "applied_step")
 
 
@@ -37,7 +39,8 @@ class RunResult:
         best_step: that step.
         metrics: all values, by "final" and "best", then split, then name.
         validations: by evaluation: step, seconds of training, values on the selection split.
-        steps: optimizer steps made; steps_to_target, seconds_to_target: when the target was first reached, or None.
+        steps: optimizer steps made, of which `skipped` changed nothing (a gradient overflowed under a GradScaler).
+        steps_to_target, seconds_to_target: when the target was first reached, or None.
         wall_s: seconds from first step to end, evaluation included; train_s: without evaluation.
         cap_share: share of steps whose applied step was below the raw one.
         part: what part of the data was used, or None for the whole.
@@ -58,6 +61,7 @@ class RunResult:
     metrics: dict[str, dict[str, float | None]] = field(default_factory=dict)
     validations: list[dict[str, Any]] = field(default_factory=list)
     steps: int = 0
+    skipped: int = 0
     steps_to_target: int | None = None
     seconds_to_target: float | None = None
     wall_s: float = 0.0
@@ -106,9 +110,13 @@ class Store:
         return result
 
     def _killed_reason(self, run_id: str) -> str:
-        if (self.folder / run_id / "last.ckpt").is_file():
+        if self.checkpoint(run_id).is_file():
             return f"its process ended without a word; continue with: bench fit --resume {run_id}"
         return "its process ended without a word, before its first checkpoint"
+
+    def checkpoint(self, run_id: str) -> Path:
+        """Where an interrupted run's state is, if it got so far."""
+        return self.folder / run_id / "last.ckpt"
 
     def write(self, result: RunResult) -> None:
         """Write a run's record in one atomic step."""
@@ -144,6 +152,8 @@ class Store:
             if not resume:
                 for name in ("curve.jsonl", "curve.parquet", "last.ckpt"):
                     (folder / name).unlink(missing_ok=True)
+            for name in ("last.tmp", "traceback.txt"):
+                (folder / name).unlink(missing_ok=True)
             self.write(result)
             return RunFolder(self, result, folder, lock)
         except (OSError, RunFailed) as error:
@@ -176,7 +186,7 @@ class RunFolder:
 
     def __init__(self, store: Store, result: RunResult, folder: Path, lock: int) -> None:
         self.store, self.result, self.folder = store, result, folder
-        self.checkpoint = folder / "last.ckpt"
+        self.checkpoint = store.checkpoint(result.run_id)
         self._lock = lock
         self._rewrite_curve(read_curve(folder))
 

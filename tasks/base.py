@@ -16,7 +16,7 @@ from torchmetrics import MeanMetric, Metric, MetricCollection
 
 from optimizers.global_norm import global_norm
 from tasks.dropout import BatchRandomness, use_batch_dropout
-from tasks.order import BatchOrder
+from tasks.order import BatchOrder, micro_batches_per_rank
 
 
 class TaskData(ABC):
@@ -28,7 +28,8 @@ class TaskData(ABC):
         report: the split whose metric is the run's result.
         part: what part of the data this is ("10,000 of 55,000 training samples"), or None for the whole.
         f_star: least value of the training loss, where it is known.
-        loss_offset: constant that the task's `loss` leaves out, so that a loss near its minimum keeps its digits.
+        loss_offset: mean over the training samples of what `loss` leaves out, so that a loss near its minimum keeps its
+            digits. Added back to what is recorded; for a mini-batch that is the mean's, not its own.
     """
 
     sizes: dict[str, int]
@@ -129,6 +130,7 @@ class Task(pl.LightningModule, ABC):
         self.best_weights: dict[str, Tensor] | None = None
         self.order: BatchOrder | None = None
         self._sharded = False
+        self._loop: _Loop | None = None
 
     @abstractmethod
     def loss(self, batch: Any) -> Outcome:
@@ -154,6 +156,9 @@ class Task(pl.LightningModule, ABC):
                 fully_shard(block, mesh=shards)
         for child in self.children():
             fully_shard(child, mesh=shards)
+        for name, parameter in self.named_parameters():
+            if not isinstance(parameter, DTensor):
+                raise ValueError(f"parameter {name} belongs to no submodule of the task, so FSDP2 cannot shard it")
 
     @final
     def configure_optimizers(self) -> Optimizer:
@@ -172,7 +177,9 @@ class Task(pl.LightningModule, ABC):
         """Make the optimizer steps from steps[0] up to, but without, steps[1]."""
         optimizer = self.optimizers(use_pl_optimizer=False)
         assert isinstance(optimizer, Optimizer)
-        loop = _Loop(self, optimizer)
+        if self._loop is None:
+            self._loop = _Loop(self, optimizer)
+        loop = self._loop
         # The precision plugin has turned autocast on for all of this method; only forward passes want it.
         with torch.autocast(self.device.type, enabled=False) if loop.mixed else nullcontext():
             for step in range(*steps):
@@ -264,32 +271,39 @@ class _Loop:
         self.mixed = isinstance(precision, MixedPrecision)
         self.forward_context = precision.forward_context if self.mixed else nullcontext
         self.scaler: torch.amp.GradScaler | None = getattr(precision, "scaler", None)  # type: ignore[attr-defined]
+        if self.scaler is not None:
+            optimizer.register_step_post_hook(self._was_taken)
         # Leaves averaging over ranks to a batch's last micro-batch, where the strategy can.
         self.without_sync = getattr(self.strategy, "block_backward_sync", nullcontext)
 
+    def _was_taken(self, *_: Any) -> None:
+        self.taken = True
+
     def step(self, step: int) -> None:
         """One optimizer step."""
-        loss, norms = self.evaluate(step)
-        pending = [loss]
+        loss, norms, params = self.evaluate(step)
+        pending, versions = [loss], [p._version for p in params]
 
         def closure() -> Tensor:
-            # The first call hands over what is already there; a method that evaluates again gets a new evaluation.
-            return pending.pop() if pending else self.evaluate(step)[0]
+            # The first call hands over what is already there, unless the method has moved the weights before.
+            if pending and versions == [p._version for p in params]:
+                return pending.pop()
+            return self.evaluate(step)[0]
 
         keywords = {name: norms[name] for name in self.plan.step_keywords}
-        taken: Any = True
+        self.taken = True
         if self.scaler is None:
             self.optimizer.step(closure, **keywords)
         else:
-            # Returns None where a gradient overflowed and the step is skipped. It takes a closure by position only.
-            taken = self.scaler.step(self.optimizer, closure, **keywords)
+            self.taken = False  # the optimizer's own step says otherwise; it is skipped where a gradient overflowed
+            self.scaler.step(self.optimizer, closure, **keywords)  # takes a closure by position only
             self.scaler.update()
         lr = self.optimizer.param_groups[0]["lr"]
-        raw, applied = (0.0, 0.0) if taken is None else getattr(self.optimizer, "step_sizes", None) or (lr, lr)
+        raw, applied = (getattr(self.optimizer, "step_sizes", None) or (lr, lr)) if self.taken else (0.0, 0.0)
         self.record.curve.append(CurveRow(loss, norms["loss_grad_norm"], raw, applied))
 
-    def evaluate(self, step: int) -> tuple[Tensor, dict[str, Tensor]]:
-        """Loss and gradient of the batch, the latter in `.grad`, unscaled and clipped; norms by `STEP_KEYWORDS`."""
+    def evaluate(self, step: int) -> tuple[Tensor, dict[str, Tensor], list[Tensor]]:
+        """Loss of the batch; norms by `STEP_KEYWORDS`; the parameters that have a gradient, in `.grad`, unscaled, clipped."""
         loss = self.backward(step)
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
@@ -299,7 +313,7 @@ class _Loop:
             factor = (self.plan.clip / (norm + 1e-6)).clamp(max=1)  # as torch.nn.utils.clip_grad_norm_
             torch._foreach_mul_([p.grad for p in params], factor)
             clipped = norm * factor
-        return loss, {"loss_grad_norm": norm, "grad_norm": clipped}
+        return loss, {"loss_grad_norm": norm, "grad_norm": clipped}, params
 
     def backward(self, step: int) -> Tensor:
         """Leave the gradient of the whole batch in `.grad` and return the batch's mean loss, equal on all ranks."""
@@ -309,12 +323,13 @@ class _Loop:
         batch_rows = self.order.rows(step)
         size = len(batch_rows)
         start, stop = size * self.rank // self.world, size * (self.rank + 1) // self.world
-        micro = self.plan.micro_batch_size
+        # As many micro-batches on every rank: FSDP2 communicates in each.
+        cuts = micro_batches_per_rank(size, self.world, self.plan.micro_batch_size)
         where = self.where
         where.step, where.batch_size = step, size
         total: Tensor | None = None
-        for first in range(start, stop, micro):
-            last = min(first + micro, stop)
+        for cut in range(cuts):
+            first, last = start + (stop - start) * cut // cuts, start + (stop - start) * (cut + 1) // cuts
             where.rows = slice(first, last)
             # DDP and FSDP average over ranks, so each rank's share counts `world` times.
             weight = (last - first) * self.world / size

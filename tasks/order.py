@@ -1,9 +1,16 @@
 """In which order training samples are seen: a function of the data seed and the step alone."""
 
+from math import ceil
+
 import torch
 from torch import Tensor
 
 from tasks.seeding import derive_seed
+
+
+def micro_batches_per_rank(batch_size: int, ranks: int, micro_batch_size: int) -> int:
+    """Into how many micro-batches every rank cuts its share of a batch: the same number, whatever its share."""
+    return ceil(ceil(batch_size / ranks) / micro_batch_size)
 
 
 class BatchOrder:

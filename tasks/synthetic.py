@@ -93,6 +93,19 @@ def attended_mean(logits: Tensor, values: Tensor) -> Tensor:
     return reference.squeeze(-1) + (weights * (values - reference)).sum(-1)
 
 
+class AttentionHead(nn.Module):
+    """The key-query matrix W, shape (d, d), of one head whose query is the first token."""
+
+    def __init__(self, d: int, init_std: float) -> None:
+        super().__init__()
+        self.W = nn.Parameter(torch.randn(d, d) * init_std if init_std else torch.zeros(d, d))
+
+    def forward(self, tokens_BTd: Tensor) -> Tensor:
+        """Attention logits X W x_1, shape (B, T)."""
+        query_Bd = tokens_BTd[:, 0] @ self.W.T
+        return torch.bmm(tokens_BTd, query_Bd[:, :, None]).squeeze(-1)
+
+
 class AttentionClassifier(Task):
     """Phi(X) = u^T X^T softmax(X W x_1): one attention head W, shape (d, d), trained; the linear decoder u is fixed.
 
@@ -109,15 +122,12 @@ class AttentionClassifier(Task):
         super().__init__(data)
         if init_std < 0:
             raise ValueError(f"init_std={init_std} is out of range: it must be at least 0")
-        d = data.decoder.numel()
-        self.W = nn.Parameter(torch.randn(d, d) * init_std if init_std else torch.zeros(d, d))
+        self.head = AttentionHead(data.decoder.numel(), init_std)
 
     def loss(self, batch: tuple[Tensor, ...]) -> Outcome:
         """Mean logistic loss above its infimum; predictions are classes, shape (B,)."""
         tokens_BTd, gaps_BT, sigmoid_B, best_B, labels_B = batch
-        query_Bd = tokens_BTd[:, 0] @ self.W.T
-        logits_BT = torch.bmm(tokens_BTd, query_Bd[:, :, None]).squeeze(-1)
-        below_B = attended_mean(logits_BT, gaps_BT)
+        below_B = attended_mean(self.head(tokens_BTd), gaps_BT)
         excess = torch.log1p(sigmoid_B * torch.expm1(below_B)).mean()
         margin_B = (best_B - below_B).detach()
         return Outcome(excess, torch.where(margin_B > 0, labels_B, 1 - labels_B), labels_B)

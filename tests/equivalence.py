@@ -33,18 +33,20 @@ HYPERPARAMETERS: dict[str, dict[str, Any]] = {
 
 
 class Case(NamedTuple):
-    """One cell of the matrix."""
+    """One cell of the matrix; `odd` takes a batch of 15, which two ranks share as 7 and 8."""
 
     opt: str
     micro_batches: int = 1
     clip: bool = False
+    odd: bool = False
 
     @property
     def name(self) -> str:
         """As it is shown and saved."""
-        return f"{self.opt}-{self.micro_batches}micro-{'clip' if self.clip else 'noclip'}"
+        return f"{self.opt}-{self.micro_batches}micro-{'clip' if self.clip else 'noclip'}{'-odd' if self.odd else ''}"
 
 
+ODD_CASES = [Case(opt, 3, odd=True) for opt, spec in OPTIMIZERS.items() if not spec.traits.full_batch]
 CASES = [Case(opt, micro, clip) for opt in OPTIMIZERS for micro in (1, 4) for clip in (False, True)]
 
 
@@ -68,8 +70,9 @@ def config_of(
     tiny.register()
     full = OPTIMIZERS[case.opt].traits.full_batch
     share = (64 if full else 16) // devices
-    words = {f"opt.{name}": value for name, value in HYPERPARAMETERS.get(case.opt, {}).items()}
+    words = {f"opt.{name}": value for name, value in HYPERPARAMETERS[case.opt].items()}
     words |= {"trainer.gradient_clip_val": CLIP} if case.clip else {}
+    words |= {"trainer.batch_size": 15} if case.odd else {}
     words |= {
         "trainer.micro_batch_size": -(-share // case.micro_batches),
         "trainer.devices": devices,
@@ -108,7 +111,7 @@ def by_suite(config: RunConfig, *, scaler: torch.amp.GradScaler | None = None) -
 
 def by_plain_loop(case: Case, precision: str = "64-true", steps: int = STEPS) -> Trained:
     """Train with nothing but PyTorch, the whole batch at once, in float64, from the start of this precision."""
-    task, plan = build(config_of(Case(case.opt), precision=precision))
+    task, plan = build(config_of(Case(case.opt, odd=case.odd), precision=precision))
     model, data, order = task.model.double(), task.data, BatchOrder(64, plan.batch_size, 0, torch.device("cpu"))
     data.to(torch.device("cpu"), torch.float64)
     params = list(model.parameters())
@@ -144,7 +147,7 @@ def distance(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
 
 def worker_cases(strategy: str) -> list[Case]:
     """What the ranks train: all of the matrix under DDP; one cell per optimizer under FSDP2."""
-    return CASES if strategy == "ddp" else [case for case in CASES if case.micro_batches == 4 and case.clip]
+    return [*(CASES if strategy == "ddp" else [c for c in CASES if c.micro_batches == 4 and c.clip]), *ODD_CASES]
 
 
 def main(strategy: str, folder: Path) -> None:

@@ -13,6 +13,7 @@ from tests import tiny
 from tests.equivalence import (
     CASES,
     CLIP,
+    ODD_CASES,
     STEPS,
     Case,
     Trained,
@@ -24,12 +25,12 @@ from tests.equivalence import (
     worker_cases,
 )
 
-each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+each_case = pytest.mark.parametrize("case", [*CASES, *ODD_CASES], ids=lambda case: case.name)
 
 
 @lru_cache
-def reference(opt: str, clip: bool) -> Trained:
-    return by_plain_loop(Case(opt, clip=clip))
+def reference(opt: str, clip: bool, odd: bool = False) -> Trained:
+    return by_plain_loop(Case(opt, clip=clip, odd=odd))
 
 
 def ranks(strategy: str, folder: Path) -> list[dict[str, dict]]:
@@ -61,7 +62,7 @@ def fsdp(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict]]:
 
 @each_case
 def test_one_process_equals_the_plain_loop(case: Case) -> None:
-    trained, plain = by_suite(config_of(case)), reference(case.opt, case.clip)
+    trained, plain = by_suite(config_of(case)), reference(case.opt, case.clip, case.odd)
     assert distance(trained.weights, plain.weights) < 1e-9
     assert [row[:2] for row in trained.curve] == [pytest.approx(row, abs=1e-9) for row in plain.curve]
 
@@ -76,9 +77,9 @@ def test_the_matrix_moves_the_weights_and_clipping_matters() -> None:
 @each_case
 def test_two_ddp_processes_equal_the_plain_loop(case: Case, ddp: list[dict[str, dict]]) -> None:
     mine = ddp[0][case.name]
-    assert distance(mine["weights"], reference(case.opt, case.clip).weights) < 1e-9
+    assert distance(mine["weights"], reference(case.opt, case.clip, case.odd).weights) < 1e-9
     assert [row[:2] for row in mine["curve"]] == [
-        pytest.approx(row, abs=1e-9) for row in reference(case.opt, case.clip).curve
+        pytest.approx(row, abs=1e-9) for row in reference(case.opt, case.clip, case.odd).curve
     ]
 
 
@@ -92,7 +93,7 @@ def test_ddp_ranks_stay_identical_bit_for_bit(case: Case, ddp: list[dict[str, di
 @pytest.mark.parametrize("case", worker_cases("fsdp"), ids=lambda case: case.name)
 def test_two_fsdp2_processes_equal_the_plain_loop(case: Case, fsdp: list[dict[str, dict]]) -> None:
     for rank in fsdp:
-        assert distance(rank[case.name]["weights"], reference(case.opt, case.clip).weights) < 1e-6
+        assert distance(rank[case.name]["weights"], reference(case.opt, case.clip, case.odd).weights) < 1e-6
 
 
 @pytest.mark.parametrize("opt", OPTIMIZERS)

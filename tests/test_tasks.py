@@ -180,8 +180,8 @@ def test_every_dropout_of_a_model_is_replaced_once_and_silent_in_eval_mode() -> 
 def test_the_synthetic_loss_and_gradient_are_those_of_the_definition() -> None:
     data = TokenData(seed=2, n=7, T=5, d=6)
     task = AttentionClassifier(data).double()
-    task.W.data = torch.randn(6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    naive = task.W.detach().clone().requires_grad_()
+    task.head.W.data = torch.randn(6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    naive = task.head.W.detach().clone().requires_grad_()
     total = torch.zeros((), dtype=torch.float64)
     for x, label in zip(data.tokens, data.labels, strict=True):
         phi = data.decoder @ x.T @ torch.softmax(x @ naive @ x[0], dim=0)
@@ -190,7 +190,7 @@ def test_the_synthetic_loss_and_gradient_are_those_of_the_definition() -> None:
     outcome = task.loss(data.batch("train", torch.arange(7)))
     outcome.loss.backward()
     torch.testing.assert_close(outcome.loss + data.f_star, total / 7, rtol=0, atol=1e-15)
-    torch.testing.assert_close(task.W.grad, naive.grad, rtol=1e-12, atol=1e-15)
+    torch.testing.assert_close(task.head.W.grad, naive.grad, rtol=1e-12, atol=1e-15)
 
 
 def test_the_infimum_is_the_loss_with_all_attention_on_the_optimal_tokens() -> None:
