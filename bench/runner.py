@@ -16,7 +16,6 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.plugins import DoublePrecision, MixedPrecision
-from lightning.pytorch.strategies import ModelParallelStrategy
 
 from bench.callbacks import Recorder, StopRequest
 from bench.config import RunConfig
@@ -29,6 +28,7 @@ from tasks.base import STEP_KEYWORDS, Plan, Task
 from tasks.files import DataError
 from tasks.order import micro_batches_per_rank
 from tasks.seeding import derive_seed
+from tasks.sharding import ShardedStrategy
 
 
 def run(config: RunConfig, *, rerun: bool = False, progress: bool = True) -> RunResult:
@@ -213,9 +213,7 @@ def make_trainer(config: RunConfig, callbacks: list[pl.Callback]) -> pl.Trainer:
         precision = {"plugins": [DoublePrecision()]}  # by name Lightning refuses it under FSDP2, where it works
     strategy: Any = "auto" if ranks == 1 else "ddp"
     if options.strategy == "fsdp":
-        strategy = ModelParallelStrategy(
-            data_parallel_size=ranks, tensor_parallel_size=1, save_distributed_checkpoint=False
-        )
+        strategy = ShardedStrategy(ranks)
     elif options.strategy == "ddp":
         strategy = "ddp"
     return pl.Trainer(
@@ -305,16 +303,17 @@ def peak_memory() -> dict[str, int]:
 
 
 def _record_failure(result: RunResult, folder: RunFolder | None, error: BaseException) -> None:
+    interrupted = isinstance(error, KeyboardInterrupt | SystemExit)
+    text = str(error).strip().splitlines()
+    result.status = "killed" if interrupted else "failed"
+    result.reason = (
+        "interrupted at once" if interrupted else f"{type(error).__name__}: {text[0] if text else 'no message'}"
+    )
     if folder is None:
         return
-    if isinstance(error, KeyboardInterrupt | SystemExit):
-        result.status, result.reason = "killed", "interrupted at once"
-    else:
-        text = str(error).strip().splitlines()
-        result.status, result.reason = "failed", f"{type(error).__name__}: {text[0] if text else 'no message'}"
-        with suppress(OSError):
-            (folder.folder / "traceback.txt").write_text("".join(traceback.format_exception(error)), "utf-8")
     with suppress(OSError, RunFailed):  # on a full disk the lock is free all the same, so the run reads as killed
+        if not interrupted:
+            (folder.folder / "traceback.txt").write_text("".join(traceback.format_exception(error)), "utf-8")
         folder.end(keep_checkpoint=True)
 
 

@@ -10,13 +10,14 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torchmetrics import MeanMetric, Metric, MetricCollection
 
 from optimizers.global_norm import global_norm
 from tasks.dropout import BatchRandomness, use_batch_dropout
 from tasks.order import BatchOrder, micro_batches_per_rank
+from tasks.sharding import cut_like, whole
 
 
 class TaskData(ABC):
@@ -234,19 +235,13 @@ class Task(pl.LightningModule, ABC):
         """Go back to the best weights; only for evaluation after training."""
         assert self.best_weights is not None
         for name, value in self.state_dict().items():
-            best = self.best_weights[name]
-            if isinstance(value, DTensor) and not isinstance(best, DTensor):
-                best = distribute_tensor(best.to(value.device), value.device_mesh, value.placements)
-            value.copy_(best)
+            value.copy_(cut_like(self.best_weights[name], value))
 
     @final
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the position in the run. Order, dropout and augmentation follow from it; Lightning's counters do not."""
         checkpoint["steps_done"] = self.steps_done
-        checkpoint["best_weights"] = self.best_weights and {
-            name: value.full_tensor() if isinstance(value, DTensor) else value
-            for name, value in self.best_weights.items()
-        }
+        checkpoint["best_weights"] = self.best_weights and {k: whole(v) for k, v in self.best_weights.items()}
         checkpoint.pop("loops", None)
 
     @final

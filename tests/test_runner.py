@@ -288,22 +288,13 @@ def answer(process: subprocess.Popen[str]) -> dict[str, Any]:
     return json.loads(out)
 
 
-@pytest.mark.parametrize(("strategy", "tolerance"), [("ddp", 1e-9), ("fsdp", 1e-6)])
+@pytest.mark.parametrize(
+    ("strategy", "opt", "tolerance"), [("ddp", ["sps", "--opt.gamma", "2"], 1e-9), ("fsdp", ["adam"], 1e-6)]
+)
 def test_two_devices_from_the_command_line_stop_resume_and_equal_one_device(
-    strategy: str, tolerance: float, store: Path
+    strategy: str, opt: list[str], tolerance: float, store: Path
 ) -> None:
-    words = [
-        "--task",
-        "synthetic",
-        "--opt",
-        "sps",
-        "--trainer.batch_size",
-        "10",
-        "--trainer.max_steps",
-        "3000",
-        "--opt.gamma",
-        "2",
-    ]
+    words = ["--task", "synthetic", "--trainer.batch_size", "10", "--trainer.max_steps", "3000", "--opt", *opt]
     two = start(store, *words, "--trainer.devices", "2", "--device", "cpu", "--trainer.strategy", strategy)
     deadline = time.monotonic() + 200
     while not any(path.stat().st_size for path in store.glob("*/curve.jsonl")):
