@@ -1,6 +1,7 @@
 """What watches a run: the curve, evaluation, target, divergence, budget, checkpoints and the request to stop."""
 
 import math
+import os
 import signal
 import threading
 import time
@@ -15,6 +16,7 @@ import torch
 from lightning.pytorch.loggers import Logger
 from torch import Tensor
 
+from bench.machine import is_main_process
 from bench.progress import Progress
 from bench.store import RunFolder, RunResult
 from tasks import TaskSpec
@@ -46,6 +48,8 @@ class StopRequest:
         if self.signal is not None:
             raise KeyboardInterrupt
         self.signal = number
+        if is_main_process():
+            os.write(2, b"\nbench: finishing the steps at hand and saving; once more to stop at once\n")
 
     def take_over(self) -> None:
         """Handle the signals, in place of whoever does now; Lightning's own handler ends a run without a checkpoint."""
@@ -267,10 +271,7 @@ class Recorder(pl.Callback):
         if number:
             self.stop.signal = number
             self.result.status = "killed"
-            self.result.reason = (
-                f"stopped by {signal.Signals(number).name} at step {self.result.steps};"
-                f" continue with: bench fit --resume {self.result.run_id}"
-            )
+            self.result.reason = f"stopped by {signal.Signals(number).name} at step {self.result.steps}"
         elif timeout:
             self.result.status = "timeout"
             self.result.reason = f"max_seconds={self.max_seconds:g} were over at step {self.result.steps}"

@@ -12,10 +12,6 @@ from typing import Any, NoReturn
 from bench.errors import UserError, unknown
 from bench.machine import is_main_process
 
-_PLACES = """places:
-  --data DIR      where datasets lie or are downloaded to (default: $BENCH_DATA, else ./data)
-  --store DIR     where runs are kept (default: $BENCH_STORE, else ./runs)"""
-
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
@@ -77,14 +73,19 @@ def _fit(words: list[str]) -> int:
         words, valued={"config", "resume"}, switches={"tuned", "rerun", "dry-run", "json", "help", "h"}
     )
     if "help" in flags or "h" in flags:
-        print(_fit_help(settings))
+        from bench.describe import fit_help
+
+        print(fit_help(settings.get("task"), settings.get("opt")))
         return 0
     store = settings.get("store", os.environ.get("BENCH_STORE", "runs"))
     if "resume" in flags:
+        run = Path(flags["resume"])
+        if run.name != flags["resume"]:  # the path of a run's folder
+            store = settings["store"] = str(run.parent)
         more = flags.keys() & {"config", "tuned", "rerun"}
         if more:
             raise UserError(f"--resume takes the run's own settings; leave --{min(more)} out")
-        config = _stored_config(Path(store), flags["resume"], settings)
+        config = _stored_config(Path(store), run.name, settings)
     else:
         from bench.config import resolve
 
@@ -93,10 +94,15 @@ def _fit(words: list[str]) -> int:
         config = resolve(settings, config=path, tuned="tuned" in flags, fallback=places)
     if "dry-run" in flags:
         return _dry_run(config, as_json="json" in flags)
-    from bench.runner import run
+    result = _stored_result(config) if "rerun" not in flags else None
+    if result is not None:
+        logged = ", so nothing goes to a logger" if config.logger else ""
+        print(f"bench: already stored{logged}; --rerun trains again", file=sys.stderr)
+    else:
+        from bench.runner import run
 
-    with redirect_stdout(sys.stderr):  # standard output is for the result alone, whatever a library prints
-        result = run(config, rerun="rerun" in flags, progress=True)
+        with redirect_stdout(sys.stderr):  # standard output is for the result alone, whatever a library prints
+            result = run(config, rerun="rerun" in flags, progress=True)
     if is_main_process():
         from bench.report import result_json, result_lines
 
@@ -118,6 +124,7 @@ def _split(words: list[str], valued: set[str], switches: set[str]) -> tuple[dict
         if not word.startswith("-") or word == "-":
             raise UserError(f"unexpected word {word!r}: settings are written --name value")
         name, equals, value = word.lstrip("-").partition("=")
+        name = name if name in switches else name.replace("-", "_")
         if name in switches:
             if equals:
                 raise UserError(f"--{name} is a switch and takes no value")
@@ -149,9 +156,9 @@ def _stored_config(store: Path, run_id: str, settings: dict[str, Any]) -> Any:
     kept = Store(store)
     result = kept.get(run_id)
     if result is None:
-        raise unknown("run", run_id, (run.run_id for run in kept.runs())) if kept.folder.is_dir() else UserError(
-            f"there is no store {store}; name it with --store DIR"
-        )  # fmt: skip
+        if not kept.folder.is_dir():
+            raise UserError(f"there is no store {store}; name it with --store DIR")
+        raise unknown(f"run in the store {store}:", run_id, (run.run_id for run in kept.runs()))
     places = {"data": settings.get("data", os.environ.get("BENCH_DATA", "data")), "store": store}
     config = resolve(settings_of(result.config) | places | settings)
     if config.run_id != run_id:
@@ -163,10 +170,19 @@ def _stored_config(store: Path, run_id: str, settings: dict[str, Any]) -> Any:
     return config
 
 
+def _stored_result(config: Any) -> Any:
+    """The finished run of this configuration, found without importing what trains."""
+    from bench.config import on_device
+    from bench.store import FINISHED, Store
+
+    result = Store(config.store).get(on_device(config).run_id)
+    return result if result is not None and result.status in FINISHED else None
+
+
 def _dry_run(config: Any, *, as_json: bool) -> int:
     import yaml
 
-    from bench.runner import on_device
+    from bench.config import on_device
     from bench.store import plain
 
     config = on_device(config)
@@ -181,93 +197,31 @@ def _dry_run(config: Any, *, as_json: bool) -> int:
     return 0
 
 
-def _fit_help(settings: dict[str, Any]) -> str:
-    from bench.config import TrainerOptions
-    from bench.options import optimizer_options, task_options
-    from optimizers import OPTIMIZERS
-    from tasks import TASKS
-
-    task, opt = settings.get("task"), settings.get("opt")
-    if task is not None and task not in TASKS:
-        raise unknown("task", task, TASKS)
-    if opt is not None and opt not in OPTIMIZERS:
-        raise unknown("optimizer", opt, OPTIMIZERS)
-    lines = [
-        "usage: bench fit --task TASK --opt OPTIMIZER [--task.* ...] [--opt.* ...] [--trainer.* ...]", "",
-        "Train one task with one optimizer and store the result.", "",
-        f"  --task TASK     {', '.join(TASKS)}",
-        f"  --opt OPT       {', '.join(OPTIMIZERS)}",
-        "  --seed N        problem instance, initialisation, dropout (default 0)",
-        "  --data_seed N   order of the samples (default: the seed)",
-        "  --config FILE   settings from YAML; flags win",
-        "  --tuned         take the hyperparameters in configs/tuned/<task>/<optimizer>.yaml",
-        "  --device D      cpu, cuda, mps or auto (default auto)",
-        "  --precision P   32-true, bf16-mixed, 16-mixed or 64-true (default: the task's)",
-        "  --resume RUN    continue an interrupted run, bit for bit",
-        "  --rerun         train again although the result is stored",
-        "  --logger L      also log to tensorboard, csv, wandb or mlflow (extras)",
-        "  --dry-run       print the resolved configuration and stop",
-        "  --json          print one JSON object and nothing else", "", *_PLACES.splitlines(),
-    ]  # fmt: skip
-    if task:
-        spec = TASKS[task]
-        lines += ["", f"task {task}: {spec.title}", *_rows("task", task_options(spec).values())]
-    else:
-        lines += ["", "Name a task for its options: bench fit --task mnist --help"]
-    if opt:
-        lines += [
-            "",
-            f"optimizer {opt}: {OPTIMIZERS[opt].formula}",
-            *_rows("opt", optimizer_options(OPTIMIZERS[opt]).values()),
-        ]
-    else:
-        lines += ["Name an optimizer for its options: bench fit --opt sngd --help"]
-    lines += ["", "trainer:"]
-    for name, field in TrainerOptions.model_fields.items():
-        lines += _row(
-            f"--trainer.{name}", field.description or "", "" if field.default is None else f"default {field.default}"
-        )
-    return "\n".join(lines)
-
-
-def _rows(prefix: str, options: Any) -> list[str]:
-    return [
-        line
-        for o in options
-        for line in _row(f"--{prefix}.{o.name}", o.help, f"{o.type_name}, default {_default(o.default)}")
-    ]
-
-
-def _default(value: Any) -> str:
-    return "none" if value is None else "from the task" if value == "task" else str(value)
-
-
-def _row(flag: str, text: str, extra: str) -> list[str]:
-    import textwrap
-
-    full = f"{text} ({extra})" if text and extra else text or extra
-    lines = textwrap.wrap(full, 80) or [""]
-    first = f"  {flag:<28} {lines[0]}" if len(flag) < 28 else f"  {flag}\n{'':31}{lines[0]}"
-    return [first, *(f"{'':31}{line}" for line in lines[1:])]
-
-
 # -- list, show, doctor -------------------------------------------------------------------------------------------
 
 
 def _list(words: list[str]) -> int:
     parser = _Parser(prog="bench list", description="List what there is.")
-    parser.add_argument("what", choices=("tasks", "optimizers"))
-    what = parser.parse_args(words).what
+    parser.add_argument("what", choices=("tasks", "optimizers", "runs"))
+    parser.add_argument(
+        "--store",
+        type=Path,
+        default=Path(os.environ.get("BENCH_STORE", "runs")),
+        help="whose runs (default: $BENCH_STORE, else ./runs)",
+    )
+    args = parser.parse_args(words)
+    from bench.report import result_row
+    from bench.store import Store
     from optimizers import OPTIMIZERS
     from tasks import TASKS
 
-    rows = (
-        {name: s.title for name, s in TASKS.items()}
-        if what == "tasks"
-        else {name: s.formula for name, s in OPTIMIZERS.items()}
-    )
-    width = max(map(len, rows))
-    print("\n".join(f"{name:<{width}}  {text}" for name, text in rows.items()))
+    rows = {
+        "tasks": lambda: {name: spec.title for name, spec in TASKS.items()},
+        "optimizers": lambda: {name: spec.formula for name, spec in OPTIMIZERS.items()},
+        "runs": lambda: {result.run_id: result_row(result) for result in Store(args.store).runs()},
+    }[args.what]()
+    width = max(map(len, rows), default=0)
+    print("\n".join(f"{name:<{width}}  {text}" for name, text in rows.items()) or f"no runs in {args.store}")
     return 0
 
 
@@ -275,7 +229,7 @@ def _show(words: list[str]) -> int:
     parser = _Parser(prog="bench show", description="Describe a task or an optimizer.")
     parser.add_argument("name")
     name = parser.parse_args(words).name
-    from bench.report import describe_optimizer, describe_task
+    from bench.describe import describe_optimizer, describe_task
     from optimizers import OPTIMIZERS
     from tasks import TASKS
 
@@ -289,9 +243,19 @@ def _show(words: list[str]) -> int:
 
 
 def _doctor(words: list[str]) -> int:
-    parser = _Parser(prog="bench doctor", description="Check this machine, its data and its store.", epilog=_PLACES)
-    parser.add_argument("--data", type=Path, default=Path(os.environ.get("BENCH_DATA", "data")))
-    parser.add_argument("--store", type=Path, default=Path(os.environ.get("BENCH_STORE", "runs")))
+    parser = _Parser(prog="bench doctor", description="Check this machine, its data and its store.")
+    parser.add_argument(
+        "--data",
+        help="where datasets lie (default: $BENCH_DATA, else ./data)",
+        type=Path,
+        default=Path(os.environ.get("BENCH_DATA", "data")),
+    )
+    parser.add_argument(
+        "--store",
+        help="where runs are kept (default: $BENCH_STORE, else ./runs)",
+        type=Path,
+        default=Path(os.environ.get("BENCH_STORE", "runs")),
+    )
     args = parser.parse_args(words)
     from bench.doctor import examine
 

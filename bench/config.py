@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -220,6 +222,8 @@ def flatten_yaml(path: Path) -> dict[str, Any]:
         where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         problem = getattr(error, "problem", None) or str(error).splitlines()[0]
         raise UserError(f"{path} is not valid YAML{where}: {problem}") from None
+    if content is None:
+        raise UserError(f"{path} is empty; it must hold settings such as `task: mnist`")
     if not isinstance(content, dict):
         raise UserError(f"{path} must hold settings such as `task: mnist`, but holds {type(content).__name__}")
     flat: dict[str, Any] = {}
@@ -231,6 +235,30 @@ def flatten_yaml(path: Path) -> dict[str, Any]:
             flat[str(key)] = value
     flat.pop("provenance", None)
     return {k: v for k, v in flat.items() if not k.startswith("provenance.")}
+
+
+def on_device(config: RunConfig) -> RunConfig:
+    """The configuration with `device: auto` decided.
+
+    Raises:
+        UserError: the device is not there.
+    """
+    drivers = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+    if config.device == "cpu" or (
+        config.device == "auto" and sys.platform == "linux" and not any(map(os.path.exists, drivers))
+    ):
+        return config.model_copy(update={"device": "cpu"})  # torch takes seconds to import
+    import torch
+
+    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if config.device == "auto":
+        return config.model_copy(update={"device": "cuda" if there["cuda"] else "cpu"})
+    if not there[config.device]:
+        raise UserError(f"--device {config.device}: this torch finds no such device here; see `bench doctor`")
+    count = {"cuda": torch.cuda.device_count}.get(config.device, lambda: config.trainer.devices)()
+    if config.trainer.devices > count:
+        raise UserError(f"--trainer.devices {config.trainer.devices}: this machine has {count} {config.device} devices")
+    return config
 
 
 def configs_folder() -> Path:

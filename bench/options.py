@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.errors import UserError, unknown
+from optimizers import TASK_VALUE
 
 # Meaning of the arguments that torch's own optimizers share; a class's docstring comes first.
 _GLOSSARY = {
@@ -50,6 +51,11 @@ class Option:
     def type_name(self) -> str:
         """The type as a person reads it: `float`, `int or none`."""
         return " or ".join(map(_type_name, _members(self.type)))
+
+    @property
+    def default_text(self) -> str:
+        """The default as a person reads it."""
+        return {None: "none", TASK_VALUE: "from the task"}.get(self.default, str(self.default))
 
 
 MISSING = "(required)"

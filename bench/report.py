@@ -1,12 +1,9 @@
-"""Results and descriptions as a person or a program reads them."""
+"""A run's result as a person or a program reads it."""
 
 from pathlib import Path
 from typing import Any
 
-from bench.options import optimizer_options, task_options
-from bench.store import RunResult
-from optimizers import OptimizerSpec
-from tasks import TaskSpec
+from bench.store import RESUMABLE, RunResult, Store
 
 CAP_SHARE_TO_REPORT = 0.9
 
@@ -38,6 +35,8 @@ def result_lines(result: RunResult, store: Path) -> list[str]:
     lines = [", ".join(parts)]
     if result.reason:
         lines.append(f"note: {result.reason}")
+    if result.status in RESUMABLE and Store(store).checkpoint(result.run_id).is_file():
+        lines.append(f"continue with: bench fit --resume {result.run_id} --store {store}")
     if result.skipped:
         lines.append(f"note: {result.skipped} steps were skipped because a gradient overflowed in half precision")
     if result.part:
@@ -50,36 +49,7 @@ def result_lines(result: RunResult, store: Path) -> list[str]:
     return lines
 
 
-def describe_optimizer(spec: OptimizerSpec) -> str:
-    """Formula, source, hyperparameters and search space of an optimizer."""
-    search = {name: f"log-uniform in [{space.low:g}, {space.high:g}]" for name, space in spec.search.items()}
-    traits = [name.replace("_", " ") for name, on in vars(spec.traits).items() if on]
-    return "\n".join(
-        [
-            f"{spec.name} (version {spec.version})", f"  rule    {spec.formula}", f"  source  {spec.source}",
-            f"  class   {spec.target.replace(':', '.')}", *([f"  traits  {', '.join(traits)}"] if traits else []),
-            "", "hyperparameters:", *_options("opt", optimizer_options(spec)),
-            "", "search space:", *(f"  --opt.{name}  {space}" for name, space in search.items()),
-        ]
-    )  # fmt: skip
-
-
-def describe_task(spec: TaskSpec) -> str:
-    """Model, metric, target, budget and options of a task."""
-    budget = ", ".join(f"{name} {value}" for name, value in spec.budget.items())
-    target = "none" if spec.target is None else f"{spec.metric} {spec.target:g}"
-    return "\n".join(
-        [
-            f"{spec.name} (version {spec.version}): {spec.title}", f"  metric  {spec.metric} ({spec.mode})",
-            f"  target  {target}", f"  budget  {budget}, batch {spec.batch_size}, precision {spec.precision}",
-            f"  source  {spec.source}", "", "options:", *_options("task", task_options(spec)),
-        ]
-    )  # fmt: skip
-
-
-def _options(prefix: str, options: Any) -> list[str]:
-    lines = []
-    for option in options.values():
-        default = "none" if option.default is None else "from the task" if option.default == "task" else option.default
-        lines.append(f"  --{prefix}.{option.name} ({option.type_name}, default {default})  {option.help}")
-    return lines
+def result_row(result: RunResult) -> str:
+    """The result in a few words, for a list."""
+    value = "" if result.final is None else f"{result.split} {result.metric} {result.final:.4g}"
+    return f"{result.status:<10}  {result.steps:>7} steps  seed {result.config.get('seed')}  {value}".rstrip()

@@ -18,7 +18,7 @@ import torch
 from lightning.pytorch.plugins import DoublePrecision, MixedPrecision
 
 from bench.callbacks import Recorder, StopRequest
-from bench.config import RunConfig
+from bench.config import RunConfig, on_device
 from bench.errors import RunFailed, UserError
 from bench.machine import LIBRARIES, cpu_name, is_main_process
 from bench.progress import Progress
@@ -86,7 +86,8 @@ def run(config: RunConfig, *, rerun: bool = False, progress: bool = True) -> Run
             raise KeyboardInterrupt from None  # Lightning turns it into an exit with code 1
         if isinstance(error, UserError) or not isinstance(error, Exception):
             raise
-        where = f"; the traceback is in {checkpoint.with_name('traceback.txt')}" if folder is not None else ""
+        trace = checkpoint.with_name("traceback.txt")
+        where = f"; the traceback is in {trace}" if trace.is_file() and trace.stat().st_size else ""
         raise RunFailed(f"run {config.run_id} broke: {result.reason}{where}") from error
     finally:
         for logger in loggers:
@@ -106,6 +107,7 @@ def build(config: RunConfig) -> tuple[Task, Plan]:
     Raises:
         UserError: an option's value is illegal, or data are missing.
     """
+    _check_hyperparameters(config)
     spec = config.task_spec
     options = dict(config.task_options)
     try:
@@ -120,11 +122,16 @@ def build(config: RunConfig) -> tuple[Task, Plan]:
     except DataError as error:
         raise UserError(str(error)) from None
     plan = task.plan = _plan(config, task)
+    return task, plan
+
+
+def _check_hyperparameters(config: RunConfig) -> None:
+    """Let the optimizer's constructor look at its arguments before anything is loaded."""
+    given = {name: value for name, value in config.opt_options.items() if value != TASK_VALUE}
     try:
-        plan.make_optimizer(torch.nn.Parameter(p.detach()) for p in task.parameters())  # so that it complains now
+        config.opt_spec.cls([torch.nn.Parameter(torch.zeros(1))], **given)
     except (ValueError, TypeError, RuntimeError, AssertionError) as error:
         raise _option_error("opt", error, config.opt_options) from None
-    return task, plan
 
 
 def _option_error(prefix: str, error: Exception, options: Collection[str]) -> UserError:
@@ -224,23 +231,6 @@ def make_trainer(config: RunConfig, callbacks: list[pl.Callback]) -> pl.Trainer:
     )  # fmt: skip
 
 
-def on_device(config: RunConfig) -> RunConfig:
-    """The configuration with `device: auto` decided.
-
-    Raises:
-        UserError: the device is not there.
-    """
-    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if config.device == "auto":
-        return config.model_copy(update={"device": "cuda" if there["cuda"] else "cpu"})
-    if not there[config.device]:
-        raise UserError(f"--device {config.device}: this torch finds no such device here; see `bench doctor`")
-    count = {"cuda": torch.cuda.device_count}.get(config.device, lambda: config.trainer.devices)()
-    if config.trainer.devices > count:
-        raise UserError(f"--trainer.devices {config.trainer.devices}: this machine has {count} {config.device} devices")
-    return config
-
-
 def _refuse_what_means_something_else(config: RunConfig) -> None:
     traits, trainer = config.opt_spec.traits, config.trainer
     if traits.full_batch and trainer.batch_size != "full":
@@ -311,10 +301,13 @@ def _record_failure(result: RunResult, folder: RunFolder | None, error: BaseExce
     )
     if folder is None:
         return
-    with suppress(OSError, RunFailed):  # on a full disk the lock is free all the same, so the run reads as killed
+    with suppress(OSError):
+        folder.checkpoint.with_suffix(".tmp").unlink(missing_ok=True)  # on a full disk this makes room for the record
+    with suppress(OSError, RunFailed):  # without room the lock is free all the same, so the run reads as killed
+        folder.end(keep_checkpoint=True)
+    with suppress(OSError):
         if not interrupted:
             (folder.folder / "traceback.txt").write_text("".join(traceback.format_exception(error)), "utf-8")
-        folder.end(keep_checkpoint=True)
 
 
 def _loggers(config: RunConfig) -> list[Any]:

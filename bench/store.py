@@ -111,7 +111,7 @@ class Store:
 
     def _killed_reason(self, run_id: str) -> str:
         if self.checkpoint(run_id).is_file():
-            return f"its process ended without a word; continue with: bench fit --resume {run_id}"
+            return "its process ended without a word"
         return "its process ended without a word, before its first checkpoint"
 
     def checkpoint(self, run_id: str) -> Path:

@@ -33,7 +33,7 @@ def require_files(folder: Path, expected: Mapping[str, str], download: Callable[
         except Exception as error:
             raise DataError(
                 f"missing data: {', '.join(missing)} expected in {folder}, and downloading failed"
-                f" ({str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__});"
+                f" ({' '.join(str(error).split())[:200] or type(error).__name__});"
                 " copy the files there, or name the folder that has them with --data DIR or BENCH_DATA"
             ) from error
     for name, expected_md5 in expected.items():

@@ -1,5 +1,6 @@
 """The command line: what it prints, how it fails, and what it needs no torch for."""
 
+import errno
 import json
 import os
 import re
@@ -109,7 +110,7 @@ def test_show_tells_an_optimizers_formula_paper_options_and_search_space(cli, na
     assert spec.formula in out
     assert spec.source in out
     options, search = out.split("search space:")
-    assert all(f"--opt.{option} " in options for option in optimizer_options(spec))
+    assert all(f"--opt.{option}" in options.split() for option in optimizer_options(spec))
     assert all(
         re.search(rf"--opt\.{h}  log-uniform in \[{s.low:g}, {s.high:g}\]", search) for h, s in spec.search.items()
     )
@@ -121,6 +122,29 @@ def test_show_tells_a_tasks_metric_budget_and_options(cli, name):
     assert spec.title in out
     assert f"{spec.metric} ({spec.mode})" in out
     assert all(f"--task.{option} " in out for option in task_options(spec))
+
+
+def test_runs_are_listed_with_status_steps_and_result(cli, store):
+    assert cli("list", "runs").out == f"no runs in {store}\n"
+    run = json.loads(cli(*FIT, "--json").out)
+    name, status, steps, *rest = cli("list", "runs").out.split()
+    assert (name, status, steps) == (run["run_id"], "completed", "20")
+    assert rest[-1] == f"{run['final']:.4g}"
+
+
+def test_a_stored_run_is_returned_without_importing_torch(cli, store):
+    cli(*FIT)
+    code = f"import sys; from bench.cli import _dispatch; _dispatch({[*FIT, '--store', str(store)]!r}); assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "already stored; --rerun trains again" in done.stderr
+    assert done.stdout.startswith("synthetic sngd: completed")
+
+
+def test_a_run_is_resumed_by_the_path_of_its_folder_too(cli, store, tmp_path, monkeypatch):
+    run = json.loads(cli(*FIT, "--json").out)
+    monkeypatch.setenv("BENCH_STORE", str(tmp_path / "elsewhere"))
+    assert cli("fit", "--resume", store / run["run_id"], "--json").code == 0
+    assert "unknown run in the store" in cli("fit", "--resume", "nope", "--store", store).err
 
 
 def test_lists_have_a_line_for_each_name(cli):
@@ -447,7 +471,7 @@ def test_a_wrong_setting_of_an_image_task(cli, fake_mnist, words, message):
         (b"a: b: c", "is not valid YAML at line 1"),
         (b"\xff\xfe\x00", "is not valid YAML"),
         (b"- task: mnist", "must hold settings such as `task: mnist`, but holds list"),
-        (b"", "must hold settings such as `task: mnist`, but holds NoneType"),
+        (b"", "is empty; it must hold settings such as `task: mnist`"),
         (b"just words", "but holds str"),
         (b"opt: {lrr: 1}", "did you mean '--opt.lr'?"),
         (b"opt: {lr: fast}", "--opt.lr 'fast': input should be a valid number"),
@@ -477,6 +501,19 @@ def test_a_store_that_cannot_be_written(cli, tmp_path, below):
     error = fails(cli, *FIT, "--store", tmp_path / below)
     assert f"cannot write to the store {tmp_path / below}" in error
     assert "choose another with --store DIR" in error
+
+
+def test_a_read_only_store_is_named_before_anything_is_trained(cli, tmp_path, monkeypatch):
+    opened = os.open
+
+    def read_only(path, flags, *mode, **more):  # permissions do not bind root, who may run this
+        if str(path).startswith(str(tmp_path / "store")) and flags & os.O_CREAT:
+            raise OSError(errno.EROFS, "Read-only file system")
+        return opened(path, flags, *mode, **more)
+
+    monkeypatch.setattr(os, "open", read_only)
+    error = fails(cli, *FIT, "--store", tmp_path / "store")
+    assert f"cannot write to the store {tmp_path / 'store'}: Read-only file system" in error
 
 
 def test_a_truncated_data_file_is_named(cli, fake_mnist):

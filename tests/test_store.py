@@ -14,10 +14,11 @@ import pytest
 
 import bench.store
 from bench.errors import RunFailed, UserError
+from bench.report import result_lines
 from bench.store import CURVE_FIELDS, RunResult, Store, plain, read_curve
 
 FIT = ("fit", "--task", "synthetic", "--opt", "sngd", "--trainer.max_steps", "20", "--device", "cpu")
-DONE = RunResult("a", {"task": "synthetic"}, status="completed", final=0.5, steps=3)
+DONE = RunResult("a", {"task": "synthetic", "opt": "ngd"}, status="completed", final=0.5, steps=3)
 
 
 @pytest.fixture
@@ -189,7 +190,8 @@ def test_a_run_whose_process_is_gone_is_killed(kept, checkpoint):
         (kept.folder / "a" / "last.ckpt").touch()
     killed = kept.get("a")
     assert killed.status == "killed"
-    assert ("bench fit --resume a" in killed.reason) == checkpoint
+    assert ("before its first checkpoint" in killed.reason) != checkpoint
+    assert (f"bench fit --resume a --store {kept.folder}" in " ".join(result_lines(killed, kept.folder))) == checkpoint
     assert json.loads((kept.folder / "a" / "run.json").read_text())["status"] == "killed"
 
 
