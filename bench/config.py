@@ -186,7 +186,9 @@ def _validated(values: dict[str, Any]) -> RunConfig:
         # A union reports each of its members after the field's own name.
         where = [str(part) for part in first["loc"]][: 2 if first["loc"][0] == "trainer" else 1]
         message = first["msg"][0].lower() + first["msg"][1:]
-        raise UserError(f"--{'.'.join(where)} {first['input']!r}: {message}") from None
+        field = TrainerOptions.model_fields.get(where[-1]) if where[0] == "trainer" else None
+        meaning = f"; it is: {field.description}" if field is not None else ""
+        raise UserError(f"--{'.'.join(where)} {first['input']!r}: {message}{meaning}") from None
 
 
 def _all_options(task: str, opt: str) -> list[str]:

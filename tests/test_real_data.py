@@ -16,7 +16,9 @@ from bench.store import read_curve
         ("sps", {"opt.c": 2, "opt.max_step": 0.5}),
     ],
 )
-def test_the_loss_falls_on_real_mnist(opt: str, options: dict[str, float], real_data: Path, store: Path) -> None:
+def test_the_loss_falls_on_the_plateau_at_the_start_of_real_mnist(
+    opt: str, options: dict[str, float], real_data: Path, store: Path
+) -> None:
     words = {
         "task": "mnist",
         "opt": opt,
@@ -32,9 +34,12 @@ def test_the_loss_falls_on_real_mnist(opt: str, options: dict[str, float], real_
     assert result.part == "3,000 of 55,000 training images"
 
 
-def test_adam_learns_a_slice_of_real_cifar10(real_data: Path, store: Path) -> None:
-    words = {"task": "cifar10", "opt": "adam", "opt.lr": 2e-3, "data": real_data, "store": store, "task.n_train": 4000}
-    result = run(resolve(words | {"trainer.max_steps": 80}), progress=False)
+@pytest.mark.parametrize(("task", "lr", "least"), [("mnist", 3e-3, 0.35), ("cifar10", 2e-3, 0.2)])
+def test_adam_learns_a_slice_of_the_real_images(
+    task: str, lr: float, least: float, real_data: Path, store: Path
+) -> None:
+    words = {"task": task, "opt": "adam", "opt.lr": lr, "data": real_data, "store": store, "task.n_train": 4000}
+    result = run(resolve(words | {"trainer.max_steps": 90, "trainer.val_every": 90}), progress=False)
     assert result.status == "completed"
     assert result.final is not None
-    assert result.final > 0.2
+    assert result.final > least
