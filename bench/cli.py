@@ -182,10 +182,12 @@ def _stored_result(config: Any) -> Any:
 def _dry_run(config: Any, *, as_json: bool) -> int:
     import yaml
 
+    from bench.checks import check
     from bench.config import on_device
     from bench.store import plain
 
     config = on_device(config)
+    check(config)
     shown = plain(config.model_dump(mode="python"))
     if as_json:
         print(json.dumps({"run_id": config.run_id, **shown}))

@@ -8,7 +8,7 @@ import resource
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from typing import Any
@@ -18,13 +18,14 @@ import torch
 from lightning.pytorch.plugins import DoublePrecision, MixedPrecision
 
 from bench.callbacks import Recorder, StopRequest
+from bench.checks import check, option_error
 from bench.config import RunConfig, on_device
 from bench.errors import RunFailed, UserError
 from bench.machine import LIBRARIES, cpu_name, is_main_process
 from bench.progress import Progress
 from bench.store import FINISHED, RunFolder, RunResult, Store
-from optimizers import TASK_VALUE
-from tasks.base import STEP_KEYWORDS, Plan, Task
+from optimizers import STEP_KEYWORDS, TASK_VALUE
+from tasks.base import Plan, Task
 from tasks.files import DataError
 from tasks.order import micro_batches_per_rank
 from tasks.seeding import derive_seed
@@ -56,7 +57,7 @@ def run(config: RunConfig, *, rerun: bool = False, progress: bool = True) -> Run
     resume = checkpoint.is_file() and not rerun  # `begin` removes the checkpoint of a run that starts afresh
     if stored is not None and stored.status == "running" and main:
         raise UserError(f"run {config.run_id} is being trained by another process now")
-    _refuse_what_means_something_else(config)
+    check(config)
     torch.manual_seed(derive_seed(config.seed, "init"))
     task, plan = build(config)
     result = RunResult(
@@ -107,7 +108,6 @@ def build(config: RunConfig) -> tuple[Task, Plan]:
     Raises:
         UserError: an option's value is illegal, or data are missing.
     """
-    _check_hyperparameters(config)
     spec = config.task_spec
     options = dict(config.task_options)
     try:
@@ -118,26 +118,11 @@ def build(config: RunConfig) -> tuple[Task, Plan]:
         with _default_dtype(torch.float64 if config.precision == "64-true" else torch.float32):
             task = spec.module_cls(data, **options)
     except ValueError as error:
-        raise _option_error("task", error, config.task_options) from None
+        raise option_error("task", error, config.task_options) from None
     except DataError as error:
         raise UserError(str(error)) from None
     plan = task.plan = _plan(config, task)
     return task, plan
-
-
-def _check_hyperparameters(config: RunConfig) -> None:
-    """Let the optimizer's constructor look at its arguments before anything is loaded."""
-    given = {name: value for name, value in config.opt_options.items() if value != TASK_VALUE}
-    try:
-        config.opt_spec.cls([torch.nn.Parameter(torch.zeros(1))], **given)
-    except (ValueError, TypeError, RuntimeError, AssertionError) as error:
-        raise _option_error("opt", error, config.opt_options) from None
-
-
-def _option_error(prefix: str, error: Exception, options: Collection[str]) -> UserError:
-    """A constructor's complaint; ours begin with `name=value`, which becomes the option's name."""
-    text = str(error).strip().partition("\n")[0] or type(error).__name__
-    return UserError(f"--{prefix}.{text}" if text.partition("=")[0].split(" ")[0] in options else f"--{prefix}: {text}")
 
 
 def _plan(config: RunConfig, task: Task) -> Plan:
@@ -229,36 +214,6 @@ def make_trainer(config: RunConfig, callbacks: list[pl.Callback]) -> pl.Trainer:
         enable_model_summary=False, use_distributed_sampler=False, num_sanity_val_steps=0, limit_val_batches=0,
         **precision,
     )  # fmt: skip
-
-
-def _refuse_what_means_something_else(config: RunConfig) -> None:
-    traits, trainer = config.opt_spec.traits, config.trainer
-    if traits.full_batch and trainer.batch_size != "full":
-        raise UserError(
-            f"--trainer.batch_size {trainer.batch_size}: {config.opt} is a full-batch method;"
-            " use its stochastic form, or --trainer.micro_batch_size to save memory"
-        )
-    if config.precision == "16-mixed" and trainer.strategy == "fsdp":
-        raise UserError(
-            "--precision 16-mixed does not work with --trainer.strategy fsdp: ranks would not agree on which steps overflow; use bf16-mixed"
-        )
-    if config.precision == "16-mixed" and traits.calls_closure_again:
-        raise UserError(
-            f"--precision 16-mixed: {config.opt} evaluates the loss several times a step, which a gradient scaler cannot follow; use bf16-mixed"
-        )
-    if (
-        traits.calls_closure_again
-        and STEP_KEYWORDS.keys() & inspect.signature(config.opt_spec.cls.step).parameters.keys()
-    ):
-        raise UserError(
-            f"{config.opt} evaluates the loss several times a step, so a norm told before it would be of another point"
-        )
-    told_norm = "loss_grad_norm" in inspect.signature(config.opt_spec.cls.step).parameters
-    if traits.needs_loss and trainer.gradient_clip_val is not None and not told_norm:
-        raise UserError(
-            f"--trainer.gradient_clip_val: {config.opt} computes its step from loss and gradient, and its `step` takes"
-            " no `loss_grad_norm`; with the gradient clipped the step would be wrong"
-        )
 
 
 def versions(config: RunConfig) -> dict[str, Any]:

@@ -2,13 +2,24 @@
 
 from typing import TYPE_CHECKING, Any
 
-from optimizers.registry import OPTIMIZERS, TASK_VALUE, LogUniform, OptimizerSpec, Traits
+from optimizers.registry import OPTIMIZERS, STEP_KEYWORDS, TASK_VALUE, LogUniform, OptimizerSpec, Traits
 
 if TYPE_CHECKING:
     from optimizers.normalized import NGD, SNGD
     from optimizers.polyak import PS, SPS
 
-__all__ = ["NGD", "OPTIMIZERS", "PS", "SNGD", "SPS", "TASK_VALUE", "LogUniform", "OptimizerSpec", "Traits"]
+__all__ = [
+    "NGD",
+    "OPTIMIZERS",
+    "PS",
+    "SNGD",
+    "SPS",
+    "STEP_KEYWORDS",
+    "TASK_VALUE",
+    "LogUniform",
+    "OptimizerSpec",
+    "Traits",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -34,6 +34,13 @@ TASK_VALUE = "task"
 """As a default: the value that the task knows for the option of that name, else the constructor's own default."""
 
 
+STEP_KEYWORDS = {
+    "grad_norm": "norm of the gradient as it is in `.grad`",
+    "loss_grad_norm": "norm of the loss's gradient, before clipping",
+}
+"""What an optimizer's `step` is told beside the closure, if it has a keyword of that name: 0-dim tensors."""
+
+
 @dataclass(frozen=True)
 class OptimizerSpec:
     """An optimizer as the suite knows it.

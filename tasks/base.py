@@ -87,13 +87,6 @@ class Plan:
     step_keywords: Collection[str] = ()
 
 
-STEP_KEYWORDS = {
-    "grad_norm": "norm of the gradient as it is in `.grad`",
-    "loss_grad_norm": "norm of the loss's gradient, before clipping",
-}
-"""What an optimizer's `step` is told beside the closure, if it has a keyword of that name: 0-dim tensors."""
-
-
 class CurveRow(NamedTuple):
     """One optimizer step as recorded: 0-dim device tensors or floats, so that recording never waits for the device."""
 

@@ -204,7 +204,6 @@ def resolved(cli, *words: str) -> dict:
         ("--opt=sngd --opt.max_step inf", "opt", "max_step", "inf"),
         ("--opt sps --opt.f_star -0.5", "opt", "f_star", -0.5),
         ("--opt sps --opt.f_star=-1e-3", "opt", "f_star", -0.001),
-        ("--opt sps --opt.f_star -inf", "opt", "f_star", "-inf"),
         ("--opt adam --opt.betas 0.8,0.9", "opt", "betas", [0.8, 0.9]),
         ("--opt sgd --task.flip", "task", "flip", True),
         ("--opt sgd --task.flip --task.crop 2", "task", "flip", True),

@@ -1,0 +1,58 @@
+"""What is refused before anything is loaded: illegal hyperparameters, and runs that would mean something else."""
+
+import inspect
+from collections.abc import Collection
+
+from bench.config import RunConfig
+from bench.errors import UserError
+from optimizers import STEP_KEYWORDS, TASK_VALUE
+
+
+def check(config: RunConfig) -> None:
+    """Refuse a configuration that cannot be run, or that would run but not be what it says.
+
+    Raises:
+        UserError: with the value at fault and what to do.
+    """
+    spec, trainer = config.opt_spec, config.trainer
+    traits, told = spec.traits, STEP_KEYWORDS.keys() & inspect.signature(spec.cls.step).parameters.keys()
+    _check_hyperparameters(config)
+    if traits.full_batch and trainer.batch_size != "full":
+        raise UserError(
+            f"--trainer.batch_size {trainer.batch_size}: {config.opt} is a full-batch method;"
+            " use its stochastic form, or --trainer.micro_batch_size to save memory"
+        )
+    if config.precision == "16-mixed" and trainer.strategy == "fsdp":
+        raise UserError(
+            "--precision 16-mixed does not work with --trainer.strategy fsdp: ranks would not agree on which steps overflow; use bf16-mixed"
+        )
+    if config.precision == "16-mixed" and traits.calls_closure_again:
+        raise UserError(
+            f"--precision 16-mixed: {config.opt} evaluates the loss several times a step, which a gradient scaler cannot follow; use bf16-mixed"
+        )
+    if traits.calls_closure_again and told:
+        raise UserError(
+            f"{config.opt} evaluates the loss several times a step, so a norm told before it would be of another point"
+        )
+    if traits.needs_loss and trainer.gradient_clip_val is not None and "loss_grad_norm" not in told:
+        raise UserError(
+            f"--trainer.gradient_clip_val: {config.opt} computes its step from loss and gradient, and its `step` takes"
+            " no `loss_grad_norm`; with the gradient clipped the step would be wrong"
+        )
+
+
+def _check_hyperparameters(config: RunConfig) -> None:
+    """Let the optimizer's constructor look at its arguments before anything is loaded."""
+    import torch
+
+    given = {name: value for name, value in config.opt_options.items() if value != TASK_VALUE}
+    try:
+        config.opt_spec.cls([torch.nn.Parameter(torch.zeros(1))], **given)
+    except (ValueError, TypeError, RuntimeError, AssertionError) as error:
+        raise option_error("opt", error, config.opt_options) from None
+
+
+def option_error(prefix: str, error: Exception, options: Collection[str]) -> UserError:
+    """A constructor's complaint; ours begin with `name=value`, which becomes the option's name."""
+    text = str(error).strip().partition("\n")[0] or type(error).__name__
+    return UserError(f"--{prefix}.{text}" if text.partition("=")[0].split(" ")[0] in options else f"--{prefix}: {text}")

@@ -1,0 +1,79 @@
+"""Runs that would not mean what they say are refused before anything is loaded."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from bench.checks import check
+from bench.config import resolve
+from bench.errors import UserError
+from optimizers import OPTIMIZERS, OptimizerSpec, Traits
+
+
+class Plain(torch.optim.SGD):
+    """Takes nothing but a closure."""
+
+    def __init__(self, params: Any, lr: float = 0.1) -> None:
+        super().__init__(params, lr=lr)
+
+
+class Told(Plain):
+    """Takes a norm too."""
+
+    def step(self, closure: Any = None, *, grad_norm: Any = None) -> Any:
+        return super().step(closure)
+
+
+@pytest.fixture
+def refusal(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What is said to a run of an optimizer of this class and these traits."""
+
+    def refuse(cls: str, traits: Traits, **words: Any) -> str:
+        spec = OptimizerSpec("extra", f"tests.test_checks:{cls}", "formula", "source", traits=traits)
+        monkeypatch.setitem(OPTIMIZERS, "extra", spec)
+        settings = {"task": "synthetic", "opt": "extra", "device": "cpu"}
+        try:
+            check(resolve(settings | {name.replace("__", "."): value for name, value in words.items()}))
+        except UserError as error:
+            return str(error)
+        return ""
+
+    return refuse
+
+
+def test_a_plain_optimizer_passes(refusal: Any) -> None:
+    assert refusal("Plain", Traits(), precision="16-mixed", trainer__gradient_clip_val=1) == ""
+    assert refusal("Told", Traits(needs_loss=True)) == ""
+
+
+def test_a_loss_aware_step_that_is_not_told_the_norm_is_refused_with_clipping(refusal: Any) -> None:
+    said = refusal("Plain", Traits(needs_loss=True), trainer__gradient_clip_val=1)
+    assert "--trainer.gradient_clip_val: extra computes its step from loss and gradient" in said
+    assert "with the gradient clipped the step would be wrong" in said
+
+
+def test_a_method_that_evaluates_again_is_refused_where_that_cannot_be_followed(refusal: Any) -> None:
+    again = Traits(calls_closure_again=True)
+    assert refusal("Plain", again) == ""
+    assert "--precision 16-mixed: extra evaluates the loss several times a step" in refusal(
+        "Plain", again, precision="16-mixed"
+    )
+    assert "a norm told before it would be of another point" in refusal("Told", again)
+
+
+def test_a_full_batch_method_is_refused_a_smaller_batch(refusal: Any) -> None:
+    assert refusal("Plain", Traits(full_batch=True)) == ""
+    assert "--trainer.batch_size 5: extra is a full-batch method" in refusal(
+        "Plain", Traits(full_batch=True), trainer__batch_size=5
+    )
+
+
+def test_fsdp_with_a_gradient_scaler_is_refused(refusal: Any) -> None:
+    assert "use bf16-mixed" in refusal("Plain", Traits(), precision="16-mixed", trainer__strategy="fsdp")
+
+
+def test_a_dry_run_refuses_what_a_run_refuses(cli: Any) -> None:
+    for words in (["--opt.lr=-1"], ["--trainer.batch_size", "5"]):
+        answer = cli("fit", "--task", "synthetic", "--opt", "ngd", "--dry-run", *words)
+        assert (answer.code, answer.out) == (2, "")
