@@ -125,6 +125,16 @@ def test_evaluation_does_not_count_as_training_time(store: Path) -> None:
     assert result.validations[-1]["train_s"] <= result.train_s
 
 
+def test_every_rank_returns_a_stored_run_so_that_none_waits_for_another(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = fit(store, trainer__max_steps=3)
+    monkeypatch.setattr(runner, "make_trainer", lambda *_: pytest.fail("it trained again"))
+    for rank in ("0", "1"):
+        monkeypatch.setenv("RANK", rank)
+        assert fit(store, trainer__max_steps=3) == first
+
+
 class SAM(torch.optim.Optimizer):
     """Sharpness-aware minimisation: evaluates the loss again at the worst point nearby."""
 
