@@ -1,11 +1,10 @@
 """What is refused before anything is loaded: illegal hyperparameters, and runs that would mean something else."""
 
-import inspect
 from collections.abc import Collection
 
 from bench.config import RunConfig
 from bench.errors import UserError
-from optimizers import STEP_KEYWORDS, TASK_VALUE
+from optimizers import TASK_VALUE
 
 
 def check(config: RunConfig) -> None:
@@ -15,7 +14,7 @@ def check(config: RunConfig) -> None:
         UserError: with the value at fault and what to do.
     """
     spec, trainer = config.opt_spec, config.trainer
-    traits, told = spec.traits, STEP_KEYWORDS.keys() & inspect.signature(spec.cls.step).parameters.keys()
+    traits, told = spec.traits, spec.step_keywords
     _check_hyperparameters(config)
     if traits.full_batch and trainer.batch_size != "full":
         raise UserError(

@@ -166,7 +166,7 @@ def try_precision(device: str, precision: str) -> str | None:
             warnings.simplefilter("ignore")
             layer = torch.nn.Linear(16, 16, device=device, dtype=dtype)
             optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
-            scaler = torch.amp.GradScaler(kind, enabled=precision == "16-mixed")  # type: ignore[attr-defined]
+            scaler = torch.amp.GradScaler(kind, enabled=precision == "16-mixed")
             with torch.autocast(kind, dtype=half, enabled=half is not None):
                 x_BNTH = layer(torch.ones(2, 1, 4, 16, device=device, dtype=dtype))
                 loss = scaled_dot_product_attention(x_BNTH, x_BNTH, x_BNTH).square().mean()

@@ -8,7 +8,7 @@ import resource
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from typing import Any
@@ -24,7 +24,7 @@ from bench.errors import RunFailed, UserError
 from bench.machine import LIBRARIES, cpu_name, is_main_process
 from bench.progress import Progress
 from bench.store import FINISHED, RunFolder, RunResult, Store
-from optimizers import STEP_KEYWORDS, TASK_VALUE
+from optimizers import TASK_VALUE
 from tasks.base import Plan, Task
 from tasks.files import DataError
 from tasks.order import micro_batches_per_rank
@@ -83,6 +83,7 @@ def run(config: RunConfig, *, rerun: bool = False, progress: bool = True) -> Run
             trainer.fit(task, steps, ckpt_path=checkpoint if resume else None, weights_only=True)
     except BaseException as error:
         _record_failure(result, folder, error)
+        _finalize(loggers, "failed")
         if isinstance(error, SystemExit) and stop.signal is not None:
             raise KeyboardInterrupt from None  # Lightning turns it into an exit with code 1
         if isinstance(error, UserError) or not isinstance(error, Exception):
@@ -90,15 +91,13 @@ def run(config: RunConfig, *, rerun: bool = False, progress: bool = True) -> Run
         trace = checkpoint.with_name("traceback.txt")
         where = f"; the traceback is in {trace}" if trace.is_file() and trace.stat().st_size else ""
         raise RunFailed(f"run {config.run_id} broke: {result.reason}{where}") from error
-    finally:
-        for logger in loggers:
-            logger.finalize("success" if result.status == "completed" else "failed")
     result.memory = peak_memory()
     if folder is not None:
         try:
             folder.end(keep_checkpoint=result.status == "killed")
         except OSError as error:
             raise RunFailed(f"cannot write the result of {config.run_id} to {config.store}: {error.strerror}") from None
+    _finalize(loggers, "success" if result.status == "completed" else "failed")
     return result
 
 
@@ -159,7 +158,7 @@ def _plan(config: RunConfig, task: Task) -> Plan:
         data_seed=config.data_seed,
         seed=config.seed,
         clip=trainer.gradient_clip_val,
-        step_keywords=STEP_KEYWORDS.keys() & inspect.signature(cls.step).parameters.keys(),
+        step_keywords=config.opt_spec.step_keywords,
     )
 
 
@@ -200,7 +199,7 @@ def make_trainer(config: RunConfig, callbacks: list[pl.Callback]) -> pl.Trainer:
     precision: dict[str, Any] = {"precision": config.precision}
     if config.precision == "16-mixed" and config.device == "cpu":
         # Lightning would quietly use bf16 on a CPU.
-        precision = {"plugins": [MixedPrecision("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu"))]}  # type: ignore[attr-defined]
+        precision = {"plugins": [MixedPrecision("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu"))]}
     if config.precision == "64-true":
         precision = {"plugins": [DoublePrecision()]}  # by name Lightning refuses it under FSDP2, where it works
     strategy: Any = "auto" if ranks == 1 else "ddp"
@@ -276,7 +275,12 @@ def _loggers(config: RunConfig) -> list[Any]:
         "tensorboard": lambda: loggers.TensorBoardLogger(folder, name="tensorboard", default_hp_metric=False),
         "csv": lambda: loggers.CSVLogger(folder, name="csv"),
         "wandb": lambda: loggers.WandbLogger(name=name, save_dir=folder, project="attention-optimizer-bench"),
-        "mlflow": lambda: loggers.MLFlowLogger(experiment_name=config.task, run_name=name, save_dir=f"{folder}/mlruns"),
+        # MLflow has given up plain folders; a tracking server in the environment comes first.
+        "mlflow": lambda: loggers.MLFlowLogger(
+            experiment_name=config.task,
+            run_name=name,
+            tracking_uri=os.environ.get("MLFLOW_TRACKING_URI", f"sqlite:///{folder}/mlflow.db"),
+        ),
     }
     try:
         logger = make[config.logger]()
@@ -285,6 +289,15 @@ def _loggers(config: RunConfig) -> list[Any]:
             f"--logger {config.logger}: the package {config.logger} is not installed; pip install {config.logger}"
         ) from None
     return [logger]
+
+
+def _finalize(loggers: Iterable[Any], status: str) -> None:
+    """Close the loggers; one that fails costs nothing but a line, since the record is written by then."""
+    for logger in loggers:
+        try:
+            logger.finalize(status)
+        except Exception as error:
+            print(f"bench: warning: {type(logger).__name__} could not finish: {error}", file=sys.stderr)
 
 
 @contextmanager

@@ -53,7 +53,7 @@ class SNGD(StepSizeOptimizer):
         check_range("weight_decay", group["weight_decay"], 0)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None, *, grad_norm: Tensor | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None, *, grad_norm: Tensor | None = None) -> Any:
         """Make one step; `.grad` must hold the gradient of the whole batch.
 
         Args:

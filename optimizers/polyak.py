@@ -65,7 +65,7 @@ class SPS(StepSizeOptimizer):
         check_range("batches_per_epoch", group["batches_per_epoch"], 1)
 
     @torch.no_grad()
-    def step(  # type: ignore[override]
+    def step(
         self,
         closure: Callable[[], Any] | None = None,
         *,

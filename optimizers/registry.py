@@ -1,5 +1,6 @@
 """The optimizers that the suite knows by name. Importing this file imports no torch."""
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -66,6 +67,11 @@ class OptimizerSpec:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     search: Mapping[str, LogUniform] = field(default_factory=dict)
     traits: Traits = Traits()
+
+    @property
+    def step_keywords(self) -> set[str]:
+        """Which of `STEP_KEYWORDS` the optimizer's `step` takes."""
+        return STEP_KEYWORDS.keys() & inspect.signature(self.cls.step).parameters.keys()
 
     @cached_property
     def cls(self) -> Any:

@@ -258,7 +258,7 @@ class _Loop:
         precision = trainer.precision_plugin
         self.mixed = isinstance(precision, MixedPrecision)
         self.forward_context = precision.forward_context if self.mixed else nullcontext
-        self.scaler: torch.amp.GradScaler | None = getattr(precision, "scaler", None)  # type: ignore[attr-defined]
+        self.scaler: torch.amp.GradScaler | None = getattr(precision, "scaler", None)
         if self.scaler is not None:
             optimizer.register_step_post_hook(self._was_taken)
         # Leaves averaging over ranks to a batch's last micro-batch, where the strategy can.

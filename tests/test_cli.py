@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import yaml
@@ -547,11 +546,8 @@ MNIST_FILES = [
 ]
 
 
-def test_a_truncated_file_of_the_real_mnist_is_named(cli, tmp_path):
-    real = Path(os.environ.get("BENCH_DATA", "data")) / "MNIST" / "raw"
-    missing = [name for name in MNIST_FILES if not (real / name).is_file()]
-    if missing:
-        pytest.skip(f"the real MNIST is not in {real} (set BENCH_DATA): {missing[0]} is missing")
+def test_a_truncated_file_of_the_real_mnist_is_named(cli, tmp_path, real_data):
+    real = real_data / "MNIST" / "raw"
     folder = tmp_path / "MNIST" / "raw"
     folder.mkdir(parents=True)
     for name in MNIST_FILES:

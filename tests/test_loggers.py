@@ -11,6 +11,7 @@ from bench.cli import main
 from bench.config import resolve
 from bench.errors import UserError
 from bench.runner import _loggers
+from bench.store import Store
 
 STEPS = 20
 CURVE = ("batch/loss", "batch/grad_norm", "batch/raw_step", "batch/applied_step")
@@ -95,6 +96,27 @@ def test_missing_package(logger: str, flags: list[str], tmp_path: Path, monkeypa
         _loggers(config)
     assert error.value.exit_code == 2
     assert str(error.value) == f"--logger {logger}: the package {logger} is not installed; pip install {logger}"
+
+
+class Failing:
+    """A logger whose server has gone by the time it is closed."""
+
+    def log_hyperparams(self, params: object) -> None: ...
+
+    def log_metrics(self, metrics: object, step: int) -> None: ...
+
+    def finalize(self, status: str) -> None:
+        raise ConnectionError("the server has gone")
+
+
+def test_a_logger_that_fails_at_the_end_costs_a_line_and_not_the_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("bench.runner._loggers", lambda config: [Failing()])
+    assert fit(tmp_path, "--logger", "csv") == 0
+    assert "bench: warning: Failing could not finish: the server has gone" in capsys.readouterr().err
+    [result] = Store(tmp_path).runs()
+    assert (result.status, result.steps) == ("completed", STEPS)
 
 
 def test_unknown_logger(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
