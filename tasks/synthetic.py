@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 from torchmetrics.classification import BinaryAccuracy
 
+from tasks.attention import attended_mean
 from tasks.base import Outcome, Task, TaskData
 from tasks.dropout import BatchRandomness
 from tasks.seeding import derive_seed
@@ -71,26 +72,6 @@ class TokenData(TaskData):
         if isinstance(rows, Tensor) and len(rows) == len(self.labels):
             return parts  # the full batch keeps its order, so nothing needs gathering
         return tuple(part[rows] for part in parts)  # type: ignore[return-value]
-
-
-def attended_mean(logits: Tensor, values: Tensor) -> Tensor:
-    """sum_t softmax(logits)_t values_t over the last dimension, with a gradient that survives saturation.
-
-    The textbook gradient with respect to the logits, p_t (v_t - mean), cancels once one weight is within rounding of 1.
-    Measured from the value under the greatest weight (a constant shift, which changes neither sum nor gradient), the
-    differences that matter are kept to full relative precision.
-
-    Args:
-        logits: shape (..., T).
-        values: shape (..., T).
-
-    Returns:
-        Shape (...).
-    """
-    weights = logits.softmax(dim=-1)
-    top = logits.detach().argmax(dim=-1, keepdim=True)
-    reference = values.gather(-1, top)
-    return reference.squeeze(-1) + (weights * (values - reference)).sum(-1)
 
 
 class AttentionHead(nn.Module):

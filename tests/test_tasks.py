@@ -13,11 +13,12 @@ from torch.autograd import gradcheck
 from torchvision.transforms import v2
 
 from tasks import cifar10, mnist
+from tasks.attention import attended_mean
 from tasks.dropout import BatchDropout, BatchRandomness, use_batch_dropout
 from tasks.order import BatchOrder
 from tasks.seeding import derive_seed
 from tasks.split import split_hash, validation_rows
-from tasks.synthetic import AttentionClassifier, TokenData, attended_mean
+from tasks.synthetic import AttentionClassifier, TokenData
 from tasks.vision import ViTClassifier
 from tests.tiny import TinyImages
 

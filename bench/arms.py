@@ -1,0 +1,57 @@
+"""The results of an experiment as arrays: one `Arm` for each thing that is compared, one row for each seed."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Table = Mapping[str, Array]
+"""Columns by name, all as long as the column `step`; NaN stands for a value that does not exist."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One side of a comparison: the same settings with several seeds.
+
+    Attributes:
+        label: what figures and tables call it.
+        seeds: one for each run; arms with the same seeds are paired.
+        tables: by seed, the run's tables: measurements and the curve of its optimizer steps.
+        statuses: by seed, how the run ended.
+        settings: in dotted form, what was set (`task.H`, `opt.lr`).
+    """
+
+    label: str
+    seeds: Sequence[int]
+    tables: Sequence[Sequence[Table]]
+    statuses: Sequence[str] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def series(self, *names: str) -> tuple[Array, ...]:
+        """Step numbers, shape (P,), and for each name its values, shape (S, P), all from one table.
+
+        A run that ended early has NaN from there on.
+
+        Args:
+            names: columns that some one table has.
+
+        Raises:
+            KeyError: no table has all of them.
+        """
+        chosen = []
+        for tables in self.tables:
+            table = next((t for t in tables if all(name in t for name in names)), None)
+            if table is None:
+                known = sorted({name for t in tables for name in t})
+                raise KeyError(f"{self.label} has no table with {', '.join(names)}; it has {', '.join(known)}")
+            chosen.append(table)
+        steps = np.unique(np.concatenate([table["step"] for table in chosen]))
+        values = np.full((len(names), len(chosen), len(steps)), np.nan)
+        for s, table in enumerate(chosen):
+            at = np.searchsorted(steps, table["step"])
+            for k, name in enumerate(names):
+                values[k, s, at] = table[name]
+        return (steps, *values)
