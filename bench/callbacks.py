@@ -140,7 +140,7 @@ class Recorder(pl.Callback):
         """Start the clocks."""
         self.stop.take_over()
         if self.folder is not None and self.result.steps:
-            self.folder.truncate_curve(self.result.steps)
+            self.folder.truncate(self.result.steps)
         self._start = time.monotonic() - self.result.wall_s
         self._aside = self.result.wall_s - self.result.train_s
         self.progress.start(self.result.steps)
@@ -149,7 +149,7 @@ class Recorder(pl.Callback):
         self, trainer: pl.Trainer, pl_module: Task, outputs: Any, batch: tuple[int, int], batch_idx: int
     ) -> None:
         """Take over the curve of the steps just made, and decide how to go on."""
-        rows = to_host(pl_module.record.curve, pl_module.data.loss_offset)
+        rows = to_host(pl_module.record.curve, pl_module.data.loss_offset.get("train", 0.0))
         pl_module.record.curve.clear()
         bad = next((i for i, row in enumerate(rows) if not _sound(row, _scaler(trainer) is not None)), None)
         if bad is not None:
@@ -157,6 +157,7 @@ class Recorder(pl.Callback):
         first = self.result.steps
         self.result.steps += len(rows)
         self._record(rows, first)
+        self._record_measurements(pl_module)
         self._clock()
         self.progress.update(self.result.steps, rows[-1][0], rows[-1][3], lambda: _batch_accuracy(pl_module))
         self._judge(trainer, pl_module, rows, bad is not None)
@@ -205,6 +206,23 @@ class Recorder(pl.Callback):
         for logger in self.loggers:
             for step, *values in numbered:
                 logger.log_metrics(dict(zip(_BATCH_TAGS, values, strict=True)), step)
+
+    def _record_measurements(self, task: Task) -> None:
+        """Keep what was measured up to the last step that counts."""
+        measured = [row for row in task.record.measurements if row[0] <= self.result.steps]
+        task.record.measurements.clear()
+        if not measured or not measured[0][1]:
+            return
+        names = list(measured[0][1])
+        values = torch.stack([value.to(torch.float64) for _, row in measured for value in row.values()])
+        rows = values.reshape(len(measured), len(names)).tolist()
+        if self.folder is not None:
+            self.folder.append_measurements(
+                names, [(step, *row) for (step, _), row in zip(measured, rows, strict=True)]
+            )
+        for logger in self.loggers:
+            for (step, _), row in zip(measured, rows, strict=True):
+                logger.log_metrics({f"measured/{k}": v for k, v in zip(names, row, strict=True)}, step)
 
     def _judge(self, trainer: pl.Trainer, task: Task, rows: Sequence[tuple[float, ...]], bad: bool) -> None:
         """End the run if it has diverged or can go no further."""

@@ -21,6 +21,8 @@ def check(config: RunConfig) -> None:
             f"--trainer.batch_size {trainer.batch_size}: {config.opt} is a full-batch method;"
             " use its stochastic form, or --trainer.micro_batch_size to save memory"
         )
+    if trainer.measure_every is not None and config.task_spec.measure_every is None:
+        raise UserError(f"--trainer.measure_every {trainer.measure_every}: the task {config.task} measures nothing")
     if config.precision == "16-mixed" and trainer.strategy == "fsdp":
         raise UserError(
             "--precision 16-mixed does not work with --trainer.strategy fsdp: ranks would not agree on which steps overflow; use bf16-mixed"

@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _dispatch(words: list[str]) -> int:
-    commands = {"fit": _fit, "list": _list, "show": _show, "doctor": _doctor}
+    commands = {"fit": _fit, "reproduce": _reproduce, "list": _list, "show": _show, "doctor": _doctor}
     parser = _Parser(
         prog="bench",
         description="Compare optimizers on attention models.",
@@ -48,6 +48,7 @@ def _dispatch(words: list[str]) -> int:
     parser.add_argument("--version", action="store_true", help="print the version")
     sub = parser.add_subparsers(dest="command", metavar="COMMAND")
     sub.add_parser("fit", help="train one task with one optimizer and store the result")
+    sub.add_parser("reproduce", help="run a paper's experiment: figure, data and tested claims")
     sub.add_parser("list", help="list tasks or optimizers")
     sub.add_parser("show", help="describe a task or an optimizer")
     sub.add_parser("doctor", help="check this machine, its data and its store")
@@ -199,6 +200,50 @@ def _dry_run(config: Any, *, as_json: bool) -> int:
     return 0
 
 
+# -- reproduce ----------------------------------------------------------------------------------------------------
+
+
+def _reproduce(words: list[str]) -> int:
+    parser = _Parser(
+        prog="bench reproduce",
+        description="Run a paper's experiment and write a figure, the data behind it, and a page with tested claims.",
+        epilog="Stored runs are used, so an interrupted experiment goes on with the same command,"
+        " and the same command in a second terminal shares the work.",
+    )
+    parser.add_argument("name", nargs="?", help="as `bench reproduce --list` prints it")
+    parser.add_argument("--list", action="store_true", help="list the experiments and stop")
+    parser.add_argument("--quick", action="store_true", help="few seeds and steps, under a minute; no evidence")
+    parser.add_argument("--search", action="store_true", help="also search the constants that the paper leaves open")
+    parser.add_argument(
+        "--out", type=Path, help="where the output goes (default: reproduced/NAME, with --quick NAME-quick)"
+    )
+    parser.add_argument("--device", default="auto", help="cpu, cuda, mps or auto (default auto)")
+    _add_places(parser)
+    args = parser.parse_args(words)
+    from bench.report import claim_lines
+    from bench.reproduce import experiments, load, reproduce
+
+    if args.list:
+        titles = {name: load(name).title for name in experiments()}
+        width = max(map(len, titles), default=0)
+        print("\n".join(f"{name:<{width}}  {title}" for name, title in titles.items()))
+        return 0
+    if args.name is None:
+        raise UserError("name an experiment: bench reproduce NAME; see `bench reproduce --list`")
+    folder = args.out or Path("reproduced") / (f"{args.name}-quick" if args.quick else args.name)
+    places = {"data": args.data, "store": args.store, "device": args.device}
+
+    def say(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    result = reproduce(args.name, folder, places, quick=args.quick, search=args.search, say=say)
+    if result is None:
+        say("bench: stopped; what is finished is stored, and the same command goes on")
+        return 130
+    print("\n".join(claim_lines(result, folder)))
+    return 0
+
+
 # -- list, show, doctor -------------------------------------------------------------------------------------------
 
 
@@ -246,22 +291,22 @@ def _show(words: list[str]) -> int:
 
 def _doctor(words: list[str]) -> int:
     parser = _Parser(prog="bench doctor", description="Check this machine, its data and its store.")
-    parser.add_argument(
-        "--data",
-        help="where datasets lie (default: $BENCH_DATA, else ./data)",
-        type=Path,
-        default=Path(os.environ.get("BENCH_DATA", "data")),
-    )
-    parser.add_argument(
-        "--store",
-        help="where runs are kept (default: $BENCH_STORE, else ./runs)",
-        type=Path,
-        default=Path(os.environ.get("BENCH_STORE", "runs")),
-    )
+    _add_places(parser)
     args = parser.parse_args(words)
     from bench.doctor import examine
 
     return examine(args.data, args.store)
+
+
+def _add_places(parser: argparse.ArgumentParser) -> None:
+    for name, what, folder in (("data", "where datasets lie", "data"), ("store", "where runs are kept", "runs")):
+        variable = f"BENCH_{name.upper()}"
+        parser.add_argument(
+            f"--{name}",
+            help=f"{what} (default: ${variable}, else ./{folder})",
+            type=Path,
+            default=Path(os.environ.get(variable, folder)),
+        )
 
 
 if __name__ == "__main__":

@@ -49,6 +49,11 @@ class TrainerOptions(BaseModel):
         ge=1,
         description="optimizer steps between evaluations; by default an epoch, or a twentieth of the run where that is longer",
     )
+    measure_every: int | None = Field(
+        None,
+        ge=1,
+        description="optimizer steps between measurements of a task that has some; the task's own by default",
+    )
     checkpoint_seconds: float = Field(
         60, gt=0, description="seconds between checkpoints, from which a killed run goes on"
     )
@@ -161,6 +166,8 @@ def resolve(
         trainer |= spec.budget
     if trainer.get("batch_size") is None:
         trainer["batch_size"] = "full" if OPTIMIZERS[opt].traits.full_batch else spec.batch_size
+    if trainer.get("measure_every") is None:
+        trainer["measure_every"] = spec.measure_every
     rest = {"precision": spec.precision, "data_seed": groups[""].get("seed", 0), **groups[""]}
     config_ = _validated(
         {
@@ -207,8 +214,8 @@ def settings_of(stored: Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def flatten_yaml(path: Path) -> dict[str, Any]:
-    """Settings of a YAML file in dotted form; `task` and `opt` are names or mappings with `name`.
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping that a YAML file holds.
 
     Raises:
         UserError: the file is missing, no YAML, or no mapping.
@@ -228,6 +235,16 @@ def flatten_yaml(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} is empty; it must hold settings such as `task: mnist`")
     if not isinstance(content, dict):
         raise UserError(f"{path} must hold settings such as `task: mnist`, but holds {type(content).__name__}")
+    return content
+
+
+def flatten_yaml(path: Path) -> dict[str, Any]:
+    """Settings of a YAML file in dotted form; `task` and `opt` are names or mappings with `name`.
+
+    Raises:
+        UserError: the file is missing, no YAML, or no mapping.
+    """
+    content = read_yaml(path)
     flat: dict[str, Any] = {}
     for key, value in content.items():
         if isinstance(value, dict):

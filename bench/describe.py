@@ -56,6 +56,8 @@ def fit_help(task: str | None, opt: str | None) -> str:
         lines += ["Name an optimizer for its options: bench fit --opt sngd --help"]
     lines += ["", "trainer:"]
     for name, field in TrainerOptions.model_fields.items():
+        if name == "measure_every" and task and TASKS[task].measure_every is None:
+            continue
         lines += _row(
             f"--trainer.{name}", field.description or "", "" if field.default is None else f"default {field.default}"
         )

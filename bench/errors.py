@@ -16,6 +16,10 @@ class RunFailed(UserError):
     exit_code = 1
 
 
+class RunBusy(UserError):
+    """Another process trains this run now."""
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     """The error for a name that does not exist, with the nearest one that does."""
     known = list(known)

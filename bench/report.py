@@ -1,9 +1,12 @@
 """A run's result as a person or a program reads it."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bench.store import RESUMABLE, RunResult, Store
+
+if TYPE_CHECKING:
+    from bench.reproduce import Reproduction
 
 CAP_SHARE_TO_REPORT = 0.9
 
@@ -53,3 +56,17 @@ def result_row(result: RunResult) -> str:
     """The result in a few words, for a list."""
     value = "" if result.final is None else f"{result.split} {result.metric} {result.final:.4g}"
     return f"{result.status:<10}  {result.steps:>7} steps  seed {result.config.get('seed')}  {value}".rstrip()
+
+
+def claim_lines(result: "Reproduction", folder: Path) -> list[str]:
+    """What became of an experiment's claims, and where the output is."""
+    lines = [f"{result.name}: {result.experiment.title}"]
+    for claim, finding in result.claims:
+        lines += [f"  {finding.verdict:<10} {claim.name}: {claim.paper}", f"{'':13}{finding.text}"]
+    if result.quick:
+        lines.append("note: this is the quick version; its verdicts are no evidence")
+    if result.without:
+        lines.append(
+            f"note: seeds {', '.join(map(str, result.without))} were left out: their max-margin problem is infeasible"
+        )
+    return [*lines, f"written to {folder}: report.md, figure.png, figure.pdf, claims.json and the data as Parquet"]

@@ -20,7 +20,7 @@ from lightning.pytorch.plugins import DoublePrecision, MixedPrecision
 from bench.callbacks import Recorder, StopRequest
 from bench.checks import check, option_error
 from bench.config import RunConfig, on_device
-from bench.errors import RunFailed, UserError
+from bench.errors import RunBusy, RunFailed, UserError
 from bench.machine import LIBRARIES, cpu_name, is_main_process
 from bench.progress import Progress
 from bench.store import FINISHED, RunFolder, RunResult, Store
@@ -45,6 +45,7 @@ def run(config: RunConfig, *, rerun: bool = False, progress: bool = True) -> Run
 
     Raises:
         UserError: the configuration cannot be run, data are missing, or the store cannot be written.
+        RunBusy: another process trains this run now.
         RunFailed: the run broke on the way; the store says so too.
     """
     config = on_device(config)
@@ -56,14 +57,14 @@ def run(config: RunConfig, *, rerun: bool = False, progress: bool = True) -> Run
         return stored
     resume = checkpoint.is_file() and not rerun  # `begin` removes the checkpoint of a run that starts afresh
     if stored is not None and stored.status == "running" and main:
-        raise UserError(f"run {config.run_id} is being trained by another process now")
+        raise RunBusy(f"run {config.run_id} is being trained by another process now")
     check(config)
     torch.manual_seed(derive_seed(config.seed, "init"))
     task, plan = build(config)
     result = RunResult(
         run_id=config.run_id, config=config.model_dump(mode="json", exclude={"data", "store", "logger"}),
         versions=versions(config), metric=config.task_spec.metric, split=task.data.report, part=task.data.part,
-        environment=environment(config),
+        environment=environment(config), facts=task.data.facts(),
     )  # fmt: skip
     loggers = _loggers(config) if main else []  # before the run is begun: it may complain, and it writes nothing yet
     folder = store.begin(result, resume=resume) if main else None
@@ -145,9 +146,9 @@ def _plan(config: RunConfig, task: Task) -> Plan:
             hyperparameters[name] = known.get(name)
             if hyperparameters[name] is None:
                 del hyperparameters[name]
-    if task.data.loss_offset and "f_star" in hyperparameters:
+    if "f_star" in hyperparameters:
         # The task's loss leaves this constant out, so that L - f_star keeps its digits.
-        hyperparameters["f_star"] -= task.data.loss_offset
+        hyperparameters["f_star"] -= task.data.loss_offset.get("train", 0.0)
     cls = config.opt_spec.cls
     return Plan(
         make_optimizer=lambda params: cls(params, **hyperparameters),
@@ -159,6 +160,7 @@ def _plan(config: RunConfig, task: Task) -> Plan:
         seed=config.seed,
         clip=trainer.gradient_clip_val,
         step_keywords=config.opt_spec.step_keywords,
+        measure_every=trainer.measure_every,
     )
 
 

@@ -1,14 +1,15 @@
-"""The store: a folder of runs, each a folder with `run.json` and `curve.parquet`. Merged by copying, safe to share.
+"""The store: a folder of runs, merged by copying, safe to share.
 
-A run in progress holds a lock on `run.lock`, appends its curve to `curve.jsonl` and keeps `last.ckpt`. The lock goes
-with its process, however that ends, so a run that says `running` and is not locked was killed.
+A run is a folder with `run.json`, `curve.parquet` and, where the task measures something, `measurements.parquet`.
+A run in progress holds a lock on `run.lock`, appends its tables to `curve.jsonl` and `measurements.jsonl` and keeps
+`last.ckpt`. The lock goes with its process, however that ends, so a run that says `running` and is not locked was killed.
 """
 
 import fcntl
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from math import isfinite
@@ -16,11 +17,12 @@ from pathlib import Path
 from typing import Any, Literal
 from uuid import uuid4
 
-from bench.errors import RunFailed, UserError
+from bench.errors import RunBusy, RunFailed, UserError
 
 Status = Literal["running", "completed", "diverged", "timeout", "failed", "killed"]
 FINISHED = ("completed", "diverged", "timeout")
 RESUMABLE = ("killed", "failed")
+TABLES = ("curve", "measurements")
 CURVE_FIELDS = ("step", "loss", "grad_norm", "raw_step", "applied_step")
 
 
@@ -46,6 +48,7 @@ class RunResult:
         part: what part of the data was used, or None for the whole.
         memory: peak bytes on host and device.
         environment: machine, devices, threads.
+        facts: what is known of the instance of the problem (`TaskData.facts`).
     """
 
     run_id: str
@@ -70,6 +73,7 @@ class RunResult:
     part: str | None = None
     memory: dict[str, int] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
 
 
 class Store:
@@ -135,7 +139,8 @@ class Store:
         """Take the run's folder for this process and record that it runs.
 
         Raises:
-            UserError: the store cannot be written, or another process trains this run now.
+            RunBusy: another process trains this run now.
+            UserError: the store cannot be written.
         """
         folder = self.folder / result.run_id
         try:
@@ -147,10 +152,10 @@ class Store:
             ) from None
         if not _take(lock):
             os.close(lock)
-            raise UserError(f"run {result.run_id} is being trained by another process now")
+            raise RunBusy(f"run {result.run_id} is being trained by another process now")
         try:
             if not resume:
-                for name in ("curve.jsonl", "curve.parquet", "last.ckpt"):
+                for name in (*(f"{table}.{kind}" for table in TABLES for kind in ("jsonl", "parquet")), "last.ckpt"):
                     (folder / name).unlink(missing_ok=True)
             for name in ("last.tmp", "traceback.txt"):
                 (folder / name).unlink(missing_ok=True)
@@ -188,7 +193,8 @@ class RunFolder:
         self.store, self.result, self.folder = store, result, folder
         self.checkpoint = store.checkpoint(result.run_id)
         self._lock = lock
-        self._rewrite_curve(read_curve(folder))
+        with self._full_disk():
+            self._curve, self._measurements = (_GrowingTable(folder, name) for name in TABLES)
 
     def append_curve(self, rows: Sequence[Sequence[float | None]]) -> None:
         """Add rows (step, loss, gradient norm, raw step, applied step); only a torn last line can be lost.
@@ -196,43 +202,36 @@ class RunFolder:
         Raises:
             RunFailed: the disk is full or gone.
         """
-        # As json.dumps would write it, in a third of the time.
-        lines = (
-            "[" + ", ".join([repr(x) if x is not None and isfinite(x) else "null" for x in row]) + "]" for row in rows
-        )
+        with self._full_disk():
+            self._curve.append(CURVE_FIELDS, rows)
+
+    def append_measurements(self, names: Sequence[str], rows: Sequence[Sequence[float | None]]) -> None:
+        """Add rows (step, a value for each name); the names are the same every time.
+
+        Raises:
+            RunFailed: the disk is full or gone.
+        """
+        with self._full_disk():
+            self._measurements.append(("step", *names), rows)
+
+    def truncate(self, steps: int) -> None:
+        """Forget what comes after this step: it will be trained again."""
+        with self._full_disk():
+            self._curve.truncate(steps)
+            self._measurements.truncate(steps)
+
+    @contextmanager
+    def _full_disk(self) -> Iterator[None]:
         try:
-            self._curve.write("".join(f"{line}\n" for line in lines))
-            self._curve.flush()
+            yield
         except OSError as error:
             raise RunFailed(f"cannot write to the store {self.store.folder}: {error.strerror}") from None
 
-    def truncate_curve(self, steps: int) -> None:
-        """Forget the curve from this step on: it will be trained again."""
-        self._curve.close()
-        self._rewrite_curve([row for row in read_curve(self.folder) if row[0] <= steps])
-
-    def _rewrite_curve(self, rows: Sequence[Sequence[float | None]]) -> None:
-        """Go on with these rows as all of the curve; the old one stands until they are written."""
-        temporary = self.folder / "curve.jsonl.tmp"
-        self._curve = temporary.open("w", encoding="utf-8")
-        self.append_curve(rows)
-        temporary.replace(self.folder / "curve.jsonl")
-        (self.folder / "curve.parquet").unlink(missing_ok=True)
-
     def end(self, *, keep_checkpoint: bool) -> None:
-        """Close the run: curve to Parquet, last record, lock freed."""
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
+        """Close the run: tables to Parquet, last record, lock freed."""
         try:
-            self._curve.close()
-            columns = list(zip(*read_curve(self.folder), strict=True)) or [()] * len(CURVE_FIELDS)
-            kinds = [pa.int64()] + [pa.float64()] * (len(CURVE_FIELDS) - 1)
-            arrays = [pa.array(column, kind) for column, kind in zip(columns, kinds, strict=True)]
-            temporary = self.folder / "curve.parquet.tmp"
-            pq.write_table(pa.table(dict(zip(CURVE_FIELDS, arrays, strict=True))), temporary, compression="zstd")
-            temporary.replace(self.folder / "curve.parquet")
-            (self.folder / "curve.jsonl").unlink(missing_ok=True)
+            self._curve.end()
+            self._measurements.end()
             self.store.write(self.result)
             if not keep_checkpoint:
                 self.checkpoint.unlink(missing_ok=True)
@@ -240,9 +239,86 @@ class RunFolder:
             os.close(self._lock)
 
 
+class _GrowingTable:
+    """A table that grows in `name.jsonl`, a list of names and then a list for each row, and ends as `name.parquet`."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.folder, self.name = folder, name
+        self._rewrite(*_read_table(folder, name))
+
+    def append(self, names: Sequence[str], rows: Sequence[Sequence[float | None]]) -> None:
+        """Add rows; the names head the file."""
+        if not self.names and names:
+            self.names = tuple(names)
+            self._file.write(json.dumps(self.names) + "\n")
+        # As json.dumps would write it, in a third of the time.
+        lines = (
+            "[" + ", ".join([repr(x) if x is not None and isfinite(x) else "null" for x in row]) + "]" for row in rows
+        )
+        self._file.write("".join(f"{line}\n" for line in lines))
+        self._file.flush()
+
+    def truncate(self, steps: int) -> None:
+        """Forget the rows after this step."""
+        self._file.close()
+        names, rows = _read_table(self.folder, self.name)
+        self._rewrite(names, [row for row in rows if row[0] <= steps])
+
+    def _rewrite(self, names: Sequence[str], rows: Sequence[Sequence[float | None]]) -> None:
+        """Go on with these rows as all of the table; the old one stands until they are written."""
+        temporary = self.folder / f"{self.name}.jsonl.tmp"
+        self._file = temporary.open("w", encoding="utf-8")
+        self.names: tuple[str, ...] = ()
+        self.append(names, rows)
+        temporary.replace(self.folder / f"{self.name}.jsonl")
+        (self.folder / f"{self.name}.parquet").unlink(missing_ok=True)
+
+    def end(self) -> None:
+        """Close it as Parquet; a table without rows leaves nothing."""
+        self._file.close()
+        names, rows = _read_table(self.folder, self.name)
+        if names:
+            columns = list(zip(*rows, strict=True)) or [()] * len(names)
+            write_parquet(self.folder / f"{self.name}.parquet", dict(zip(names, columns, strict=True)))
+        (self.folder / f"{self.name}.jsonl").unlink(missing_ok=True)
+
+
+def write_parquet(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
+    """Write a table in one atomic step. Columns of numbers are float64, but `step` and `seed` int64; others are text."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    def kind(name: str, values: Sequence[Any]) -> Any:
+        if name in ("step", "seed"):
+            return pa.int64()
+        return pa.string() if len(values) and isinstance(values[0], str) else pa.float64()
+
+    table = pa.table({name: pa.array(values, kind(name, values)) for name, values in columns.items()})
+    temporary = path.with_name(f"{path.name}.tmp")
+    pq.write_table(table, temporary, compression="zstd")
+    temporary.replace(path)
+
+
 def read_curve(folder: Path) -> list[tuple[Any, ...]]:
     """A run's curve as tuples of `CURVE_FIELDS`; None stands for a value that is not finite."""
-    lines, table = folder / "curve.jsonl", folder / "curve.parquet"
+    return _read_table(folder, "curve")[1]
+
+
+def read_tables(folder: Path) -> dict[str, dict[str, Any]]:
+    """A run's tables by name, each a numpy column by name; NaN stands for a value that is not finite."""
+    import numpy as np
+
+    tables = {}
+    for table in TABLES:
+        names, rows = _read_table(folder, table)
+        if names:
+            tables[table] = {name: np.array([row[i] for row in rows], dtype=np.float64) for i, name in enumerate(names)}
+    return tables
+
+
+def _read_table(folder: Path, name: str) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
+    """Names and rows of a table, growing or ended; no names if there is none."""
+    lines, table = folder / f"{name}.jsonl", folder / f"{name}.parquet"
     if lines.is_file():
         rows = []
         for line in lines.read_text("utf-8").splitlines():
@@ -250,13 +326,14 @@ def read_curve(folder: Path) -> list[tuple[Any, ...]]:
                 rows.append(tuple(json.loads(line)))
             except ValueError:
                 break  # the last line of a killed run
-        return [row for row in rows if len(row) == len(CURVE_FIELDS)]
+        names, *rows = rows or [()]
+        return names, [row for row in rows if len(row) == len(names)]
     if table.is_file():
         import pyarrow.parquet as pq
 
         columns = pq.read_table(table).to_pydict()
-        return list(zip(*(columns[name] for name in CURVE_FIELDS), strict=True))
-    return []
+        return tuple(columns), list(zip(*columns.values(), strict=True))
+    return (), []
 
 
 def plain(value: Any) -> Any:

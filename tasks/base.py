@@ -1,9 +1,10 @@
 """What every task shares: its data's interface and the one training step that serves every optimizer."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable
-from contextlib import nullcontext
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple, final
 
 import lightning.pytorch as pl
@@ -29,8 +30,8 @@ class TaskData(ABC):
         report: the split whose metric is the run's result.
         part: what part of the data this is ("10,000 of 55,000 training samples"), or None for the whole.
         f_star: least value of the training loss, where it is known.
-        loss_offset: mean over the training samples of what `loss` leaves out, so that a loss near its minimum keeps its
-            digits. Added back to what is recorded; for a mini-batch that is the mean's, not its own.
+        loss_offset: by split, the mean over its samples of what `loss` leaves out, so that a loss near its minimum keeps
+            its digits. Added back to what is recorded; for a mini-batch that is the mean's, not its own.
     """
 
     sizes: dict[str, int]
@@ -38,7 +39,11 @@ class TaskData(ABC):
     report: str = "test"
     part: str | None = None
     f_star: float | None = None
-    loss_offset: float = 0.0
+    loss_offset: Mapping[str, float] = MappingProxyType({})
+
+    def facts(self) -> dict[str, Any]:
+        """What is known of this instance of the problem and belongs into the run's record; plain numbers and words."""
+        return {}
 
     @abstractmethod
     def to(self, device: torch.device, dtype: torch.dtype) -> None:
@@ -74,6 +79,7 @@ class Plan:
         seed: decides dropout and augmentation.
         clip: bound on the gradient's global norm, or None.
         step_keywords: which of `STEP_KEYWORDS` the optimizer's `step` takes.
+        measure_every: optimizer steps between measurements, or None for none.
     """
 
     make_optimizer: Callable[[Iterable[nn.Parameter]], Optimizer]
@@ -85,6 +91,7 @@ class Plan:
     seed: int = 0
     clip: float | None = None
     step_keywords: Collection[str] = ()
+    measure_every: int | None = None
 
 
 class CurveRow(NamedTuple):
@@ -98,9 +105,13 @@ class CurveRow(NamedTuple):
 
 @dataclass
 class Record:
-    """What the training step leaves for whoever watches: the steps since the last look, and the last micro-batch."""
+    """What the training step leaves for whoever watches: steps and measurements since the last look, the last micro-batch.
+
+    A measurement is the number of optimizer steps done and what `Task.measure` gave then.
+    """
 
     curve: list[CurveRow] = field(default_factory=list)
+    measurements: list[tuple[int, dict[str, Tensor]]] = field(default_factory=list)
     outcome: Outcome | None = None
 
 
@@ -133,6 +144,14 @@ class Task(pl.LightningModule, ABC):
     @abstractmethod
     def metrics(self) -> dict[str, Metric]:
         """Fresh metrics by name; each is updated with (predictions, labels)."""
+
+    def measure(self) -> dict[str, Tensor]:
+        """What science wants to know of the present weights, recorded along the curve: 0-dim device tensors by name.
+
+        Called without gradients, in eval mode, every `TaskSpec.measure_every` steps, before the first and after the last.
+        It makes no host synchronisation and should cost no more than a training step. The names are always the same.
+        """
+        return {}
 
     @final
     def configure_model(self) -> None:
@@ -176,6 +195,8 @@ class Task(pl.LightningModule, ABC):
         loop = self._loop
         # The precision plugin has turned autocast on for all of this method; only forward passes want it.
         with torch.autocast(self.device.type, enabled=False) if loop.mixed else nullcontext():
+            if steps[0] == 0 and self.plan.measure_every:
+                loop.measure(0)
             for step in range(*steps):
                 loop.step(step)
         self.steps_done = steps[1]
@@ -191,8 +212,6 @@ class Task(pl.LightningModule, ABC):
         Returns:
             Values by name, "loss" among them. They may be infinite or NaN if the weights are.
         """
-        optimizer: Any = self.optimizers(use_pl_optimizer=False)
-        modes = [getattr(optimizer, mode, None) for mode in ("eval", "train")]
         metrics = MetricCollection(dict(self.metrics())).to(self.device)
         loss = (
             MeanMetric(nan_strategy="disable")
@@ -201,20 +220,28 @@ class Task(pl.LightningModule, ABC):
         )
         for metric in (*metrics.values(), loss):
             metric.sync_on_compute = False
+        size = self.plan.evaluation_batch_size
+        with self.in_eval_mode(self.optimizers(use_pl_optimizer=False)):
+            for start in range(0, self.data.sizes[split], size):
+                with self.trainer.precision_plugin.forward_context():
+                    outcome = self.loss(self.data.batch(split, slice(start, start + size)))
+                loss.update(outcome.loss, len(outcome.labels))
+                metrics.update(outcome.predictions, outcome.labels)
+        values = {"loss": float(loss.compute()) + self.data.loss_offset.get(split, 0.0)}
+        return values | {name: float(value) for name, value in metrics.compute().items()}
+
+    @final
+    @contextmanager
+    def in_eval_mode(self, optimizer: Any) -> Iterator[None]:
+        """The model, and an optimizer that keeps other weights for evaluation (schedule-free methods), in eval mode."""
+        modes = [getattr(optimizer, mode, None) for mode in ("eval", "train")]
         self.eval()
         if modes[0]:
-            modes[0]()  # schedule-free methods keep other weights for evaluation
-        size = self.plan.evaluation_batch_size
-        for start in range(0, self.data.sizes[split], size):
-            with self.trainer.precision_plugin.forward_context():
-                outcome = self.loss(self.data.batch(split, slice(start, start + size)))
-            loss.update(outcome.loss, len(outcome.labels))
-            metrics.update(outcome.predictions, outcome.labels)
+            modes[0]()
+        yield
         if modes[1]:
             modes[1]()
         self.train()
-        values = {"loss": float(loss.compute()) + self.data.loss_offset}
-        return values | {name: float(value) for name, value in metrics.compute().items()}
 
     @final
     @torch.no_grad()
@@ -289,6 +316,15 @@ class _Loop:
         lr = self.optimizer.param_groups[0]["lr"]
         raw, applied = (getattr(self.optimizer, "step_sizes", None) or (lr, lr)) if self.taken else (0.0, 0.0)
         self.record.curve.append(CurveRow(loss, norms["loss_grad_norm"], raw, applied))
+        done = step + 1
+        if self.plan.measure_every and (done % self.plan.measure_every == 0 or done == self.plan.total_steps):
+            self.measure(done)
+
+    @torch.no_grad()
+    def measure(self, done: int) -> None:
+        """Record what the task measures after so many steps."""
+        with self.task.in_eval_mode(self.optimizer):
+            self.record.measurements.append((done, self.task.measure()))
 
     def evaluate(self, step: int) -> tuple[Tensor, dict[str, Tensor], list[Tensor]]:
         """Loss of the batch; norms by `STEP_KEYWORDS`; the parameters that have a gradient, in `.grad`, unscaled, clipped."""

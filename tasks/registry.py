@@ -29,6 +29,7 @@ class TaskSpec:
         precision: default of `--precision`.
         steps_per_call: optimizer steps per `training_step`: more make a small model faster, fewer make Ctrl-C and the
             progress bar prompter.
+        measure_every: optimizer steps between calls of the task's `measure`; None if it has nothing to measure.
     """
 
     name: str
@@ -45,6 +46,7 @@ class TaskSpec:
     micro_batch_size: int = 1000
     precision: str = "32-true"
     steps_per_call: int = 10
+    measure_every: int | None = None
 
     @cached_property
     def module_cls(self) -> Any:
@@ -63,6 +65,20 @@ def _load(target: str) -> Any:
 
 
 _VIT = "Vasudeva, Deora, Thrampoulidis (TMLR 2025): patch 4, depth 2, 8 heads, MLP width 128; the rest is ours"
+_PAPER_A = (
+    "Vasudeva, Deora, Thrampoulidis (TMLR 2025); sizes and distributions are ours,"
+    " or of Tarzanagh et al., Transformers as Support Vector Machines"
+)
+_FULL_BATCH_THEORY: dict[str, Any] = {
+    "metric": "loss",
+    "mode": "min",
+    "target": None,
+    "budget": {"max_steps": 2000},
+    "batch_size": "full",
+    "precision": "64-true",
+    "steps_per_call": 200,
+    "measure_every": 10,
+}
 
 TASKS: dict[str, TaskSpec] = {
     spec.name: spec
@@ -71,15 +87,18 @@ TASKS: dict[str, TaskSpec] = {
             name="synthetic",
             title="single-head self-attention classifier with a fixed decoder on random tokens",
             module="tasks.synthetic:AttentionClassifier",
-            data="tasks.synthetic:TokenData",
-            metric="loss",
-            mode="min",
-            target=None,
-            budget={"max_steps": 2000},
-            source="Vasudeva, Deora, Thrampoulidis (TMLR 2025); recipe of Tarzanagh et al., Transformers as Support Vector Machines",
-            batch_size="full",
-            precision="64-true",
-            steps_per_call=200,
+            data="tasks.synthetic:FixedDecoderData",
+            source=_PAPER_A,
+            version=2,
+            **_FULL_BATCH_THEORY,
+        ),
+        TaskSpec(
+            name="synthetic_joint",
+            title="single-head self-attention classifier, attention and decoder trained, on a mixture of tokens",
+            module="tasks.synthetic:JointClassifier",
+            data="tasks.synthetic:MixtureTokenData",
+            source=_PAPER_A,
+            **_FULL_BATCH_THEORY,
         ),
         TaskSpec(
             name="mnist",

@@ -1,6 +1,13 @@
-"""The synthetic single-head attention classifier of paper A, in forms that stay exact when attention saturates."""
+"""The synthetic attention classifiers of Vasudeva, Deora and Thrampoulidis (TMLR 2025), "paper A", and their science.
 
-from typing import Any
+One head attends from the first token of a sequence, and a linear decoder u reads what it attends to:
+Phi(X) = u^T X^T softmax(X W x_1). The tasks are `synthetic`, where u is fixed and W is trained, and `synthetic_joint`,
+where both are. All is computed in forms that stay exact when attention saturates.
+"""
+
+from abc import abstractmethod
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -10,68 +17,177 @@ from torchmetrics.classification import BinaryAccuracy
 from tasks.attention import attended_mean
 from tasks.base import Outcome, Task, TaskData
 from tasks.dropout import BatchRandomness
+from tasks.max_margin import AttentionSVM, MaxMargin, attention_svm, separator
 from tasks.seeding import derive_seed
+from tasks.sharding import whole
+
+
+class Sequences(NamedTuple):
+    """Labelled sequences.
+
+    Attributes:
+        tokens: shape (n, T, d); the first token of a sequence is also its query.
+        labels: 0 for y = -1 and 1 for y = +1, shape (n,).
+        optimal: place of the optimal token in each sequence, shape (n,).
+    """
+
+    tokens: Tensor
+    labels: Tensor
+    optimal: Tensor
+
+    @property
+    def signs(self) -> Tensor:
+        """The labels y as +1 or -1, in the tokens' dtype."""
+        return (2 * self.labels - 1).to(self.tokens.dtype)
 
 
 class TokenData(TaskData):
-    """Random tokens and labels with a fixed decoder: one problem instance per seed.
+    """Sequences of random tokens, each with one optimal token: what the tasks of paper A share.
 
-    Tokens x_{i,t} and the decoder u are uniform on the unit sphere of R^d, labels y_i are +1 or -1 at random: the
-    recipe of Tarzanagh et al. (Transformers as Support Vector Machines), on which Vasudeva et al. (TMLR 2025) build.
-    The sizes are ours; the paper's own are not published. The loss is evaluated on the training samples.
-
-    The score of token t is gamma_{i,t} = y_i u.x_{i,t}; the optimal token has the greatest. With all attention on the
-    optimal tokens the loss is at its infimum f_star = mean_i log(1 + exp(-gamma_{i,opt_i})).
-
-    Args:
-        root: unused; nothing is read.
-        seed: decides tokens, labels and decoder.
-        n: number of sequences, at least 1.
-        T: tokens per sequence, at least 2.
-        d: width of a token, at least 1.
+    Subclasses make the splits "train" and "test"; the loss is reported on the training samples, since the theory is on
+    optimization.
     """
 
     select = "train"
     report = "train"
 
-    def __init__(self, root: Any = None, seed: int = 0, *, n: int = 20, T: int = 6, d: int = 64) -> None:
-        for name, value, least in (("n", n, 1), ("T", T, 2), ("d", d, 1)):
-            if value < least:
-                raise ValueError(f"{name}={value} is out of range: it must be at least {least}")
-        generator = torch.Generator().manual_seed(derive_seed(seed, "tokens"))
+    def __init__(self, splits: dict[str, Sequences]) -> None:
+        self.splits = splits
+        self.sizes = {split: len(sequences.labels) for split, sequences in splits.items()}
 
-        def sphere(*shape: int) -> Tensor:
-            x = torch.randn(*shape, generator=generator, dtype=torch.float64)
-            return x / x.norm(dim=-1, keepdim=True)
+    @cached_property
+    def att_svm(self) -> AttentionSVM | None:
+        """W_mm = argmin ||W||_F subject to (x_{i,opt_i} - x_{i,t})^T W x_{i,1} >= 1 on the training samples, or None.
 
-        self.tokens = sphere(n, T, d)
-        self.decoder = sphere(d)
-        self.labels = torch.randint(0, 2, (n,), generator=generator)
-        self.scores = (2 * self.labels - 1)[:, None] * (self.tokens @ self.decoder)
-        self.optimal = self.scores.argmax(dim=1)
-        best = self.scores.gather(1, self.optimal[:, None]).squeeze(1)
-        self.sizes = {"train": n}
-        self.f_star = float(nn.functional.softplus(-best).mean())
-        self.loss_offset = self.f_star
-        # How far each score is below the optimal one; exactly 0 there.
-        self._gaps = best[:, None] - self.scores
-        self._sigmoid = torch.sigmoid(-best)
-        self._best = best
+        Tarzanagh et al., Transformers as Support Vector Machines. None: no W meets all the constraints.
+        """
+        train = self.splits["train"]
+        return attention_svm(train.tokens.cpu().double(), train.optimal.cpu())
+
+    def facts(self) -> dict[str, Any]:
+        """Whether the Att-SVM is feasible, its norm, and how exactly it was solved."""
+        return {"att_svm": solved(self.att_svm and self.att_svm.solution)}
 
     def to(self, device: torch.device, dtype: torch.dtype) -> None:
         """Move the samples to the device."""
-        for name in ("tokens", "decoder", "scores", "_gaps", "_sigmoid", "_best"):
-            setattr(self, name, getattr(self, name).to(device, dtype))
-        self.labels, self.optimal = self.labels.to(device), self.optimal.to(device)
+        for split, sequences in self.splits.items():
+            tokens, labels, optimal = sequences
+            self.splits[split] = Sequences(tokens.to(device, dtype), labels.to(device), optimal.to(device))
 
-    def batch(
-        self, split: str, rows: Tensor | slice, randomness: BatchRandomness | None = None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Tokens (B, T, d), gaps (B, T), sigmoid and score of the optimal token (B,), labels in {0, 1} (B,)."""
-        parts = (self.tokens, self._gaps, self._sigmoid, self._best, self.labels)
-        if isinstance(rows, Tensor) and len(rows) == len(self.labels):
-            return parts  # the full batch keeps its order, so nothing needs gathering
-        return tuple(part[rows] for part in parts)  # type: ignore[return-value]
+
+def solved(solution: MaxMargin | None) -> dict[str, Any]:
+    """A max-margin problem's solution as a run's record keeps it."""
+    if solution is None:
+        return {"feasible": False}
+    return {
+        "feasible": True, "norm": float(solution.norm), "support": int(solution.support),
+        "violation": float(solution.violation), "duality_gap": float(solution.duality_gap),
+    }  # fmt: skip
+
+
+def check_least(**limits: tuple[float, float]) -> None:
+    """Check values by name, given as (value, least legal value).
+
+    Raises:
+        ValueError: a value is too small.
+    """
+    for name, (value, least) in limits.items():
+        if not value >= least:
+            raise ValueError(f"{name}={value} is out of range: it must be at least {least}")
+
+
+def on_sphere(generator: torch.Generator, *shape: int) -> Tensor:
+    """Points uniform on the unit sphere of the last dimension, float64."""
+    x = torch.randn(*shape, generator=generator, dtype=torch.float64)
+    return x / x.norm(dim=-1, keepdim=True)
+
+
+class FixedDecoderData(TokenData):
+    """Random tokens and labels with a fixed decoder u of norm 1: one problem instance per seed.
+
+    The score of token t is gamma_{i,t} = y_i u.x_{i,t}; the optimal token has the greatest. With all attention on the
+    optimal tokens the loss is at its infimum f_star = mean_i log(1 + exp(-gamma_{i,opt_i})).
+
+    Sizes and distributions of paper A are not published. The default is ours: it meets the assumption of the theory that
+    all tokens but the optimal one have equal scores, and its constants were chosen so that its NGD, PS and GD runs agree
+    with the values known for n=20, T=6, d=64.
+
+    Args:
+        root: unused; nothing is read.
+        seed: decides tokens, labels and decoder.
+        n: number of training sequences, at least 1 (ours).
+        n_test: number of test sequences, at least 1 (ours).
+        T: tokens per sequence, at least 2 (ours).
+        d: width of a token, at least 2 (ours).
+        recipe: "equal_scores": Gaussian tokens orthogonal to u, and one optimal token at a random place moved by y gap u
+            (ours); "sphere": tokens uniform on the unit sphere (Tarzanagh et al.).
+        sigma: standard deviation of a token's coordinates under "equal_scores", at least 0 (ours).
+        gap: score of the optimal token under "equal_scores", at least 0 (ours).
+    """
+
+    def __init__(
+        self, root: Any = None, seed: int = 0, *, n: int = 20, n_test: int = 100, T: int = 6, d: int = 64,
+        recipe: Literal["equal_scores", "sphere"] = "equal_scores", sigma: float = 0.375, gap: float = 1.0,
+    ) -> None:  # fmt: skip
+        check_least(n=(n, 1), n_test=(n_test, 1), T=(T, 2), d=(d, 2), sigma=(sigma, 0), gap=(gap, 0))
+        generator = torch.Generator().manual_seed(derive_seed(seed, "tokens"))
+        self.decoder = u = on_sphere(generator, d)
+
+        def split(n: int) -> Sequences:
+            labels = torch.randint(0, 2, (n,), generator=generator)
+            signs = (2 * labels - 1).double()[:, None]
+            if recipe == "sphere":
+                tokens = on_sphere(generator, n, T, d)
+            else:
+                noise = sigma * torch.randn(n, T, d, generator=generator, dtype=torch.float64)
+                tokens = noise - (noise @ u)[..., None] * u
+                place = torch.randint(0, T, (n,), generator=generator)
+                tokens[torch.arange(n), place] += gap * signs * u
+            scores = signs * (tokens @ u)
+            return Sequences(tokens, labels, scores.argmax(dim=1))
+
+        super().__init__({"train": split(n), "test": split(n_test)})
+        self._scored = {name: self._score(sequences) for name, sequences in self.splits.items()}
+        self.loss_offset = {
+            name: float(nn.functional.softplus(-best).mean()) for name, (_, best) in self._scored.items()
+        }
+        self.f_star = self.loss_offset["train"]
+        self.whole = {split: self.batch(split, slice(None)) for split in self.splits}
+
+    def _score(self, sequences: Sequences) -> tuple[Tensor, Tensor]:
+        """How far each score is below the optimal one, shape (n, T), exactly 0 there; the optimal score, shape (n,)."""
+        scores = sequences.signs[:, None] * (sequences.tokens @ self.decoder)
+        best = scores.gather(1, sequences.optimal[:, None])
+        return best - scores, best.squeeze(1)
+
+    def facts(self) -> dict[str, Any]:
+        """The infimum of the loss beside what all tasks of paper A tell."""
+        return super().facts() | {"f_star": self.f_star}
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Move the samples to the device."""
+        super().to(device, dtype)
+        self.decoder = self.decoder.to(device, dtype)
+        self._scored = {k: (gaps.to(device, dtype), best.to(device, dtype)) for k, (gaps, best) in self._scored.items()}
+        self.whole = {split: self.batch(split, slice(None)) for split in self.splits}
+
+    def batch(self, split: str, rows: Tensor | slice, randomness: BatchRandomness | None = None) -> "ScoredBatch":
+        """The samples of these rows with their scores."""
+        if isinstance(rows, Tensor) and len(rows) == self.sizes[split]:
+            return self.whole[split]  # the full batch keeps its order, so nothing needs gathering
+        tokens, labels, _ = self.splits[split]
+        gaps, best = self._scored[split]
+        return ScoredBatch(tokens[rows], gaps[rows], torch.sigmoid(-best[rows]), best[rows], labels[rows])
+
+
+class ScoredBatch(NamedTuple):
+    """Tokens (B, T, d), gaps to the optimal score (B, T), sigmoid(-best) (B,), optimal score (B,), labels 0 or 1 (B,)."""
+
+    tokens: Tensor
+    gaps: Tensor
+    sigmoid: Tensor
+    best: Tensor
+    labels: Tensor
 
 
 class AttentionHead(nn.Module):
@@ -87,32 +203,229 @@ class AttentionHead(nn.Module):
         return torch.bmm(tokens_BTd, query_Bd[:, :, None]).squeeze(-1)
 
 
-class AttentionClassifier(Task):
-    """Phi(X) = u^T X^T softmax(X W x_1): one attention head W, shape (d, d), trained; the linear decoder u is fixed.
+class TokenClassifier(Task):
+    """One attention head and a linear decoder: what the tasks of paper A share, with their measurements."""
 
-    The loss is the logistic loss of the margin m_i = y_i Phi(X_i), less its infimum (`TokenData.f_star`), computed as
-    log1p(sigmoid(-gamma_opt) expm1(gamma_opt - m)), where gamma_opt - m = sum_t p_t (gamma_opt - gamma_t): exact to
-    rounding however small. Curves and metrics report the loss itself. Model of Vasudeva et al. (TMLR 2025).
-
-    Args:
-        data: tokens, labels and decoder.
-        init_std: standard deviation of W at the start; the paper starts at 0.
-    """
-
-    def __init__(self, data: TokenData, *, init_std: float = 0.0) -> None:
-        super().__init__(data)
-        if init_std < 0:
-            raise ValueError(f"init_std={init_std} is out of range: it must be at least 0")
-        self.head = AttentionHead(data.decoder.numel(), init_std)
-
-    def loss(self, batch: tuple[Tensor, ...]) -> Outcome:
-        """Mean logistic loss above its infimum; predictions are classes, shape (B,)."""
-        tokens_BTd, gaps_BT, sigmoid_B, best_B, labels_B = batch
-        below_B = attended_mean(self.head(tokens_BTd), gaps_BT)
-        excess = torch.log1p(sigmoid_B * torch.expm1(below_B)).mean()
-        margin_B = (best_B - below_B).detach()
-        return Outcome(excess, torch.where(margin_B > 0, labels_B, 1 - labels_B), labels_B)
+    data: TokenData  # type: ignore[assignment]
+    head: AttentionHead
 
     def metrics(self) -> dict[str, Metric]:
         """Share of sequences with a positive margin."""
         return {"accuracy": BinaryAccuracy(validate_args=False)}
+
+    @abstractmethod
+    def judge(self, split: str, logits_nT: Tensor) -> tuple[Tensor, Tensor]:
+        """Of a whole split with these attention logits: mean loss, shape (), and margins y Phi(X), shape (n,)."""
+
+    def measure(self) -> dict[str, Tensor]:
+        """Measurements of W and its attention on the training samples, and the test loss.
+
+        Keys:
+            norm_W: ||W||_F.
+            alignment: <W, W_mm> / (||W|| ||W_mm||), 0 for W = 0; absent where the Att-SVM is infeasible.
+            distance: ||W / ||W|| - W_mm / ||W_mm|| || = sqrt(2 - 2 alignment), computed from the difference.
+            min_margin, mean_margin: smallest and mean (x_{i,opt_i} - x_{i,t})^T W x_{i,1} over i and t != opt_i.
+            on_optimal: softmax weight on the optimal token, mean over samples.
+            off_optimal: its complement, as the sum of the other weights: never rounded to 0.
+            entropy: of the softmax weights, in nats, mean over samples.
+            train_error, test_error: share of sequences whose margin is not positive; test_loss.
+        """
+        W = whole(self.head.W.detach())
+        train = self.data.splits["train"]
+        logits_nT = self.head(train.tokens)
+        log_weights_nT = logits_nT.log_softmax(dim=1)
+        weights_nT = log_weights_nT.exp()
+        others_nT, count = self._others
+        behind_nT = (logits_nT.gather(1, train.optimal[:, None]) - logits_nT).masked_fill(~others_nT, torch.inf)
+        off = (weights_nT * others_nT).sum() / len(train.labels)
+        norm = torch.linalg.vector_norm(W)
+        _, train_margins_n = self.judge("train", logits_nT)
+        test_loss, test_margins_n = self.judge("test", self.head(self.data.splits["test"].tokens))
+        values = {"norm_W": norm}
+        if self._W_mm is not None:
+            values |= towards(self._W_mm, W.flatten(), norm)
+        return values | {
+            "min_margin": behind_nT.min(),
+            "mean_margin": behind_nT.masked_fill(~others_nT, 0).sum() / count,
+            "on_optimal": 1 - off,
+            "off_optimal": off,
+            "entropy": -(weights_nT * log_weights_nT).sum() / len(train.labels),
+            "train_error": (train_margins_n <= 0).to(W.dtype).mean(),
+            "test_loss": test_loss,
+            "test_error": (test_margins_n <= 0).to(W.dtype).mean(),
+        }
+
+    @cached_property
+    def _others(self) -> tuple[Tensor, int]:
+        """Where the tokens that are not optimal are, shape (n, T), and how many there are."""
+        tokens, _, optimal = self.data.splits["train"]
+        others = torch.arange(tokens.shape[1], device=tokens.device) != optimal[:, None]
+        return others, others.numel() - len(others)
+
+    @cached_property
+    def _W_mm(self) -> Tensor | None:
+        svm = self.data.att_svm
+        return svm and unit(svm.W.flatten()).to(self.head.W.device, self.head.W.dtype)
+
+
+def unit(x: Tensor) -> Tensor:
+    """The vector divided by its norm."""
+    return x / x.norm()
+
+
+def towards(goal: Tensor, x: Tensor, norm: Tensor, suffix: str = "") -> dict[str, Tensor]:
+    """Alignment of x, shape (k,), with a unit vector, and distance of their directions; at x = 0 the alignment is 0.
+
+    The distance comes from the difference, since 2 - 2 alignment would cancel.
+    """
+    half_square = ((x / norm - goal).square().sum() / 2).nan_to_num(nan=1.0)
+    return {f"alignment{suffix}": 1 - half_square, f"distance{suffix}": (2 * half_square).sqrt()}
+
+
+class AttentionClassifier(TokenClassifier):
+    """Phi(X) = u^T X^T softmax(X W x_1): one attention head W, shape (d, d), trained; the linear decoder u is fixed.
+
+    The loss is the logistic loss of the margin m_i = y_i Phi(X_i), less its infimum (`FixedDecoderData.f_star`), computed
+    as log1p(sigmoid(-gamma_opt) expm1(gamma_opt - m)), where gamma_opt - m = sum_t p_t (gamma_opt - gamma_t): exact to
+    rounding however small. Curves and metrics report the loss itself. Model of Vasudeva et al. (TMLR 2025).
+
+    Args:
+        data: tokens, labels and decoder.
+        init_std: standard deviation of W at the start, at least 0 (ours).
+    """
+
+    data: FixedDecoderData  # type: ignore[assignment]
+
+    def __init__(self, data: FixedDecoderData, *, init_std: float = 0.0) -> None:
+        super().__init__(data)
+        check_least(init_std=(init_std, 0))
+        self.head = AttentionHead(data.decoder.numel(), init_std)
+
+    def loss(self, batch: ScoredBatch) -> Outcome:
+        """Mean logistic loss above its infimum; predictions are classes, shape (B,)."""
+        excess, margin_B = self._excess(batch, self.head(batch.tokens))
+        return Outcome(excess, torch.where(margin_B > 0, batch.labels, 1 - batch.labels), batch.labels)
+
+    def _excess(self, batch: ScoredBatch, logits_BT: Tensor) -> tuple[Tensor, Tensor]:
+        below_B = attended_mean(logits_BT, batch.gaps)
+        excess = torch.log1p(batch.sigmoid * torch.expm1(below_B)).mean()
+        return excess, (batch.best - below_B).detach()
+
+    def judge(self, split: str, logits_nT: Tensor) -> tuple[Tensor, Tensor]:
+        """Of a whole split with these attention logits: mean loss, shape (), and margins y Phi(X), shape (n,)."""
+        excess, margins_n = self._excess(self.data.whole[split], logits_nT)
+        return excess + self.data.loss_offset[split], margins_n
+
+
+# -- W and u trained jointly ------------------------------------------------------------------------------------------
+
+
+class MixtureTokenData(TokenData):
+    """Sequences with one token around y mu among tokens of noise: a Gaussian mixture with one optimal token each.
+
+    Token t of sequence i is noise z_{i,t} with independent coordinates, and at one random place opt_i it is y_i mu + z. Paper
+    A's own distribution and constants are not published in what we could read.
+
+    Args:
+        root: unused; nothing is read.
+        seed: decides tokens, labels and mu.
+        n: number of training sequences, at least 1 (ours).
+        n_test: number of test sequences, at least 1 (ours).
+        T: tokens per sequence, at least 2 (ours).
+        d: width of a token, at least 2 (ours).
+        sigma: standard deviation of the noise's coordinates, at least 0 (ours).
+        mu_norm: ||mu||, at least 0 (ours).
+    """
+
+    f_star = 0.0
+
+    def __init__(
+        self, root: Any = None, seed: int = 0, *, n: int = 20, n_test: int = 100, T: int = 6, d: int = 64,
+        sigma: float = 0.25, mu_norm: float = 2.0,
+    ) -> None:  # fmt: skip
+        check_least(n=(n, 1), n_test=(n_test, 1), T=(T, 2), d=(d, 2), sigma=(sigma, 0), mu_norm=(mu_norm, 0))
+        generator = torch.Generator().manual_seed(derive_seed(seed, "mixture"))
+        self.mu = mu_norm * on_sphere(generator, d)
+
+        def split(n: int) -> Sequences:
+            labels = torch.randint(0, 2, (n,), generator=generator)
+            tokens = sigma * torch.randn(n, T, d, generator=generator, dtype=torch.float64)
+            optimal = torch.randint(0, T, (n,), generator=generator)
+            tokens[torch.arange(n), optimal] += (2 * labels - 1)[:, None] * self.mu
+            return Sequences(tokens, labels, optimal)
+
+        super().__init__({"train": split(n), "test": split(n_test)})
+
+    @cached_property
+    def separator(self) -> tuple[Tensor, MaxMargin] | None:
+        """The max-margin separator of the optimal training tokens through the origin, or None where there is none."""
+        tokens, _, optimal = train = self.splits["train"]
+        return separator(tokens[torch.arange(len(optimal)), optimal].cpu().double(), train.signs.cpu().double())
+
+    def facts(self) -> dict[str, Any]:
+        """How the Att-SVM and the separator of the optimal tokens were solved."""
+        return super().facts() | {"separator": solved(self.separator and self.separator[1])}
+
+    def batch(self, split: str, rows: Tensor | slice, randomness: BatchRandomness | None = None) -> Sequences:
+        """The sequences of these rows."""
+        sequences = self.splits[split]
+        if isinstance(rows, Tensor) and len(rows) == self.sizes[split]:
+            return sequences  # the full batch keeps its order, so nothing needs gathering
+        return Sequences(*(part[rows] for part in sequences))
+
+
+class Decoder(nn.Module):
+    """The linear decoder u, shape (d,)."""
+
+    def __init__(self, d: int, init_std: float) -> None:
+        super().__init__()
+        self.u = nn.Parameter(torch.randn(d) * init_std if init_std else torch.zeros(d))
+
+    def forward(self, tokens_BTd: Tensor) -> Tensor:
+        """Each token's value u^T x, shape (B, T)."""
+        return tokens_BTd @ self.u
+
+
+class JointClassifier(TokenClassifier):
+    """Phi(X) = u^T X^T softmax(X W x_1) with the head W, shape (d, d), and the decoder u, shape (d,), trained together.
+
+    The loss is the logistic loss log(1 + exp(-y Phi(X))), whose infimum is 0 on separable data. Model of Vasudeva et al.
+    (TMLR 2025). At 0, where training starts, W has no gradient until u has moved.
+
+    Args:
+        data: sequences with one optimal token each.
+        init_std: standard deviation of W and u at the start, at least 0 (ours).
+    """
+
+    data: MixtureTokenData  # type: ignore[assignment]
+
+    def __init__(self, data: MixtureTokenData, *, init_std: float = 0.0) -> None:
+        super().__init__(data)
+        check_least(init_std=(init_std, 0))
+        self.head = AttentionHead(data.mu.numel(), init_std)
+        self.decoder = Decoder(data.mu.numel(), init_std)
+
+    def loss(self, batch: Sequences) -> Outcome:
+        """Mean logistic loss; predictions are classes, shape (B,)."""
+        loss, margin_B = self._logistic(batch, self.head(batch.tokens))
+        return Outcome(loss, torch.where(margin_B > 0, batch.labels, 1 - batch.labels), batch.labels)
+
+    def _logistic(self, batch: Sequences, logits_BT: Tensor) -> tuple[Tensor, Tensor]:
+        margin_B = batch.signs * attended_mean(logits_BT, self.decoder(batch.tokens))
+        return -nn.functional.logsigmoid(margin_B).mean(), margin_B.detach()  # softplus is linear from 20 on
+
+    def judge(self, split: str, logits_nT: Tensor) -> tuple[Tensor, Tensor]:
+        """Of a whole split with these attention logits: mean loss, shape (), and margins y Phi(X), shape (n,)."""
+        return self._logistic(self.data.splits[split], logits_nT)
+
+    def measure(self) -> dict[str, Tensor]:
+        """What all tasks of paper A measure, and norm_u, alignment_u, distance_u against the max-margin separator."""
+        u = whole(self.decoder.u.detach())
+        norm = torch.linalg.vector_norm(u)
+        values = super().measure() | {"norm_u": norm}
+        return values if self._separator is None else values | towards(self._separator, u, norm, "_u")
+
+    @cached_property
+    def _separator(self) -> Tensor | None:
+        solution, u = self.data.separator, self.decoder.u
+        return solution and unit(solution[0]).to(u.device, u.dtype)

@@ -176,8 +176,9 @@ def test_every_flag_in_the_help_parses(cli, tmp_path, monkeypatch, task, opt):
     flags = re.findall(r"^  (--\S+)", help_, re.MULTILINE)
     defaults = {f"--opt.{o.name}": o.default for o in optimizer_options(OPTIMIZERS[opt]).values()}
     defaults |= {f"--task.{o.name}": o.default for o in task_options(TASKS[task]).values()}
-    assert defaults.keys() | SAMPLES.keys() <= set(flags)
-    samples = {flag: str(value).strip("()") for flag, value in defaults.items()} | SAMPLES
+    measures = {} if TASKS[task].measure_every is None else {"--trainer.measure_every": "1"}
+    assert defaults.keys() | SAMPLES.keys() | measures.keys() <= set(flags)
+    samples = {flag: str(value).strip("()") for flag, value in defaults.items()} | SAMPLES | measures
     samples |= {"--config": str(tmp_path / "tuned" / task / f"{opt}.yaml")}
     switches = {"--tuned", "--rerun", "--dry-run", "--json"}
     for flag in set(flags) - {"--task", "--opt", "--resume"}:

@@ -310,7 +310,7 @@ def test_only_the_torn_last_line_of_a_curve_is_lost(kept, torn):
     with (folder.folder / "curve.jsonl").open("a") as file:
         file.write(torn)
     assert read_curve(folder.folder) == ROWS[:2]
-    folder.truncate_curve(1)
+    folder.truncate(1)
     folder.append_curve(ROWS[1:])
     folder.end(keep_checkpoint=False)
     assert read_curve(folder.folder) == ROWS

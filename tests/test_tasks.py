@@ -9,16 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from torch import Tensor
-from torch.autograd import gradcheck
 from torchvision.transforms import v2
 
 from tasks import cifar10, mnist
-from tasks.attention import attended_mean
 from tasks.dropout import BatchDropout, BatchRandomness, use_batch_dropout
 from tasks.order import BatchOrder
 from tasks.seeding import derive_seed
 from tasks.split import split_hash, validation_rows
-from tasks.synthetic import AttentionClassifier, TokenData
 from tasks.vision import ViTClassifier
 from tests.tiny import TinyImages
 
@@ -173,74 +170,6 @@ def test_every_dropout_of_a_model_is_replaced_once_and_silent_in_eval_mode() -> 
     task.eval()
     images, _ = task.data.batch("train", torch.arange(4))
     assert torch.equal(task.model(images), task.model(images))
-
-
-# -- the synthetic task ---------------------------------------------------------------------------------------------
-
-
-def test_the_synthetic_loss_and_gradient_are_those_of_the_definition() -> None:
-    data = TokenData(seed=2, n=7, T=5, d=6)
-    task = AttentionClassifier(data).double()
-    task.head.W.data = torch.randn(6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    naive = task.head.W.detach().clone().requires_grad_()
-    total = torch.zeros((), dtype=torch.float64)
-    for x, label in zip(data.tokens, data.labels, strict=True):
-        phi = data.decoder @ x.T @ torch.softmax(x @ naive @ x[0], dim=0)
-        total = total + torch.nn.functional.softplus(-(2 * label - 1) * phi)
-    (total / 7).backward()
-    outcome = task.loss(data.batch("train", torch.arange(7)))
-    outcome.loss.backward()
-    torch.testing.assert_close(outcome.loss + data.f_star, total / 7, rtol=0, atol=1e-15)
-    torch.testing.assert_close(task.head.W.grad, naive.grad, rtol=1e-12, atol=1e-15)
-
-
-def test_the_infimum_is_the_loss_with_all_attention_on_the_optimal_tokens() -> None:
-    data = TokenData(seed=0)
-    scores = (2 * data.labels - 1)[:, None] * (data.tokens @ data.decoder)
-    assert data.f_star == pytest.approx(float(torch.log1p(torch.exp(-scores.max(dim=1).values)).mean()), abs=1e-15)
-    assert torch.equal(scores.argmax(dim=1), data.optimal)
-
-
-def test_saturated_attention_keeps_loss_and_gradient_to_full_relative_precision() -> None:
-    # One sequence whose optimal token leads by 100 logits: naive float64 gives 0 for both.
-    gaps = torch.tensor([[0.0, 0.5, 0.25]], dtype=torch.float64)
-    logits = torch.tensor([[100.0, 0.0, -3.0]], dtype=torch.float64, requires_grad=True)
-    below = attended_mean(logits, gaps)
-    below.sum().backward()
-    p = torch.exp(torch.tensor([-100.0, -103.0], dtype=torch.float64))
-    expected = p[0] * 0.5 + p[1] * 0.25
-    torch.testing.assert_close(below[0], expected, rtol=1e-12, atol=0)
-    torch.testing.assert_close(logits.grad, torch.tensor([[-expected, p[0] * 0.5, p[1] * 0.25]]), rtol=1e-12, atol=0)
-
-
-def test_saturation_on_another_token_keeps_the_gradient_too() -> None:
-    gaps = torch.tensor([[0.0, 0.7, 0.3]], dtype=torch.float64)
-    logits = torch.tensor([[-60.0, 50.0, 0.0]], dtype=torch.float64, requires_grad=True)
-    attended_mean(logits, gaps).sum().backward()
-    p = torch.exp(torch.tensor([-110.0, -50.0], dtype=torch.float64))
-    expected = torch.tensor([[-0.7 * p[0], 0.7 * p[0] + 0.4 * p[1], -0.4 * p[1]]], dtype=torch.float64)
-    torch.testing.assert_close(logits.grad, expected, rtol=1e-12, atol=0)
-
-
-def test_attended_mean_passes_gradcheck() -> None:
-    generator = torch.Generator().manual_seed(0)
-    logits, values = (torch.randn(3, 4, dtype=torch.float64, generator=generator, requires_grad=True) for _ in range(2))
-    assert gradcheck(attended_mean, (logits, values))
-
-
-def test_the_synthetic_accuracy_is_the_share_of_positive_margins() -> None:
-    data = TokenData(seed=1, n=50)
-    task = AttentionClassifier(data).double()
-    outcome = task.loss(data.batch("train", torch.arange(50)))
-    margins = (2 * data.labels - 1) * (data.tokens.mean(dim=1) @ data.decoder)
-    accuracy = task.metrics()["accuracy"](outcome.predictions, outcome.labels)
-    assert float(accuracy) == pytest.approx(float((margins > 0).double().mean()))
-
-
-def test_a_problem_instance_belongs_to_its_seed() -> None:
-    assert torch.equal(TokenData(seed=4).tokens, TokenData(seed=4).tokens)
-    assert not torch.equal(TokenData(seed=4).tokens, TokenData(seed=5).tokens)
-    torch.testing.assert_close(TokenData(seed=4).tokens.norm(dim=-1), torch.ones(20, 6, dtype=torch.float64))
 
 
 # -- files ----------------------------------------------------------------------------------------------------------

@@ -1,0 +1,82 @@
+"""Statistics over seeds: pure functions over arrays.
+
+Intervals are Student's t and no bootstrap: a percentile bootstrap over 3 seeds covers 75 % instead of 95 %.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.special import stdtrit
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean with its confidence interval.
+
+    Attributes:
+        mean: of the values, in their unit.
+        low, high: ends of the interval; infinite where the values do not bound it.
+        n: how many values.
+    """
+
+    mean: float
+    low: float
+    high: float
+    n: int
+
+
+def t_interval(values: ArrayLike, level: float = 0.95) -> Interval:
+    """Student's t-interval of the mean of normal values (Student 1908).
+
+    One value has the interval (-inf, inf), so that nothing can be decided by it; equal values have width 0.
+
+    Args:
+        values: one for each seed, shape (N,) with N >= 1, finite.
+        level: share of such intervals that hold the true mean, in (0, 1).
+
+    Raises:
+        ValueError: there is no value, one is not finite, or the level is out of range.
+    """
+    array = np.asarray(values, dtype=np.float64)
+    if array.ndim != 1 or not array.size or not np.isfinite(array).all():
+        raise ValueError(f"values={values!r} must be one or more finite numbers")
+    if not 0 < level < 1:
+        raise ValueError(f"level={level} is out of range: it must be in (0, 1)")
+    n = array.size
+    if np.ptp(array) == 0:  # their mean and deviation would be off by rounding
+        mean, half = float(array[0]), 0.0 if n > 1 else math.inf
+    else:
+        mean = float(array.mean())
+        half = float(stdtrit(n - 1, (1 + level) / 2) * array.std(ddof=1) / math.sqrt(n))
+    return Interval(mean, mean - half, mean + half, n)
+
+
+def slope(x: ArrayLike, y: ArrayLike) -> tuple[float, float, float]:
+    """Least-squares line y = intercept + slope x.
+
+    Args:
+        x: shape (N,), finite, not all equal.
+        y: shape (N,), finite.
+
+    Returns:
+        slope, in units of y per x; intercept, in units of y; R^2, the share of the variance of y that the line
+        explains, in [0, 1], and 1 for a constant y.
+
+    Raises:
+        ValueError: the shapes differ, a value is not finite, or all of x is equal.
+    """
+    u, v = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
+    if u.ndim != 1 or u.shape != v.shape or not (np.isfinite(u).all() and np.isfinite(v).all()):
+        raise ValueError(f"x and y must be finite and as long as each other, not of shapes {u.shape} and {v.shape}")
+    if not u.size or np.ptp(u) == 0:
+        raise ValueError("x must have two different values")
+    if np.ptp(v) == 0:
+        return 0.0, float(v[0]), 1.0
+    scale_u, scale_v = np.ptp(u), np.ptp(v)  # squares of small numbers would vanish
+    du, dv = (u - u.mean()) / scale_u, (v - v.mean()) / scale_v
+    product, square = du @ dv, du @ du
+    gradient = product / square * (scale_v / scale_u)
+    r2 = min(1.0, product / square * product / (dv @ dv))
+    return float(gradient), float(v.mean() - gradient * u.mean()), float(r2)

@@ -1,0 +1,251 @@
+"""Hard-margin problems solved through their Gram matrix: the attention SVM, and the separator of optimal tokens."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import clarabel
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from scipy import linalg, sparse
+from torch import Tensor
+
+# A compiled module, whose names a type checker cannot see.
+_clarabel: Any = clarabel
+
+# Greatest violation and relative duality gap of an answer that is handed out.
+ACCURACY = 1e-8
+# Greatest margin, relative to the constraints' norms, that an infeasible problem may still have. Squared it must stay
+# above the rounding of a Gram matrix, 1e-16.
+NO_MARGIN = 1e-7
+# The interior-point method's own tolerances, on the scaled problem; what it leaves is polished away.
+_TOLERANCE = 1e-12
+# Least-squares systems count singular values below this share of the largest as 0.
+_RANK = 1e-13
+# Most rounds of the active set. Two are usual; more only where constraints are active with weight 0.
+_ROUNDS = 20
+_INFEASIBLE = (_clarabel.SolverStatus.DualInfeasible, _clarabel.SolverStatus.AlmostDualInfeasible)
+
+
+@dataclass(frozen=True)
+class MaxMargin:
+    """The solution w = sum_k weights_k c_k of min ||w||^2 subject to <c_k, w> >= 1, with what proves it.
+
+    Args:
+        weights: dual solution, float64, shape (m,), at least 0. Not unique where active constraints are dependent;
+            w is.
+        norm: ||w||; the margin of w/||w|| is 1/norm.
+        violation: max_k (1 - <c_k, w>), or 0 where all constraints hold.
+        duality_gap: (primal - dual) / primal, with the primal at w scaled until it is feasible; 0 up to rounding.
+        support: how many weights are positive.
+    """
+
+    weights: NDArray[np.float64]
+    norm: float
+    violation: float
+    duality_gap: float
+    support: int
+
+
+@dataclass(frozen=True)
+class AttentionSVM:
+    """The matrix W, float64, shape (d, d), of greatest margin, and the solution it is made of.
+
+    Args:
+        W: argmin ||W||_F subject to (x_{i,opt_i} - x_{i,t})^T W x_{i,1} >= 1.
+        solution: the weight of sequence i's k-th token other than the optimal one is `weights[i * (T - 1) + k]`.
+    """
+
+    W: Tensor
+    solution: MaxMargin
+
+
+def solve(gram: ArrayLike) -> MaxMargin | None:
+    """Solve min ||w||^2 subject to <c_k, w> >= 1 for k = 1..m, given only the products <c_k, c_l>.
+
+    The dual, min 1/2 a^T K a - 1^T a over a >= 0 with K scaled to unit diagonal, goes to the interior-point solver
+    Clarabel (Goulart and Chen 2024); then K_AA a_A = 1 is solved on the active set A, which makes the answer exact to
+    rounding. The same Gram matrix gives the same answer.
+
+    Args:
+        gram: K, symmetric and positive semidefinite, shape (m, m), m at least 1; it may be singular.
+
+    Returns:
+        The solution, or None where there is none: a constraint is 0, or Clarabel's certificate was confirmed, weights
+        z >= 0 of sum 1 with ||sum_k z_k c_k / ||c_k|| || at most `NO_MARGIN`. No w has a greater margin than that.
+
+    Raises:
+        ValueError: K is not a Gram matrix.
+        ArithmeticError: neither a certificate nor an answer within `ACCURACY` was found. That is so for margins
+            below about 1e-4 of the constraints' norms, which the rounding of K drowns, and later where these norms
+            spread over many powers of ten.
+    """
+    K = np.asarray(gram, dtype=np.float64)
+    if K.ndim != 2 or K.shape[0] != K.shape[1] or not len(K):
+        raise ValueError(f"the Gram matrix has shape {K.shape}: it must be square and not empty")
+    if not np.isfinite(K).all() or np.abs(K - K.T).max() > 1e-12 * np.abs(K).max() or K.diagonal().min() < 0:
+        raise ValueError("the Gram matrix must be finite and symmetric, with nothing negative on its diagonal")
+    lengths = np.sqrt(K.diagonal())
+    shortest = float(lengths.min())
+    if shortest == 0:
+        return None
+    # Constraints of length 1 with right sides b in (0, 1]; their weights are the true ones times shortest * lengths.
+    G = (K + K.T) / 2 / lengths[:, None] / lengths
+    b = shortest / lengths
+    start, active, status = _interior_point(G, b)
+    bound = _least_margin(G, start, active) if status in _INFEASIBLE else np.inf
+    norm2, violation, gap = np.nan, np.nan, np.nan
+    if bound > NO_MARGIN and np.isfinite(start).all():
+        scaled = _polish(G, b, start, active)
+        norm2, violation, gap = _quality(G, b, scaled)
+        if violation <= ACCURACY and abs(gap) <= ACCURACY:
+            support = int(np.count_nonzero(scaled))
+            return MaxMargin(scaled / (shortest * lengths), float(np.sqrt(norm2)) / shortest, violation, gap, support)
+    if bound > NO_MARGIN:
+        bound = min(bound, _least_margin(G, *_interior_point(G)[:2]))
+    if bound <= NO_MARGIN:
+        return None
+    raise ArithmeticError(
+        f"no max-margin solution of {len(K)} constraints was found within {ACCURACY:.0e}, nor a proof that there is none: "
+        f"violation {violation:.1e}, relative duality gap {gap:.1e}, margin at most {bound:.1e} of the constraints' norms; "
+        f"Clarabel says {status}"
+    )
+
+
+def _interior_point(G: NDArray, b: NDArray | None = None) -> tuple[NDArray, NDArray, Any]:
+    """Weights, which of them outweigh their slacks, both of shape (m,), and the status.
+
+    The program is min 1/2 a^T G a - b^T a over a >= 0, whose weights are a ray of descent where it is unbounded; without
+    b it is min 1/2 a^T G a over a >= 0 of sum 1.
+    """
+    settings = _clarabel.DefaultSettings()
+    settings.verbose = False
+    settings.max_threads = 1
+    for name in ("tol_gap_abs", "tol_gap_rel", "tol_feas", "tol_infeas_abs", "tol_infeas_rel"):
+        setattr(settings, name, _TOLERANCE)
+    m = len(G)
+    upper = sparse.triu(sparse.csc_matrix(G), format="csc")
+    rows, right, cones = -sparse.identity(m, format="csc"), np.zeros(m), [_clarabel.NonnegativeConeT(m)]
+    if b is None:
+        rows = sparse.vstack([np.ones((1, m)), rows], format="csc")
+        right, cones = np.append(1.0, right), [_clarabel.ZeroConeT(1), *cones]
+    found = _clarabel.DefaultSolver(upper, np.zeros(m) if b is None else -b, rows, right, cones, settings).solve()
+    weights, slack = np.array(found.x), np.array(found.z)[-m:]
+    return np.maximum(weights, 0), weights > slack, found.status
+
+
+def _least_margin(G: NDArray, ray: NDArray, active: NDArray) -> float:
+    """Upper bound of the margin: ||sum_k z_k c_k|| for weights z >= 0 of sum 1, moved from the ray to make it least."""
+    bound, size = np.inf, 0
+    z = np.where(active, ray, 0.0)
+    for _ in range(_ROUNDS):
+        if not z.any():
+            break
+        z /= z.sum()
+        rows = np.flatnonzero(z)
+        products = G @ z
+        # ||sum_k z_k c_k||^2 = z^T G z, at most max |G z| since z sums to 1.
+        now = float(np.sqrt(np.abs(products).max()))
+        if now >= bound and len(rows) == size:
+            break
+        bound, size = min(bound, now), len(rows)
+        z[rows] -= _least_norm(G, rows, products)
+        z = np.maximum(z, 0)
+    return bound
+
+
+def _polish(G: NDArray, b: NDArray, start: NDArray, active: NDArray) -> NDArray:
+    """Weights, shape (m,), at least 0, with G a = b on the active set, begun from weights that nearly have it.
+
+    Constraints whose weight becomes negative leave the set, violated ones enter. Corrections have least norm, so
+    dependent constraints keep the positive weights they have.
+    """
+    best, least = start, np.inf
+    a = np.where(active, start, 0.0)
+    for _ in range(_ROUNDS):
+        rows = np.flatnonzero(active)
+        a[rows] += _least_norm(G, rows, b - G @ a)
+        leaving, a = a < 0, np.maximum(a, 0)
+        entering = ~active & (G @ a < (1 - ACCURACY) * b)
+        _, violation, gap = _quality(G, b, a)
+        error = max(violation, abs(gap))
+        if not (leaving.any() or entering.any() or error < least / 2):
+            break
+        if error < least:
+            best, least = a.copy(), error
+        active = (active & ~leaving) | entering
+    return best
+
+
+def _least_norm(G: NDArray, rows: NDArray, right: NDArray) -> NDArray:
+    """The least-squares solution of least norm of G x = right on these rows and columns."""
+    found = linalg.lstsq(G[np.ix_(rows, rows)], right[rows], cond=_RANK, lapack_driver="gelsy")
+    return np.asarray(found[0])  # type: ignore[index]
+
+
+def _quality(G: NDArray, b: NDArray, a: NDArray) -> tuple[float, float, float]:
+    """||w||^2, violation and relative duality gap of w = sum_k a_k c_k."""
+    products = G @ a
+    norm2 = float(a @ products)
+    violation = max(0.0, float((1 - products / b).max()))
+    if norm2 <= 0 or violation >= 1:
+        return norm2, violation, np.inf
+    primal = norm2 / 2 / (1 - violation) ** 2
+    return norm2, violation, (primal - (float(b @ a) - norm2 / 2)) / primal
+
+
+def attention_svm(tokens: Tensor, optimal: Tensor) -> AttentionSVM | None:
+    """Solve min ||W||_F subject to (x_{i,opt_i} - x_{i,t})^T W x_{i,1} >= 1 for every i and t != opt_i.
+
+    The problem of Tarzanagh et al. (Transformers as Support Vector Machines) and Vasudeva et al. (TMLR 2025), for a
+    query that is the first token. A constraint is the outer product of a token difference with the query, so the Gram
+    matrix is the elementwise product of theirs.
+
+    Args:
+        tokens: x, shape (n, T, d), with n at least 1 and T at least 2.
+        optimal: index in 0..T-1 of each sequence's optimal token, int64, shape (n,).
+
+    Returns:
+        The solution, or None where no W meets the constraints. Raises as `solve`.
+
+    Raises:
+        ValueError: shapes or indices do not fit.
+    """
+    if tokens.ndim != 3 or tokens.shape[0] < 1 or tokens.shape[1] < 2:
+        raise ValueError(f"tokens have shape {tuple(tokens.shape)}: it must be (n, T, d) with n >= 1 and T >= 2")
+    n, T = tokens.shape[:2]
+    if optimal.shape != (n,) or not bool(((optimal >= 0) & (optimal < T)).all()):
+        raise ValueError(f"the optimal tokens must be {n} indices in 0..{T - 1}")
+    x_nTd = tokens.detach().to("cpu", torch.float64)
+    optimal = optimal.to("cpu")
+    rows = torch.arange(n)
+    others = torch.arange(T)[None] != optimal[:, None]
+    differences_md = (x_nTd[rows, optimal][:, None] - x_nTd)[others]
+    queries_md = x_nTd[:, 0].repeat_interleave(T - 1, dim=0)
+    solution = solve(((differences_md @ differences_md.T) * (queries_md @ queries_md.T)).numpy())
+    if solution is None:
+        return None
+    weights_m = torch.from_numpy(solution.weights)
+    return AttentionSVM((weights_m[:, None] * differences_md).T @ queries_md, solution)
+
+
+def separator(tokens: Tensor, labels: Tensor) -> tuple[Tensor, MaxMargin] | None:
+    """Solve min ||v||^2 subject to y_i <x_i, v> >= 1: the separator through the origin of greatest margin.
+
+    Args:
+        tokens: x, one per sequence, shape (n, d), n at least 1.
+        labels: y, +1 or -1, shape (n,).
+
+    Returns:
+        v, float64, shape (d,), and the solution; or None where no v separates the tokens. Raises as `solve`.
+
+    Raises:
+        ValueError: shapes or labels do not fit.
+    """
+    if tokens.ndim != 2 or tokens.shape[0] < 1:
+        raise ValueError(f"tokens have shape {tuple(tokens.shape)}: it must be (n, d) with n >= 1")
+    if labels.shape != tokens.shape[:1] or not bool((labels.abs() == 1).all()):
+        raise ValueError(f"the labels must be {len(tokens)} numbers, each +1 or -1")
+    c_nd = labels.detach().to("cpu", torch.float64)[:, None] * tokens.detach().to("cpu", torch.float64)
+    solution = solve((c_nd @ c_nd.T).numpy())
+    return None if solution is None else (c_nd.T @ torch.from_numpy(solution.weights), solution)

@@ -1,0 +1,297 @@
+"""Hard-margin problems: agreement with another solver in the primal variables, optimality, and what has no solution."""
+
+import math
+
+import numpy as np
+import pytest
+import quadprog
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from torch import Tensor
+
+from tasks.max_margin import NO_MARGIN, AttentionSVM, attention_svm, separator, solve
+
+SHAPES = [
+    (1, 2, 1),
+    (1, 5, 3),
+    (3, 2, 2),
+    (5, 3, 3),
+    (10, 4, 4),
+    (12, 4, 4),
+    (20, 3, 8),
+    (40, 2, 5),
+    (30, 4, 7),
+    (8, 8, 3),
+    (20, 6, 4),
+]
+
+
+def draw(kind: str, n: int, T: int, d: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Tokens and optimal tokens: of a decoder for odd seeds, any for even ones."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, T, d, generator=generator, dtype=torch.float64)
+    if kind == "sphere":
+        x /= x.norm(dim=-1, keepdim=True)
+    elif kind == "signs":
+        x = x.sign()
+    elif kind == "positive":
+        x = x.abs()
+    elif kind == "uneven":
+        x *= torch.exp(torch.randn(n, T, 1, generator=generator, dtype=torch.float64))
+    decoder = torch.randn(d, generator=generator, dtype=torch.float64)
+    return x, (x @ decoder).argmax(1) if seed % 2 else torch.randint(0, T, (n,), generator=generator)
+
+
+def constraints(tokens: Tensor, optimal: Tensor) -> np.ndarray:
+    """vec((x_opt - x_t) x_1^T) of every sequence and other token, shape (m, d^2), one by one."""
+    rows = [
+        torch.outer(x[best] - x[t], x[0]).flatten()
+        for x, best in zip(tokens, optimal.tolist(), strict=True)
+        for t in range(len(x))
+        if t != best
+    ]
+    return torch.stack(rows).numpy()
+
+
+def primal(C: np.ndarray) -> np.ndarray | None:
+    """The w of least norm with C w >= 1, by the method of Goldfarb and Idnani in the primal variables."""
+    m, size = C.shape
+    try:
+        return quadprog.solve_qp(np.eye(size), np.zeros(size), C.T.copy(), np.ones(m))[0]
+    except ValueError as error:
+        if "inconsistent" not in str(error):
+            raise
+        return None
+
+
+def assert_optimal(C: np.ndarray, w: np.ndarray, weights: np.ndarray) -> None:
+    """The conditions of Karush, Kuhn and Tucker, which no other w meets."""
+    slack = C @ w - 1
+    assert slack.min() >= -1e-9
+    assert weights.min() >= 0
+    assert weights.max() > 0
+    assert np.abs(weights * slack).max() <= 1e-9 * weights.sum()
+    np.testing.assert_allclose(w, weights @ C, rtol=0, atol=1e-10 * np.linalg.norm(w))
+
+
+# -- against another solver -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["normal", "sphere", "signs", "positive", "uneven"])
+def test_the_attention_svm_is_the_one_found_in_the_primal_variables(kind: str) -> None:
+    solved = unsolvable = 0
+    for n, T, d in SHAPES:
+        for seed in range(12):
+            tokens, optimal = draw(kind, n, T, d, seed)
+            C = constraints(tokens, optimal)
+            ours, theirs = attention_svm(tokens, optimal), primal(C)
+            if theirs is None:
+                assert ours is None, (n, T, d, seed)
+                unsolvable += 1
+                continue
+            assert ours is not None, (n, T, d, seed)
+            assert np.linalg.norm(ours.W.flatten().numpy() - theirs) <= 1e-6 * np.linalg.norm(theirs), (n, T, d, seed)
+            assert ours.solution.norm == pytest.approx(np.linalg.norm(theirs), rel=1e-8)
+            assert_optimal(C, ours.W.flatten().numpy(), ours.solution.weights)
+            solved += 1
+    assert solved >= 30
+    assert unsolvable >= 5
+
+
+@pytest.mark.parametrize(("n", "d"), [(1, 1), (3, 3), (10, 2), (20, 12), (40, 30), (60, 10)])
+def test_the_separator_is_the_one_found_in_the_primal_variables(n: int, d: int) -> None:
+    for seed in range(10):
+        tokens = draw("normal", n, 1, d, seed)[0][:, 0]
+        labels = torch.where(tokens[:, 0] > 0, 1, -1)
+        tokens[:, 0] += 0.1 * labels
+        found, theirs = separator(tokens, labels), primal((labels[:, None] * tokens).numpy())
+        assert found is not None
+        assert theirs is not None
+        v, solution = found
+        np.testing.assert_allclose(v.numpy(), theirs, rtol=0, atol=1e-6 * solution.norm)
+        assert solution.norm == pytest.approx(float(v.norm()), rel=1e-10)
+        assert_optimal((labels[:, None] * tokens).numpy(), v.numpy(), solution.weights)
+
+
+@given(C=st.integers(1, 4).flatmap(lambda d: arrays(np.int64, st.tuples(st.integers(1, 8), st.just(d)), elements=st.integers(-3, 3))))  # fmt: skip
+@settings(max_examples=300, deadline=None)
+def test_whole_numbers_with_their_many_ties_are_solved_or_refused_as_in_the_primal(C: np.ndarray) -> None:
+    C = C.astype(np.float64)
+    ours, theirs = solve(C @ C.T), primal(C)
+    assert (ours is None) == (theirs is None)
+    if ours is not None and theirs is not None:
+        np.testing.assert_allclose(ours.weights @ C, theirs, rtol=0, atol=1e-8 * np.linalg.norm(theirs))
+        assert_optimal(C, ours.weights @ C, ours.weights)
+
+
+# -- what the result says of itself ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("n", "T", "d"), [(20, 6, 64), (100, 10, 64)])
+def test_an_instance_of_the_bench_is_solved_to_rounding_and_the_same_every_time(n: int, T: int, d: int) -> None:
+    tokens, optimal = draw("sphere", n, T, d, 3)
+    found, twice = attention_svm(tokens, optimal), attention_svm(tokens.clone(), optimal.clone())
+    assert found is not None
+    assert twice is not None
+    solution, W = found.solution, found.W
+    assert torch.equal(W, twice.W)
+    assert 0 <= solution.violation <= 1e-12
+    assert abs(solution.duality_gap) <= 1e-12
+    assert solution.norm == pytest.approx(float(W.norm()), rel=1e-12)
+    # Strong duality: ||W||^2 is the sum of the weights.
+    assert solution.norm**2 == pytest.approx(solution.weights.sum(), rel=1e-12)
+    assert solution.support == int((solution.weights > 0).sum()) < n * (T - 1)
+    assert solution.weights.shape == (n * (T - 1),)
+    logits = torch.einsum("nta,ab,nb->nt", tokens, W, tokens[:, 0])
+    margins = logits.gather(1, optimal[:, None]) - logits
+    others = torch.arange(T) != optimal[:, None]
+    assert float(margins[others].min()) == pytest.approx(1, abs=1e-10)
+    tight = margins[others][torch.from_numpy(solution.weights) > 0]
+    torch.testing.assert_close(tight, torch.ones_like(tight), rtol=0, atol=1e-10)
+
+
+def test_one_constraint_and_orthogonal_ones_have_a_closed_form() -> None:
+    tokens = torch.tensor([[[3.0, 4.0], [1.0, 1.0]]])
+    one = attention_svm(tokens, torch.tensor([1]))
+    assert isinstance(one, AttentionSVM)
+    # c = (-2, -3) (3, 4)^T and ||c||^2 = 13 * 25.
+    torch.testing.assert_close(one.W, torch.tensor([[-6.0, -8.0], [-9.0, -12.0]], dtype=torch.float64) / 325)
+    assert one.solution.norm == pytest.approx(1 / math.sqrt(325))
+    assert one.solution.weights.tolist() == pytest.approx([1 / 325])
+    # Orthogonal queries q_i of length i: W = sum_i c_i / ||c_i||^2.
+    queries = torch.diag(torch.arange(1.0, 5.0, dtype=torch.float64))
+    others = torch.linspace(-1, 2, 16, dtype=torch.float64).reshape(4, 4).flip(0)
+    many = attention_svm(torch.stack([queries, others], dim=1), torch.tensor([0, 1, 0, 1]))
+    sign = torch.tensor([1.0, -1.0, 1.0, -1.0], dtype=torch.float64)[:, None]
+    c = torch.einsum("na,nb->nab", sign * (queries - others), queries)
+    assert many is not None
+    torch.testing.assert_close(many.W, (c / (c**2).sum((1, 2), keepdim=True)).sum(0))
+    assert many.solution.support == 4
+
+
+def test_the_separator_of_three_points_by_hand() -> None:
+    points, labels = torch.tensor([[1.0, 0.0], [0.0, -1.0], [2.0, 2.0]]), torch.tensor([1, -1, 1])
+    found = separator(points, labels)
+    assert found is not None
+    v, solution = found
+    torch.testing.assert_close(v, torch.ones(2, dtype=torch.float64), rtol=0, atol=1e-14)
+    assert solution.weights.tolist() == pytest.approx([1, 1, 0], abs=1e-14)
+    assert solution.norm == pytest.approx(math.sqrt(2))
+    assert solution.support == 2
+
+
+def test_a_thin_margin_is_found_none_is_told_and_what_lies_between_is_refused() -> None:
+    def between(angle: float) -> np.ndarray:
+        """Gram matrix of two unit vectors that are `angle` short of opposite; their margin is sin(angle / 2)."""
+        return np.array([[1.0, -math.cos(angle)], [-math.cos(angle), 1.0]])
+
+    thin = solve(between(2e-3))
+    assert thin is not None
+    assert thin.norm == pytest.approx(1 / math.sin(1e-3), rel=1e-8)
+    assert solve(between(0.0)) is None
+    assert solve(between(0.1 * NO_MARGIN)) is None
+    with pytest.raises(ArithmeticError, match="2 constraints"):
+        solve(between(10 * NO_MARGIN))
+
+
+# -- degenerate and impossible --------------------------------------------------------------------------------------
+
+
+def test_repeated_constraints_change_nothing() -> None:
+    tokens, optimal = draw("sphere", 10, 4, 6, 1)
+    once = attention_svm(tokens, optimal)
+    thrice = attention_svm(tokens.repeat(3, 1, 1), optimal.repeat(3))
+    assert once is not None
+    assert thrice is not None
+    torch.testing.assert_close(thrice.W, once.W, rtol=0, atol=1e-11 * once.solution.norm)
+    np.testing.assert_allclose(thrice.solution.weights.reshape(3, -1).sum(0), once.solution.weights, atol=1e-8)
+    C = np.tile(constraints(tokens, optimal), (3, 1))
+    assert_optimal(C, thrice.W.flatten().numpy(), thrice.solution.weights)
+    same = solve(np.full((5, 5), 4.0))
+    assert same is not None
+    assert same.norm == pytest.approx(0.5)
+    assert same.weights.sum() == pytest.approx(0.25)
+
+
+def test_constraints_that_are_active_with_weight_zero_do_no_harm() -> None:
+    circle = torch.linspace(-math.pi / 2, math.pi / 2, 9, dtype=torch.float64)[1:-1]
+    cone = torch.stack([torch.ones(7, dtype=torch.float64), circle.tan()], dim=1)
+    found = separator(torch.cat([cone, 2 * cone[3:4]]), torch.ones(8))
+    assert found is not None
+    torch.testing.assert_close(found[0], torch.tensor([1.0, 0.0], dtype=torch.float64), rtol=0, atol=1e-12)
+    assert found[1].duality_gap == pytest.approx(0, abs=1e-12)
+
+
+def test_opposite_demands_of_one_query_have_no_solution() -> None:
+    tokens = torch.randn(1, 2, 5, generator=torch.Generator().manual_seed(0)).repeat(2, 1, 1)
+    assert attention_svm(tokens, torch.tensor([0, 1])) is None
+    assert attention_svm(tokens, torch.tensor([1, 1])) is not None
+    among_others, optimal = draw("sphere", 12, 4, 16, 1)
+    assert attention_svm(among_others, optimal) is not None
+    among_others[7], optimal[7] = among_others[3], (optimal[3] + 1) % 4
+    assert attention_svm(among_others, optimal) is None
+
+
+def test_an_optimal_token_that_is_there_twice_or_a_zero_query_has_no_solution() -> None:
+    tokens, optimal = draw("sphere", 5, 3, 8, 1)
+    assert attention_svm(tokens, optimal) is not None
+    twice, silent = tokens.clone(), tokens.clone()
+    twice[2, (optimal[2] + 1) % 3] = twice[2, optimal[2]]
+    silent[4, 0] = 0
+    assert attention_svm(twice, optimal) is None
+    assert attention_svm(silent, optimal) is None
+
+
+def test_points_around_the_origin_have_no_separator() -> None:
+    points = torch.tensor([[1.0, 0.0], [-1.0, 1.0], [-1.0, -1.0]])
+    assert separator(points, torch.ones(3)) is None
+    assert separator(points, torch.tensor([-1, 1, 1])) is not None
+    line = torch.tensor([[0.0, 1.0], [0.0, 2.0]])
+    assert separator(line, torch.tensor([1, -1])) is None
+    # The origin is on the hull's border, and inside of only a part of the points.
+    border = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.3, 1.0], [-2.0, 2.0]])
+    assert separator(border, torch.ones(4)) is None
+
+
+# -- scale ----------------------------------------------------------------------------------------------------------
+
+
+@given(exponent=st.floats(-4, 4), seed=st.integers(0, 10))
+@settings(max_examples=50, deadline=None)
+def test_tokens_s_times_as_long_have_a_matrix_s_squared_times_smaller(exponent: float, seed: int) -> None:
+    s = 10**exponent
+    tokens, optimal = draw("sphere", 8, 4, 6, seed)
+    plain, scaled = attention_svm(tokens, optimal), attention_svm(s * tokens, optimal)
+    assert plain is not None
+    assert scaled is not None
+    torch.testing.assert_close(scaled.W * s**2, plain.W, rtol=0, atol=1e-9 * plain.solution.norm)
+    assert scaled.solution.norm == pytest.approx(plain.solution.norm / s**2, rel=1e-9)
+
+
+# -- refusals -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "gram",
+    [np.zeros((0, 0)), np.ones(3), np.ones((2, 3)), -np.eye(2), np.array([[1.0, 0.5], [0.0, 1.0]]), np.full((2, 2), np.nan)],
+)  # fmt: skip
+def test_what_is_no_gram_matrix_is_refused(gram: np.ndarray) -> None:
+    with pytest.raises(ValueError, match="Gram matrix"):
+        solve(gram)
+
+
+def test_arguments_that_do_not_fit_are_refused() -> None:
+    tokens = torch.ones(3, 2, 4)
+    for wrong in (torch.ones(3, 4), torch.ones(0, 2, 4), torch.ones(3, 1, 4)):
+        with pytest.raises(ValueError, match="tokens have shape"):
+            attention_svm(wrong, torch.zeros(len(wrong), dtype=torch.int64))
+    for optimal in (torch.tensor([0, 1]), torch.tensor([0, 1, 2]), torch.tensor([0, 1, -1])):
+        with pytest.raises(ValueError, match="3 indices"):
+            attention_svm(tokens, optimal)
+    with pytest.raises(ValueError, match="tokens have shape"):
+        separator(tokens, torch.ones(3))
+    for labels in (torch.ones(2), torch.tensor([0, 1, 1]), torch.tensor([1, -1, 2])):
+        with pytest.raises(ValueError, match="3 numbers"):
+            separator(tokens[:, 0], labels)

@@ -1,0 +1,408 @@
+"""The tasks of paper A against independent references: losses, gradients, measurements, trajectories, check values."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import gradcheck
+
+from bench.config import resolve
+from bench.runner import run
+from bench.store import read_curve, read_tables
+from optimizers import NGD, PS
+from tasks.attention import attended_mean
+from tasks.synthetic import (
+    AttentionClassifier,
+    FixedDecoderData,
+    JointClassifier,
+    MixtureTokenData,
+    TokenClassifier,
+    TokenData,
+)
+
+F64 = torch.float64
+BOTH = ((AttentionClassifier, FixedDecoderData), (JointClassifier, MixtureTokenData))
+
+
+def randomised(task: TokenClassifier, scale: float = 1.0) -> TokenClassifier:
+    generator = torch.Generator().manual_seed(0)
+    task = task.double()
+    for p in task.parameters():
+        p.data = scale * torch.randn(p.shape, dtype=F64, generator=generator)
+    return task
+
+
+# -- losses and gradients -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("recipe", ["equal_scores", "sphere"])
+def test_loss_and_gradient_with_a_fixed_decoder_are_those_of_the_definition(recipe: Any) -> None:
+    data = FixedDecoderData(seed=2, n=7, T=5, d=6, recipe=recipe)
+    task = randomised(AttentionClassifier(data))
+    naive = task.head.W.detach().clone().requires_grad_()
+    total = torch.zeros((), dtype=F64)
+    for x, label in zip(data.splits["train"].tokens, data.splits["train"].labels, strict=True):
+        phi = data.decoder @ x.T @ torch.softmax(x @ naive @ x[0], dim=0)
+        total = total + torch.nn.functional.softplus(-(2 * label - 1) * phi)
+    (total / 7).backward()
+    outcome = task.loss(data.batch("train", torch.arange(7)))
+    outcome.loss.backward()
+    torch.testing.assert_close(outcome.loss + data.f_star, total / 7, rtol=0, atol=1e-15)
+    torch.testing.assert_close(task.head.W.grad, naive.grad, rtol=1e-12, atol=1e-15)
+
+
+def test_loss_and_gradients_of_joint_training_are_those_of_the_definition() -> None:
+    data = MixtureTokenData(seed=2, n=7, T=5, d=6)
+    task = randomised(JointClassifier(data))
+    W, u = (p.detach().clone().requires_grad_() for p in (task.head.W, task.decoder.u))
+    total = torch.zeros((), dtype=F64)
+    for x, label in zip(data.splits["train"].tokens, data.splits["train"].labels, strict=True):
+        total = total + torch.log1p(torch.exp(-(2 * label - 1) * (u @ x.T @ torch.softmax(x @ W @ x[0], dim=0))))
+    (total / 7).backward()
+    outcome = task.loss(data.batch("train", torch.arange(7)))
+    outcome.loss.backward()
+    torch.testing.assert_close(outcome.loss, total / 7, rtol=1e-13, atol=0)
+    torch.testing.assert_close(task.head.W.grad, W.grad, rtol=1e-12, atol=1e-15)
+    torch.testing.assert_close(task.decoder.u.grad, u.grad, rtol=1e-12, atol=1e-15)
+
+
+def test_the_joint_loss_keeps_its_digits_far_below_rounding_of_1() -> None:
+    data = MixtureTokenData(seed=0)
+    task = JointClassifier(data).double()
+    u, _ = data.separator
+    task.decoder.u.data = 300 * 6 * u  # attention is uniform, so margins are a sixth, less the noise
+    margins = data.splits["train"].signs * (data.splits["train"].tokens.mean(dim=1) @ task.decoder.u.detach())
+    loss = task.loss(data.batch("train", slice(None))).loss
+    assert float(margins.min()) > 50
+    torch.testing.assert_close(loss, torch.exp(-margins).mean(), rtol=1e-12, atol=0)
+
+
+def test_saturated_attention_keeps_loss_and_gradient_to_full_relative_precision() -> None:
+    # One sequence whose optimal token leads by 100 logits: naive float64 gives 0 for both.
+    gaps = torch.tensor([[0.0, 0.5, 0.25]], dtype=F64)
+    logits = torch.tensor([[100.0, 0.0, -3.0]], dtype=F64, requires_grad=True)
+    below = attended_mean(logits, gaps)
+    below.sum().backward()
+    p = torch.exp(torch.tensor([-100.0, -103.0], dtype=F64))
+    expected = p[0] * 0.5 + p[1] * 0.25
+    torch.testing.assert_close(below[0], expected, rtol=1e-12, atol=0)
+    torch.testing.assert_close(logits.grad, torch.tensor([[-expected, p[0] * 0.5, p[1] * 0.25]]), rtol=1e-12, atol=0)
+
+
+def test_saturation_on_another_token_keeps_the_gradient_too() -> None:
+    gaps = torch.tensor([[0.0, 0.7, 0.3]], dtype=F64)
+    logits = torch.tensor([[-60.0, 50.0, 0.0]], dtype=F64, requires_grad=True)
+    attended_mean(logits, gaps).sum().backward()
+    p = torch.exp(torch.tensor([-110.0, -50.0], dtype=F64))
+    expected = torch.tensor([[-0.7 * p[0], 0.7 * p[0] + 0.4 * p[1], -0.4 * p[1]]], dtype=F64)
+    torch.testing.assert_close(logits.grad, expected, rtol=1e-12, atol=0)
+
+
+def test_attended_mean_passes_gradcheck() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits, values = (torch.randn(3, 4, dtype=F64, generator=generator, requires_grad=True) for _ in range(2))
+    assert gradcheck(attended_mean, (logits, values))
+
+
+@pytest.mark.parametrize(("cls", "data_cls"), BOTH)
+def test_accuracy_is_the_share_of_positive_margins(cls: Any, data_cls: Any) -> None:
+    data = data_cls(seed=1, n=50)
+    task = randomised(cls(data), 0.1)
+    x, signs = data.splits["train"].tokens, data.splits["train"].signs
+    u = task.decoder.u.detach() if cls is JointClassifier else data.decoder
+    weights = torch.softmax(torch.einsum("ntd,de,ne->nt", x, task.head.W.detach(), x[:, 0]), dim=1)
+    margins = signs * torch.einsum("nt,ntd,d->n", weights, x, u)
+    outcome = task.loss(data.batch("train", torch.arange(50)))
+    assert torch.equal(outcome.predictions == outcome.labels, margins > 0)
+    accuracy = task.metrics()["accuracy"](outcome.predictions, outcome.labels)
+    assert float(accuracy) == pytest.approx(float((margins > 0).double().mean()))
+
+
+# -- data -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_infimum_is_the_loss_with_all_attention_on_the_optimal_tokens() -> None:
+    for recipe in ("equal_scores", "sphere"):
+        data = FixedDecoderData(seed=0, recipe=recipe)
+        for split in ("train", "test"):
+            tokens, _, optimal = data.splits[split]
+            scores = data.splits[split].signs[:, None] * (tokens @ data.decoder)
+            assert torch.equal(scores.argmax(dim=1), optimal)
+            infimum = float(torch.log1p(torch.exp(-scores.max(dim=1).values)).mean())
+            assert data.loss_offset[split] == pytest.approx(infimum, abs=1e-15)
+        assert data.f_star == data.loss_offset["train"]
+
+
+def test_all_other_tokens_have_equal_scores_and_the_optimal_one_is_anywhere() -> None:
+    data = FixedDecoderData(seed=3, n=60, gap=0.7, sigma=0.2)
+    tokens, _, optimal = data.splits["train"]
+    scores = data.splits["train"].signs[:, None] * (tokens @ data.decoder)
+    expected = torch.zeros(60, 6, dtype=F64)
+    expected[torch.arange(60), optimal] = 0.7
+    torch.testing.assert_close(scores, expected, rtol=0, atol=1e-14)
+    assert set(optimal.tolist()) == set(range(6))
+    others = tokens[torch.arange(6) != optimal[:, None]]
+    assert float(others.std()) == pytest.approx(0.2, rel=0.02)
+
+
+def test_tokens_of_the_base_recipe_are_on_the_unit_sphere() -> None:
+    tokens = FixedDecoderData(seed=4, recipe="sphere").splits["train"].tokens
+    torch.testing.assert_close(tokens.norm(dim=-1), torch.ones(20, 6, dtype=F64))
+
+
+def test_the_mixture_has_one_token_around_y_mu() -> None:
+    data = MixtureTokenData(seed=3, n=400, sigma=0.2, mu_norm=3.0)
+    tokens, _, optimal = data.splits["train"]
+    mean = (data.splits["train"].signs[:, None] * tokens[torch.arange(400), optimal]).mean(dim=0)
+    assert float(data.mu.norm()) == pytest.approx(3)
+    assert float((mean - data.mu).norm()) < 0.3  # 8 x 0.2 / 20 = 0.08 expected
+    assert float(tokens[torch.arange(6) != optimal[:, None]].std()) == pytest.approx(0.2, rel=0.02)
+
+
+@pytest.mark.parametrize("data_cls", [FixedDecoderData, MixtureTokenData])
+def test_a_problem_instance_belongs_to_its_seed(data_cls: Any) -> None:
+    one, same, other = (data_cls(seed=seed).splits["train"].tokens for seed in (4, 4, 5))
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"n": 0}, "n=0 .* at least 1"), ({"T": 1}, "T=1 .* at least 2"), ({"n_test": 0}, "n_test=0"), ({"d": 1}, "d=1"),
+     ({"sigma": -1.0}, "sigma=-1.0 .* at least 0")],
+)  # fmt: skip
+@pytest.mark.parametrize("data_cls", [FixedDecoderData, MixtureTokenData])
+def test_bad_sizes_name_the_value_and_the_range(data_cls: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        data_cls(**options)
+
+
+def test_a_negative_init_std_is_refused() -> None:
+    for cls, data_cls in BOTH:
+        with pytest.raises(ValueError, match=r"init_std=-1.0 is out of range"):
+            cls(data_cls(), init_std=-1.0)
+
+
+# -- measurements ---------------------------------------------------------------------------------------------------
+
+
+def softmax(z: np.ndarray) -> np.ndarray:
+    e = np.exp(z - z.max(axis=1, keepdims=True))
+    return e / e.sum(axis=1, keepdims=True)
+
+
+def by_hand(task: TokenClassifier, data: TokenData) -> dict[str, float]:
+    """All measurements of paper A, sample by sample in numpy."""
+    W = task.head.W.detach().numpy()
+    u = (task.decoder.u.detach() if isinstance(task, JointClassifier) else data.decoder).numpy()
+    W_mm = data.att_svm.W.numpy()
+    values: dict[str, float] = {
+        "norm_W": np.sqrt((W**2).sum()),
+        "alignment": (W * W_mm).sum() / np.sqrt((W**2).sum() * (W_mm**2).sum()),
+    }
+    values["distance"] = np.sqrt(2 - 2 * values["alignment"])
+    x, optimal = data.splits["train"].tokens.numpy(), data.splits["train"].optimal.numpy()
+    leads = [
+        (x[i, optimal[i]] - x[i, t]) @ W @ x[i, 0] for i in range(len(x)) for t in range(x.shape[1]) if t != optimal[i]
+    ]
+    values |= {"min_margin": min(leads), "mean_margin": np.mean(leads)}
+    weights = softmax(np.einsum("ntd,de,ne->nt", x, W, x[:, 0]))
+    on = weights[np.arange(len(x)), optimal]
+    values |= {"on_optimal": on.mean(), "off_optimal": weights.sum() / len(x) - on.mean()}
+    values["entropy"] = -(weights * np.log(weights)).sum(axis=1).mean()
+    for split in ("train", "test"):
+        x, signs = data.splits[split].tokens.numpy(), data.splits[split].signs.numpy()
+        weights = softmax(np.einsum("ntd,de,ne->nt", x, W, x[:, 0]))
+        margins = signs * np.einsum("nt,ntd,d->n", weights, x, u)
+        values[f"{split}_error"] = (margins <= 0).mean()
+        values[f"{split}_loss"] = np.log1p(np.exp(-margins)).mean()
+    del values["train_loss"]  # the curve has it
+    if isinstance(task, JointClassifier):
+        goal = data.separator[0].numpy()
+        values["norm_u"] = np.linalg.norm(u)
+        values["alignment_u"] = u @ goal / np.linalg.norm(u) / np.linalg.norm(goal)
+        values["distance_u"] = np.sqrt(2 - 2 * values["alignment_u"])
+    return values
+
+
+@pytest.mark.parametrize(("cls", "data_cls"), BOTH)
+@pytest.mark.parametrize("scale", [0.1, 1.0])
+def test_measurements_are_those_of_a_computation_by_hand(cls: Any, data_cls: Any, scale: float) -> None:
+    data = data_cls(seed=5, n=8, T=4, d=7)
+    task = randomised(cls(data), scale)
+    with torch.no_grad():
+        measured = task.measure()
+    expected = by_hand(task, data)
+    assert measured.keys() == expected.keys()
+    for name, value in expected.items():
+        assert float(measured[name]) == pytest.approx(value, rel=1e-10, abs=1e-12), name
+        assert measured[name].shape == (), name
+
+
+def test_the_complement_of_the_optimal_weight_is_never_rounded_to_0() -> None:
+    data = FixedDecoderData(seed=0)
+    task = AttentionClassifier(data).double()
+    task.head.W.data = 600 * data.att_svm.W
+    with torch.no_grad():
+        measured = task.measure()
+    assert float(measured["min_margin"]) == pytest.approx(600)
+    assert float(measured["on_optimal"]) == 1
+    assert 5 * np.exp(-600 * 1.2) < float(measured["off_optimal"]) <= 5 * np.exp(-600) * (1 + 1e-9)
+    assert float(measured["alignment"]) == pytest.approx(1, abs=1e-15)
+    assert float(measured["distance"]) < 1e-14
+
+
+def test_before_the_first_step_nothing_is_aligned() -> None:
+    for cls, data_cls in BOTH:
+        with torch.no_grad():
+            measured = cls(data_cls(seed=1)).double().measure()
+        assert float(measured["norm_W"]) == float(measured["alignment"]) == 0
+        assert float(measured["distance"]) == pytest.approx(2**0.5)
+        assert float(measured["on_optimal"]) == pytest.approx(1 / 6)
+        assert float(measured["entropy"]) == pytest.approx(np.log(6))
+        assert all(bool(torch.isfinite(value)) for value in measured.values())
+
+
+def infeasible() -> FixedDecoderData:
+    """Two sequences of the same tokens, whose optimal token depends on the label alone."""
+    data = FixedDecoderData(seed=0, n=2, T=2, d=3)
+    tokens, _, _ = data.splits["train"]
+    x = torch.stack([tokens[0], tokens[0]])
+    data.splits["train"] = data.splits["train"]._replace(tokens=x, optimal=torch.tensor([0, 1]))
+    return data
+
+
+def test_an_infeasible_instance_says_so_and_has_no_alignment() -> None:
+    data = infeasible()
+    assert data.att_svm is None
+    assert data.facts()["att_svm"] == {"feasible": False}
+    with torch.no_grad():
+        measured = AttentionClassifier(data).double().measure()
+    assert not {"alignment", "distance"} & measured.keys()
+    assert "norm_W" in measured
+
+
+# -- trajectories ---------------------------------------------------------------------------------------------------
+
+
+def train(task: TokenClassifier, optimizer: torch.optim.Optimizer, steps: int) -> None:
+    batch = task.data.batch("train", torch.arange(task.data.sizes["train"]))
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = task.loss(batch).loss
+        loss.backward()
+        return loss
+
+    for _ in range(steps):
+        optimizer.step(closure)  # type: ignore[arg-type]
+
+
+def numpy_run(data: FixedDecoderData, steps: int, size: Callable[[float, float], float]) -> np.ndarray:
+    """Gradient descent in numpy with the softmax's derivative as sum_s p_s (v_t - v_s); `size(excess, norm)` is the step."""
+    x, optimal, y = (
+        z.numpy() for z in (data.splits["train"].tokens, data.splits["train"].optimal, data.splits["train"].signs)
+    )
+    rows = np.arange(len(x))
+    scores = y[:, None] * (x @ data.decoder.numpy())
+    best = scores[rows, optimal]
+    W = np.zeros((x.shape[2], x.shape[2]))
+    for _ in range(steps):
+        p = softmax(np.einsum("ntd,nd->nt", x, x[:, 0] @ W.T))
+        below = (p * (best[:, None] - scores)).sum(axis=1)
+        excess = np.log1p(np.expm1(below) / (1 + np.exp(best))).mean()
+        pull = p * np.einsum("ns,nts->nt", p, scores[:, :, None] - scores[:, None, :])
+        pull *= (1 / (1 + np.exp(best - below)))[:, None]
+        gradient = -np.einsum("nt,ntd,ne->de", pull, x, x[:, 0]) / len(x)
+        W = W - size(excess, np.sqrt((gradient**2).sum())) * gradient
+    return W
+
+
+@pytest.mark.parametrize("recipe", ["equal_scores", "sphere"])
+def test_two_implementations_of_ngd_agree_after_1000_steps(recipe: Any) -> None:
+    data = FixedDecoderData(seed=0, recipe=recipe)
+    task = AttentionClassifier(data).double()
+    train(task, NGD(task.parameters(), lr=0.02), 1000)
+    expected = numpy_run(data, 1000, lambda excess, norm: 0.02 / norm)
+    assert np.abs(task.head.W.detach().numpy() - expected).max() < 1e-8
+
+
+def test_two_implementations_of_ps_agree_until_the_loss_is_within_1e_60_of_its_infimum() -> None:
+    data = FixedDecoderData(seed=0)
+    task = AttentionClassifier(data).double()
+    train(task, PS(task.parameters(), c=1.0), 150)
+    expected = numpy_run(data, 150, lambda excess, norm: excess / norm**2)
+    assert float(task.loss(data.batch("train", slice(None))).loss.detach()) < 1e-60
+    assert np.abs(task.head.W.detach().numpy() - expected).max() < 1e-8
+
+
+# -- check values of PAPERS.md: n=20, T=6, d=64 -----------------------------------------------------------------------
+
+
+def measured(
+    opt: Callable[..., torch.optim.Optimizer], steps: list[int], **options: float
+) -> dict[int, dict[str, float]]:
+    """Means over seeds 0 to 4 of the measurements after so many steps."""
+    values: dict[int, list[dict[str, Tensor]]] = {t: [] for t in steps}
+    for seed in range(5):
+        task = AttentionClassifier(FixedDecoderData(seed=seed)).double()
+        optimizer, done = opt(task.parameters(), **options), 0
+        for t in steps:
+            train(task, optimizer, t - done)
+            done = t
+            with torch.no_grad():
+                values[t].append(task.measure())
+    return {t: {k: float(np.mean([float(m[k]) for m in all_])) for k in all_[0]} for t, all_ in values.items()}
+
+
+def test_under_ngd_the_norm_grows_linearly_and_the_direction_converges() -> None:
+    at = measured(NGD, [1000, 3000], lr=0.02)
+    assert at[1000]["norm_W"] == pytest.approx(19.9, rel=0.02)
+    assert at[3000]["norm_W"] == pytest.approx(59.9, rel=0.02)
+    assert (1 - at[1000]["alignment"]) / (1 - at[3000]["alignment"]) >= 4
+
+
+def test_under_ps_the_direction_is_reached_within_100_steps() -> None:
+    assert 1 - measured(PS, [100], c=1.0)[100]["alignment"] < 1e-3
+
+
+def test_under_gd_the_direction_is_still_away_after_10000_steps() -> None:
+    assert 1 - measured(torch.optim.SGD, [10_000], lr=0.5)[10_000]["alignment"] > 4e-3
+
+
+# -- whole runs -----------------------------------------------------------------------------------------------------
+
+
+def test_a_ps_run_ends_converged_when_the_gradient_underflows_without_any_nan(store: Any) -> None:
+    settings = {"task": "synthetic", "opt": "ps", "opt.c": 1, "trainer.max_steps": 1000, "store": store}
+    result = run(resolve(settings), progress=False)
+    assert (result.status, result.reason) == ("completed", "converged: the gradient is 0 in this precision")
+    assert result.steps < 1000
+    assert not any(value is None for row in read_curve(store / result.run_id) for value in row)
+    measurements = read_tables(store / result.run_id)["measurements"]
+    assert all(np.isfinite(column).all() for column in measurements.values())
+    assert measurements["alignment"][-1] > 0.9999
+    assert result.facts["att_svm"]["feasible"]
+
+
+@pytest.mark.parametrize("task", ["synthetic", "synthetic_joint"])
+def test_measurements_are_kept_every_so_many_steps_with_the_first_and_the_last(task: str, store: Any) -> None:
+    settings = {"task": task, "opt": "ngd", "trainer.max_steps": 25, "trainer.measure_every": 7, "store": store}
+    result = run(resolve(settings), progress=False)
+    measurements = read_tables(store / result.run_id)["measurements"]
+    assert measurements["step"].tolist() == [0, 7, 14, 21, 25]
+    assert measurements["norm_W"][0] == 0 < measurements["norm_W"][-1]
+
+
+def test_half_of_the_sequences_are_a_batch_too(store: Any) -> None:
+    settings = {
+        "task": "synthetic_joint",
+        "opt": "sngd",
+        "trainer.batch_size": 10,
+        "trainer.max_steps": 40,
+        "store": store,
+    }
+    assert run(resolve(settings), progress=False).status == "completed"
