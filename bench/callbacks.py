@@ -154,6 +154,8 @@ class Recorder(pl.Callback):
         bad = next((i for i, row in enumerate(rows) if not _sound(row, _scaler(trainer) is not None)), None)
         if bad is not None:
             rows = rows[: bad + 1]
+        elif pl_module.plan.batch_size == pl_module.data.sizes["train"]:
+            rows = rows[: _moving(rows) + 1]
         first = self.result.steps
         self.result.steps += len(rows)
         self._record(rows, first)
@@ -324,6 +326,12 @@ def to_host(curve: list[CurveRow], loss_offset: float) -> list[tuple[float, floa
 def _sound(row: tuple[float, float, float, float], scaled: bool) -> bool:
     # With a gradient scaler an overflow of the gradient is an ordinary event: that step was skipped.
     return math.isfinite(row[0]) and (scaled or math.isfinite(row[1]))
+
+
+def _moving(rows: Sequence[tuple[float, float, float, float]]) -> int:
+    """How many rows there are before the gradient is 0 for good; in the full batch that is convergence."""
+    still = next((i for i, row in enumerate(reversed(rows)) if row[1] != 0), len(rows))
+    return len(rows) - still
 
 
 def _scaler(trainer: pl.Trainer) -> Any:

@@ -19,17 +19,10 @@ from pydantic import ConfigDict, Field, FiniteFloat, SkipValidation, ValidationE
 from bench import stats
 from bench.arms import Arm, Array
 from bench.errors import UserError, unknown
-from bench.stats import Interval
-
-SPACING = 0.05
-"""Least distance in decades of x between the points of a fit against log x: at most twenty points a decade. Ours."""
-WINDOW = 0.25
-"""Decades of x over which a local slope is fitted. Ours."""
-LEAST_POINTS = 3
-"""Fewest points that a line is fitted to: two always lie on one. Ours."""
+from bench.stats import LEAST_POINTS, Interval
 
 Verdict = Literal["holds", "fails", "undecided"]
-_WORST_FIRST = ("fails", "undecided", "holds")
+_WORST_FIRST: tuple[Verdict, ...] = ("fails", "undecided", "holds")
 
 Results = Annotated[Mapping[str, Arm], SkipValidation]
 Names = Annotated[list[str], Field(min_length=1)]
@@ -74,8 +67,9 @@ def judge(test: str, arms: Mapping[str, Arm], /, **arguments: Any) -> Finding:
     Raises:
         UserError: the test, an arm, a column or an argument is unknown, missing or illegal.
     """
+    test = str(test)
     if test not in CLAIMS:
-        raise unknown("claim test", str(test), CLAIMS)
+        raise unknown("claim test", test, CLAIMS)
     try:
         return CLAIMS[test](arms, **arguments)
     except ValidationError as error:
@@ -89,11 +83,18 @@ def judge(test: str, arms: Mapping[str, Arm], /, **arguments: Any) -> Finding:
 
 
 # -- the tests ------------------------------------------------------------------------------------------------------
-# fmt: off
 
 
-def reaches(results: Results, /, *, measure: str, arms: Names,
-            below: Number | None = None, above: Number | None = None, at: Number | None = None) -> Finding:
+def reaches(
+    results: Results,
+    /,
+    *,
+    measure: str,
+    arms: Names,
+    below: Number | None = None,
+    above: Number | None = None,
+    at: Number | None = None,
+) -> Finding:
     """Every arm's measure is at or below (above) a level at a step, or at the end.
 
     Holds if the interval of every arm lies on that side. Fails if that of an arm lies wholly on the other, or one of its
@@ -119,8 +120,17 @@ def reaches(results: Results, /, *, measure: str, arms: Names,
     return _all(parts)
 
 
-def sooner(results: Results, /, *, measure: str, fast: Names, slow: str, factor: Positive,
-           below: Number | None = None, above: Number | None = None) -> Finding:
+def sooner(
+    results: Results,
+    /,
+    *,
+    measure: str,
+    fast: Names,
+    slow: str,
+    factor: Positive,
+    below: Number | None = None,
+    above: Number | None = None,
+) -> Finding:
     """The slow arm needs `factor` times as many steps as every fast one until a measure first reaches a level.
 
     The interval is that of the mean logarithm of the ratio slow / fast of the same seed. A slow run that never reached
@@ -164,12 +174,23 @@ def sooner(results: Results, /, *, measure: str, fast: Names, slow: str, factor:
     return _all(parts)
 
 
-def slope(results: Results, /, *, x: str, y: str, scale: Literal["linear", "loglog", "semilogx", "semilogy"],
-          arm: str | None = None, arms: Names | None = None, window: Range | None = None,
-          at_least: Number | None = None, at_most: Number | None = None, min_r2: Share | None = None) -> Finding:
+def slope(
+    results: Results,
+    /,
+    *,
+    x: str,
+    y: str,
+    scale: Literal["linear", "loglog", "semilogx", "semilogy"],
+    arm: str | None = None,
+    arms: Names | None = None,
+    window: Range | None = None,
+    at_least: Number | None = None,
+    at_most: Number | None = None,
+    min_r2: Share | None = None,
+) -> Finding:
     """The least-squares slope of y on x, one for each seed, lies in a range.
 
-    Logarithms are natural. Against log x the points are first thinned to `SPACING`, since with points at every step the
+    Logarithms are natural. Against log x the points are first thinned (`stats.thin`), since with points at every step the
     right end would decide alone. Points without a logarithm are left out.
 
     Holds if the interval of the slopes lies in [at_least, at_most] for every arm, and R^2 is at least min_r2 for every
@@ -197,27 +218,28 @@ def slope(results: Results, /, *, x: str, y: str, scale: Literal["linear", "logl
     log_x, log_y = scale in ("loglog", "semilogx"), scale in ("loglog", "semilogy")
     unit, parts = f"{f'ln({y})' if log_y else y} per {f'ln({x})' if log_x else x}", []
     for chosen in _arms(results, arms or [str(arm)]):
-        points = [_points(*xy, log_x, log_y, first, last) for xy in zip(*_series(results, chosen, x, y)[1:], strict=True)]
-        if log_x:
-            points = [(u[kept], v[kept]) for u, v in points for kept in [_spread(u)]]
+        points = _points(results, chosen, x, y, log_x, log_y, first, last)
         if missing := _ended(chosen) or _too_few(chosen, points):
             parts.append(_without("undecided", unit, missing))
             continue
-        gradients, _, r2 = np.array([stats.slope(u, v) for u, v in points]).T
+        if log_x:
+            points = [(u[kept], v[kept]) for u, v in points for kept in [stats.thin(u)]]
+        lines = [stats.slope(np.log(u) if log_x else u, np.log(v) if log_y else v) for u, v in points]
+        gradients, _, r2 = np.array(lines).T
         limit: Verdict = "holds"
         if min_r2 is not None and (r2 < min_r2).any():
             limit = "fails" if (r2 < min_r2).all() else "undecided"
         found = _interval(gradients)
-        ends = np.array([min(u.min() for u, _ in points), max(u.max() for u, _ in points)])
-        begin, end = np.exp(ends) if log_x else ends
+        begin, end = min(u[0] for u, _ in points), max(u[-1] for u, _ in points)
         text = f"{unit} of {chosen.label} is {_show(found)} for {x} from {begin:.4g} to {end:.4g}"
         text += f", with R^2 from {r2.min():.4f} to {r2.max():.4f}"
         parts.append(_part(found, low, high, unit, text, limit=limit))
     return _all(parts)
 
 
-def lower(results: Results, /, *, measure: str, better: Names, worse: str,
-          last: Share | None = None, at: Number | None = None) -> Finding:
+def lower(
+    results: Results, /, *, measure: str, better: Names, worse: str, last: Share | None = None, at: Number | None = None
+) -> Finding:
     """A measure is lower in every `better` arm than in `worse`, seed by seed.
 
     Holds if the interval of the difference better - worse lies below 0 for every better arm. Fails if it lies above 0
@@ -253,8 +275,17 @@ def lower(results: Results, /, *, measure: str, better: Names, worse: str,
     return _all(parts)
 
 
-def trend(results: Results, /, *, measure: str, arms: Annotated[list[str], Field(min_length=2)], factor: str,
-          direction: Literal["increases", "decreases"], at: Number | None = None, reach: Number | None = None) -> Finding:
+def trend(
+    results: Results,
+    /,
+    *,
+    measure: str,
+    arms: Annotated[list[str], Field(min_length=2)],
+    factor: str,
+    direction: Literal["increases", "decreases"],
+    at: Number | None = None,
+    reach: Number | None = None,
+) -> Finding:
     """A positive quantity increases (decreases) with a setting, by the slope of its logarithm on the setting's logarithm.
 
     The quantity is the measure at a step, or the number of steps until it is first at or below a level. A run that never
@@ -291,18 +322,17 @@ def trend(results: Results, /, *, measure: str, arms: Annotated[list[str], Field
     unit = f"ln({measure if reach is None else 'steps'}) per ln({factor})"
     if missing := "; ".join(filter(None, (_ended(arm, "diverged") for arm in chosen))):
         return _all([_without("undecided", unit, missing)])
-    if bad := int((~(values > 0)).sum()):
-        lack = "has no value" if np.isnan(values).any() else "is not positive, so without a logarithm,"
-        return _all([_without("undecided", unit, f"{what} {lack} in {bad} of {values.size} runs")])
+    for bad, lack in ((np.isnan(values), "has no value"), (values <= 0, "is not positive")):
+        if bad.any():
+            return _all([_without("undecided", unit, f"{what} {lack} in {bad.sum()} of {bad.size} runs")])
     found = _interval(np.array([stats.slope(x, y)[0] for y in np.log(values).T]))
     side = (x - x.mean())[:, None] * censored  # where more steps would raise or lower the slope
     if found and censored.any():
-        found = replace(
-            found, low=-math.inf if (side < 0).any() else found.low, high=math.inf if (side > 0).any() else found.high)
+        low, high = -math.inf if (side < 0).any() else found.low, math.inf if (side > 0).any() else found.high
+        found = replace(found, low=low, high=high)
     # The mean of an arm that never got there is a lower bound: it may only be known to lie above its neighbour.
-    rises, bound = np.diff(np.log(values).mean(axis=1)), censored.any(axis=1)
-    up = direction == "increases"
-    monotone = np.all((rises > 0) & ~bound[:-1] if up else (rises < 0) & ~bound[1:])
+    rises, known, up = np.diff(np.log(values).mean(axis=1)), ~np.any(censored, axis=1), direction == "increases"
+    monotone = np.all(np.where(known[:-1], rises, -1) > 0 if up else np.where(known[1:], rises, 1) < 0)
     text = f"{what} goes as {factor} to the power {_show(found)}; the means of the arms "
     text += f"{direction[:-1]} throughout" if monotone else f"are not known to {direction[:-1]} throughout"
     low, high = (0.0, math.inf) if up else (-math.inf, 0.0)
@@ -313,9 +343,7 @@ def trend(results: Results, /, *, measure: str, arms: Annotated[list[str], Field
 def slope_region(results: Results, /, *, arm: str, x: str, y: str, between: Range, decades: Positive) -> Finding:
     """Over so many decades of x without a break, the local exponent of y in x lies in a range.
 
-    The local exponent at a point is the least-squares slope of log y on log x over `WINDOW` decades around it (half of
-    them at the ends), or over the nearest three points if fewer lie there. It is taken at points thinned to `SPACING`; the
-    length is from the first to the last in a row that lie in the range. Points without a logarithm are left out.
+    `stats.power_law_decades` says how the local exponent is taken. Points without a logarithm are left out.
 
     Holds if the interval of the longest length of each seed lies at or above `decades`; fails if it lies wholly below;
     else undecided. So it is with fewer than 3 points for a seed, a run that did not complete, or one seed.
@@ -330,10 +358,10 @@ def slope_region(results: Results, /, *, arm: str, x: str, y: str, between: Rang
     """
     low, high = _ordered("between", *between)
     (chosen,) = _arms(results, [arm])
-    points = [_points(*xy, True, True) for xy in zip(*_series(results, chosen, x, y)[1:], strict=True)]
+    points = _points(results, chosen, x, y, True, True)
     if missing := _ended(chosen) or _too_few(chosen, points):
         return _all([_without("undecided", "decades", missing)])
-    found = _interval(np.array([_longest(u, v, low, high) for u, v in points]))
+    found = _interval(np.array([stats.power_law_decades(u, v, low, high) for u, v in points]))
     text = f"the exponent of {y} of {chosen.label} in {x} is from {low:g} to {high:g} over {_show(found)} decades"
     return _all([_part(found, decades, math.inf, "decades", text)])
 
@@ -350,10 +378,11 @@ def all_of(results: Results, /, *, parts: Annotated[list[dict[str, Any]], Field(
     for part in parts:
         if "test" not in part:
             raise UserError(f"all_of: part {part} has no test; give one of {', '.join(CLAIMS)}")
-    return _all([(0.0, judge(part["test"], results, **{k: v for k, v in part.items() if k != "test"})) for part in parts])
+    return _all(
+        [(0.0, judge(part["test"], results, **{k: v for k, v in part.items() if k != "test"})) for part in parts]
+    )
 
 
-# fmt: on
 _checked = validate_call(config=ConfigDict(arbitrary_types_allowed=True))
 CLAIMS: dict[str, Callable[..., Finding]] = {
     test.__name__: _checked(test) for test in (reaches, sooner, slope, lower, trend, slope_region, all_of)
@@ -371,9 +400,16 @@ def _all(parts: Iterable[Part]) -> Finding:
 
 
 def _part(
-    x: Interval | None, low: float, high: float, unit: str, text: str,
-    *, shown: Interval | None = None, ties: bool = True, limit: Verdict = "holds",
-) -> Part:  # fmt: skip
+    x: Interval | None,
+    low: float,
+    high: float,
+    unit: str,
+    text: str,
+    *,
+    shown: Interval | None = None,
+    ties: bool = True,
+    limit: Verdict = "holds",
+) -> Part:
     """Whether the mean is in [low, high].
 
     Args:
@@ -394,11 +430,11 @@ def _part(
             verdict = "fails"
         elif low <= x.low and x.high <= high and (ties or 0 not in (x.low, x.high)):
             verdict = "holds"
-        verdict = min(verdict, limit, key=_WORST_FIRST.index)
-    mean, *ends = (shown or x).mean, (shown or x).low, (shown or x).high
-    known = [end if x.n > 1 and math.isfinite(end) else None for end in ends]
+        verdict = _WORST_FIRST[min(map(_WORST_FIRST.index, (verdict, limit)))]
     text += f" ({x.n} seeds)" if x.n > 1 else " (one seed, so nothing is decided)"
-    return min(x.mean - low, high - x.mean), Finding(verdict, mean, known[0], known[1], unit, text)
+    effect = shown or x
+    lowest, highest = (end if x.n > 1 and math.isfinite(end) else None for end in (effect.low, effect.high))
+    return min(x.mean - low, high - x.mean), Finding(verdict, effect.mean, lowest, highest, unit, text)
 
 
 def _without(verdict: Verdict, unit: str, text: str) -> Part:
@@ -422,9 +458,9 @@ def _when(at: float | None) -> str:
 
 
 def _censored_text(censored: np.ndarray) -> str:
-    return f", where {censored.sum()} of {censored.size} runs never got there and count with their last step" * bool(
-        censored.any()
-    )
+    if not censored.any():
+        return ""
+    return f", where {censored.sum()} of {censored.size} runs never got there and count with their last step"
 
 
 # -- arguments ------------------------------------------------------------------------------------------------------
@@ -509,7 +545,7 @@ def _series(results: Mapping[str, Arm], arm: Arm, *names: str) -> tuple[Array, .
             raise unknown("column", name, sorted({known for table in tables for known in table}))
     if not any(all(name in table for name in names) for table in tables):
         raise UserError(f"columns {' and '.join(names)} are of different tables; name columns of one table")
-    none = {"step": np.zeros(1)} | {name: np.full(1, np.nan) for name in names}
+    none = {name: np.full(1, np.nan) for name in names} | {"step": np.zeros(1)}
     kept = [[t for t in run if len(t["step"]) and all(name in t for name in names)] or [none] for run in arm.tables]
     return replace(arm, tables=kept).series(*names)
 
@@ -543,39 +579,24 @@ def _first(results: Mapping[str, Arm], arm: Arm, measure: str, level: tuple[floa
 
 
 def _points(
-    x: Array, y: Array, log_x: bool, log_y: bool, first: float = -math.inf, last: float = math.inf
-) -> tuple[Array, Array]:
-    """Points with x from first to last that exist, or whose logarithms do, in the order of x."""
-    chosen = np.asarray(np.isfinite(x) & np.isfinite(y) & (x >= first) & (x <= last))
-    if log_x:
-        chosen &= x > 0
-    if log_y:
-        chosen &= y > 0
-    order = np.argsort(x[chosen], kind="stable")
-    x, y = x[chosen][order], y[chosen][order]
-    return np.log(x) if log_x else x, np.log(y) if log_y else y
-
-
-def _spread(log_x: Array) -> list[int]:
-    """Indices of points at least `SPACING` apart, and of the last one; for increasing natural logarithms."""
-    gap, kept = SPACING * math.log(10) * (1 - 1e-9), []
-    while (i := int(np.searchsorted(log_x, log_x[kept[-1]] + gap)) if kept else 0) < log_x.size:
-        kept.append(i)
-    return sorted({*kept, log_x.size - 1}) if kept else []
-
-
-def _longest(log_x: Array, log_y: Array, low: float, high: float) -> float:
-    """Decades of the longest stretch with local exponents in [low, high]; for increasing natural logarithms."""
-    log_x, index = np.unique(log_x, return_index=True)
-    log_y, longest, start = log_y[index], 0.0, None
-    for centre in log_x[_spread(log_x)]:
-        distance = np.abs(log_x - centre) / math.log(10)
-        near = np.flatnonzero(distance <= WINDOW / 2)
-        if near.size < LEAST_POINTS:
-            near = np.argsort(distance, kind="stable")[:LEAST_POINTS]
-        if low <= stats.slope(log_x[near], log_y[near])[0] <= high:
-            start = centre if start is None else start
-            longest = max(longest, float(centre - start) / math.log(10))
-        else:
-            start = None
-    return longest
+    results: Mapping[str, Arm],
+    arm: Arm,
+    x: str,
+    y: str,
+    log_x: bool,
+    log_y: bool,
+    first: float = -math.inf,
+    last: float = math.inf,
+) -> list[tuple[Array, Array]]:
+    """By seed, the points with x from first to last that exist, and whose logarithms do, in the order of x."""
+    runs = []
+    _, xs, ys = _series(results, arm, x, y)
+    for u, v in zip(xs, ys, strict=True):
+        chosen = np.asarray(np.isfinite(u) & np.isfinite(v) & (u >= first) & (u <= last))
+        if log_x:
+            chosen &= u > 0
+        if log_y:
+            chosen &= v > 0
+        order = np.argsort(u[chosen], kind="stable")
+        runs.append((u[chosen][order], v[chosen][order]))
+    return runs

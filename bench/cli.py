@@ -144,6 +144,19 @@ def _split(words: list[str], valued: set[str], switches: set[str]) -> tuple[dict
     return settings, flags
 
 
+def _dotted_apart(words: list[str]) -> tuple[list[str], list[str]]:
+    """The words of the command itself, and the settings in dotted form with their values."""
+    own: list[str] = []
+    dotted: list[str] = []
+    awaits_value = False
+    for word in words:
+        setting = word.startswith(("--task.", "--opt.", "--trainer."))
+        value = awaits_value and not word.startswith("--")
+        (dotted if setting or value else own).append(word)
+        awaits_value = setting and "=" not in word
+    return own, dotted
+
+
 def _stored_config(store: Path, run_id: str, settings: dict[str, Any]) -> Any:
     """The configuration of a run that was interrupted, with places from here."""
     from bench.config import resolve, settings_of
@@ -207,21 +220,25 @@ def _reproduce(words: list[str]) -> int:
     parser = _Parser(
         prog="bench reproduce",
         description="Run a paper's experiment and write a figure, the data behind it, and a page with tested claims.",
-        epilog="Stored runs are used, so an interrupted experiment goes on with the same command,"
+        epilog="Settings in dotted form, as in `bench fit`, are changed in all arms: --trainer.max_epochs 5."
+        " Stored runs are used, so an interrupted experiment goes on with the same command,"
         " and the same command in a second terminal shares the work.",
     )
     parser.add_argument("name", nargs="?", help="as `bench reproduce --list` prints it")
     parser.add_argument("--list", action="store_true", help="list the experiments and stop")
     parser.add_argument("--quick", action="store_true", help="few seeds and steps, under a minute; no evidence")
     parser.add_argument("--search", action="store_true", help="also search the constants that the paper leaves open")
+    parser.add_argument("--seeds", type=int, help="so many seeds, from 0, instead of the experiment's own")
     parser.add_argument(
         "--out", type=Path, help="where the output goes (default: reproduced/NAME, with --quick NAME-quick)"
     )
     parser.add_argument("--device", default="auto", help="cpu, cuda, mps or auto (default auto)")
     _add_places(parser)
+    words, dotted = _dotted_apart(words)
+    changes, _ = _split(dotted, valued=set(), switches=set())
     args = parser.parse_args(words)
     from bench.report import claim_lines
-    from bench.reproduce import experiments, load, reproduce
+    from bench.reproduce import Version, experiments, load, reproduce
 
     if args.list:
         titles = {name: load(name).title for name in experiments()}
@@ -236,7 +253,8 @@ def _reproduce(words: list[str]) -> int:
     def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
-    result = reproduce(args.name, folder, places, quick=args.quick, search=args.search, say=say)
+    version = Version(args.quick, args.search, args.seeds, changes)
+    result = reproduce(args.name, folder, places, version, say)
     if result is None:
         say("bench: stopped; what is finished is stored, and the same command goes on")
         return 130

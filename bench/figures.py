@@ -61,9 +61,12 @@ LABELS = {
     "alignment": r"alignment of $W$ with $W_\mathrm{mm}$ (cosine)",
     "norm_W": r"$\|W\|$",
     "off_optimal": "1 \N{MINUS SIGN} softmax weight\non the optimal token",
+    "on_optimal": "softmax weight\non the optimal token",
     "test_loss": "test loss",
+    "train_error": "training error (fraction)",
     "test_error": "test error (fraction)",
     "attn_score": "softmax mass on\nrelevant tokens",
+    "off_relevant": "1 \N{MINUS SIGN} softmax mass on\nrelevant tokens",
     "avg_norm_W": r"$H^{-1}\,\sum_h\,\|W_h\|$",
     "avg_norm_U": r"$H^{-1/2}\,\sum_h\,\|U_h\|$",
     "align_W": r"alignment of $W$ with the planted head (cosine)",
@@ -98,8 +101,8 @@ _RC = {
 class Guide(BaseModel):
     """A thin line that shows a rate to compare with; it is no fit.
 
-    It is `x**slope` or `exp(rate * x**power)`, times what takes it through the panel's first arm, over the later half of
-    that arm's line as the axis shows it.
+    It is `x**slope` or `exp(rate * x**power)`, times what takes it through the panel's first arm, drawn over the later
+    half of that arm's line as the axis shows it.
 
     Attributes:
         slope: the exponent; a straight line where both axes are logarithmic.
@@ -199,8 +202,9 @@ class Line:
 def lines(panel: Panel, arm: Arm) -> tuple[list[Line], int]:
     """An arm's lines in a panel, and the number of seeds that have values there.
 
-    It is one line, over seeds at equal x. Where seeds differ in x, each is interpolated if x never falls; if x does, there
-    is nothing to average, and every seed has a line. A row that a seed lacks between two that it has is interpolated.
+    It is one line, over seeds at equal x. Where seeds differ in x, each is interpolated if x never falls; if x does,
+    there is nothing to average, and every seed has a line. A row that a seed lacks between two that it has is
+    interpolated.
 
     Raises:
         UserError: the arm has no runs, or no such columns.
@@ -344,22 +348,20 @@ def make(spec: FigureSpec, arms: Mapping[str, Arm], *, watermark: str = "") -> "
         figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
         FigureCanvasAgg(figure)
         styles = _styles([arm.label for arm in arms.values()], spec.ordered)
-        caption = _Caption(spec)
-        shown: dict[str, Line2D] = {}
-        guides: dict[str, Line2D] = {}
+        words = _Words(spec)
         all_axes = list(figure.subplots(rows, columns, squeeze=False).flat)
         for k, (axes, panel) in enumerate(zip(all_axes, spec.panels, strict=False)):
-            _draw_panel(axes, k, panel, _chosen(panel, arms), styles, caption, shown, guides)
+            _draw_panel(axes, k, panel, _chosen(panel, arms), styles, words)
             room = width / columns, _ROW_HEIGHTS[columns]
             _name_axes(axes, panel, f"({_letter(k)}) " if len(spec.panels) > 1 else "", room)
         for axes in all_axes[len(spec.panels) :]:
             axes.remove()
         figure.align_labels()
 
-        handles = [shown[label] for label in styles if label in shown] + list(guides.values())
+        handles = [words.shown[label] for label in styles if label in words.shown] + list(words.guides.values())
         legend = _legend(figure, handles)
         below = figure.supxlabel(
-            _wrap(figure, caption.text(), SMALL, width - 0.1), x=0.05 / width, ha="left", color="0.25"
+            _wrap(figure, words.text(), SMALL, width - 0.1), x=0.05 / width, ha="left", color="0.25"
         )
         extra = sum(_inches(figure, artist)[1] for artist in (legend, below)) + 0.1
         figure.set_size_inches(width, round(height + extra, 2))
@@ -399,13 +401,19 @@ def _styles(labels: Sequence[str], ordered: bool) -> dict[str, _Style]:
     }
 
 
-class _Caption:
-    """Collects what the caption must say of the lines."""
+class _Words:
+    """Collects what legend and caption must say of the lines.
+
+    Attributes:
+        shown, guides: what stands in the legend, by label.
+    """
 
     def __init__(self, spec: FigureSpec) -> None:
         self.spec = spec
         self.seeds: dict[tuple[str, int], int] = {}
-        self.bands = self.ended = self.guides = False
+        self.bands = self.ended = False
+        self.shown: dict[str, Line2D] = {}
+        self.guides: dict[str, Line2D] = {}
         self.facts: dict[str, list[int]] = {}
         for k, panel in enumerate(spec.panels):
             if (panel.smooth or 1) > 1:
@@ -460,11 +468,9 @@ def _draw_panel(
     panel: Panel,
     arms: Sequence[Arm],
     styles: Mapping[str, _Style],
-    caption: _Caption,
-    shown: "dict[str, Line2D]",
-    guides: "dict[str, Line2D]",
+    words: _Words,
 ) -> None:
-    """Draw lines, bands and guides; `shown` and `guides` get what stands for each label in the legend."""
+    """Draw lines, bands and guides, and tell `words`."""
     from matplotlib.lines import Line2D
 
     if "x" in panel.log:
@@ -476,11 +482,11 @@ def _draw_panel(
         style = styles[arm.label]
         arm_lines, seeds = lines(panel, arm)
         drawn.append(arm_lines)
-        caption.add(k, arm, arm_lines, seeds)
+        words.add(k, arm, arm_lines, seeds)
         looks: dict[str, Any] = dict(
             color=style.color, linestyle=style.linestyle, marker=style.marker, markersize=3, lw=_WIDTH
         )
-        shown.setdefault(arm.label, Line2D([], [], label=arm.label, **looks))
+        words.shown.setdefault(arm.label, Line2D([], [], label=arm.label, **looks))
         for line in arm_lines:
             if line.band is not None:
                 axes.fill_between(line.x, *line.band, color=style.color, alpha=0.18, linewidth=0, zorder=2)
@@ -494,13 +500,13 @@ def _draw_panel(
         axes.set_ylim(
             *_limits([v for line in every for v in line.band or (line.y,)], "y" in panel.log, 0.05, panel.floor)
         )
-        caption.guides |= bool(panel.guides)
         for guide in panel.guides:
             label = guide.label or _formula(guide, "t" if panel.x == "step" else "x")
-            dashes = _GUIDE_DASHES[list(guides).index(label) if label in guides else len(guides) % len(_GUIDE_DASHES)]
+            number = list(words.guides).index(label) if label in words.guides else len(words.guides)
+            dashes = _GUIDE_DASHES[number % len(_GUIDE_DASHES)]
             thin: dict[str, Any] = dict(color="0.35", linestyle=dashes, lw=0.8)
             axes.plot(*_guide_points(guide, every[0], panel, axes.get_ylim()), **thin, zorder=4)
-            guides.setdefault(label, Line2D([], [], label=label, **thin))
+            words.guides.setdefault(label, Line2D([], [], label=label, **thin))
     else:
         axes.text(0.5, 0.5, "no values", transform=axes.transAxes, ha="center", va="center", color="0.4")
     _ticks(axes.xaxis, "x" in panel.log)
@@ -657,8 +663,7 @@ def _wrap(figure: "Figure", text: str, size: float, inches: float) -> str:
 def _watermark(figure: "Figure", text: str) -> None:
     """Write large and pale across the figure."""
     width, height = figure.get_size_inches()
-    mark = figure.text(
-        0.5, 0.5, text, ha="center", va="center", rotation=25, color="0.5", alpha=0.3, fontsize=60, zorder=10, in_layout=False
-    )  # fmt: skip
+    mark = figure.text(0.5, 0.5, text, ha="center", va="center", rotation=25, fontsize=60, zorder=10)
+    mark.set(color="0.5", alpha=0.3, in_layout=False)
     across, tall = _inches(figure, mark)
     mark.set_fontsize(max(SMALL, 60 * min(0.9 * width / across, 0.9 * height / tall, 1)))

@@ -63,7 +63,7 @@ def claim_lines(result: "Reproduction", folder: Path) -> list[str]:
     lines = [f"{result.name}: {result.experiment.title}"]
     for claim, finding in result.claims:
         lines += [f"  {finding.verdict:<10} {claim.name}: {claim.paper}", f"{'':13}{finding.text}"]
-    if result.quick:
+    if result.version.quick:
         lines.append("note: this is the quick version; its verdicts are no evidence")
     if result.without:
         lines.append(

@@ -10,7 +10,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import product
 from math import nan
 from pathlib import Path
@@ -128,16 +128,22 @@ class Experiment(BaseModel):
 
     def small(self) -> "Experiment":
         """The version of `--quick`."""
-        arms = {label: own | self.quick.settings | self.quick.arms.get(label, {}) for label, own in self.arms.items()}
-        return self.model_copy(update={"arms": arms, "seeds": self.quick.seeds})
+        small = self.changed(self.quick.settings, self.quick.seeds)
+        arms = {label: own | self.quick.arms.get(label, {}) for label, own in small.arms.items()}
+        return small.model_copy(update={"arms": arms})
 
     def at(self, point: Settings) -> "Experiment":
         """The version at a point of the search."""
         assert self.search is not None
-        arms = {label: own | self.search.settings | point for label, own in self.arms.items()}
+        there = self.changed(self.search.settings | point, self.search.seeds)
         wanted = self.search.claims
         claims = [claim for claim in self.claims if wanted is None or claim.name in wanted]
-        return self.model_copy(update={"arms": arms, "seeds": self.search.seeds, "claims": claims})
+        return there.model_copy(update={"claims": claims})
+
+    def changed(self, settings: Settings, seeds: Sequence[int]) -> "Experiment":
+        """The version with these settings in all arms, and these seeds."""
+        arms = {label: own | settings for label, own in self.arms.items()}
+        return self.model_copy(update={"arms": arms, "seeds": list(seeds)})
 
 
 def experiments() -> dict[str, Path]:
@@ -163,6 +169,31 @@ def load(name: str) -> Experiment:
 
 
 # -- runs -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Version:
+    """In which version an experiment is done.
+
+    Attributes:
+        quick: the small one.
+        search: with the search over open constants.
+        seeds: number of seeds, from 0, instead of the experiment's own.
+        changes: settings that are changed in all arms.
+    """
+
+    quick: bool = False
+    search: bool = False
+    seeds: int | None = None
+    changes: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def words(self) -> str:
+        """As the command line has it."""
+        flags = {"--quick": self.quick, "--search": self.search, f"--seeds {self.seeds}": self.seeds}
+        return " ".join(
+            [*(flag for flag, on in flags.items() if on), *([_words(self.changes)] if self.changes else [])]
+        )
 
 
 @dataclass(frozen=True)
@@ -283,7 +314,7 @@ def collect(todo: Sequence[Job]) -> tuple[dict[str, Arm], dict[str, list[RunResu
 
 
 def _infeasible(facts: Mapping[str, Any]) -> bool:
-    return any(isinstance(fact, dict) and fact.get("feasible") is False for fact in facts.values())
+    return any(isinstance(fact, dict) and not fact.get("feasible", True) for fact in facts.values())
 
 
 # -- what comes out ---------------------------------------------------------------------------------------------------
@@ -294,7 +325,7 @@ class Reproduction:
     """What an experiment gave.
 
     Attributes:
-        name, experiment, quick: what was done.
+        name, experiment, version: what was done.
         findings: by claim.
         records: the runs' records by arm.
         without: seeds that were left out as infeasible.
@@ -303,7 +334,7 @@ class Reproduction:
 
     name: str
     experiment: Experiment
-    quick: bool
+    version: Version
     findings: Mapping[str, Finding]
     records: Mapping[str, Sequence[RunResult]]
     without: Sequence[int]
@@ -316,7 +347,7 @@ class Reproduction:
 
 
 def reproduce(
-    name: str, folder: Path, places: Settings, *, quick: bool, search: bool, say: Callable[[str], None]
+    name: str, folder: Path, places: Settings, version: Version, say: Callable[[str], None]
 ) -> Reproduction | None:
     """Run an experiment and write figure, data, claims and page; None if a signal stopped it.
 
@@ -324,17 +355,20 @@ def reproduce(
         name: of `experiments()`.
         folder: where the output goes; made if needed.
         places: where data and store are, and the device.
-        quick: the small version.
-        search: also search the open constants.
+        version: small or whole, with or without search, and what is changed.
         say: shows a line of progress.
 
     Raises:
-        UserError: unknown experiment, missing data, or nowhere to write.
+        UserError: unknown experiment or setting, missing data, or nowhere to write.
     """
     full = load(name)
-    experiment = full.small() if quick else full
-    if search and full.search is None:
+    if version.search and full.search is None:
         raise UserError(f"{name} has no open constants to search; leave --search out")
+    if version.seeds is not None and version.seeds < 1:
+        raise UserError(f"--seeds {version.seeds}: it must be at least 1")
+    experiment = full.small() if version.quick else full
+    seeds = experiment.seeds if version.seeds is None else range(version.seeds)
+    experiment = experiment.changed(dict(version.changes), seeds)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -345,7 +379,7 @@ def reproduce(
     arms, records, without = collect(todo)
     findings = {claim.name: judge(claim.test, arms, **claim.arguments) for claim in experiment.claims}
     region = []
-    if search:
+    if version.search:
         assert full.search is not None
         for point in full.search.points:
             there = full.at(point)
@@ -355,9 +389,9 @@ def reproduce(
                 return None
             arms_there, _, _ = collect(todo)
             region.append((point, {c.name: judge(c.test, arms_there, **c.arguments) for c in there.claims}))
-    result = Reproduction(name, experiment, quick, findings, records, without, region)
+    result = Reproduction(name, experiment, version, findings, records, without, region)
     try:
-        draw(experiment.figure, arms, folder, watermark="quick" if quick else "")
+        draw(experiment.figure, arms, folder, watermark="quick" if version.quick else "")
         _write_data(arms, folder)
         (folder / "claims.json").write_text(json.dumps(as_json(result), indent=1, allow_nan=False) + "\n", "utf-8")
         (folder / "report.md").write_text(page(result), "utf-8")
@@ -392,7 +426,7 @@ def as_json(result: Reproduction) -> dict[str, Any]:
     """Everything but the curves, as strict JSON can hold it."""
     runs = [record for records in result.records.values() for record in records]
     return plain({
-        "experiment": result.name, "title": result.experiment.title, "paper": result.experiment.paper, "quick": result.quick,
+        "experiment": result.name, "title": result.experiment.title, "paper": result.experiment.paper, "quick": result.version.quick, "changes": dict(result.version.changes),
         "seeds": result.experiment.seeds, "seeds_left_out": list(result.without), "notes": result.experiment.notes,
         "claims": [claim.model_dump() | asdict(finding) for claim, finding in result.claims],
         "search": [{"at": point, **{name: asdict(f) for name, f in there.items()}} for point, there in result.region],
@@ -409,9 +443,11 @@ def _distinct(values: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 def page(result: Reproduction) -> str:
     """The report as Markdown: figure, claims beside the paper's words, and what they rest on."""
     experiment = result.experiment
-    again = f"bench reproduce {result.name}{' --quick' if result.quick else ''}{' --search' if result.region else ''}"
+    again = f"bench reproduce {result.name} {result.version.words}".rstrip()
     lines = [f"# {experiment.title}", "", f"{experiment.paper}. Made by `{again}`.", ""]
-    if result.quick:
+    if result.version.changes:
+        lines += ["**Settings were changed on the command line: this is not the experiment as it is defined.**", ""]
+    if result.version.quick:
         lines += ["**This is the quick version: few seeds and few steps. Its verdicts are no evidence.**", ""]
     lines += ["![figure](figure.png)", "", "## Claims", ""]
     rows = [
@@ -464,15 +500,15 @@ def _table(head: Sequence[Any], rows: Sequence[Sequence[Any]]) -> list[str]:
 def _effect(finding: Finding) -> str:
     if finding.effect is None:
         return ""
-    low, high = ("?" if x is None else f"{x:.3g}" for x in (finding.low, finding.high))
-    return f"{finding.effect:.3g} [{low}, {high}] {finding.unit}"
+    low, high = ("?" if x is None else f"{x:.4g}" for x in (finding.low, finding.high))
+    return f"{finding.effect:.4g} [{low}, {high}] {finding.unit}"
 
 
 def _own(experiment: Experiment, label: str) -> str:
     return _words(experiment.arms[label])
 
 
-def _words(settings: Settings) -> str:
+def _words(settings: Mapping[str, Any]) -> str:
     return " ".join(f"--{name} {value}" for name, value in settings.items())
 
 

@@ -7,8 +7,15 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from scipy.special import stdtrit
+
+SPACING = 0.05
+"""Least distance in decades between the points of a fit against log x: at most twenty points a decade. Ours."""
+WINDOW = 0.25
+"""Decades over which a local exponent is fitted. Ours."""
+LEAST_POINTS = 3
+"""Fewest points that a line is fitted to: two always lie on one. Ours."""
 
 
 @dataclass(frozen=True)
@@ -80,3 +87,49 @@ def slope(x: ArrayLike, y: ArrayLike) -> tuple[float, float, float]:
     gradient = product / square * (scale_v / scale_u)
     r2 = min(1.0, product / square * product / (dv @ dv))
     return float(gradient), float(v.mean() - gradient * u.mean()), float(r2)
+
+
+def thin(x: NDArray[np.float64]) -> list[int]:
+    """Which points to keep so that they spread evenly over log x, since of points at every step most lie at the right end.
+
+    Args:
+        x: shape (N,), positive, not decreasing.
+
+    Returns:
+        indices: the first, each that is `SPACING` decades beyond the one before, and the last.
+    """
+    log_x, gap, kept = np.log10(x), SPACING * (1 - 1e-9), []
+    while (i := int(np.searchsorted(log_x, log_x[kept[-1]] + gap)) if kept else 0) < x.size:
+        kept.append(i)
+    return kept if not kept or x[kept[-1]] == x[-1] else [*kept, x.size - 1]
+
+
+def power_law_decades(x: NDArray[np.float64], y: NDArray[np.float64], low: float, high: float) -> float:
+    """Length of the longest stretch of x in which y goes as a power of x with a local exponent in [low, high].
+
+    The local exponent at a point is the least-squares slope of log y on log x over the points `WINDOW` / 2 decades to
+    either side, or over the nearest `LEAST_POINTS` if fewer lie there. It is taken at thinned points; a stretch goes from
+    the first to the last in a row whose exponents lie in the range.
+
+    Args:
+        x: shape (N,), positive, not decreasing, with at least `LEAST_POINTS` different values.
+        y: shape (N,), positive.
+        low: least exponent.
+        high: greatest exponent.
+
+    Returns:
+        decades, in [0, inf), to 9 digits after the point.
+    """
+    x, index = np.unique(x, return_index=True)
+    log_x, log_y, longest, start = np.log10(x), np.log10(y)[index], 0.0, None
+    for centre in log_x[thin(x)]:
+        distance = np.abs(log_x - centre)
+        near = np.flatnonzero(distance <= WINDOW / 2)
+        if near.size < LEAST_POINTS:
+            near = np.argsort(distance, kind="stable")[:LEAST_POINTS]
+        if low <= slope(log_x[near], log_y[near])[0] <= high:
+            start = centre if start is None else start
+            longest = max(longest, float(centre - start))
+        else:
+            start = None
+    return round(longest, 9)

@@ -71,14 +71,14 @@ def solve(gram: ArrayLike) -> MaxMargin | None:
         gram: K, symmetric and positive semidefinite, shape (m, m), m at least 1; it may be singular.
 
     Returns:
-        The solution, or None where there is none: a constraint is 0, or Clarabel's certificate was confirmed, weights
-        z >= 0 of sum 1 with ||sum_k z_k c_k / ||c_k|| || at most `NO_MARGIN`. No w has a greater margin than that.
+        The solution, or None where there is none: a constraint is 0, or Clarabel found a certificate, checked here:
+        weights z >= 0 of sum 1 with ||sum_k z_k c_k / ||c_k|| || at most `NO_MARGIN`. No w has a greater margin.
 
     Raises:
         ValueError: K is not a Gram matrix.
         ArithmeticError: neither a certificate nor an answer within `ACCURACY` was found. That is so for margins
-            below about 1e-4 of the constraints' norms, which the rounding of K drowns, and later where these norms
-            spread over many powers of ten.
+            below about 1e-4 of the constraints' norms, which the rounding of K drowns, and sooner where these norms
+            spread over several powers of ten.
     """
     K = np.asarray(gram, dtype=np.float64)
     if K.ndim != 2 or K.shape[0] != K.shape[1] or not len(K):
@@ -93,30 +93,29 @@ def solve(gram: ArrayLike) -> MaxMargin | None:
     G = (K + K.T) / 2 / lengths[:, None] / lengths
     b = shortest / lengths
     start, active, status = _interior_point(G, b)
-    bound = _least_margin(G, start, active) if status in _INFEASIBLE else np.inf
-    norm2, violation, gap = np.nan, np.nan, np.nan
-    if bound > NO_MARGIN and np.isfinite(start).all():
-        scaled = _polish(G, b, start, active)
-        norm2, violation, gap = _quality(G, b, scaled)
-        if violation <= ACCURACY and abs(gap) <= ACCURACY:
-            support = int(np.count_nonzero(scaled))
-            return MaxMargin(scaled / (shortest * lengths), float(np.sqrt(norm2)) / shortest, violation, gap, support)
-    if bound > NO_MARGIN:
-        bound = min(bound, _least_margin(G, *_interior_point(G)[:2]))
+    if status in _INFEASIBLE and _least_margin(G, start, active) <= NO_MARGIN:
+        return None
+    scaled = _polish(G, b, start, active)
+    norm2, violation, gap = _quality(G, b, scaled)
+    if violation <= ACCURACY and abs(gap) <= ACCURACY:
+        support = int(np.count_nonzero(scaled))
+        return MaxMargin(scaled / (shortest * lengths), float(np.sqrt(norm2)) / shortest, violation, gap, support)
+    # Clarabel may stop short of a certificate. The point of the hull nearest to 0 always exists, and tells as well.
+    bound = _least_margin(G, *_interior_point(G)[:2])
     if bound <= NO_MARGIN:
         return None
     raise ArithmeticError(
-        f"no max-margin solution of {len(K)} constraints was found within {ACCURACY:.0e}, nor a proof that there is none: "
-        f"violation {violation:.1e}, relative duality gap {gap:.1e}, margin at most {bound:.1e} of the constraints' norms; "
-        f"Clarabel says {status}"
+        f"no max-margin solution of {len(K)} constraints was found within {ACCURACY:.0e}, nor a proof that there is "
+        f"none: violation {violation:.1e}, relative duality gap {gap:.1e}, margin at most {bound:.1e} of the "
+        f"constraints' norms; Clarabel says {status}"
     )
 
 
 def _interior_point(G: NDArray, b: NDArray | None = None) -> tuple[NDArray, NDArray, Any]:
     """Weights, which of them outweigh their slacks, both of shape (m,), and the status.
 
-    The program is min 1/2 a^T G a - b^T a over a >= 0, whose weights are a ray of descent where it is unbounded; without
-    b it is min 1/2 a^T G a over a >= 0 of sum 1.
+    The program is min 1/2 a^T G a - b^T a over a >= 0, whose weights are a ray of descent where it is unbounded;
+    without b it is min 1/2 a^T G a over a >= 0 of sum 1.
     """
     settings = _clarabel.DefaultSettings()
     settings.verbose = False
@@ -130,7 +129,7 @@ def _interior_point(G: NDArray, b: NDArray | None = None) -> tuple[NDArray, NDAr
         rows = sparse.vstack([np.ones((1, m)), rows], format="csc")
         right, cones = np.append(1.0, right), [_clarabel.ZeroConeT(1), *cones]
     found = _clarabel.DefaultSolver(upper, np.zeros(m) if b is None else -b, rows, right, cones, settings).solve()
-    weights, slack = np.array(found.x), np.array(found.z)[-m:]
+    weights, slack = (np.nan_to_num(v[-m:], posinf=0, neginf=0) for v in (found.x, found.z))
     return np.maximum(weights, 0), weights > slack, found.status
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 from torchmetrics.classification import BinaryAccuracy
 
+from optimizers.step_size import check_range
 from tasks.attention import attended_mean
 from tasks.base import Outcome, Task, TaskData
 from tasks.dropout import BatchRandomness
@@ -59,13 +60,16 @@ class TokenData(TaskData):
     def att_svm(self) -> AttentionSVM | None:
         """W_mm = argmin ||W||_F subject to (x_{i,opt_i} - x_{i,t})^T W x_{i,1} >= 1 on the training samples, or None.
 
-        Tarzanagh et al., Transformers as Support Vector Machines. None: no W meets all the constraints.
+        Tarzanagh et al., Transformers as Support Vector Machines. None: no W meets all the constraints, or none was found.
         """
         train = self.splits["train"]
-        return attention_svm(train.tokens.cpu().double(), train.optimal.cpu())
+        try:
+            return attention_svm(train.tokens.cpu().double(), train.optimal.cpu())
+        except ArithmeticError:
+            return None
 
     def facts(self) -> dict[str, Any]:
-        """Whether the Att-SVM is feasible, its norm, and how exactly it was solved."""
+        """Whether the Att-SVM was solved, its norm, and how exactly."""
         return {"att_svm": solved(self.att_svm and self.att_svm.solution)}
 
     def to(self, device: torch.device, dtype: torch.dtype) -> None:
@@ -78,22 +82,16 @@ class TokenData(TaskData):
 def solved(solution: MaxMargin | None) -> dict[str, Any]:
     """A max-margin problem's solution as a run's record keeps it."""
     if solution is None:
-        return {"feasible": False}
+        return {"feasible": False}  # or so nearly that float64 cannot tell
     return {
         "feasible": True, "norm": float(solution.norm), "support": int(solution.support),
         "violation": float(solution.violation), "duality_gap": float(solution.duality_gap),
     }  # fmt: skip
 
 
-def check_least(**limits: tuple[float, float]) -> None:
-    """Check values by name, given as (value, least legal value).
-
-    Raises:
-        ValueError: a value is too small.
-    """
-    for name, (value, least) in limits.items():
-        if not value >= least:
-            raise ValueError(f"{name}={value} is out of range: it must be at least {least}")
+def _check_sizes(n: int, n_test: int, T: int, d: int) -> None:
+    for name, value, least in (("n", n, 1), ("n_test", n_test, 1), ("T", T, 2), ("d", d, 2)):
+        check_range(name, value, least)
 
 
 def on_sphere(generator: torch.Generator, *shape: int) -> Tensor:
@@ -129,7 +127,9 @@ class FixedDecoderData(TokenData):
         self, root: Any = None, seed: int = 0, *, n: int = 20, n_test: int = 100, T: int = 6, d: int = 64,
         recipe: Literal["equal_scores", "sphere"] = "equal_scores", sigma: float = 0.375, gap: float = 1.0,
     ) -> None:  # fmt: skip
-        check_least(n=(n, 1), n_test=(n_test, 1), T=(T, 2), d=(d, 2), sigma=(sigma, 0), gap=(gap, 0))
+        _check_sizes(n, n_test, T, d)
+        check_range("sigma", sigma, 0)
+        check_range("gap", gap, 0)
         generator = torch.Generator().manual_seed(derive_seed(seed, "tokens"))
         self.decoder = u = on_sphere(generator, d)
 
@@ -206,7 +206,7 @@ class AttentionHead(nn.Module):
 class TokenClassifier(Task):
     """One attention head and a linear decoder: what the tasks of paper A share, with their measurements."""
 
-    data: TokenData  # type: ignore[assignment]
+    data: TokenData
     head: AttentionHead
 
     def metrics(self) -> dict[str, Metric]:
@@ -298,7 +298,7 @@ class AttentionClassifier(TokenClassifier):
 
     def __init__(self, data: FixedDecoderData, *, init_std: float = 0.0) -> None:
         super().__init__(data)
-        check_least(init_std=(init_std, 0))
+        check_range("init_std", init_std, 0)
         self.head = AttentionHead(data.decoder.numel(), init_std)
 
     def loss(self, batch: ScoredBatch) -> Outcome:
@@ -343,7 +343,9 @@ class MixtureTokenData(TokenData):
         self, root: Any = None, seed: int = 0, *, n: int = 20, n_test: int = 100, T: int = 6, d: int = 64,
         sigma: float = 0.25, mu_norm: float = 2.0,
     ) -> None:  # fmt: skip
-        check_least(n=(n, 1), n_test=(n_test, 1), T=(T, 2), d=(d, 2), sigma=(sigma, 0), mu_norm=(mu_norm, 0))
+        _check_sizes(n, n_test, T, d)
+        check_range("sigma", sigma, 0)
+        check_range("mu_norm", mu_norm, 0)
         generator = torch.Generator().manual_seed(derive_seed(seed, "mixture"))
         self.mu = mu_norm * on_sphere(generator, d)
 
@@ -401,7 +403,7 @@ class JointClassifier(TokenClassifier):
 
     def __init__(self, data: MixtureTokenData, *, init_std: float = 0.0) -> None:
         super().__init__(data)
-        check_least(init_std=(init_std, 0))
+        check_range("init_std", init_std, 0)
         self.head = AttentionHead(data.mu.numel(), init_std)
         self.decoder = Decoder(data.mu.numel(), init_std)
 

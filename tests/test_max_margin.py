@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import quadprog
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from torch import Tensor
@@ -115,7 +115,15 @@ def test_the_separator_is_the_one_found_in_the_primal_variables(n: int, d: int) 
         assert_optimal((labels[:, None] * tokens).numpy(), v.numpy(), solution.weights)
 
 
-@given(C=st.integers(1, 4).flatmap(lambda d: arrays(np.int64, st.tuples(st.integers(1, 8), st.just(d)), elements=st.integers(-3, 3))))  # fmt: skip
+small_matrices = st.tuples(st.integers(1, 8), st.integers(1, 4)).flatmap(
+    lambda shape: arrays(np.int64, shape, elements=st.integers(-3, 3))
+)
+
+
+@given(C=small_matrices)
+@example(C=np.array([[-1, 0, 0], [-1, 0, 0], [-1, 0, 0], [1, 0, 0], [0, 2, 0], [2, 0, 0]]))  # Clarabel stops short
+@example(C=np.array([[0, 1, -1], [0, -1, 1], [1, 0, -1], [1, 1, 1]]))
+@example(C=np.array([[-1, 0], [-1, 1], [1, 1], [-1, 1], [-1, 0], [-1, 0], [-1, -1], [-1, -1]]))
 @settings(max_examples=300, deadline=None)
 def test_whole_numbers_with_their_many_ties_are_solved_or_refused_as_in_the_primal(C: np.ndarray) -> None:
     C = C.astype(np.float64)
@@ -275,8 +283,15 @@ def test_tokens_s_times_as_long_have_a_matrix_s_squared_times_smaller(exponent: 
 
 @pytest.mark.parametrize(
     "gram",
-    [np.zeros((0, 0)), np.ones(3), np.ones((2, 3)), -np.eye(2), np.array([[1.0, 0.5], [0.0, 1.0]]), np.full((2, 2), np.nan)],
-)  # fmt: skip
+    [
+        np.zeros((0, 0)),
+        np.ones(3),
+        np.ones((2, 3)),
+        -np.eye(2),
+        np.array([[1.0, 0.5], [0.0, 1.0]]),
+        np.full((2, 2), np.nan),
+    ],
+)
 def test_what_is_no_gram_matrix_is_refused(gram: np.ndarray) -> None:
     with pytest.raises(ValueError, match="Gram matrix"):
         solve(gram)

@@ -171,8 +171,8 @@ def test_a_problem_instance_belongs_to_its_seed(data_cls: Any) -> None:
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"n": 0}, "n=0 .* at least 1"), ({"T": 1}, "T=1 .* at least 2"), ({"n_test": 0}, "n_test=0"), ({"d": 1}, "d=1"),
-     ({"sigma": -1.0}, "sigma=-1.0 .* at least 0")],
+    [({"n": 0}, r"n=0 .* in \[1, inf\)"), ({"T": 1}, r"T=1 .* in \[2, inf\)"), ({"n_test": 0}, "n_test=0"), ({"d": 1}, "d=1"),
+     ({"sigma": -1.0}, r"sigma=-1.0 .* in \[0, inf\)")],
 )  # fmt: skip
 @pytest.mark.parametrize("data_cls", [FixedDecoderData, MixtureTokenData])
 def test_bad_sizes_name_the_value_and_the_range(data_cls: Any, options: dict[str, Any], message: str) -> None:

@@ -1,0 +1,790 @@
+"""Claims: each test on arms whose truth is known, what missing data do to it, and every refusal."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from bench import stats
+from bench.arms import Arm
+from bench.claims import CLAIMS, Finding, judge
+from bench.errors import UserError
+from bench.stats import Interval, t_interval
+
+STEPS = np.arange(1, 1001.0)
+SPREAD = (0.98, 1.0, 1.02)  # factor of each seed
+
+
+def run(loss, step=None, **more):
+    """One run's tables."""
+    loss = np.asarray(loss, dtype=float)
+    return [
+        {"step": np.arange(1, 1.0 + len(loss)) if step is None else np.asarray(step, dtype=float), "loss": loss, **more}
+    ]
+
+
+def arm(label, *runs, statuses=None, **options):
+    return Arm(label, range(len(runs)), runs, statuses or ["completed"] * len(runs), options)
+
+
+def flat(label, *values, statuses=None, **options):
+    """An arm whose loss is constant over 10 steps, with a value for each seed."""
+    return arm(label, *(run(np.full(10, v)) for v in values), statuses=statuses, **options)
+
+
+def power(label, exponent, scale=1.0, spread=SPREAD, **options):
+    return arm(label, *(run(scale * k * STEPS**exponent) for k in spread), **options)
+
+
+def verdict(test, *arms, **arguments):
+    return finding(test, *arms, **arguments).verdict
+
+
+def finding(test, *arms, **arguments) -> Finding:
+    found = judge(test, {a.label: a for a in arms}, **arguments)
+    assert found.verdict in ("holds", "fails", "undecided")
+    for number in (found.effect, found.low, found.high):
+        assert number is None or math.isfinite(number)
+    assert found.text
+    assert "\n" not in found.text
+    assert "nan" not in found.text.split()
+    return found
+
+
+# -- statistics -----------------------------------------------------------------------------------------------------
+
+values = st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=20)
+
+
+@given(values, st.floats(0.5, 0.999))
+@example([0.1, 0.1, 0.1], 0.95)
+def test_the_interval_is_students(xs, level):
+    found = t_interval(xs, level)
+    assert found.n == len(xs)
+    assert found.low <= found.mean <= found.high
+    if np.std(xs) > 0 and np.ptp(xs) > 1e-9:
+        low, high = scipy.stats.t.interval(level, len(xs) - 1, np.mean(xs), scipy.stats.sem(xs))
+        assert (found.low, found.high) == (
+            pytest.approx(low, rel=1e-9, abs=1e-6),
+            pytest.approx(high, rel=1e-9, abs=1e-6),
+        )
+
+
+def test_equal_values_have_an_interval_without_width():
+    assert t_interval([0.1] * 3) == Interval(0.1, 0.1, 0.1, 3)
+
+
+def test_one_value_bounds_nothing():
+    assert t_interval([2.0]) == Interval(2.0, -math.inf, math.inf, 1)
+
+
+@pytest.mark.parametrize("n", [2, 3, 5, 20])
+def test_the_interval_covers_the_mean_as_often_as_it_says(n):
+    draws = np.random.default_rng(0).normal(3, 2, (4000, n))
+    covered = np.mean([found.low <= 3 <= found.high for found in map(t_interval, draws)])
+    assert abs(covered - 0.95) < 4 * math.sqrt(0.95 * 0.05 / 4000)
+
+
+@pytest.mark.parametrize("bad", [[], [1.0, math.nan], [1.0, math.inf], [[1.0, 2.0]]])
+def test_an_interval_of_what_is_not_there_is_refused(bad):
+    with pytest.raises(ValueError, match="one or more finite numbers"):
+        t_interval(bad)
+
+
+@pytest.mark.parametrize("level", [0, 1, -0.5, math.nan])
+def test_levels_out_of_range_are_refused(level):
+    with pytest.raises(ValueError, match=r"level=.* is out of range"):
+        t_interval([1.0, 2.0], level)
+
+
+@given(st.lists(st.tuples(st.integers(-100, 100), st.floats(-1e3, 1e3)), min_size=3, max_size=30))
+def test_the_slope_is_the_least_squares_one(points):
+    x, y = np.array(points, dtype=float).T
+    if np.ptp(x) == 0:
+        with pytest.raises(ValueError, match="two different values"):
+            stats.slope(x, y)
+    elif np.ptp(y) > 1e-3:
+        expected = scipy.stats.linregress(x, y)
+        gradient, intercept, r2 = stats.slope(x, y)
+        assert gradient == pytest.approx(expected.slope, rel=1e-6, abs=1e-7)
+        assert intercept == pytest.approx(expected.intercept, rel=1e-6, abs=1e-5)
+        assert r2 == pytest.approx(expected.rvalue**2, rel=1e-6, abs=1e-9)
+        assert 0 <= r2 <= 1
+
+
+def test_a_constant_is_a_line():
+    assert stats.slope([1, 2, 3], [0.1] * 3) == (0, 0.1, 1)
+
+
+def test_slopes_of_small_numbers_do_not_vanish():
+    assert stats.slope(np.arange(3) * 1e-200, np.arange(3) * 1e-200) == (
+        pytest.approx(1),
+        pytest.approx(0),
+        pytest.approx(1),
+    )
+
+
+@pytest.mark.parametrize(("x", "y"), [([1, 2], [1]), ([1, math.nan], [1, 2]), ([1, 2], [1, math.inf]), ([[1]], [[1]])])
+def test_slopes_of_what_does_not_fit_are_refused(x, y):
+    with pytest.raises(ValueError, match="finite and as long as each other"):
+        stats.slope(x, y)
+
+
+@given(st.lists(st.floats(1e-3, 1e6), max_size=200))
+@example([])
+@example([5.0, 5.0])
+def test_thinned_points_are_apart_and_keep_the_ends(xs):
+    x = np.sort(np.array(xs, dtype=float))
+    kept = stats.thin(x)
+    gaps = np.diff(np.log10(x[kept]))
+    assert (gaps[:-1] >= stats.SPACING * 0.999).all()
+    if xs:
+        assert (x[kept[0]], x[kept[-1]]) == (x[0], x[-1])
+
+
+def test_thinned_steps_spread_evenly_over_the_decades():
+    counts, _ = np.histogram(np.log10(np.arange(1, 100_001.0)[stats.thin(np.arange(1, 100_001.0))]), bins=range(6))
+    assert (counts[2:] >= 19).all()
+    assert (counts <= 21).all()
+
+
+@pytest.mark.parametrize("exponent", [-2.0, -1.0, 0.0, 1.5])
+def test_a_pure_power_law_is_as_long_as_its_data(exponent):
+    assert stats.power_law_decades(STEPS, STEPS**exponent, exponent - 0.01, exponent + 0.01) == 3
+
+
+def test_a_broken_power_law_is_as_long_as_its_piece():
+    x = np.logspace(0, 6, 601)
+    y = np.where(x < 100, 1, np.where(x < 1e5, 100 / x, 1e-3 * (1e5 / x) ** 3))
+    assert stats.power_law_decades(x, y, -1.1, -0.9) == pytest.approx(3, abs=0.25)
+    assert stats.power_law_decades(x, y, 0.5, 1) == 0
+
+
+# -- reaches --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("losses", "expected"),
+    [((0.1, 0.11, 0.09), "holds"), ((0.9, 0.91, 0.89), "fails"), ((0.1, 0.9, 0.2), "undecided"), ((0.1,), "undecided")],
+)
+def test_reaches(losses, expected):
+    assert verdict("reaches", flat("GD", *losses), measure="loss", arms=["GD"], below=0.5) == expected
+    opposite = {"holds": "fails", "fails": "holds"}.get(expected, "undecided")
+    assert verdict("reaches", flat("GD", *losses), measure="loss", arms=["GD"], above=0.5) == opposite
+
+
+def test_reaches_has_the_numbers_of_the_worst_arm():
+    found = finding(
+        "reaches", flat("a", 0.1, 0.11, 0.12), flat("b", 0.2, 0.21, 0.22), measure="loss", arms=["a", "b"], below=0.5
+    )
+    expected = t_interval([0.2, 0.21, 0.22])
+    assert (found.verdict, found.unit) == ("holds", "loss")
+    assert (found.effect, found.low, found.high) == pytest.approx((expected.mean, expected.low, expected.high))
+    assert found.text.startswith(
+        "loss of a at the end is 0.11 [0.08516, 0.1348] (3 seeds); loss of b at the end is 0.21"
+    )
+
+
+def test_one_arm_on_the_wrong_side_is_enough_to_fail():
+    arms = flat("a", 0.1, 0.1), flat("b", 0.1, 0.9), flat("c", 0.9, 0.9)
+    found = finding("reaches", *arms, measure="loss", arms=["a", "b", "c"], below=0.5)
+    assert (found.verdict, found.effect) == ("fails", 0.9)
+    assert verdict("reaches", *arms, measure="loss", arms=["a", "b"], below=0.5) == "undecided"
+
+
+def test_a_level_that_is_met_exactly_is_reached():
+    assert verdict("reaches", flat("GD", 1.0, 1.0), measure="loss", arms=["GD"], above=1) == "holds"
+    assert verdict("reaches", flat("GD", 1.0, 1.0), measure="loss", arms=["GD"], below=1) == "holds"
+
+
+def test_reaches_at_a_step_takes_the_latest_measurement_up_to_it():
+    falling = arm("GD", *(run([0.9, 0.5, 0.1], [0, 100, 200]) for _ in range(2)))
+    for at, expected in ((0, 0.9), (99, 0.9), (100, 0.5), (150, 0.5), (200, 0.1), (None, 0.1)):
+        assert finding("reaches", falling, measure="loss", arms=["GD"], below=1, at=at).effect == expected
+
+
+def test_a_run_that_converged_early_keeps_its_value():
+    early = arm("GD", run([0.5, 0.1]), run([0.5, 0.4, 0.3, 0.1]))
+    for at in (None, 4):
+        found = finding("reaches", early, measure="loss", arms=["GD"], below=0.2, at=at)
+        assert (found.verdict, found.effect) == ("holds", 0.1)
+
+
+@pytest.mark.parametrize("status", ["timeout", "killed", "failed", "running"])
+def test_a_run_that_was_cut_off_counts_only_for_steps_it_made(status):
+    cut = arm("GD", run([0.1, 0.1]), run([0.1, 0.1, 0.1]), statuses=[status, "completed"])
+    for at, expected in ((1, "holds"), (2, "holds"), (3, "undecided"), (None, "undecided")):
+        assert verdict("reaches", cut, measure="loss", arms=["GD"], below=0.2, at=at) == expected
+
+
+def test_nothing_is_known_beyond_the_last_step_or_before_the_first():
+    arms = flat("GD", 0.1, 0.1), arm("long", run(np.ones(20)))
+    for at, expected in ((20, "holds"), (21, "undecided"), (0, "undecided"), (-1, "undecided")):
+        found = finding("reaches", *arms, measure="loss", arms=["GD"], below=0.2, at=at)
+        assert found.verdict == expected
+        if expected == "undecided":
+            assert found.effect is None
+            assert found.text == f"loss of GD at step {at} is unknown, since a run has no value there"
+
+
+def test_a_diverged_run_fails():
+    found = finding(
+        "reaches", flat("GD", 0.1, 0.1, statuses=["completed", "diverged"]), measure="loss", arms=["GD"], below=0.2
+    )
+    assert (found.verdict, found.effect) == ("fails", None)
+    assert found.text == "1 of 2 runs of GD did not complete (1 diverged)"
+
+
+def test_a_value_that_does_not_exist_at_the_end_is_not_taken_from_before():
+    gone = arm("GD", run([0.1, np.nan]), run([0.1, 0.1]))
+    assert verdict("reaches", gone, measure="loss", arms=["GD"], below=0.2) == "undecided"
+    assert verdict("reaches", gone, measure="loss", arms=["GD"], below=0.2, at=1) == "holds"
+
+
+@pytest.mark.parametrize("tables", [[], [{"step": np.zeros(0), "loss": np.zeros(0)}], [{"step": STEPS, "norm": STEPS}]])
+def test_a_run_without_the_measurement_is_missing(tables):
+    broken = arm("GD", run(np.full(1000, 0.1)), tables)
+    assert verdict("reaches", broken, measure="loss", arms=["GD"], below=0.2) == "undecided"
+    assert verdict("sooner", broken, measure="loss", fast=["GD"], slow="GD", below=0.2, factor=1) == "fails"
+    broken = replace(broken, statuses=["completed", "diverged"])
+    assert verdict("reaches", broken, measure="loss", arms=["GD"], below=0.2) == "fails"
+    both = arm("GD", tables, tables), flat("other", 0.1, 0.1)
+    assert verdict("reaches", *both, measure="loss", arms=["GD"], below=0.2) == "undecided"
+    assert verdict("slope", *both, arm="GD", x="step", y="loss", scale="loglog", at_most=1) == "undecided"
+
+
+def test_an_arm_without_statuses_completed():
+    assert (
+        verdict("reaches", replace(flat("GD", 0.1, 0.1), statuses=()), measure="loss", arms=["GD"], below=1) == "holds"
+    )
+
+
+# -- sooner ---------------------------------------------------------------------------------------------------------
+
+
+def step_down(label, *at, length=1000, statuses=None):
+    """An arm whose loss falls from 1 to 0 at a step for each seed; never where that is None."""
+    runs = [run(np.where(np.arange(1, length + 1) >= (length + 1 if s is None else s), 0.0, 1.0)) for s in at]
+    return arm(label, *runs, statuses=statuses)
+
+
+def sooner(fast, slow, factor=5, **more):
+    return finding("sooner", fast, slow, measure="loss", fast=["fast"], slow="slow", below=0.5, factor=factor, **more)
+
+
+def test_sooner_holds_with_the_interval_of_the_paired_ratio():
+    found = sooner(step_down("fast", 10, 20, 30), step_down("slow", 100, 220, 280))
+    log = t_interval(np.log([10, 11, 280 / 30]))
+    assert (found.verdict, found.unit) == ("holds", "times as many steps")
+    assert (found.effect, found.low, found.high) == pytest.approx(tuple(np.exp([log.mean, log.low, log.high])))
+    assert found.text.startswith("until loss is at most 0.5, slow needs 10.09 [")
+    assert found.text.endswith("] times as many steps as fast (3 seeds)")
+
+
+def test_sooner_fails_and_is_undecided():
+    fast, slow = step_down("fast", 10, 20, 30), step_down("slow", 100, 220, 280)
+    assert sooner(fast, slow, 20).verdict == "fails"
+    assert sooner(fast, slow, 10).verdict == "undecided"
+    assert sooner(step_down("fast", 10), step_down("slow", 100), 2).verdict == "undecided"
+
+
+@pytest.mark.parametrize("ratio", [3, 5, 7, 10, 100])
+def test_equal_ratios_have_an_interval_without_width(ratio):
+    fast, slow = step_down("fast", 3, 6, 9), step_down("slow", 3 * ratio, 6 * ratio, 9 * ratio)
+    found = sooner(fast, slow, ratio)
+    assert found.verdict == "holds"
+    assert (found.low, found.high) == pytest.approx((ratio, ratio))
+    assert sooner(fast, slow, ratio * 1.001).verdict == "fails"
+
+
+def test_pairing_goes_by_seed_and_not_by_place():
+    fast, slow = step_down("fast", 10, 20, 30), step_down("slow", 300, 100, 200)
+    shuffled = replace(slow, seeds=[2, 0, 1])
+    assert sooner(fast, shuffled, 9.99).verdict == "holds"
+    assert sooner(fast, slow, 9.99).verdict == "undecided"
+    assert "(2 seeds)" in sooner(fast, replace(slow, seeds=[1, 0, 7])).text
+
+
+def test_a_slow_run_that_never_got_there_gives_a_lower_bound():
+    fast = step_down("fast", 10, 20, 30)
+    found = sooner(fast, step_down("slow", 300, None, None))
+    assert found.verdict == "holds"
+    assert found.effect == pytest.approx((30 * 50 * 1000 / 30) ** (1 / 3))
+    assert found.high is None
+    assert "needs at least " in found.text
+    assert "2 of 3 runs never got there and count with their last step" in found.text
+    assert sooner(fast, step_down("slow", None, None, None), 1000).verdict == "undecided"
+    assert sooner(fast, step_down("slow", None, None, None, statuses=["killed"] * 3)).verdict == "holds"
+    assert (
+        sooner(fast, step_down("slow", None, None, None, statuses=["diverged"] * 3, length=20)).verdict == "undecided"
+    )
+
+
+def test_a_fast_run_that_never_got_there_fails_unless_it_was_cut_off():
+    slow = step_down("slow", 100, 200)
+    found = sooner(step_down("fast", 10, None), slow)
+    assert (found.verdict, found.effect) == ("fails", None)
+    assert found.text == "1 of 2 runs of fast ended before loss is at most 0.5"
+    assert sooner(step_down("fast", 10, None, statuses=["completed", "timeout"]), slow).verdict == "undecided"
+    assert sooner(step_down("fast", None, None, statuses=["completed", "timeout"]), slow).verdict == "fails"
+    assert sooner(step_down("fast", 10, 20, statuses=["completed", "diverged"]), slow).verdict == "fails"
+
+
+def test_step_0_counts_as_step_1():
+    at_once = arm("fast", *(run([0.0, 0.0], [0, 1]) for _ in range(2)))
+    assert sooner(at_once, step_down("slow", 50, 50)).effect == pytest.approx(50)
+
+
+def test_sooner_goes_upwards_and_for_all_fast_arms():
+    rising = [replace(a, tables=[[{"step": t["step"], "loss": 1 - t["loss"]}] for (t,) in a.tables]) for a in
+              (step_down("fast", 10, 10), step_down("faster", 5, 5), step_down("slow", 60, 60))]  # fmt: skip
+    arguments = dict(measure="loss", fast=["faster", "fast"], slow="slow", above=0.5)
+    assert finding("sooner", *rising, factor=5, **arguments).effect == pytest.approx(6)
+    assert verdict("sooner", *rising, factor=6.5, **arguments) == "fails"
+    assert verdict("sooner", *rising, factor=12.5, **arguments) == "fails"
+
+
+# -- slope ----------------------------------------------------------------------------------------------------------
+
+
+def slope(*arms, **more):
+    names = {} if "arm" in more or "arms" in more else {"arm": arms[0].label}
+    return finding("slope", *arms, **{"x": "step", "y": "loss", "scale": "loglog"} | names | more)
+
+
+def exponents(label, *values):
+    return arm(label, *(run(STEPS**v) for v in values))
+
+
+def test_slope_holds_fails_and_is_undecided():
+    gd = exponents("GD", -0.98, -1.0, -1.02)
+    found = slope(gd, at_least=-1.1, at_most=-0.9, min_r2=0.99)
+    expected = t_interval([-0.98, -1.0, -1.02])
+    assert (found.verdict, found.unit) == ("holds", "ln(loss) per ln(step)")
+    assert (found.effect, found.low, found.high) == pytest.approx((expected.mean, expected.low, expected.high))
+    assert found.text.endswith("for step from 1 to 1000, with R^2 from 1.0000 to 1.0000 (3 seeds)")
+    assert slope(gd, at_most=-0.9).verdict == "holds"
+    assert slope(gd, at_least=-0.9).verdict == "fails"
+    assert slope(gd, at_most=-1.1).verdict == "fails"
+    assert slope(gd, at_least=-1).verdict == "undecided"
+    assert slope(exponents("GD", -1.0), at_least=-2, at_most=0, min_r2=0.5).verdict == "undecided"
+
+
+@pytest.mark.parametrize(
+    ("scale", "curve", "expected"),
+    [
+        ("linear", 2 * STEPS + 5, 2),
+        ("loglog", 3 / STEPS**2, -2),
+        ("semilogx", 2 * np.log(STEPS) - 1, 2),
+        ("semilogy", np.exp(-0.01 * STEPS), -0.01),
+    ],
+)
+def test_scales(scale, curve, expected):
+    found = slope(arm("GD", run(curve), run(curve)), scale=scale, at_least=-9)
+    assert (found.verdict, found.effect) == ("holds", pytest.approx(expected))
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.floats(1e-6, 1e6), st.floats(1e-6, 1e6), st.integers(0, 99))
+def test_units_do_not_change_an_exponent(x_unit, y_unit, seed):
+    noise = np.exp(np.random.default_rng(seed).normal(0, 0.1, (3, 200)))
+    x = np.arange(1, 201.0)
+    plain = arm("GD", *(run(k / x, norm=x) for k in noise))
+    scaled = arm("GD", *(run(y_unit * k / x, norm=x_unit * x) for k in noise))
+    one, other = (slope(a, x="norm", at_most=0) for a in (plain, scaled))
+    assert (one.effect, one.low, one.high) == pytest.approx((other.effect, other.low, other.high), rel=1e-6)
+    assert one.verdict == other.verdict
+
+
+def test_the_right_end_does_not_decide_alone():
+    curve = np.where(STEPS < 100, 1 / STEPS, 0.01)  # two decades of -1, one of 0, in which nine tenths of the steps lie
+    assert slope(arm("GD", run(curve), run(curve)), at_most=-0.6).verdict == "holds"
+
+
+def test_a_window_is_over_x():
+    bend = np.where(STEPS < 100, STEPS, 100.0)
+    gd = arm("GD", run(1 / bend, norm=bend), run(1 / bend, norm=bend))
+    assert slope(gd, window=[1, 99], at_most=-0.99).verdict == "holds"
+    assert slope(gd, window=[100, 1000], at_least=-0.01).verdict == "holds"
+    found = slope(gd, x="norm", window=[10, 50], at_most=-0.99)
+    assert (found.verdict, "for norm from 10 to 50" in found.text) == ("holds", True)
+
+
+def test_a_poor_fit_does_not_hold():
+    wiggle = 10.0 ** (np.arange(1000) % 2)
+    poor, good = run(wiggle / STEPS**0.01), run(STEPS**-0.01)
+    at_most = dict(at_most=1, min_r2=0.9)
+    assert slope(arm("GD", poor, poor), **at_most).verdict == "fails"
+    assert slope(arm("GD", poor, good), **at_most).verdict == "undecided"
+    assert slope(arm("GD", good, good), **at_most).verdict == "holds"
+    assert slope(arm("GD", poor), **at_most).verdict == "undecided"
+    assert slope(arm("GD", good, good), at_least=0.5, min_r2=0.9).verdict == "fails"
+    assert slope(arm("GD", good, good), min_r2=0.9).verdict == "holds"
+
+
+def test_points_without_a_logarithm_are_left_out():
+    curve = 1 / STEPS
+    holes = curve.copy()
+    holes[[3, 50, 700]] = 0, -1, np.nan
+    assert slope(arm("GD", run(curve), run(holes)), at_least=-1.001, at_most=-0.999).verdict == "holds"
+
+
+@pytest.mark.parametrize("loss", [[0.5, 0.25], [1, 0, -1, np.nan], np.zeros(9)])
+def test_two_points_are_no_line(loss):
+    found = slope(arm("GD", run(1 / STEPS), run(loss)), at_most=0)
+    assert (found.verdict, found.effect) == ("undecided", None)
+    assert found.text == "1 of 2 runs of GD have fewer than 3 points"
+
+
+def test_a_slope_against_what_stands_still_is_undecided():
+    still = run(STEPS, norm=np.ones(1000))
+    assert slope(arm("GD", still, still), x="norm", scale="linear", at_least=0).verdict == "undecided"
+
+
+@pytest.mark.parametrize("status", ["diverged", "timeout", "killed", "failed", "running"])
+def test_lines_through_runs_that_did_not_complete_are_undecided(status):
+    gd = power("GD", -1, statuses=["completed", status, status])
+    assert slope(gd, at_most=0).verdict == "undecided"
+    found = finding("slope_region", gd, arm="GD", x="step", y="loss", between=[-2, 0], decades=1)
+    assert (found.verdict, found.text) == ("undecided", f"2 of 3 runs of GD did not complete (2 {status})")
+
+
+def test_slopes_of_runs_of_different_length():
+    assert slope(arm("GD", run(1 / STEPS), run(1 / STEPS[:50])), at_least=-1.01, at_most=-0.99).verdict == "holds"
+
+
+def test_slope_of_several_arms():
+    arms = exponents("a", -1, -1.01), exponents("b", -0.5, -0.51)
+    assert slope(*arms, arms=["a", "b"], at_most=-0.4).effect == pytest.approx(-0.505)
+    assert slope(*arms, arms=["a", "b"], at_most=-0.7).verdict == "fails"
+
+
+# -- lower ----------------------------------------------------------------------------------------------------------
+
+
+def lower(*arms, **more):
+    return finding("lower", *arms, **{"measure": "loss", "better": ["a"], "worse": "b"} | more)
+
+
+def test_lower_is_paired():
+    a, b = flat("a", 0.1, 1.1, 2.1), flat("b", 0.2, 1.21, 2.19)
+    found = lower(a, b)
+    expected = t_interval(np.array([0.1, 1.1, 2.1]) - np.array([0.2, 1.21, 2.19]))
+    assert (found.verdict, found.unit) == ("holds", "difference of loss")
+    assert (found.effect, found.low, found.high) == pytest.approx((expected.mean, expected.low, expected.high))
+    assert found.text.startswith("loss of a minus that of b over steps 9 to 10 is -0.1 [")
+    assert lower(a, b, better=["b"], worse="a").verdict == "fails"
+    assert lower(a, replace(b, seeds=[2, 0, 1])).verdict == "undecided"
+    assert lower(flat("a", 0.1), flat("b", 0.2)).verdict == "undecided"
+
+
+def test_a_tie_is_not_lower():
+    found = lower(flat("a", 0.1, 0.2), flat("b", 0.1, 0.2))
+    assert (found.verdict, found.effect, found.low, found.high) == ("undecided", 0, 0, 0)
+
+
+def test_lower_averages_the_last_share_of_the_steps():
+    zigzag = arm("a", *(run(np.where(np.arange(1000) % 2, 0.0, 1.0) + k) for k in (0, 1)))
+    still = arm("b", *(run(np.full(1000, 0.75) + k) for k in (0, 1)))
+    assert lower(zigzag, still, last=0.5).verdict == "holds"
+    assert lower(zigzag, still).effect == pytest.approx(-0.25, abs=0.01)
+    assert lower(zigzag, still, at=999).verdict == "fails"
+    assert lower(zigzag, still, at=1000).effect == -0.75
+
+
+def test_lower_where_a_run_converged_early():
+    early, long = arm("a", run([1, 0.1]), run([1, 0.1])), arm("b", *(run(np.linspace(1, 0.2, 100)) for _ in range(2)))
+    assert lower(early, long).effect == pytest.approx(0.1 - np.linspace(1, 0.2, 100)[89:].mean())
+    assert lower(replace(early, statuses=["completed", "killed"]), long).verdict == "undecided"
+
+
+def test_lower_where_a_run_diverged():
+    a, b = flat("a", 0.1, 0.1), flat("b", 0.2, 0.2)
+    found = lower(replace(a, statuses=["completed", "diverged"]), b)
+    assert (found.verdict, found.effect) == ("fails", None)
+    found = lower(a, replace(b, statuses=["completed", "diverged"]))
+    assert (found.verdict, found.effect) == ("undecided", None)
+    assert found.text.endswith("so there is no loss to compare that of a with")
+
+
+def test_lower_of_several_arms():
+    arms = flat("a", 0.1, 0.1), flat("c", 0.15, 0.15), flat("b", 0.2, 0.2)
+    found = lower(*arms, better=["a", "c"])
+    assert (found.verdict, found.effect) == ("holds", pytest.approx(-0.05))
+    assert lower(*arms, better=["a", "b"]).verdict == "undecided"
+    assert lower(*arms, better=["a", "b"], worse="c").verdict == "fails"
+
+
+# -- trend ----------------------------------------------------------------------------------------------------------
+
+
+def heads(*losses, direction="increases", names=None, **more):
+    """Arms with 1, 2, 4, ... heads and a loss for each seed."""
+    arms = [flat(f"H{2**k}", *row, **{"task.H": 2**k}) for k, row in enumerate(losses)]
+    return trend(arms, direction=direction, names=names, **more)
+
+
+def trend(arms, direction="increases", names=None, **more):
+    names = names or [a.label for a in arms]
+    return finding("trend", *arms, measure="loss", arms=names, factor="task.H", direction=direction, **more)
+
+
+def test_trend_is_the_exponent_in_the_factor():
+    found = heads((1, 1.1), (2, 2.2), (4, 4.4))
+    assert (found.verdict, found.unit) == ("holds", "ln(loss) per ln(task.H)")
+    assert found.effect == pytest.approx(1)
+    assert "the means of the arms increase throughout" in found.text
+    assert heads((1, 1.1), (2, 2.2), (4, 4.4), direction="decreases").verdict == "fails"
+    assert heads((4, 4.4), (2, 2.2), (1, 1.1), direction="decreases").verdict == "holds"
+    assert heads((1, 1.1), (2, 2.2), (4, 4.4), names=["H4", "H1", "H2"]).verdict == "holds"
+
+
+def test_trends_that_are_undecided():
+    assert heads((1, 4), (2, 2), (4, 1)).verdict == "undecided"
+    assert heads((1,), (2,), (4,)).verdict == "undecided"
+    assert heads((1, 1), (1, 1), (1, 1)).verdict == "undecided"
+    found = heads((1, 1.1), (3, 3.3), (2.9, 3.2))
+    assert (found.verdict, found.low > 0) == ("undecided", True)
+    assert "the means of the arms are not known to increase throughout" in found.text
+
+
+@pytest.mark.parametrize("bad", [0, -1])
+def test_a_trend_of_what_has_no_logarithm_is_undecided(bad):
+    found = heads((1, 1.1), (2, bad))
+    assert (found.verdict, found.effect) == ("undecided", None)
+    assert found.text == "loss at the end is not positive in 1 of 4 runs"
+
+
+def test_a_trend_where_a_run_is_missing():
+    arms = [flat("a", 1, 1.1, **{"task.H": 1}), flat("b", 2, 2.2, **{"task.H": 2})]
+    for status in ("diverged", "killed"):
+        arms[1] = replace(arms[1], statuses=["completed", status])
+        assert trend(arms).verdict == "undecided"
+    assert trend(arms, at=5).verdict == "holds"
+
+
+def steps_to(*rows, length=1000, statuses=None):
+    arms = (step_down(f"H{2**k}", *row, length=length) for k, row in enumerate(rows))
+    return [replace(a, settings={"task.H": 2**k}, statuses=statuses or a.statuses) for k, a in enumerate(arms)]
+
+
+def test_a_trend_of_steps_to_a_level():
+    found = trend(steps_to((10, 12), (20, 24), (40, 48)), reach=0.5)
+    assert (found.verdict, found.effect, found.unit) == ("holds", pytest.approx(1), "ln(steps) per ln(task.H)")
+
+
+def test_a_censored_trend_is_decided_only_by_the_side_that_is_known():
+    more = steps_to((10, 12), (20, 24), (None, None))  # the slope is at least as great as shown
+    found = trend(more, reach=0.5)
+    assert (found.verdict, found.high) == ("holds", None)
+    assert "2 of 6 runs never got there and count with their last step" in found.text
+    assert trend(more, "decreases", reach=0.5).verdict == "fails"
+    less = steps_to((None, None), (20, 24), (10, 12))
+    found = trend(less, "decreases", reach=0.5)
+    assert (found.verdict, found.low) == ("holds", None)
+    assert trend(less, "increases", reach=0.5).verdict == "fails"
+    short = steps_to((None, None), (20, 24), (40, 48), length=50)  # seems to fall, but its first arm may be anywhere
+    assert trend(short, "increases", reach=0.5).verdict == "undecided"
+    assert trend(short, "decreases", reach=0.5).verdict == "undecided"
+    assert trend(steps_to((None, None), (20, 24), (None, None)), reach=0.5).verdict == "undecided"
+
+
+def test_a_censored_mean_is_a_lower_bound_of_itself():
+    two = steps_to((10, 12), (None, None), (None, None))  # the last two may lie either way
+    found = trend(two, reach=0.5)
+    assert (found.verdict, found.effect > 0) == ("undecided", True)
+    assert "are not known to increase" in found.text
+    assert (
+        trend(steps_to((10, 12), (20, None), (40, 48), statuses=["completed", "timeout"]), reach=0.5).verdict
+        == "undecided"
+    )
+
+
+# -- slope_region ---------------------------------------------------------------------------------------------------
+
+
+def region(gd, decades, **more):
+    return finding("slope_region", gd, arm="GD", x="step", y="loss", between=[-1.1, -0.9], decades=decades, **more)
+
+
+def test_slope_region():
+    curve = np.where(STEPS < 10, 0.1, 1 / STEPS)
+    gd = arm("GD", run(curve), run(2 * curve), run(curve))
+    found = region(gd, 1.5)
+    assert (found.verdict, found.unit) == ("holds", "decades")
+    assert found.effect == pytest.approx(2, abs=0.15)
+    assert region(gd, 2.5).verdict == "fails"
+    assert region(arm("GD", run(curve)), 1).verdict == "undecided"
+    assert region(arm("GD", run(curve), run(1 / STEPS)), 2).verdict == "undecided"
+
+
+def test_a_pure_power_law_has_all_decades():
+    assert region(power("GD", -1), 3).verdict == "holds"
+    assert region(power("GD", -2), 0.1).verdict == "fails"
+
+
+def test_no_region_without_points():
+    assert region(arm("GD", run(1 / STEPS), run([1, 0.5])), 1).text == "1 of 2 runs of GD have fewer than 3 points"
+
+
+# -- all_of ---------------------------------------------------------------------------------------------------------
+
+REACHES = {"test": "reaches", "measure": "loss", "arms": ["a"]}
+PART = {"holds": REACHES | {"below": 0.5}, "fails": REACHES | {"above": 0.5}, "undecided": REACHES | {"below": 0.1}}
+
+
+@pytest.mark.parametrize(
+    ("parts", "expected"),
+    [
+        (["holds", "holds"], "holds"),
+        (["holds", "undecided"], "undecided"),
+        (["undecided", "fails", "holds"], "fails"),
+        (["fails"], "fails"),
+    ],
+)
+def test_all_of(parts, expected):
+    a = flat("a", 0.1, 0.11, 0.09)
+    found = finding("all_of", a, parts=[PART[p] for p in parts])
+    assert found.verdict == expected
+    assert found.effect == pytest.approx(0.1)
+
+
+def test_all_of_has_the_numbers_of_the_worst_part():
+    arms = flat("a", 0.1, 0.1), flat("b", 0.7, 0.7)
+    found = finding("all_of", *arms, parts=[PART["holds"], PART["holds"] | {"arms": ["b"]}])
+    assert (found.verdict, found.effect) == ("fails", 0.7)
+    assert (
+        found.text
+        == "loss of a at the end is 0.1 [0.1, 0.1] (2 seeds); loss of b at the end is 0.7 [0.7, 0.7] (2 seeds)"
+    )
+
+
+def test_all_of_all_of():
+    inner = {"test": "all_of", "parts": [PART["holds"]]}
+    assert verdict("all_of", flat("a", 0.1, 0.1), parts=[inner, inner]) == "holds"
+
+
+# -- every test -----------------------------------------------------------------------------------------------------
+
+EVERY = {
+    "reaches": {"measure": "loss", "arms": ["a"], "below": 9},
+    "sooner": {"measure": "loss", "fast": ["a"], "slow": "b", "below": 9, "factor": 0.1},
+    "slope": {"arm": "a", "x": "step", "y": "loss", "scale": "loglog", "at_most": 1},
+    "lower": {"measure": "loss", "better": ["a"], "worse": "b"},
+    "trend": {"measure": "loss", "arms": ["a", "b"], "factor": "task.H", "direction": "increases"},
+    "slope_region": {"arm": "a", "x": "step", "y": "loss", "between": [-2, 0], "decades": 1},
+    "all_of": {"parts": [{"test": "reaches", "measure": "loss", "arms": ["a"], "below": 9}]},
+}
+PAIR = {"a": power("a", -1, **{"task.H": 1}), "b": power("b", -1, 2, **{"task.H": 2})}
+
+
+def seeds(source, n):
+    return replace(source, seeds=range(n), tables=source.tables[:n], statuses=source.statuses[:n])
+
+
+def test_every_test_is_here():
+    assert EVERY.keys() == CLAIMS.keys()
+
+
+@pytest.mark.parametrize("test", EVERY)
+def test_every_claim_holds_on_good_data(test):
+    assert finding(test, *PAIR.values(), **EVERY[test]).verdict == "holds"
+
+
+@pytest.mark.parametrize("test", EVERY)
+def test_one_seed_decides_nothing(test):
+    found = finding(test, *(seeds(a, 1) for a in PAIR.values()), **EVERY[test])
+    assert (found.verdict, found.low, found.high) == ("undecided", None, None)
+    assert found.effect is not None
+    assert "(one seed, so nothing is decided)" in found.text
+
+
+@pytest.mark.parametrize("status", ["diverged", "timeout", "failed", "killed", "running"])
+@pytest.mark.parametrize("test", EVERY)
+def test_no_claim_holds_for_a_run_that_broke_off(test, status):
+    cut = [{name: column[:1] for name, column in table.items()} for table in PAIR["a"].tables[2]]
+    cut[0]["loss"] = np.full(1, 99.0)
+    broken = replace(PAIR["a"], tables=[*PAIR["a"].tables[:2], cut], statuses=["completed", "completed", status])
+    assert finding(test, broken, PAIR["b"], **EVERY[test]).verdict != "holds"
+
+
+@pytest.mark.parametrize("test", EVERY)
+def test_numbers_may_be_words(test):
+    """YAML reads 1e-3 as text."""
+    words = {k: str(v) if isinstance(v, int | float) else v for k, v in EVERY[test].items()}
+    assert finding(test, *PAIR.values(), **words) == finding(test, *PAIR.values(), **EVERY[test])
+
+
+# -- refusals -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("test", "change", "message"),
+    [
+        ("reech", {}, "unknown claim test 'reech'; did you mean 'reaches'?"),
+        ("reaches", {"arms": ["a", "A1"]}, "unknown arm 'A1'; known: a, b"),
+        ("sooner", {"slow": "c"}, "unknown arm 'c'; known: a, b"),
+        ("slope", {"arm": "c"}, "unknown arm 'c'; known: a, b"),
+        ("reaches", {"measure": "los"}, "unknown column 'los'; did you mean 'loss'?"),
+        ("slope", {"y": "los"}, "unknown column 'los'; did you mean 'loss'?"),
+        ("trend", {"factor": "task.h"}, "unknown setting of a 'task.h'; did you mean 'task.H'?"),
+        ("reaches", {"belo": 1}, "unknown argument of reaches 'belo'; did you mean 'below'?"),
+        ("reaches", {"measure": None}, "reaches: measure=None: input should be a valid string"),
+        ("reaches", {"arms": "a"}, "reaches: arms='a': input should be a valid list"),
+        ("reaches", {"arms": []}, "reaches: arms=[]: list should have at least 1 item after validation, not 0"),
+        ("reaches", {"below": "low"}, "reaches: below='low': input should be a valid number, unable to parse string as a number"),
+        ("reaches", {"below": math.nan}, "reaches: below=nan: input should be a finite number"),
+        ("reaches", {"below": 1, "above": 0}, "below=1.0 and above=0.0: give one of the two"),
+        ("reaches", {"below": None}, "below=None and above=None: give one of the two"),
+        ("sooner", {"factor": 0}, "sooner: factor=0: input should be greater than 0"),
+        ("slope", {"scale": "log"}, "slope: scale='log': input should be 'linear', 'loglog', 'semilogx' or 'semilogy'"),
+        ("slope", {"at_most": None}, "slope: nothing is claimed; give at_least, at_most or min_r2"),
+        ("slope", {"at_least": 2}, "at_least and at_most: 2 is greater than 1; give the lesser one first"),
+        ("slope", {"window": [9, 3]}, "window: 9 is greater than 3; give the lesser one first"),
+        ("slope", {"window": [9]}, "slope: window=[9]: field required"),
+        ("slope", {"arms": ["a"]}, "slope: arm='a' and arms=['a']: give one of the two"),
+        ("slope", {"arm": None}, "slope: arm=None and arms=None: give one of the two"),
+        ("slope", {"min_r2": 1.5}, "slope: min_r2=1.5: input should be less than or equal to 1"),
+        ("lower", {"last": 0.1, "at": 5}, "last=0.1 and at=5: give one of the two"),
+        ("lower", {"last": 0}, "lower: last=0: input should be greater than 0"),
+        ("trend", {"at": 3, "reach": 1}, "at=3 and reach=1: give one of the two"),
+        ("trend", {"arms": ["a"]}, "trend: arms=['a']: list should have at least 2 items after validation, not 1"),
+        ("trend", {"arms": ["a", "a"]}, "trend: arms=['a', 'a']: two have the same task.H; name arms that differ in it"),
+        ("slope_region", {"between": [0, -2]}, "between: 0 is greater than -2; give the lesser one first"),
+        ("all_of", {"parts": []}, "all_of: parts=[]: list should have at least 1 item after validation, not 0"),
+        ("all_of", {"parts": [{"measure": "loss"}]},
+         "all_of: part {'measure': 'loss'} has no test; give one of reaches, sooner, slope, lower, trend, slope_region, all_of"),
+        ("all_of", {"parts": [{"test": "reach"}]}, "unknown claim test 'reach'; did you mean 'reaches'?"),
+        ("all_of", {"parts": [{"test": ["reaches"]}]}, "unknown claim test \"['reaches']\"; did you mean 'reaches'?"),
+        ("all_of", {"parts": [{"test": "lower", "measure": "loss"}]},
+         "lower lacks the argument 'better'; it takes measure, better, worse, last, at"),
+    ],
+)  # fmt: skip
+def test_what_is_refused(test, change, message):
+    with pytest.raises(UserError) as error:
+        judge(test, PAIR, **EVERY.get(test, {}) | change)
+    assert str(error.value) == message
+
+
+@pytest.mark.parametrize("value", ["many", None, 0, -2, math.inf])
+def test_a_factor_has_to_be_a_positive_number(value):
+    with pytest.raises(UserError) as error:
+        judge("trend", PAIR | {"b": replace(PAIR["b"], settings={"task.H": value})}, **EVERY["trend"])
+    assert str(error.value) == f"task.H={value!r} of b is no positive number; name a setting that is"
+
+
+def test_columns_of_different_tables_are_refused():
+    split = arm("a", [{"step": STEPS, "loss": STEPS}, {"step": STEPS, "norm": STEPS}])
+    with pytest.raises(UserError, match="columns norm and loss are of different tables; name columns of one table"):
+        judge("slope", {"a": split}, **EVERY["slope"] | {"x": "norm"})
+
+
+def test_arms_without_runs_or_common_seeds_are_refused():
+    with pytest.raises(UserError, match="arm 'b' has no runs; train it first"):
+        judge("lower", PAIR | {"b": Arm("b", [], [])}, **EVERY["lower"])
+    with pytest.raises(UserError, match="arms a, b have no seed in common; train the same seeds"):
+        judge("lower", PAIR | {"b": replace(PAIR["b"], seeds=[7, 8, 9])}, **EVERY["lower"])
