@@ -237,8 +237,10 @@ def _reproduce(words: list[str]) -> int:
     words, dotted = _dotted_apart(words)
     changes, _ = _split(dotted, valued=set(), switches=set())
     args = parser.parse_args(words)
+    from bench.experiments import experiments, load
     from bench.report import claim_lines
-    from bench.reproduce import Version, experiments, load, reproduce
+    from bench.reproduce import reproduce
+    from bench.reproduction import Version
 
     if args.list:
         titles = {name: load(name).title for name in experiments()}

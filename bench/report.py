@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from bench.store import RESUMABLE, RunResult, Store
 
 if TYPE_CHECKING:
-    from bench.reproduce import Reproduction
+    from bench.reproduction import Reproduction
 
 CAP_SHARE_TO_REPORT = 0.9
 

@@ -22,7 +22,7 @@ from bench.errors import RunBusy, RunFailed, UserError
 Status = Literal["running", "completed", "diverged", "timeout", "failed", "killed"]
 FINISHED = ("completed", "diverged", "timeout")
 RESUMABLE = ("killed", "failed")
-TABLES = ("curve", "measurements")
+TABLES = ("measurements", "curve")  # a column that both have is read from the first
 CURVE_FIELDS = ("step", "loss", "grad_norm", "raw_step", "applied_step")
 
 
@@ -194,7 +194,7 @@ class RunFolder:
         self.checkpoint = store.checkpoint(result.run_id)
         self._lock = lock
         with self._full_disk():
-            self._curve, self._measurements = (_GrowingTable(folder, name) for name in TABLES)
+            self._measurements, self._curve = (_GrowingTable(folder, name) for name in TABLES)
 
     def append_curve(self, rows: Sequence[Sequence[float | None]]) -> None:
         """Add rows (step, loss, gradient norm, raw step, applied step); only a torn last line can be lost.

@@ -100,9 +100,9 @@ class MixtureData(SequenceData):
         zeta: float = 0.1,
         d: int = 20,
         M: int = 5,
-        S: float = 2.0,
-        nu_norm: float = 2.0,
-        sigma: float = 0.3,
+        S: float = 1.0,
+        nu_norm: float = 1.0,
+        sigma: float = 0.2,
     ) -> None:
         for name, value, least in (("n", n, 1), ("n_test", n_test, 1), ("T", T, 2), ("M", M, 1), ("d", d, M + 2)):
             check_range(name, value, least)
@@ -155,10 +155,10 @@ class PlantedData(SequenceData):
         *,
         n: int = 1000,
         n_test: int = 3000,
-        T: int = 10,
+        T: int = 5,
         d: int = 5,
         W_norm: float = 5.0,
-        U_norm: float = 1.0,
+        U_norm: float = 5.0,
         margin: float = 0.0,
     ) -> None:
         for name, value, least in (("n", n, 1), ("n_test", n_test, 1), ("T", T, 2), ("d", d, 1)):

@@ -1,0 +1,158 @@
+"""What an experiment gave, as a page for people and as JSON for programs."""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from bench.claims import Finding
+from bench.experiments import Claim, Experiment, Settings
+from bench.store import RunResult, plain
+
+
+@dataclass(frozen=True)
+class Version:
+    """In which version an experiment is done.
+
+    Attributes:
+        quick: the small one.
+        search: with the search over open constants.
+        seeds: number of seeds, from 0, instead of the experiment's own.
+        changes: settings that are changed in all arms.
+    """
+
+    quick: bool = False
+    search: bool = False
+    seeds: int | None = None
+    changes: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def words(self) -> str:
+        """As the command line has it."""
+        flags = {"--quick": self.quick, "--search": self.search, f"--seeds {self.seeds}": self.seeds}
+        return " ".join([*(flag for flag, on in flags.items() if on), *([words(self.changes)] if self.changes else [])])
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """What an experiment gave.
+
+    Attributes:
+        name, experiment, version: what was done.
+        findings: by claim.
+        records: the runs' records by arm.
+        without: seeds that were left out as infeasible.
+        region: by point of the search, the verdicts by claim; empty if nothing was searched.
+    """
+
+    name: str
+    experiment: Experiment
+    version: Version
+    findings: Mapping[str, Finding]
+    records: Mapping[str, Sequence[RunResult]]
+    without: Sequence[int]
+    region: Sequence[tuple[Settings, Mapping[str, Finding]]]
+
+    @property
+    def claims(self) -> Iterator[tuple[Claim, Finding]]:
+        """The claims with what was found."""
+        return ((claim, self.findings[claim.name]) for claim in self.experiment.claims)
+
+
+def as_json(result: Reproduction) -> dict[str, Any]:
+    """Everything but the curves, as strict JSON can hold it."""
+    runs = [record for records in result.records.values() for record in records]
+    return plain({
+        "experiment": result.name, "title": result.experiment.title, "paper": result.experiment.paper, "quick": result.version.quick, "changes": dict(result.version.changes),
+        "seeds": result.experiment.seeds, "seeds_left_out": list(result.without), "notes": result.experiment.notes,
+        "claims": [claim.model_dump() | asdict(finding) for claim, finding in result.claims],
+        "search": [{"at": point, **{name: asdict(f) for name, f in there.items()}} for point, there in result.region],
+        "environments": _distinct(run.environment for run in runs),
+        "versions": _distinct(run.versions for run in runs),
+        "runs": {label: [run.run_id for run in records] for label, records in result.records.items()},
+    })  # fmt: skip
+
+
+def _distinct(values: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [json.loads(text) for text in dict.fromkeys(json.dumps(value, sort_keys=True) for value in values)]
+
+
+def page(result: Reproduction) -> str:
+    """The report as Markdown: figure, claims beside the paper's words, and what they rest on."""
+    experiment = result.experiment
+    again = f"bench reproduce {result.name} {result.version.words}".rstrip()
+    lines = [f"# {experiment.title}", "", f"{experiment.paper}. Made by `{again}`.", ""]
+    if result.version.changes:
+        lines += ["**Settings were changed on the command line: this is not the experiment as it is defined.**", ""]
+    if result.version.quick:
+        lines += ["**This is the quick version: few seeds and few steps. Its verdicts are no evidence.**", ""]
+    lines += ["![figure](figure.png)", "", "## Claims", ""]
+    rows = [
+        (f"**{finding.verdict}**", claim.name, claim.paper, finding.text, _effect(finding))
+        for claim, finding in result.claims
+    ]
+    lines += _table(("verdict", "claim", "the paper, in short", "here", "effect, 95 % interval over seeds"), rows)
+    if result.region:
+        assert experiment.search is not None
+        names = list(dict.fromkeys(name for _, there in result.region for name in there))
+        lines += ["", "## Where the claims hold", "", experiment.search.why, ""]
+        rows = [(f"`{words(point)}`", *(_verdict(there, name) for name in names)) for point, there in result.region]
+        lines += _table(("open constants", *names), rows)
+        for name in names:
+            count = Counter(_verdict(there, name) for _, there in result.region)
+            lines += ["", f"`{name}`: " + ", ".join(f"{verdict} at {n}" for verdict, n in count.items()) + " points."]
+    lines += ["", "## Runs", ""]
+    rows = [
+        (
+            label, f"`{words(experiment.arms[label])}`", len(records), max(run.steps for run in records),
+            ", ".join(f"{status} {n}" for status, n in Counter(run.status for run in records).items()),
+            duration(sum(run.wall_s for run in records)),
+        )
+        for label, records in result.records.items()
+    ]  # fmt: skip
+    lines += _table(("arm", "settings", "seeds", "steps", "ended", "time in all"), rows)
+    lines += ["", f"All arms: `{words(experiment.common)}`."]
+    if result.without:
+        lines += ["", f"Left out: seeds {', '.join(map(str, result.without))}, whose max-margin problem is infeasible."]
+    lines += ["", *(f"* {note}" for note in experiment.notes)]
+    runs = [run for records in result.records.values() for run in records]
+    lines += [""]
+    for environment in _distinct(run.environment for run in runs):
+        where = ", ".join(
+            f"{value} {name}" if name in ("cores", "threads") else str(value)
+            for name, value in environment.items()
+            if value
+        )
+        lines += [f"Machine: {where}."]
+    for versions in _distinct(run.versions for run in runs):
+        lines += ["Versions: " + ", ".join(f"{name} {version}" for name, version in versions.items()) + "."]
+    return "\n".join([*lines, ""])
+
+
+def _table(head: Sequence[Any], rows: Sequence[Sequence[Any]]) -> list[str]:
+    cells = [head, ["---"] * len(head), *rows]
+    return ["| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in cells]
+
+
+def _effect(finding: Finding) -> str:
+    if finding.effect is None:
+        return ""
+    low, high = ("?" if x is None else f"{x:.4g}" for x in (finding.low, finding.high))
+    return f"{finding.effect:.4g} [{low}, {high}] {finding.unit}"
+
+
+def _verdict(findings: Mapping[str, Finding], name: str) -> str:
+    return findings[name].verdict if name in findings else "infeasible"
+
+
+def duration(seconds: float) -> str:
+    """The time in the unit that a person would use."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def words(settings: Mapping[str, Any]) -> str:
+    """Settings as the command line takes them."""
+    return " ".join(f"--{name} {value}" for name, value in settings.items())
