@@ -141,8 +141,8 @@ def test_a_full_disk_in_mid_run_is_one_line_and_frees_the_run(cli, store, monkey
 
     def begin_on_full_disk(self, *args, **kwargs):
         folder = begin(self, *args, **kwargs)
-        folder._curve.close()
-        folder._curve = FullFile()
+        folder._curve._file.close()
+        folder._curve._file = FullFile()
         return folder
 
     with monkeypatch.context() as full:
