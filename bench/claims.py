@@ -180,7 +180,7 @@ def slope(
     *,
     x: str,
     y: str,
-    scale: Literal["linear", "loglog", "semilogx", "semilogy"],
+    scale: Literal["linear", "loglog", "semilogx", "semilogy", "stretched"],
     arm: str | None = None,
     arms: Names | None = None,
     window: Range | None = None,
@@ -201,7 +201,8 @@ def slope(
         results: arms by name.
         x: a column, or `step`.
         y: a column of the same table.
-        scale: whether logarithms are taken: of neither, of both, of x, of y.
+        scale: whether logarithms are taken: of neither, of both, of x, of y; "stretched": ln(-ln y) over ln x, whose slope
+            is the exponent p of a stretched exponential y = exp(-c x^p).
         arm: a name; this or `arms`.
         arms: names; these or `arm`.
         window: ends of the range of x that is fitted, both included; None: all.
@@ -215,10 +216,14 @@ def slope(
         raise UserError("slope: nothing is claimed; give at_least, at_most or min_r2")
     low, high = _ordered("at_least and at_most", _or(at_least, -math.inf), _or(at_most, math.inf))
     first, last = _ordered("window", *(window or (-math.inf, math.inf)))
-    log_x, log_y = scale in ("loglog", "semilogx"), scale in ("loglog", "semilogy")
-    unit, parts = f"{f'ln({y})' if log_y else y} per {f'ln({x})' if log_x else x}", []
+    stretched = scale == "stretched"
+    log_x, log_y = stretched or scale in ("loglog", "semilogx"), scale in ("loglog", "semilogy")
+    name = f"ln(-ln({y}))" if stretched else f"ln({y})" if log_y else y
+    unit, parts = f"{name} per {f'ln({x})' if log_x else x}", []
     for chosen in _arms(results, arms or [str(arm)]):
-        points = _points(results, chosen, x, y, log_x, log_y, first, last)
+        points = _points(results, chosen, x, y, log_x, log_y or stretched, first, last)
+        if stretched:
+            points, log_y = [(u[v < 1], -np.log(v[v < 1])) for u, v in points], True
         if missing := _ended(chosen) or _too_few(chosen, points):
             parts.append(_without("undecided", unit, missing))
             continue

@@ -214,8 +214,8 @@ class TokenClassifier(Task):
         return {"accuracy": BinaryAccuracy(validate_args=False)}
 
     @abstractmethod
-    def judge(self, split: str, logits_nT: Tensor) -> tuple[Tensor, Tensor]:
-        """Of a whole split with these attention logits: mean loss, shape (), and margins y Phi(X), shape (n,)."""
+    def judge(self, batch: Any, logits_BT: Tensor) -> tuple[Tensor, Tensor]:
+        """Loss and margin y Phi(X) of these sequences with these attention logits, shape (B,) each."""
 
     def measure(self) -> dict[str, Tensor]:
         """Measurements of W and its attention on the training samples, and the test loss.
@@ -231,36 +231,37 @@ class TokenClassifier(Task):
             train_error, test_error: share of sequences whose margin is not positive; test_loss.
         """
         W = whole(self.head.W.detach())
-        train = self.data.splits["train"]
-        logits_nT = self.head(train.tokens)
+        norm = torch.linalg.vector_norm(W)
+        everything, order_nT = self._measured
+        n = len(order_nT)
+        logits_BT = self.head(everything.tokens)
+        loss_B, margin_B = self.judge(everything, logits_BT)
+        wrong_B = (margin_B <= 0).to(W.dtype)
+        logits_nT = logits_BT[:n].gather(1, order_nT)
         log_weights_nT = logits_nT.log_softmax(dim=1)
         weights_nT = log_weights_nT.exp()
-        others_nT, count = self._others
-        behind_nT = (logits_nT.gather(1, train.optimal[:, None]) - logits_nT).masked_fill(~others_nT, torch.inf)
-        off = (weights_nT * others_nT).sum() / len(train.labels)
-        norm = torch.linalg.vector_norm(W)
-        _, train_margins_n = self.judge("train", logits_nT)
-        test_loss, test_margins_n = self.judge("test", self.head(self.data.splits["test"].tokens))
-        values = {"norm_W": norm}
-        if self._W_mm is not None:
-            values |= towards(self._W_mm, W.flatten(), norm)
-        return values | {
-            "min_margin": behind_nT.min(),
-            "mean_margin": behind_nT.masked_fill(~others_nT, 0).sum() / count,
+        leads = logits_nT[:, :1] - logits_nT[:, 1:]
+        off = weights_nT[:, 1:].sum() / n
+        return {
+            "norm_W": norm,
+            **({} if self._W_mm is None else towards(self._W_mm, W.flatten(), norm)),
+            "min_margin": leads.min(),
+            "mean_margin": leads.mean(),
             "on_optimal": 1 - off,
             "off_optimal": off,
-            "entropy": -(weights_nT * log_weights_nT).sum() / len(train.labels),
-            "train_error": (train_margins_n <= 0).to(W.dtype).mean(),
-            "test_loss": test_loss,
-            "test_error": (test_margins_n <= 0).to(W.dtype).mean(),
+            "entropy": -(weights_nT * log_weights_nT).sum() / n,
+            "train_error": wrong_B[:n].mean(),
+            "test_loss": loss_B[n:].mean(),
+            "test_error": wrong_B[n:].mean(),
         }
 
     @cached_property
-    def _others(self) -> tuple[Tensor, int]:
-        """Where the tokens that are not optimal are, shape (n, T), and how many there are."""
-        tokens, _, optimal = self.data.splits["train"]
-        others = torch.arange(tokens.shape[1], device=tokens.device) != optimal[:, None]
-        return others, others.numel() - len(others)
+    def _measured(self) -> tuple[Any, Tensor]:
+        """All training sequences and then all test sequences as one batch; the training tokens' order, optimal one first."""
+        train, test = (self.data.batch(split, slice(None)) for split in ("train", "test"))
+        optimal = self.data.splits["train"].optimal[:, None]
+        others = torch.arange(train.tokens.shape[1], device=optimal.device) != optimal
+        return type(train)(*map(torch.cat, zip(train, test, strict=True))), others.int().argsort(dim=1, stable=True)
 
     @cached_property
     def _W_mm(self) -> Tensor | None:
@@ -303,18 +304,18 @@ class AttentionClassifier(TokenClassifier):
 
     def loss(self, batch: ScoredBatch) -> Outcome:
         """Mean logistic loss above its infimum; predictions are classes, shape (B,)."""
-        excess, margin_B = self._excess(batch, self.head(batch.tokens))
-        return Outcome(excess, torch.where(margin_B > 0, batch.labels, 1 - batch.labels), batch.labels)
+        excess_B, margin_B = self._excess(batch, self.head(batch.tokens))
+        return Outcome(excess_B.mean(), torch.where(margin_B > 0, batch.labels, 1 - batch.labels), batch.labels)
 
     def _excess(self, batch: ScoredBatch, logits_BT: Tensor) -> tuple[Tensor, Tensor]:
+        """How far the losses are above the least ones, and the margins, shape (B,) each."""
         below_B = attended_mean(logits_BT, batch.gaps)
-        excess = torch.log1p(batch.sigmoid * torch.expm1(below_B)).mean()
-        return excess, (batch.best - below_B).detach()
+        return torch.log1p(batch.sigmoid * torch.expm1(below_B)), (batch.best - below_B).detach()
 
-    def judge(self, split: str, logits_nT: Tensor) -> tuple[Tensor, Tensor]:
-        """Of a whole split with these attention logits: mean loss, shape (), and margins y Phi(X), shape (n,)."""
-        excess, margins_n = self._excess(self.data.whole[split], logits_nT)
-        return excess + self.data.loss_offset[split], margins_n
+    def judge(self, batch: ScoredBatch, logits_BT: Tensor) -> tuple[Tensor, Tensor]:
+        """Loss and margin y Phi(X) of these sequences with these attention logits, shape (B,) each."""
+        excess_B, margin_B = self._excess(batch, logits_BT)
+        return excess_B + nn.functional.softplus(-batch.best), margin_B
 
 
 # -- W and u trained jointly ------------------------------------------------------------------------------------------
@@ -409,16 +410,13 @@ class JointClassifier(TokenClassifier):
 
     def loss(self, batch: Sequences) -> Outcome:
         """Mean logistic loss; predictions are classes, shape (B,)."""
-        loss, margin_B = self._logistic(batch, self.head(batch.tokens))
-        return Outcome(loss, torch.where(margin_B > 0, batch.labels, 1 - batch.labels), batch.labels)
+        loss_B, margin_B = self.judge(batch, self.head(batch.tokens))
+        return Outcome(loss_B.mean(), torch.where(margin_B > 0, batch.labels, 1 - batch.labels), batch.labels)
 
-    def _logistic(self, batch: Sequences, logits_BT: Tensor) -> tuple[Tensor, Tensor]:
+    def judge(self, batch: Sequences, logits_BT: Tensor) -> tuple[Tensor, Tensor]:
+        """Loss and margin y Phi(X) of these sequences with these attention logits, shape (B,) each."""
         margin_B = batch.signs * attended_mean(logits_BT, self.decoder(batch.tokens))
-        return -nn.functional.logsigmoid(margin_B).mean(), margin_B.detach()  # softplus is linear from 20 on
-
-    def judge(self, split: str, logits_nT: Tensor) -> tuple[Tensor, Tensor]:
-        """Of a whole split with these attention logits: mean loss, shape (), and margins y Phi(X), shape (n,)."""
-        return self._logistic(self.data.splits[split], logits_nT)
+        return -nn.functional.logsigmoid(margin_B), margin_B.detach()  # softplus is linear from 20 on
 
     def measure(self) -> dict[str, Tensor]:
         """What all tasks of paper A measure, and norm_u, alignment_u, distance_u against the max-margin separator."""

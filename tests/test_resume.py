@@ -15,7 +15,7 @@ import torch
 
 from bench.cli import main
 from bench.progress import Progress
-from bench.store import Store, read_curve
+from bench.store import Store, read_curve, read_tables
 from optimizers import OPTIMIZERS
 from tasks import TASKS
 
@@ -40,12 +40,13 @@ SPS = ("--opt", "sps", "--opt.gamma", "2", "--opt.max_step", "5")
 CLOCKS = ("wall_s", "train_s", "seconds_to_target", "memory")
 
 
-def outcome(store: Path) -> tuple[dict, list]:
-    """All that the only run of a store found out, without clock times: its record and its curve."""
+def outcome(store: Path) -> tuple[dict, dict]:
+    """All that the only run of a store found out, without clock times: its record, its curve and its measurements."""
     (run,) = Store(store).runs()
     record = {name: value for name, value in asdict(run).items() if name not in CLOCKS}
     record["validations"] = [{k: v for k, v in row.items() if k != "train_s"} for row in run.validations]
-    return record, read_curve(store / run.run_id)
+    tables = read_tables(store / run.run_id)
+    return record, {name: {k: v.tolist() for k, v in table.items()} for name, table in tables.items()}
 
 
 @pytest.fixture
