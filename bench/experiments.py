@@ -59,9 +59,10 @@ class Search(BaseModel):
 
     Attributes:
         why: which constants are open, and how the grid was chosen.
-        grid: values by setting; every combination is tried.
+        grid: values by setting; every combination is tried. `times.<setting>` multiplies the arm's own value.
         seeds: of each point.
         settings: settings that win over those of every arm (fewer steps, say).
+        arms: labels of the arms that are run; all by default.
         claims: names of the claims that are judged; all by default.
     """
 
@@ -71,6 +72,7 @@ class Search(BaseModel):
     grid: dict[str, list[Any]] = Field(min_length=1)
     seeds: list[int] = Field(min_length=1)
     settings: Settings = {}
+    arms: list[str] | None = None
     claims: list[str] | None = None
 
     @property
@@ -119,6 +121,7 @@ class Experiment(BaseModel):
         """The arms that claims and panels name."""
         named = [claim.arguments.get(key, []) for claim in self.claims for key in ARM_ARGUMENTS]
         named += [panel.arms or [] for panel in self.figure.panels]
+        named += [(self.search and self.search.arms) or []]
         return [label for labels in named for label in ([labels] if isinstance(labels, str) else labels)]
 
     def small(self) -> "Experiment":
@@ -133,11 +136,16 @@ class Experiment(BaseModel):
         there = self.changed(self.search.settings | point, self.search.seeds)
         wanted = self.search.claims
         claims = [claim for claim in self.claims if wanted is None or claim.name in wanted]
-        return there.model_copy(update={"claims": claims})
+        arms = {label: there.arms[label] for label in self.search.arms or self.arms}
+        return there.model_copy(update={"claims": claims, "arms": arms})
 
     def changed(self, settings: Settings, seeds: Sequence[int]) -> "Experiment":
-        """The version with these settings in all arms, and these seeds."""
-        arms = {label: own | settings for label, own in self.arms.items()}
+        """The version with these settings in all arms, and these seeds; see `Search.grid` for `times.`."""
+        factors = {name.removeprefix("times."): x for name, x in settings.items() if name.startswith("times.")}
+        plain = {name: x for name, x in settings.items() if not name.startswith("times.")}
+        arms = {label: own | plain for label, own in self.arms.items()}
+        for own in arms.values():
+            own |= {name: own[name] * factor for name, factor in factors.items()}
         return self.model_copy(update={"arms": arms, "seeds": list(seeds)})
 
 

@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
@@ -134,6 +134,8 @@ class Panel(BaseModel):
         title: stands above the panel.
         xlabel, ylabel: quantity and unit; by default from the column's name.
         arms: the arms shown, by their keys; all by default.
+        strip: how the labels of this panel's arms begin, left out of the legend: panels of two methods at the same
+            numbers of heads then share lines in it.
         smooth: rows that a running mean goes over before anything else is done, for noisy losses of batches.
         x_max: the last x shown.
         floor: the lowest y shown.
@@ -149,6 +151,7 @@ class Panel(BaseModel):
     xlabel: str | None = None
     ylabel: str | None = None
     arms: list[str] | None = Field(None, min_length=1)
+    strip: str = ""
     smooth: int | None = Field(None, ge=1)
     x_max: float | None = Field(None, allow_inf_nan=False)
     floor: float | None = Field(None, allow_inf_nan=False)
@@ -347,11 +350,12 @@ def make(spec: FigureSpec, arms: Mapping[str, Arm], *, watermark: str = "") -> "
         height = rows * _ROW_HEIGHTS[columns]
         figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
         FigureCanvasAgg(figure)
-        styles = _styles([arm.label for arm in arms.values()], spec.ordered)
+        chosen = [_chosen(panel, arms) for panel in spec.panels]
+        styles = _styles([arm.label for panel_arms in chosen for arm in panel_arms], spec.ordered)
         words = _Words(spec)
         all_axes = list(figure.subplots(rows, columns, squeeze=False).flat)
         for k, (axes, panel) in enumerate(zip(all_axes, spec.panels, strict=False)):
-            _draw_panel(axes, k, panel, _chosen(panel, arms), styles, words)
+            _draw_panel(axes, k, panel, chosen[k], styles, words)
             room = width / columns, _ROW_HEIGHTS[columns]
             _name_axes(axes, panel, f"({_letter(k)}) " if len(spec.panels) > 1 else "", room)
         for axes in all_axes[len(spec.panels) :]:
@@ -376,7 +380,7 @@ def _chosen(panel: Panel, arms: Mapping[str, Arm]) -> list[Arm]:
     for key in keys:
         if key not in arms:
             raise unknown("arm", key, arms)
-    chosen = [arms[key] for key in keys]
+    chosen = [replace(arms[key], label=arms[key].label.removeprefix(panel.strip)) for key in keys]
     for label, count in Counter(arm.label for arm in chosen).items():
         if count > 1:
             raise UserError(f"{count} arms of the panel of {panel.y!r} are called {label!r}; choose one with `arms`")

@@ -69,6 +69,7 @@ _PAPER_A = (
     "Vasudeva, Deora, Thrampoulidis (TMLR 2025); sizes and distributions are ours,"
     " or of Tarzanagh et al., Transformers as Support Vector Machines"
 )
+_PAPER_B = "Deora, Ghaderi, Taheri, Thrampoulidis (TMLR 2024); open constants are ours"
 _FULL_BATCH_THEORY: dict[str, Any] = {
     "metric": "loss",
     "mode": "min",
@@ -99,6 +100,22 @@ TASKS: dict[str, TaskSpec] = {
             data="tasks.synthetic:MixtureTokenData",
             source=_PAPER_A,
             **_FULL_BATCH_THEORY,
+        ),
+        TaskSpec(
+            name="mha_dm1",
+            title="multi-head attention classifier on a tokenized mixture (DM1)",
+            module="tasks.multihead:MultiHeadClassifier",
+            data="tasks.multihead:MixtureData",
+            source=_PAPER_B,
+            **_FULL_BATCH_THEORY,
+        ),
+        TaskSpec(
+            name="mha_planted",
+            title="multi-head attention classifier on Gaussian tokens labelled by a planted head",
+            module="tasks.multihead:MultiHeadClassifier",
+            data="tasks.multihead:PlantedData",
+            source=_PAPER_B,
+            **_FULL_BATCH_THEORY | {"steps_per_call": 10},
         ),
         TaskSpec(
             name="mnist",
