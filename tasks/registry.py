@@ -107,7 +107,7 @@ TASKS: dict[str, TaskSpec] = {
             module="tasks.multihead:MultiHeadClassifier",
             data="tasks.multihead:MixtureData",
             source=_PAPER_B,
-            **_FULL_BATCH_THEORY,
+            **_FULL_BATCH_THEORY | {"steps_per_call": 40, "measure_every": 20},
         ),
         TaskSpec(
             name="mha_planted",
@@ -115,7 +115,7 @@ TASKS: dict[str, TaskSpec] = {
             module="tasks.multihead:MultiHeadClassifier",
             data="tasks.multihead:PlantedData",
             source=_PAPER_B,
-            **_FULL_BATCH_THEORY | {"steps_per_call": 10},
+            **_FULL_BATCH_THEORY | {"budget": {"max_steps": 1000}, "steps_per_call": 20, "measure_every": 20},
         ),
         TaskSpec(
             name="mnist",
