@@ -211,20 +211,17 @@ class Recorder(pl.Callback):
 
     def _record_measurements(self, task: Task) -> None:
         """Keep what was measured up to the last step that counts."""
-        measured = [row for row in task.record.measurements if row[0] <= self.result.steps]
+        for points, values in task.record.measurements:
+            if not values:
+                continue
+            table = torch.stack([value.to(torch.float64) for value in values.values()], dim=1).tolist()
+            rows = [(step, *row) for step, row in zip(points, table, strict=True) if step <= self.result.steps]
+            if self.folder is not None:
+                self.folder.append_measurements(list(values), rows)
+            for logger in self.loggers:
+                for step, *row in rows:
+                    logger.log_metrics({f"measured/{k}": v for k, v in zip(values, row, strict=True)}, step)
         task.record.measurements.clear()
-        if not measured or not measured[0][1]:
-            return
-        names = list(measured[0][1])
-        values = torch.stack([value.to(torch.float64) for _, row in measured for value in row.values()])
-        rows = values.reshape(len(measured), len(names)).tolist()
-        if self.folder is not None:
-            self.folder.append_measurements(
-                names, [(step, *row) for (step, _), row in zip(measured, rows, strict=True)]
-            )
-        for logger in self.loggers:
-            for (step, _), row in zip(measured, rows, strict=True):
-                logger.log_metrics({f"measured/{k}": v for k, v in zip(names, row, strict=True)}, step)
 
     def _judge(self, trainer: pl.Trainer, task: Task, rows: Sequence[tuple[float, ...]], bad: bool) -> None:
         """End the run if it has diverged or can go no further."""

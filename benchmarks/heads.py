@@ -12,8 +12,7 @@ from tasks.multihead import MixtureData, MultiHeadClassifier, PlantedData, Sampl
 
 H = 16
 MEASURE = 1.0
-"""What one `measure` may take, in steps: the test set, three times the training set, goes forward once, which by itself
-takes about as long as one step. Measuring every ten steps then costs at most 15 %."""
+"""What one `measure` may take, in steps, so that measuring every ten steps costs at most 10 %."""
 
 
 def measure(quick: bool) -> list[Row]:

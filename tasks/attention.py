@@ -1,6 +1,7 @@
 """Attention in forms that several tasks share."""
 
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 
 def attended_mean(logits: Tensor, values: Tensor) -> Tensor:
@@ -21,3 +22,8 @@ def attended_mean(logits: Tensor, values: Tensor) -> Tensor:
     top = logits.detach().argmax(dim=-1, keepdim=True)
     reference = values.gather(-1, top)
     return reference.squeeze(-1) + (weights * (values - reference)).sum(-1)
+
+
+def logistic_loss(margins: Tensor) -> Tensor:
+    """log(1 + exp(-margin)) of each, exact to rounding for all margins (torch's `softplus` is so to 1e-9 only)."""
+    return -logsigmoid(margins)

@@ -107,11 +107,11 @@ class CurveRow(NamedTuple):
 class Record:
     """What the training step leaves for whoever watches: steps and measurements since the last look, the last micro-batch.
 
-    A measurement is the number of optimizer steps done and what `Task.measure` gave then.
+    Measurements are the numbers of optimizer steps done, and the values by name at these points, shape (K,).
     """
 
     curve: list[CurveRow] = field(default_factory=list)
-    measurements: list[tuple[int, dict[str, Tensor]]] = field(default_factory=list)
+    measurements: list[tuple[list[int], dict[str, Tensor]]] = field(default_factory=list)
     outcome: Outcome | None = None
 
 
@@ -145,13 +145,25 @@ class Task(pl.LightningModule, ABC):
     def metrics(self) -> dict[str, Metric]:
         """Fresh metrics by name; each is updated with (predictions, labels)."""
 
-    def measure(self) -> dict[str, Tensor]:
-        """What science wants to know of the present weights, recorded along the curve: 0-dim device tensors by name.
+    def measure_at(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What science wants to know of weights, recorded along the curve: a pure function of them and of the data.
 
-        Called without gradients, in eval mode, every `TaskSpec.measure_every` steps, before the first and after the last.
-        It makes no host synchronisation and should cost no more than a training step. The names are always the same.
+        It makes no host synchronisation. Many points of the run are measured at once, so that small models are cheap.
+
+        Args:
+            weights: parameters by name, each with a leading dimension of K points; without gradients, unsharded.
+
+        Returns:
+            Values by name, shape (K,) each; the names are always the same.
         """
         return {}
+
+    @final
+    @torch.no_grad()
+    def measure(self) -> dict[str, Tensor]:
+        """`measure_at` the present weights: 0-dim tensors."""
+        weights = {name: whole(p.detach())[None] for name, p in self.named_parameters()}
+        return {name: value[0] for name, value in self.measure_at(weights).items()}
 
     @final
     def configure_model(self) -> None:
@@ -195,10 +207,12 @@ class Task(pl.LightningModule, ABC):
         loop = self._loop
         # The precision plugin has turned autocast on for all of this method; only forward passes want it.
         with torch.autocast(self.device.type, enabled=False) if loop.mixed else nullcontext():
-            if steps[0] == 0 and self.plan.measure_every:
-                loop.measure(0)
+            if steps[0] == 0:
+                loop.note_weights(0)
             for step in range(*steps):
                 loop.step(step)
+                loop.note_weights(step + 1)
+            loop.measure()
         self.steps_done = steps[1]
 
     @final
@@ -288,6 +302,8 @@ class _Loop:
         self.scaler: torch.amp.GradScaler | None = getattr(precision, "scaler", None)
         if self.scaler is not None:
             optimizer.register_step_post_hook(self._was_taken)
+        self.named_parameters = list(task.named_parameters())
+        self.noted: list[tuple[int, dict[str, Tensor]]] = []
         # Leaves averaging over ranks to a batch's last micro-batch, where the strategy can.
         self.without_sync = getattr(self.strategy, "block_backward_sync", nullcontext)
 
@@ -316,15 +332,23 @@ class _Loop:
         lr = self.optimizer.param_groups[0]["lr"]
         raw, applied = (getattr(self.optimizer, "step_sizes", None) or (lr, lr)) if self.taken else (0.0, 0.0)
         self.record.curve.append(CurveRow(loss, norms["loss_grad_norm"], raw, applied))
-        done = step + 1
-        if self.plan.measure_every and (done % self.plan.measure_every == 0 or done == self.plan.total_steps):
-            self.measure(done)
+
+    def note_weights(self, done: int) -> None:
+        """Keep the weights after so many steps for `measure`, if they are to be measured."""
+        every = self.plan.measure_every
+        if every and (done % every == 0 or done == self.plan.total_steps):
+            with self.task.in_eval_mode(self.optimizer):
+                weights = {name: whole(p.detach()).clone() for name, p in self.named_parameters}
+            self.noted.append((done, weights))
 
     @torch.no_grad()
-    def measure(self, done: int) -> None:
-        """Record what the task measures after so many steps."""
-        with self.task.in_eval_mode(self.optimizer):
-            self.record.measurements.append((done, self.task.measure()))
+    def measure(self) -> None:
+        """Measure the weights that were noted, all at once."""
+        if self.noted:
+            points, weights = zip(*self.noted, strict=True)
+            self.noted.clear()
+            stacked = {name: torch.stack([w[name] for w in weights]) for name in weights[0]}
+            self.record.measurements.append((list(points), self.task.measure_at(stacked)))
 
     def evaluate(self, step: int) -> tuple[Tensor, dict[str, Tensor], list[Tensor]]:
         """Loss of the batch; norms by `STEP_KEYWORDS`; the parameters that have a gradient, in `.grad`, unscaled, clipped."""

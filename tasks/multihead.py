@@ -1,5 +1,6 @@
 """The multi-head attention classifier of paper B, all heads in one matrix product, on its two kinds of synthetic data."""
 
+from collections.abc import Mapping
 from math import sqrt
 from typing import Any
 
@@ -9,10 +10,10 @@ from torchmetrics import Metric
 from torchmetrics.classification import BinaryAccuracy
 
 from optimizers.step_size import check_range
+from tasks.attention import logistic_loss
 from tasks.base import Outcome, Task, TaskData
 from tasks.dropout import BatchRandomness
 from tasks.seeding import derive_seed
-from tasks.sharding import whole
 
 Samples = tuple[Tensor, Tensor, Tensor]
 """Tokens (N, T, d), signs +1 or -1 (N,), labels 1 or 0 (N,)."""
@@ -277,18 +278,16 @@ class MultiHeadClassifier(Task):
         """Mean logistic loss; predictions are classes, shape (B,)."""
         tokens_BTd, signs_B, labels_B = batch
         output_B = self.heads(tokens_BTd)
-        return Outcome(logistic_loss(signs_B * output_B), (output_B.detach() > 0).long(), labels_B)
+        return Outcome(logistic_loss(signs_B * output_B).mean(), (output_B.detach() > 0).long(), labels_B)
 
     def metrics(self) -> dict[str, Metric]:
         """Share of sequences on the right side of 0; 0 itself counts as label -1."""
         return {"accuracy": BinaryAccuracy(validate_args=False)}
 
-    @torch.no_grad()
-    def measure(self) -> dict[str, Tensor]:
-        """The paper's measurements at the present weights, over all samples; under FSDP2 on all ranks at once.
+    def measure_at(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The paper's measurements, over all samples.
 
-        Returns:
-            By name, 0-dim tensors on the device, none of which was waited for:
+        Keys:
             avg_norm_W: (1/H) sum_h ||W_h||_F.
             avg_norm_U: (1/sqrt(H)) sum_h ||U_h||_F.
             entropy: of the attention in nats, in [0, log T], mean over training samples, heads and query tokens.
@@ -299,7 +298,10 @@ class MultiHeadClassifier(Task):
             align_W, align_U: cosine between all W_h (U_h) as one vector and W* (U*) repeated H times, where the data are
                 planted; 0 at zero weights.
         """
-        W_Hdd, U_HTd = whole(self.heads.W), whole(self.heads.U)
+        points = [self._measure(W, U) for W, U in zip(weights["heads.W"], weights["heads.U"], strict=True)]
+        return {name: torch.stack([point[name] for point in points]) for name in points[0]}
+
+    def _measure(self, W_Hdd: Tensor, U_HTd: Tensor) -> dict[str, Tensor]:
         H, U_Qd = len(W_Hdd), by_row(U_HTd)
         data = self.data
         outputs, masses, entropies = [], [], []
@@ -337,15 +339,10 @@ class MultiHeadClassifier(Task):
 def _loss_and_error(outputs_N: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
     _, signs_N, labels_N = samples
     wrong_N = (outputs_N > 0) != (labels_N > 0)
-    return logistic_loss(signs_N * outputs_N), wrong_N.to(outputs_N.dtype).mean()
+    return logistic_loss(signs_N * outputs_N).mean(), wrong_N.to(outputs_N.dtype).mean()
 
 
 def _cosine(parts_H: Tensor, part: Tensor) -> Tensor:
     """Cosine between all the parts as one vector and `part` repeated as often; 0 if one of them is 0."""
     norms = parts_H.norm() * part.norm() * sqrt(len(parts_H))
     return (parts_H * part).sum() / norms.clamp(min=torch.finfo(norms.dtype).tiny)
-
-
-def logistic_loss(margins_B: Tensor) -> Tensor:
-    """Mean of log(1 + exp(-margin)), shape (), exact to rounding for all margins (`softplus` is only to 1e-9)."""
-    return -nn.functional.logsigmoid(margins_B).mean()

@@ -28,20 +28,16 @@ class BatchOrder:
         self.batch_size = batch_size
         self._n, self._seed, self._device = n, seed, device
         self._epoch = -1
-        self._permutation = torch.empty(0)
+        self._permutation = torch.arange(n, device=device)  # the full batch needs no shuffling
 
     def rows(self, step: int) -> Tensor:
         """The rows of the batch of this step (from 0), int64 of shape (batch_size,)."""
         if self.batch_size == self._n:
-            epoch, start = 0, 0  # the full batch needs no shuffling
-        else:
-            epoch, batch = divmod(step, self.batches_per_epoch)
-            start = batch * self.batch_size
+            return self._permutation
+        epoch, batch = divmod(step, self.batches_per_epoch)
+        start = batch * self.batch_size
         if epoch != self._epoch:
             self._epoch = epoch
-            if self.batch_size == self._n:
-                self._permutation = torch.arange(self._n, device=self._device)
-            else:
-                generator = torch.Generator().manual_seed(derive_seed(self._seed, epoch))
-                self._permutation = torch.randperm(self._n, generator=generator).to(self._device)
+            generator = torch.Generator().manual_seed(derive_seed(self._seed, epoch))
+            self._permutation = torch.randperm(self._n, generator=generator).to(self._device)
         return self._permutation[start : start + self.batch_size]

@@ -6,6 +6,7 @@ where both are. All is computed in forms that stay exact when attention saturate
 """
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
@@ -15,12 +16,11 @@ from torchmetrics import Metric
 from torchmetrics.classification import BinaryAccuracy
 
 from optimizers.step_size import check_range
-from tasks.attention import attended_mean
+from tasks.attention import attended_mean, logistic_loss
 from tasks.base import Outcome, Task, TaskData
 from tasks.dropout import BatchRandomness
 from tasks.max_margin import AttentionSVM, MaxMargin, attention_svm, separator
 from tasks.seeding import derive_seed
-from tasks.sharding import whole
 
 
 class Sequences(NamedTuple):
@@ -124,7 +124,7 @@ class FixedDecoderData(TokenData):
     """
 
     def __init__(
-        self, root: Any = None, seed: int = 0, *, n: int = 20, n_test: int = 100, T: int = 6, d: int = 64,
+        self, root: Any = None, seed: int = 0, *, n: int = 20, n_test: int = 50, T: int = 6, d: int = 64,
         recipe: Literal["equal_scores", "sphere"] = "equal_scores", sigma: float = 0.375, gap: float = 1.0,
     ) -> None:  # fmt: skip
         _check_sizes(n, n_test, T, d)
@@ -203,6 +203,12 @@ class AttentionHead(nn.Module):
         return torch.bmm(tokens_BTd, query_Bd[:, :, None]).squeeze(-1)
 
 
+def many_logits(tokens_BTd: Tensor, W_Kdd: Tensor) -> Tensor:
+    """Attention logits X W x_1 of K heads, shape (K, B, T)."""
+    query_KBd = torch.einsum("kde,be->kbd", W_Kdd, tokens_BTd[:, 0])
+    return torch.einsum("btd,kbd->kbt", tokens_BTd, query_KBd)
+
+
 class TokenClassifier(Task):
     """One attention head and a linear decoder: what the tasks of paper A share, with their measurements."""
 
@@ -214,10 +220,10 @@ class TokenClassifier(Task):
         return {"accuracy": BinaryAccuracy(validate_args=False)}
 
     @abstractmethod
-    def judge(self, batch: Any, logits_BT: Tensor) -> tuple[Tensor, Tensor]:
-        """Loss and margin y Phi(X) of these sequences with these attention logits, shape (B,) each."""
+    def judge(self, batch: Any, logits_KBT: Tensor, weights: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Loss and margin y Phi(X) of these sequences with these logits at K points, shape (K, B) each."""
 
-    def measure(self) -> dict[str, Tensor]:
+    def measure_at(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Measurements of W and its attention on the training samples, and the test loss.
 
         Keys:
@@ -230,29 +236,27 @@ class TokenClassifier(Task):
             entropy: of the softmax weights, in nats, mean over samples.
             train_error, test_error: share of sequences whose margin is not positive; test_loss.
         """
-        W = whole(self.head.W.detach())
-        norm = torch.linalg.vector_norm(W)
+        W_Kdd = weights["head.W"]
         everything, order_nT = self._measured
         n = len(order_nT)
-        logits_BT = self.head(everything.tokens)
-        loss_B, margin_B = self.judge(everything, logits_BT)
-        wrong_B = (margin_B <= 0).to(W.dtype)
-        logits_nT = logits_BT[:n].gather(1, order_nT)
-        log_weights_nT = logits_nT.log_softmax(dim=1)
-        weights_nT = log_weights_nT.exp()
-        leads = logits_nT[:, :1] - logits_nT[:, 1:]
-        off = weights_nT[:, 1:].sum() / n
+        logits_KBT = many_logits(everything.tokens, W_Kdd)
+        loss_KB, margin_KB = self.judge(everything, logits_KBT, weights)
+        wrong_KB = (margin_KB <= 0).to(W_Kdd.dtype)
+        logits_KnT = logits_KBT[:, :n].gather(2, order_nT.expand(len(W_Kdd), -1, -1))
+        log_weights_KnT = logits_KnT.log_softmax(dim=2)
+        weights_KnT = log_weights_KnT.exp()
+        leads = logits_KnT[..., :1] - logits_KnT[..., 1:]
+        off_K = weights_KnT[..., 1:].sum((1, 2)) / n
         return {
-            "norm_W": norm,
-            **({} if self._W_mm is None else towards(self._W_mm, W.flatten(), norm)),
-            "min_margin": leads.min(),
-            "mean_margin": leads.mean(),
-            "on_optimal": 1 - off,
-            "off_optimal": off,
-            "entropy": -(weights_nT * log_weights_nT).sum() / n,
-            "train_error": wrong_B[:n].mean(),
-            "test_loss": loss_B[n:].mean(),
-            "test_error": wrong_B[n:].mean(),
+            **towards(self._W_mm, W_Kdd.flatten(1), "W"),
+            "min_margin": leads.amin((1, 2)),
+            "mean_margin": leads.mean((1, 2)),
+            "on_optimal": 1 - off_K,
+            "off_optimal": off_K,
+            "entropy": -(weights_KnT * log_weights_KnT).sum((1, 2)) / n,
+            "train_error": wrong_KB[:, :n].mean(1),
+            "test_loss": loss_KB[:, n:].mean(1),
+            "test_error": wrong_KB[:, n:].mean(1),
         }
 
     @cached_property
@@ -274,13 +278,17 @@ def unit(x: Tensor) -> Tensor:
     return x / x.norm()
 
 
-def towards(goal: Tensor, x: Tensor, norm: Tensor, suffix: str = "") -> dict[str, Tensor]:
-    """Alignment of x, shape (k,), with a unit vector, and distance of their directions; at x = 0 the alignment is 0.
+def towards(goal: Tensor | None, x_Kp: Tensor, name: str) -> dict[str, Tensor]:
+    """Norms of x and, if there is a goal (a unit vector), alignment with it and distance of the directions, shape (K,).
 
-    The distance comes from the difference, since 2 - 2 alignment would cancel.
+    The distance comes from the difference, since 2 - 2 alignment would cancel. At x = 0 the alignment is 0.
     """
-    half_square = ((x / norm - goal).square().sum() / 2).nan_to_num(nan=1.0)
-    return {f"alignment{suffix}": 1 - half_square, f"distance{suffix}": (2 * half_square).sqrt()}
+    norm_K = torch.linalg.vector_norm(x_Kp, dim=1)
+    values, suffix = {f"norm_{name}": norm_K}, "" if name == "W" else f"_{name}"
+    if goal is not None:
+        half_square = ((x_Kp / norm_K[:, None] - goal).square().sum(1) / 2).nan_to_num(nan=1.0)
+        values |= {f"alignment{suffix}": 1 - half_square, f"distance{suffix}": (2 * half_square).sqrt()}
+    return values
 
 
 class AttentionClassifier(TokenClassifier):
@@ -304,18 +312,18 @@ class AttentionClassifier(TokenClassifier):
 
     def loss(self, batch: ScoredBatch) -> Outcome:
         """Mean logistic loss above its infimum; predictions are classes, shape (B,)."""
-        excess_B, margin_B = self._excess(batch, self.head(batch.tokens))
+        excess_B, margin_B = excess(batch, attended_mean(self.head(batch.tokens), batch.gaps))
         return Outcome(excess_B.mean(), torch.where(margin_B > 0, batch.labels, 1 - batch.labels), batch.labels)
 
-    def _excess(self, batch: ScoredBatch, logits_BT: Tensor) -> tuple[Tensor, Tensor]:
-        """How far the losses are above the least ones, and the margins, shape (B,) each."""
-        below_B = attended_mean(logits_BT, batch.gaps)
-        return torch.log1p(batch.sigmoid * torch.expm1(below_B)), (batch.best - below_B).detach()
+    def judge(self, batch: ScoredBatch, logits_KBT: Tensor, weights: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Loss and margin y Phi(X) of these sequences with these logits at K points, shape (K, B) each."""
+        above_KB, margin_KB = excess(batch, attended_mean(logits_KBT, batch.gaps.expand_as(logits_KBT)))
+        return above_KB + nn.functional.softplus(-batch.best), margin_KB
 
-    def judge(self, batch: ScoredBatch, logits_BT: Tensor) -> tuple[Tensor, Tensor]:
-        """Loss and margin y Phi(X) of these sequences with these attention logits, shape (B,) each."""
-        excess_B, margin_B = self._excess(batch, logits_BT)
-        return excess_B + nn.functional.softplus(-batch.best), margin_B
+
+def excess(batch: ScoredBatch, below: Tensor) -> tuple[Tensor, Tensor]:
+    """How far losses are above the least ones, and the margins, if scores are so far below the optimal; shape (..., B)."""
+    return torch.log1p(batch.sigmoid * torch.expm1(below)), batch.best - below.detach()
 
 
 # -- W and u trained jointly ------------------------------------------------------------------------------------------
@@ -341,7 +349,7 @@ class MixtureTokenData(TokenData):
     f_star = 0.0
 
     def __init__(
-        self, root: Any = None, seed: int = 0, *, n: int = 20, n_test: int = 100, T: int = 6, d: int = 64,
+        self, root: Any = None, seed: int = 0, *, n: int = 20, n_test: int = 50, T: int = 6, d: int = 64,
         sigma: float = 0.25, mu_norm: float = 2.0,
     ) -> None:  # fmt: skip
         _check_sizes(n, n_test, T, d)
@@ -410,20 +418,19 @@ class JointClassifier(TokenClassifier):
 
     def loss(self, batch: Sequences) -> Outcome:
         """Mean logistic loss; predictions are classes, shape (B,)."""
-        loss_B, margin_B = self.judge(batch, self.head(batch.tokens))
-        return Outcome(loss_B.mean(), torch.where(margin_B > 0, batch.labels, 1 - batch.labels), batch.labels)
+        margin_B = batch.signs * attended_mean(self.head(batch.tokens), self.decoder(batch.tokens))
+        predictions_B = torch.where(margin_B.detach() > 0, batch.labels, 1 - batch.labels)
+        return Outcome(logistic_loss(margin_B).mean(), predictions_B, batch.labels)
 
-    def judge(self, batch: Sequences, logits_BT: Tensor) -> tuple[Tensor, Tensor]:
-        """Loss and margin y Phi(X) of these sequences with these attention logits, shape (B,) each."""
-        margin_B = batch.signs * attended_mean(logits_BT, self.decoder(batch.tokens))
-        return -nn.functional.logsigmoid(margin_B), margin_B.detach()  # softplus is linear from 20 on
+    def judge(self, batch: Sequences, logits_KBT: Tensor, weights: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Loss and margin y Phi(X) of these sequences with these logits at K points, shape (K, B) each."""
+        values_KBT = torch.einsum("btd,kd->kbt", batch.tokens, weights["decoder.u"])
+        margin_KB = batch.signs * attended_mean(logits_KBT, values_KBT)
+        return logistic_loss(margin_KB), margin_KB
 
-    def measure(self) -> dict[str, Tensor]:
+    def measure_at(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What all tasks of paper A measure, and norm_u, alignment_u, distance_u against the max-margin separator."""
-        u = whole(self.decoder.u.detach())
-        norm = torch.linalg.vector_norm(u)
-        values = super().measure() | {"norm_u": norm}
-        return values if self._separator is None else values | towards(self._separator, u, norm, "_u")
+        return super().measure_at(weights) | towards(self._separator, weights["decoder.u"], "u")
 
     @cached_property
     def _separator(self) -> Tensor | None:

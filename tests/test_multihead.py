@@ -10,7 +10,8 @@ from torch.autograd import gradcheck
 
 import tasks.multihead
 from bench.options import read_options
-from tasks.multihead import Heads, MixtureData, MultiHeadClassifier, PlantedData, SequenceData, logistic_loss
+from tasks.attention import logistic_loss
+from tasks.multihead import Heads, MixtureData, MultiHeadClassifier, PlantedData, SequenceData
 
 HEADS = (2, 5, 16)
 ALL = slice(None)
