@@ -440,6 +440,19 @@ def test_two_points_are_no_line(loss):
     assert found.text == "1 of 2 runs of GD have fewer than 3 points"
 
 
+@pytest.mark.parametrize("power", [1 / 3, 1.0])
+def test_the_exponent_of_a_stretched_exponential_is_found(power):
+    decaying = arm("a", *(run(np.exp(-0.3 * k * STEPS**power)) for k in SPREAD))
+    claim = {"arm": "a", "x": "step", "y": "loss", "scale": "stretched"}
+    found = finding("slope", decaying, **claim, at_least=power - 0.01, at_most=power + 0.01)
+    assert found.verdict == "holds"
+    assert found.effect == pytest.approx(power, rel=1e-9)
+    assert "ln(-ln(loss)) per ln(step)" in found.text
+    assert verdict("slope", decaying, **claim, at_least=power + 0.01) == "fails"
+    # Values of 1 and more have no such logarithm and are left out; with nothing left nothing is decided.
+    assert verdict("slope", flat("a", 1.0, 2.0), **claim, at_least=0) == "undecided"
+
+
 def test_a_slope_against_what_stands_still_is_undecided():
     still = run(STEPS, norm=np.ones(1000))
     assert slope(arm("GD", still, still), x="norm", scale="linear", at_least=0).verdict == "undecided"
@@ -741,7 +754,7 @@ def test_numbers_may_be_words(test):
         ("reaches", {"below": 1, "above": 0}, "below=1.0 and above=0.0: give one of the two"),
         ("reaches", {"below": None}, "below=None and above=None: give one of the two"),
         ("sooner", {"factor": 0}, "sooner: factor=0: input should be greater than 0"),
-        ("slope", {"scale": "log"}, "slope: scale='log': input should be 'linear', 'loglog', 'semilogx' or 'semilogy'"),
+        ("slope", {"scale": "log"}, "slope: scale='log': input should be 'linear', 'loglog', 'semilogx', 'semilogy' or 'stretched'"),
         ("slope", {"at_most": None}, "slope: nothing is claimed; give at_least, at_most or min_r2"),
         ("slope", {"at_least": 2}, "at_least and at_most: 2 is greater than 1; give the lesser one first"),
         ("slope", {"window": [9, 3]}, "window: 9 is greater than 3; give the lesser one first"),

@@ -173,6 +173,16 @@ def test_an_ordered_factor_goes_from_dark_to_light():
     assert light[-1] < 0.85
 
 
+def test_panels_of_two_methods_share_the_lines_of_their_numbers_of_heads():
+    arms = {f"{method} H = {h}": arm(f"{method} H = {h}", 0.01 * h) for method in ("GD", "Adam") for h in (1, 2)}
+    panels = [Panel(y="loss", strip=f"{m} ", arms=[f"{m} H = 1", f"{m} H = 2"]) for m in ("GD", "Adam")]
+    figure = make(FigureSpec(panels=panels, ordered=True), arms)
+    assert legend(figure) == ["H = 1", "H = 2"]
+    left, right = ([line.get_color() for line in arm_lines(axes)] for axes in figure.axes)
+    assert left == right
+    assert len(set(left)) == 2
+
+
 def test_panels_share_a_legend_that_reads_row_by_row():
     figure = make(FOUR, METHODS)
     assert legend(figure) == ["GD", "NGD", "PS", "$t^{-1/2}$", "slow", r"$\exp(-0.01\,t)$"]
