@@ -81,12 +81,13 @@ def describe_optimizer(spec: OptimizerSpec) -> str:
 def describe_task(spec: TaskSpec) -> str:
     """Model, metric, target, budget and options of a task."""
     budget = ", ".join(f"{name} {value}" for name, value in spec.budget.items())
+    measured = [f"  measured every {spec.measure_every} steps: {spec.measures}"] if spec.measure_every else []
     target = "none" if spec.target is None else f"{spec.metric} {spec.target:g}"
     return "\n".join(
         [
             f"{spec.name} (version {spec.version}): {spec.title}", f"  metric  {spec.metric} ({spec.mode})",
             f"  target  {target}", f"  budget  {budget}, batch {spec.batch_size}, precision {spec.precision}",
-            f"  source  {spec.source}", "", "options:", *_rows("task", task_options(spec)),
+            f"  source  {spec.source}", *measured, "", "options:", *_rows("task", task_options(spec)),
         ]
     )  # fmt: skip
 

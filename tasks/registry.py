@@ -29,7 +29,8 @@ class TaskSpec:
         precision: default of `--precision`.
         steps_per_call: optimizer steps per `training_step`: more make a small model faster, fewer make Ctrl-C and the
             progress bar prompter.
-        measure_every: optimizer steps between calls of the task's `measure`; None if it has nothing to measure.
+        measure_every: optimizer steps between measurements (`Task.measure_at`); None if the task has none.
+        measures: what is measured, for people.
     """
 
     name: str
@@ -47,6 +48,7 @@ class TaskSpec:
     precision: str = "32-true"
     steps_per_call: int = 10
     measure_every: int | None = None
+    measures: str = ""
 
     @cached_property
     def module_cls(self) -> Any:
@@ -69,6 +71,8 @@ _PAPER_A = (
     "Vasudeva, Deora, Thrampoulidis (TMLR 2025); sizes and distributions are ours,"
     " or of Tarzanagh et al., Transformers as Support Vector Machines"
 )
+_MEASURES_A = "norm_W, alignment, distance, min_margin, mean_margin, on_optimal, off_optimal, entropy, train_error, test_loss, test_error"
+_MEASURES_B = "avg_norm_W, avg_norm_U, entropy, train_error, test_loss, test_error"
 _PAPER_B = "Deora, Ghaderi, Taheri, Thrampoulidis (TMLR 2024); open constants are ours"
 
 
@@ -91,6 +95,7 @@ TASKS: dict[str, TaskSpec] = {
             data="tasks.synthetic:FixedDecoderData",
             source=_PAPER_A,
             version=2,
+            measures=_MEASURES_A,
         ),
         _theory(
             name="synthetic_joint",
@@ -98,6 +103,7 @@ TASKS: dict[str, TaskSpec] = {
             module="tasks.synthetic:JointClassifier",
             data="tasks.synthetic:MixtureTokenData",
             source=_PAPER_A,
+            measures=f"{_MEASURES_A}, norm_u, alignment_u, distance_u",
         ),
         _theory(
             name="mha_dm1",
@@ -105,6 +111,7 @@ TASKS: dict[str, TaskSpec] = {
             module="tasks.multihead:MultiHeadClassifier",
             data="tasks.multihead:MixtureData",
             source=_PAPER_B,
+            measures=f"{_MEASURES_B}, attn_score, off_relevant",
             steps_per_call=40,
         ),
         _theory(
@@ -113,6 +120,7 @@ TASKS: dict[str, TaskSpec] = {
             module="tasks.multihead:MultiHeadClassifier",
             data="tasks.multihead:PlantedData",
             source=_PAPER_B,
+            measures=f"{_MEASURES_B}, align_W, align_U",
             budget={"max_steps": 1000},
             steps_per_call=20,
         ),

@@ -13,6 +13,7 @@ from bench.config import resolve
 from bench.runner import run
 from bench.store import read_curve, read_tables
 from optimizers import NGD, PS
+from tasks import TASKS
 from tasks.attention import attended_mean
 from tasks.synthetic import (
     AttentionClassifier,
@@ -406,3 +407,17 @@ def test_half_of_the_sequences_are_a_batch_too(store: Any) -> None:
         "store": store,
     }
     assert run(resolve(settings), progress=False).status == "completed"
+
+
+@pytest.mark.parametrize("task", [name for name, spec in TASKS.items() if spec.measure_every])
+def test_what_a_task_says_it_measures_is_what_it_measures(task: str, store: Any) -> None:
+    result = run(resolve({"task": task, "opt": "gd", "trainer.max_steps": 1, "store": store}), progress=False)
+    columns = read_tables(store / result.run_id)["measurements"].keys() - {"step"}
+    assert columns == set(TASKS[task].measures.split(", "))
+
+
+def test_a_run_on_an_infeasible_instance_says_so(cli: Any) -> None:
+    words = "--task synthetic --task.recipe sphere --task.n 6 --task.T 4 --task.d 3 --seed 3 --trainer.max_steps 5"
+    answer = cli("fit", *words.split(), "--opt", "ngd")
+    assert answer.code == 0
+    assert "note: the max-margin problem att_svm of this instance is infeasible" in answer.out
