@@ -44,11 +44,7 @@ def result_lines(result: RunResult, store: Path) -> list[str]:
         lines.append(f"note: {result.skipped} steps were skipped because a gradient overflowed in half precision")
     if result.part:
         lines.append(f"note: trained on a part of the data: {result.part}")
-    for name, fact in result.facts.items():
-        if isinstance(fact, dict) and not fact.get("feasible", True):
-            lines.append(
-                f"note: the max-margin problem {name} of this instance is infeasible, so nothing is compared with it"
-            )
+    lines += [f"note: nothing is compared with {name}, which is {reason}" for name, reason in result.unsolved.items()]
     if result.cap_share is not None and result.cap_share > CAP_SHARE_TO_REPORT:
         lines.append(
             f"note: the step cap bound on {result.cap_share:.0%} of the steps, so the cap and not the method set the step size"

@@ -104,8 +104,7 @@ def _ended(result: RunResult) -> str:
 def collect(todo: Sequence[Job]) -> tuple[dict[str, Arm], dict[str, list[RunResult]], list[int]]:
     """What the store has of the runs: arms by label, records by label, and seeds that were left out.
 
-    Seeds are left out of all arms where the instance of the problem has no solution to be compared with (`feasible` false in
-    the record's facts).
+    Seeds are left out of all arms where the instance of the problem has no solution to be compared with.
     """
     found = []
     for job in todo:
@@ -113,7 +112,7 @@ def collect(todo: Sequence[Job]) -> tuple[dict[str, Arm], dict[str, list[RunResu
         result = Store(config.store).get(config.run_id)
         if result is not None and result.status in FINISHED:
             found.append((job, config, result))
-    without = sorted({job.seed for job, _, result in found if _infeasible(result.facts)})
+    without = sorted({job.seed for job, _, result in found if result.unsolved})
     arms: dict[str, Arm] = {}
     records: dict[str, list[RunResult]] = {}
     for label in dict.fromkeys(job.label for job in todo):
@@ -127,10 +126,6 @@ def collect(todo: Sequence[Job]) -> tuple[dict[str, Arm], dict[str, list[RunResu
         )  # fmt: skip
         records[label] = [r for _, _, r in mine]
     return arms, records, without
-
-
-def _infeasible(facts: Mapping[str, Any]) -> bool:
-    return any(isinstance(fact, dict) and not fact.get("feasible", True) for fact in facts.values())
 
 
 def _judge(experiment: Experiment, arms: Mapping[str, Arm]) -> dict[str, Finding]:

@@ -75,6 +75,12 @@ class RunResult:
     environment: dict[str, Any] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def unsolved(self) -> dict[str, str]:
+        """The problems of the instance that have no solution to compare with, and why, by name."""
+        facts = {name: fact for name, fact in self.facts.items() if isinstance(fact, dict)}
+        return {name: fact["reason"] for name, fact in facts.items() if fact.get("solved") is False}
+
 
 class Store:
     """A folder of runs.

@@ -6,9 +6,9 @@ where both are. All is computed in forms that stay exact when attention saturate
 """
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -57,20 +57,21 @@ class TokenData(TaskData):
         self.sizes = {split: len(sequences.labels) for split, sequences in splits.items()}
 
     @cached_property
-    def att_svm(self) -> AttentionSVM | None:
-        """W_mm = argmin ||W||_F subject to (x_{i,opt_i} - x_{i,t})^T W x_{i,1} >= 1 on the training samples, or None.
+    def att_svm(self) -> AttentionSVM | str:
+        """W_mm = argmin ||W||_F subject to (x_{i,opt_i} - x_{i,t})^T W x_{i,1} >= 1 on the training samples.
 
-        Tarzanagh et al., Transformers as Support Vector Machines. None: no W meets all the constraints, or none was found.
+        Tarzanagh et al., Transformers as Support Vector Machines. Or, in words, why there is none.
         """
         train = self.splits["train"]
-        try:
-            return attention_svm(train.tokens.cpu().double(), train.optimal.cpu())
-        except ArithmeticError:
-            return None
+        constraints = train.tokens[..., 0].numel() - len(train.labels)
+        if constraints > MOST_CONSTRAINTS:
+            return f"not solved: {constraints} constraints are more than {MOST_CONSTRAINTS}"
+        return or_reason(lambda: attention_svm(train.tokens.cpu().double(), train.optimal.cpu()))
 
     def facts(self) -> dict[str, Any]:
         """Whether the Att-SVM was solved, its norm, and how exactly."""
-        return {"att_svm": solved(self.att_svm and self.att_svm.solution)}
+        svm = self.att_svm
+        return {"att_svm": fact(svm if isinstance(svm, str) else svm.solution)}
 
     def to(self, device: torch.device, dtype: torch.dtype) -> None:
         """Move the samples to the device."""
@@ -79,12 +80,26 @@ class TokenData(TaskData):
             self.splits[split] = Sequences(tokens.to(device, dtype), labels.to(device), optimal.to(device))
 
 
-def solved(solution: MaxMargin | None) -> dict[str, Any]:
-    """A max-margin problem's solution as a run's record keeps it."""
-    if solution is None:
-        return {"feasible": False}  # or so nearly that float64 cannot tell
+MOST_CONSTRAINTS = 3000
+"""A greater Gram matrix takes minutes and gigabytes. Ours."""
+
+Solution = TypeVar("Solution")
+
+
+def or_reason(solve: Callable[[], Solution | None]) -> Solution | str:
+    """What the max-margin solver gives, or in words why it gives nothing."""
+    try:
+        return solve() or "infeasible: no direction meets all constraints"
+    except ArithmeticError as error:
+        return f"not solved: {error}"
+
+
+def fact(solution: MaxMargin | str) -> dict[str, Any]:
+    """A max-margin problem as a run's record keeps it."""
+    if isinstance(solution, str):
+        return {"solved": False, "reason": solution}
     return {
-        "feasible": True, "norm": float(solution.norm), "support": int(solution.support),
+        "solved": True, "norm": float(solution.norm), "support": int(solution.support),
         "violation": float(solution.violation), "duality_gap": float(solution.duality_gap),
     }  # fmt: skip
 
@@ -270,7 +285,7 @@ class TokenClassifier(Task):
     @cached_property
     def _W_mm(self) -> Tensor | None:
         svm = self.data.att_svm
-        return svm and unit(svm.W.flatten()).to(self.head.W.device, self.head.W.dtype)
+        return None if isinstance(svm, str) else unit(svm.W.flatten()).to(self.head.W.device, self.head.W.dtype)
 
 
 def unit(x: Tensor) -> Tensor:
@@ -368,14 +383,19 @@ class MixtureTokenData(TokenData):
         super().__init__({"train": split(n), "test": split(n_test)})
 
     @cached_property
-    def separator(self) -> tuple[Tensor, MaxMargin] | None:
-        """The max-margin separator of the optimal training tokens through the origin, or None where there is none."""
+    def separator(self) -> tuple[Tensor, MaxMargin] | str:
+        """The max-margin separator of the optimal training tokens through the origin, or why there is none."""
         tokens, _, optimal = train = self.splits["train"]
-        return separator(tokens[torch.arange(len(optimal)), optimal].cpu().double(), train.signs.cpu().double())
+        if len(optimal) > MOST_CONSTRAINTS:
+            return f"not solved: {len(optimal)} constraints are more than {MOST_CONSTRAINTS}"
+        chosen = tokens[torch.arange(len(optimal)), optimal]
+        return or_reason(lambda: separator(chosen.cpu().double(), train.signs.cpu().double()))
 
     def facts(self) -> dict[str, Any]:
         """How the Att-SVM and the separator of the optimal tokens were solved."""
-        return super().facts() | {"separator": solved(self.separator and self.separator[1])}
+        return super().facts() | {
+            "separator": fact(self.separator if isinstance(self.separator, str) else self.separator[1])
+        }
 
     def batch(self, split: str, rows: Tensor | slice, randomness: BatchRandomness | None = None) -> Sequences:
         """The sequences of these rows."""
@@ -435,4 +455,4 @@ class JointClassifier(TokenClassifier):
     @cached_property
     def _separator(self) -> Tensor | None:
         solution, u = self.data.separator, self.decoder.u
-        return solution and unit(solution[0]).to(u.device, u.dtype)
+        return None if isinstance(solution, str) else unit(solution[0]).to(u.device, u.dtype)

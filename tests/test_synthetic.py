@@ -278,8 +278,8 @@ def infeasible() -> FixedDecoderData:
 
 def test_an_infeasible_instance_says_so_and_has_no_alignment() -> None:
     data = infeasible()
-    assert data.att_svm is None
-    assert data.facts()["att_svm"] == {"feasible": False}
+    assert data.att_svm == "infeasible: no direction meets all constraints"
+    assert data.facts()["att_svm"] == {"solved": False, "reason": data.att_svm}
     with torch.no_grad():
         measured = AttentionClassifier(data).double().measure()
     assert not {"alignment", "distance"} & measured.keys()
@@ -386,7 +386,7 @@ def test_a_ps_run_ends_converged_when_the_gradient_underflows_without_any_nan(st
     measurements = read_tables(store / result.run_id)["measurements"]
     assert all(np.isfinite(column).all() for column in measurements.values())
     assert measurements["alignment"][-1] > 0.9999
-    assert result.facts["att_svm"]["feasible"]
+    assert result.facts["att_svm"]["solved"]
 
 
 @pytest.mark.parametrize("task", ["synthetic", "synthetic_joint"])
@@ -420,4 +420,14 @@ def test_a_run_on_an_infeasible_instance_says_so(cli: Any) -> None:
     words = "--task synthetic --task.recipe sphere --task.n 6 --task.T 4 --task.d 3 --seed 3 --trainer.max_steps 5"
     answer = cli("fit", *words.split(), "--opt", "ngd")
     assert answer.code == 0
-    assert "note: the max-margin problem att_svm of this instance is infeasible" in answer.out
+    assert (
+        "note: nothing is compared with att_svm, which is infeasible: no direction meets all constraints" in answer.out
+    )
+
+
+def test_a_problem_too_large_for_the_solver_is_trained_all_the_same(cli: Any) -> None:
+    answer = cli(
+        "fit", "--task", "synthetic", "--opt", "ngd", "--task.n", 1000, "--task.d", 4, "--trainer.max_steps", 3
+    )
+    assert answer.code == 0
+    assert "att_svm, which is not solved: 5000 constraints are more than 3000" in answer.out
