@@ -19,7 +19,7 @@ TINY: dict[str, Any] = {
     "title": "Two ways downhill",
     "paper": "Nobody (never), figure 1",
     "notes": ["everything is ours"],
-    "common": {"task": "synthetic", "task.recipe": "sphere", "task.n": 6, "task.T": 4, "task.d": 3},
+    "common": {"task": "synthetic", "trainer.measure_every": 10, "task.recipe": "sphere", "task.n": 6, "task.T": 4, "task.d": 3},
     "seeds": [0, 1],
     "arms": {
         "GD": {"opt": "gd", "opt.lr": 0.5, "trainer.max_steps": 30},
