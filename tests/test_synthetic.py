@@ -1,5 +1,7 @@
 """The tasks of paper A against independent references: losses, gradients, measurements, trajectories, check values."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +13,7 @@ from torch.autograd import gradcheck
 
 from bench.config import resolve
 from bench.runner import run
-from bench.store import read_curve, read_tables
+from bench.store import Store, read_curve, read_tables
 from optimizers import NGD, PS
 from tasks import TASKS
 from tasks.attention import attended_mean
@@ -431,3 +433,17 @@ def test_a_problem_too_large_for_the_solver_is_trained_all_the_same(cli: Any) ->
     )
     assert answer.code == 0
     assert "att_svm, which is not solved: 5000 constraints are more than 3000" in answer.out
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_two_ranks_measure_what_one_process_measures(strategy: str, store: Any) -> None:
+    settings = {"task": "synthetic_joint", "opt": "ngd", "trainer.max_steps": 40, "device": "cpu", "store": store}
+    alone = run(resolve(settings), progress=False)
+    shared = settings | {"trainer.devices": 2, "trainer.strategy": strategy}
+    words = [word for name, value in shared.items() for word in (f"--{name}", str(value))]
+    subprocess.run([sys.executable, "-m", "bench.cli", "fit", *words], check=True, capture_output=True)
+    (run_id,) = {result.run_id for result in Store(store).runs()} - {alone.run_id}
+    one, two = (read_tables(store / name)["measurements"] for name in (alone.run_id, run_id))
+    assert one.keys() == two.keys()
+    for name in one:
+        np.testing.assert_allclose(two[name], one[name], rtol=0, atol=1e-12)
