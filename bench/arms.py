@@ -21,6 +21,8 @@ class Arm:
         seeds: one for each run; arms with the same seeds are paired.
         tables: by seed, the run's tables: measurements and the curve of its optimizer steps.
         statuses: by seed, how the run ended.
+        converged: by seed, whether the run ended since it could go no further, so that its last value stands for all later
+            steps; None: every completed run did.
         settings: in dotted form, what was set (`task.H`, `opt.lr`).
     """
 
@@ -29,6 +31,7 @@ class Arm:
     tables: Sequence[Sequence[Table]]
     statuses: Sequence[str] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
+    converged: Sequence[bool] | None = None
 
     def series(self, *names: str) -> tuple[Array, ...]:
         """Step numbers, shape (P,), and for each name its values, shape (S, P), all from one table.

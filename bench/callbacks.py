@@ -214,7 +214,7 @@ class Recorder(pl.Callback):
         for points, values in task.record.measurements:
             if not values:
                 continue
-            table = torch.stack([value.to(torch.float64) for value in values.values()], dim=1).tolist()
+            table = torch.stack(list(values.values()), dim=1).tolist()
             rows = [(step, *row) for step, row in zip(points, table, strict=True) if step <= self.result.steps]
             if self.folder is not None:
                 self.folder.append_measurements(list(values), rows)

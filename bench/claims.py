@@ -570,6 +570,8 @@ def _values(results: Mapping[str, Arm], arm: Arm, measure: str, first: float, la
         return np.full(len(held), np.nan)
     end = max(np.max(t["step"], initial=0) for other in results.values() for run in other.tables for t in run)
     completed = np.array([status == "completed" for status in _statuses(arm)]) & (last <= end or last == math.inf)
+    if arm.converged is not None and last < math.inf:
+        completed &= np.array(arm.converged)
     covered = np.max(own, axis=1, where=~np.isnan(own), initial=-1) >= last
     return np.where(completed | covered, held[:, chosen].mean(axis=1), np.nan)
 

@@ -14,6 +14,9 @@ from bench.machine import is_main_process
 
 
 class _Parser(argparse.ArgumentParser):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)  # `--seed` must not pass for `--seeds`
+
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message}; see `{self.prog} --help`")
 
@@ -187,10 +190,9 @@ def _stored_config(store: Path, run_id: str, settings: dict[str, Any]) -> Any:
 def _stored_result(config: Any) -> Any:
     """The finished run of this configuration, found without importing what trains."""
     from bench.config import on_device
-    from bench.store import FINISHED, Store
+    from bench.store import Store
 
-    result = Store(config.store).get(on_device(config).run_id)
-    return result if result is not None and result.status in FINISHED else None
+    return Store(config.store).finished(on_device(config).run_id)
 
 
 def _dry_run(config: Any, *, as_json: bool) -> int:
@@ -228,7 +230,9 @@ def _reproduce(words: list[str]) -> int:
     parser.add_argument("--list", action="store_true", help="list the experiments and stop")
     parser.add_argument("--quick", action="store_true", help="few seeds and steps, under a minute; no evidence")
     parser.add_argument("--search", action="store_true", help="also search the constants that the paper leaves open")
-    parser.add_argument("--seeds", type=int, help="so many seeds, from 0, instead of the experiment's own")
+    parser.add_argument(
+        "--seeds", type=int, help="so many seeds: the experiment's own first, then the numbers after them"
+    )
     parser.add_argument(
         "--out", type=Path, help="where the output goes (default: reproduced/NAME, with --quick NAME-quick)"
     )

@@ -1,6 +1,7 @@
 """Experiments of papers as YAML holds them: `configs/papers/<paper>/<experiment>.yaml`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from inspect import signature
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,14 @@ from bench.claims import CLAIMS
 from bench.config import configs_folder, read_yaml
 from bench.errors import UserError, unknown
 from bench.figures import FigureSpec
+from bench.store import CURVE_FIELDS
+from tasks import TASKS
 
 Settings = dict[str, Any]
 ARM_ARGUMENTS = ("arm", "arms", "fast", "slow", "better", "worse")
 """Arguments of claims that name arms."""
+COLUMN_ARGUMENTS = ("measure", "x", "y")
+"""Arguments of claims that name columns."""
 
 
 class Claim(BaseModel):
@@ -116,14 +121,6 @@ class Experiment(BaseModel):
         """A number of seeds stands for 0, 1, ..."""
         return list(range(seeds)) if isinstance(seeds, int) else seeds
 
-    @property
-    def named_arms(self) -> list[str]:
-        """The arms that claims and panels name."""
-        named = [claim.arguments.get(key, []) for claim in self.claims for key in ARM_ARGUMENTS]
-        named += [panel.arms or [] for panel in self.figure.panels]
-        named += [(self.search and self.search.arms) or []]
-        return [label for labels in named for label in ([labels] if isinstance(labels, str) else labels)]
-
     def small(self) -> "Experiment":
         """The version of `--quick`."""
         small = self.changed(self.quick.settings, self.quick.seeds)
@@ -139,14 +136,62 @@ class Experiment(BaseModel):
         arms = {label: there.arms[label] for label in self.search.arms or self.arms}
         return there.model_copy(update={"claims": claims, "arms": arms})
 
-    def changed(self, settings: Settings, seeds: Sequence[int]) -> "Experiment":
-        """The version with these settings in all arms, and these seeds; see `Search.grid` for `times.`."""
+    def changed(self, settings: Mapping[str, Any], seeds: int | Sequence[int] | None = None) -> "Experiment":
+        """The version with these settings in all arms, and these seeds; see `Search.grid` for `times.`.
+
+        A number of seeds are the experiment's own first, and then the numbers after the greatest.
+
+        Raises:
+            UserError: `times.` has nothing to multiply.
+        """
         factors = {name.removeprefix("times."): x for name, x in settings.items() if name.startswith("times.")}
         plain = {name: x for name, x in settings.items() if not name.startswith("times.")}
         arms = {label: own | plain for label, own in self.arms.items()}
-        for own in arms.values():
-            own |= {name: own[name] * factor for name, factor in factors.items()}
-        return self.model_copy(update={"arms": arms, "seeds": list(seeds)})
+        for label, own in arms.items():
+            for name, factor in factors.items():
+                if name not in own:
+                    raise UserError(f"times.{name}: the arm {label} does not set {name}")
+                own[name] *= factor
+        if isinstance(seeds, int):
+            after = range(max(self.seeds) + 1, max(self.seeds) + 1 + seeds)
+            seeds = [*self.seeds, *after][:seeds]
+        return self.model_copy(update={"arms": arms, "seeds": list(seeds or self.seeds)})
+
+    def check(self) -> None:
+        """Refuse, before hours of training, what could not be judged or drawn after it.
+
+        Raises:
+            UserError: a name of a claim, test, argument, arm or column is unknown or used twice.
+        """
+        for claim in self.claims:
+            if claim.test not in CLAIMS:
+                raise unknown("claim test", claim.test, CLAIMS)
+            try:
+                signature(CLAIMS[claim.test]).bind({}, **claim.arguments)
+            except TypeError as error:
+                raise UserError(f"claim {claim.name}: {claim.test}: {error}") from None
+        names = [claim.name for claim in self.claims]
+        if len(set(names)) < len(names):
+            raise UserError(f"two claims are called {max(names, key=names.count)!r}; names must differ")
+        arms = [claim.arguments.get(key, []) for claim in self.claims for key in ARM_ARGUMENTS]
+        arms += [panel.arms or [] for panel in self.figure.panels]
+        arms += [list(self.quick.arms), (self.search and self.search.arms) or []]
+        columns = [claim.arguments.get(key, "step") for claim in self.claims for key in COLUMN_ARGUMENTS]
+        columns += [name for panel in self.figure.panels for name in (panel.x, panel.y)]
+        tasks = {str(settings.get("task", self.common.get("task"))) for settings in self.arms.values()} & TASKS.keys()
+        measured = {name for task in tasks for name in TASKS[task].measures.split(", ")}
+        for kind, used, known in (
+            (
+                "arm",
+                [label for labels in arms for label in ([labels] if isinstance(labels, str) else labels)],
+                self.arms,
+            ),
+            ("claim", (self.search and self.search.claims) or [], names),
+            ("column", columns, {*CURVE_FIELDS, *measured}),
+        ):
+            for name in used:
+                if name not in known:
+                    raise unknown(kind, name, known)
 
 
 def experiments() -> dict[str, Path]:
@@ -169,10 +214,5 @@ def load(name: str) -> Experiment:
     except ValidationError as error:
         first = error.errors()[0]
         raise UserError(f"{known[name]}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
-    for claim in experiment.claims:  # before hours of training
-        if claim.test not in CLAIMS:
-            raise unknown("claim test", claim.test, CLAIMS)
-    for label in experiment.named_arms:
-        if label not in experiment.arms:
-            raise unknown("arm", label, experiment.arms)
+    experiment.check()
     return experiment

@@ -219,7 +219,7 @@ def lines(panel: Panel, arm: Arm) -> tuple[list[Line], int]:
     except KeyError as error:
         raise UserError(f"cannot draw {panel.y!r} over {panel.x!r}: {error.args[0]}") from error
     log_x, log_y = "x" in panel.log, "y" in panel.log
-    smooth = min(panel.smooth or 1, len(steps))
+    smooth = min(panel.smooth or 1, max(2, len(steps) // 5), len(steps))
     if panel.x == "step":
         x = np.tile(steps, (len(y), 1))
     else:
@@ -421,7 +421,7 @@ class _Words:
         self.facts: dict[str, list[int]] = {}
         for k, panel in enumerate(spec.panels):
             if (panel.smooth or 1) > 1:
-                self.facts.setdefault(f"running mean over {panel.smooth} rows", []).append(k)
+                self.facts.setdefault(f"running mean over at most {panel.smooth} rows", []).append(k)
 
     def add(self, k: int, arm: Arm, drawn: Sequence[Line], seeds: int) -> None:
         """Note the lines of an arm in a panel."""

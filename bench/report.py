@@ -66,8 +66,5 @@ def claim_lines(result: "Reproduction", folder: Path) -> list[str]:
         lines += [f"  {finding.verdict:<10} {claim.name}: {claim.paper}", f"{'':13}{finding.text}"]
     if result.version.quick:
         lines.append("note: this is the quick version; its verdicts are no evidence")
-    if result.without:
-        lines.append(
-            f"note: seeds {', '.join(map(str, result.without))} were left out: their max-margin problem is infeasible"
-        )
+    lines += [f"note: seed {seed} was left out: {reason}" for seed, reason in result.without.items()]
     return [*lines, f"written to {folder}: report.md, figure.png, figure.pdf, claims.json and the data as Parquet"]

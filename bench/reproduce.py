@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from bench.errors import RunBusy, UserError
 from bench.experiments import Experiment, Settings, load
 from bench.figures import draw
 from bench.reproduction import Reproduction, Version, as_json, duration, page, words
-from bench.store import FINISHED, TABLES, RunResult, Store, read_tables, write_parquet
+from bench.store import TABLES, RunResult, Store, read_tables, write_parquet
 
 
 @dataclass(frozen=True)
@@ -41,11 +42,19 @@ def jobs(experiment: Experiment, places: Settings) -> list[Job]:
     Raises:
         UserError: a setting is unknown or illegal.
     """
-    return [
-        Job(label, seed, resolve(experiment.common | own | {"seed": seed} | places))
+    todo = [
+        Job(label, seed, on_device(resolve(experiment.common | own | {"seed": seed} | places)))
         for seed in experiment.seeds
         for label, own in experiment.arms.items()
     ]
+    for job in todo:
+        ranks = job.config.trainer.devices * job.config.trainer.num_nodes
+        if ranks > 1:
+            raise UserError(
+                f"{job.label} wants {ranks} devices a run; leave --trainer.devices out and start the same command once"
+                " for each device instead: the processes share the runs"
+            )
+    return todo
 
 
 def train(todo: Sequence[Job], say: Callable[[str], None]) -> bool:
@@ -60,7 +69,7 @@ def train(todo: Sequence[Job], say: Callable[[str], None]) -> bool:
     Raises:
         UserError: data are missing, or the store cannot be written.
     """
-    waiting = [job for job in todo if not _is_stored(job.config)]
+    waiting = [job for job in todo if _stored(job) is None]
     if len(waiting) < len(todo):
         say(f"{len(todo) - len(waiting)} of {len(todo)} runs are stored")
     if not waiting:
@@ -76,6 +85,8 @@ def train(todo: Sequence[Job], say: Callable[[str], None]) -> bool:
             except RunBusy:
                 busy.append(job)
                 continue
+            except KeyboardInterrupt:
+                return False
             if result.status == "killed":
                 return False
             done += 1
@@ -88,9 +99,8 @@ def train(todo: Sequence[Job], say: Callable[[str], None]) -> bool:
     return True
 
 
-def _is_stored(config: RunConfig) -> bool:
-    result = Store(config.store).get(on_device(config).run_id)
-    return result is not None and result.status in FINISHED
+def _stored(job: Job) -> RunResult | None:
+    return Store(job.config.store).finished(job.config.run_id)
 
 
 def _ended(result: RunResult) -> str:
@@ -101,30 +111,26 @@ def _ended(result: RunResult) -> str:
 # -- from the store to claims, figure and page ------------------------------------------------------------------------
 
 
-def collect(todo: Sequence[Job]) -> tuple[dict[str, Arm], dict[str, list[RunResult]], list[int]]:
-    """What the store has of the runs: arms by label, records by label, and seeds that were left out.
+def collect(todo: Sequence[Job]) -> tuple[dict[str, Arm], dict[str, list[RunResult]], dict[int, str]]:
+    """What the store has of the runs: arms by label, records by label, and seeds that were left out, with the reason.
 
     Seeds are left out of all arms where the instance of the problem has no solution to be compared with.
     """
-    found = []
-    for job in todo:
-        config = on_device(job.config)
-        result = Store(config.store).get(config.run_id)
-        if result is not None and result.status in FINISHED:
-            found.append((job, config, result))
-    without = sorted({job.seed for job, _, result in found if result.unsolved})
+    found = [(job, result) for job in todo if (result := _stored(job)) is not None]
+    without = {job.seed: f"{n} is {why}" for job, result in found for n, why in result.unsolved.items()}
     arms: dict[str, Arm] = {}
     records: dict[str, list[RunResult]] = {}
     for label in dict.fromkeys(job.label for job in todo):
-        mine = [(j, c, r) for j, c, r in found if j.label == label and j.seed not in without]
+        mine = [(job, result) for job, result in found if job.label == label and job.seed not in without]
         if not mine:
             continue
         arms[label] = Arm(
-            label, [j.seed for j, _, _ in mine],
-            [list(read_tables(c.store / c.run_id).values()) for _, c, _ in mine],
-            [r.status for _, _, r in mine], settings_of(mine[0][1].model_dump(mode="json")),
+            label, [job.seed for job, _ in mine],
+            [list(read_tables(job.config.store / result.run_id).values()) for job, result in mine],
+            [result.status for _, result in mine], settings_of(mine[0][0].config.model_dump(mode="json")),
+            [(result.reason or "").startswith("converged") for _, result in mine],
         )  # fmt: skip
-        records[label] = [r for _, _, r in mine]
+        records[label] = [result for _, result in mine]
     return arms, records, without
 
 
@@ -151,11 +157,15 @@ def reproduce(
     full = load(name)
     if version.search and full.search is None:
         raise UserError(f"{name} has no open constants to search; leave --search out")
+    if version.search and version.quick:
+        raise UserError("--search has no small version; leave --quick or --search out")
     if version.seeds is not None and version.seeds < 1:
         raise UserError(f"--seeds {version.seeds}: it must be at least 1")
-    experiment = full.small() if version.quick else full
-    seeds = experiment.seeds if version.seeds is None else range(version.seeds)
-    experiment = experiment.changed(dict(version.changes), seeds)
+    experiment = (full.small() if version.quick else full).changed(version.changes, version.seeds)
+    points = [
+        (point, full.at(point).changed(version.changes, version.seeds))
+        for point in (full.search.points if version.search and full.search else [])
+    ]
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -165,18 +175,16 @@ def reproduce(
         return None
     arms, records, without = collect(todo)
     if not arms:
-        raise UserError(f"{name}: the max-margin problem of every seed ({', '.join(map(str, without))}) is infeasible")
+        seed, reason = next(iter(without.items()))
+        raise UserError(f"{name}: none of the seeds can be compared with a solution: with seed {seed}, {reason}")
     findings = _judge(experiment, arms)
     region = []
-    if version.search:
-        assert full.search is not None
-        for point in full.search.points:
-            there = full.at(point)
-            todo = jobs(there, places)
-            say(f"at {words(point)}")
-            if not train(todo, say):
-                return None
-            region.append((point, _judge(there, collect(todo)[0])))
+    for point, there in points:
+        todo = jobs(there, places)
+        say(f"at {words(point)}")
+        if not train(todo, say):
+            return None
+        region.append((point, _judge(there, collect(todo)[0])))
     result = Reproduction(name, experiment, version, findings, records, without, region)
     try:
         draw(experiment.figure, arms, folder, watermark="quick" if version.quick else "")
@@ -191,12 +199,19 @@ def reproduce(
 def _write_data(records: Mapping[str, Sequence[RunResult]], store: Path, folder: Path) -> None:
     """The runs' tables, one Parquet file for each kind, with the columns `arm` and `seed` in front."""
     for kind in TABLES:
-        columns: dict[str, list[Any]] = {}
-        for label, runs in records.items():
-            for run in runs:
-                table = read_tables(store / run.run_id).get(kind, {"step": []})
-                rows = len(table["step"])
-                for name, values in {"arm": [label] * rows, "seed": [run.config["seed"]] * rows, **table}.items():
-                    columns.setdefault(name, []).extend(None if value != value else value for value in values)
+        parts = [
+            (label, run.config["seed"], read_tables(store / run.run_id).get(kind, {}))
+            for label, runs in records.items()
+            for run in runs
+        ]
+        names = dict.fromkeys(name for _, _, table in parts for name in table)
+        columns: dict[str, list[Any]] = {name: [] for name in ("arm", "seed", *names)}
+        for label, seed, table in parts:
+            rows = len(table.get("step", ()))
+            columns["arm"] += [label] * rows
+            columns["seed"] += [seed] * rows
+            for name in names:
+                values = table.get(name, [nan] * rows)
+                columns[name] += [None if value != value else value for value in values]
         if columns.get("step"):
             write_parquet(folder / f"{kind}.parquet", columns)

@@ -18,7 +18,7 @@ class Version:
     Attributes:
         quick: the small one.
         search: with the search over open constants.
-        seeds: number of seeds, from 0, instead of the experiment's own.
+        seeds: number of seeds, the experiment's own first; None: all of its own.
         changes: settings that are changed in all arms.
     """
 
@@ -42,7 +42,7 @@ class Reproduction:
         name, experiment, version: what was done.
         findings: by claim.
         records: the runs' records by arm.
-        without: seeds that were left out as infeasible.
+        without: seeds that were left out, with the reason.
         region: by point of the search, the verdicts by claim; empty if nothing was searched.
     """
 
@@ -51,7 +51,7 @@ class Reproduction:
     version: Version
     findings: Mapping[str, Finding]
     records: Mapping[str, Sequence[RunResult]]
-    without: Sequence[int]
+    without: Mapping[int, str]
     region: Sequence[tuple[Settings, Mapping[str, Finding]]]
 
     @property
@@ -65,7 +65,7 @@ def as_json(result: Reproduction) -> dict[str, Any]:
     runs = [record for records in result.records.values() for record in records]
     return plain({
         "experiment": result.name, "title": result.experiment.title, "paper": result.experiment.paper, "quick": result.version.quick, "changes": dict(result.version.changes),
-        "seeds": result.experiment.seeds, "seeds_left_out": list(result.without), "notes": result.experiment.notes,
+        "seeds": result.experiment.seeds, "seeds_left_out": dict(result.without), "notes": result.experiment.notes,
         "claims": [claim.model_dump() | asdict(finding) for claim, finding in result.claims],
         "search": [{"at": point, **{name: asdict(f) for name, f in there.items()}} for point, there in result.region],
         "environments": _distinct(run.environment for run in runs),
@@ -113,8 +113,7 @@ def page(result: Reproduction) -> str:
     ]  # fmt: skip
     lines += _table(("arm", "settings", "seeds", "steps", "ended", "time in all"), rows)
     lines += ["", f"All arms: `{words(experiment.common)}`."]
-    if result.without:
-        lines += ["", f"Left out: seeds {', '.join(map(str, result.without))}, whose max-margin problem is infeasible."]
+    lines += ["", *(f"Left out: seed {seed}, where {reason}." for seed, reason in result.without.items())]
     lines += ["", *(f"* {note}" for note in experiment.notes)]
     runs = [run for records in result.records.values() for run in records]
     lines += [""]
@@ -143,7 +142,7 @@ def _effect(finding: Finding) -> str:
 
 
 def _verdict(findings: Mapping[str, Finding], name: str) -> str:
-    return findings[name].verdict if name in findings else "infeasible"
+    return findings[name].verdict if name in findings else "no solution"
 
 
 def duration(seconds: float) -> str:

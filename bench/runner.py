@@ -47,6 +47,7 @@ def run(config: RunConfig, *, rerun: bool = False, progress: bool = True) -> Run
         UserError: the configuration cannot be run, data are missing, or the store cannot be written.
         RunBusy: another process trains this run now.
         RunFailed: the run broke on the way; the store says so too.
+        KeyboardInterrupt: a signal asked to stop when the run was already over; its result is stored.
     """
     config = on_device(config)
     store = Store(config.store)
@@ -99,6 +100,8 @@ def run(config: RunConfig, *, rerun: bool = False, progress: bool = True) -> Run
         except OSError as error:
             raise RunFailed(f"cannot write the result of {config.run_id} to {config.store}: {error.strerror}") from None
     _finalize(loggers, "success" if result.status == "completed" else "failed")
+    if stop.signal is not None and result.status != "killed":
+        raise KeyboardInterrupt  # it came too late for this run, but whoever has more to do must stop
     return result
 
 

@@ -119,6 +119,11 @@ class Store:
                         self.write(result)
         return result
 
+    def finished(self, run_id: str) -> RunResult | None:
+        """The run, if it is there and needs no more training."""
+        result = self.get(run_id)
+        return result if result is not None and result.status in FINISHED else None
+
     def _killed_reason(self, run_id: str) -> str:
         if self.checkpoint(run_id).is_file():
             return "its process ended without a word"
@@ -257,6 +262,11 @@ class _GrowingTable:
         if not self.names and names:
             self.names = tuple(names)
             self._file.write(json.dumps(self.names) + "\n")
+        if rows and tuple(names) != self.names:
+            raise RunFailed(
+                f"{self.folder / self.name} was begun with the columns {', '.join(self.names)}, and the task now"
+                f" gives {', '.join(names)}; train again with --rerun"
+            )
         # As json.dumps would write it, in a third of the time.
         lines = (
             "[" + ", ".join([repr(x) if x is not None and isfinite(x) else "null" for x in row]) + "]" for row in rows

@@ -440,6 +440,16 @@ def test_two_points_are_no_line(loss):
     assert found.text == "1 of 2 runs of GD have fewer than 3 points"
 
 
+def test_a_smaller_budget_is_no_convergence():
+    short = arm("short", *(run(np.full(100, 0.1 * k)) for k in SPREAD))
+    long = arm("long", *(run(np.full(1000, k)) for k in SPREAD))
+    claim = {"measure": "loss", "better": ["short"], "worse": "long"}
+    assert verdict("lower", replace(short, converged=[True] * 3), long, **claim) == "holds"
+    assert verdict("lower", replace(short, converged=[False] * 3), long, **claim) == "undecided"
+    at_1000 = {"measure": "loss", "arms": ["short"], "below": 0.5, "at": 1000}
+    assert verdict("reaches", replace(short, converged=[False] * 3), long, **at_1000) == "undecided"
+
+
 @pytest.mark.parametrize("power", [1 / 3, 1.0])
 def test_the_exponent_of_a_stretched_exponential_is_found(power):
     decaying = arm("a", *(run(np.exp(-0.3 * k * STEPS**power)) for k in SPREAD))

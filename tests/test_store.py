@@ -15,7 +15,7 @@ import pytest
 import bench.store
 from bench.errors import RunFailed, UserError
 from bench.report import result_lines
-from bench.store import CURVE_FIELDS, RunResult, Store, plain, read_curve
+from bench.store import CURVE_FIELDS, RunResult, Store, plain, read_curve, read_tables
 
 FIT = ("fit", "--task", "synthetic", "--opt", "sngd", "--trainer.max_steps", "20", "--device", "cpu")
 DONE = RunResult("a", {"task": "synthetic", "opt": "ngd"}, status="completed", final=0.5, steps=3)
@@ -337,3 +337,12 @@ def test_beginning_fails_with_the_lock_free(kept, monkeypatch):
         with pytest.raises(RunFailed, match="No space left on device"):
             kept.begin(DONE)
     kept.begin(DONE).end(keep_checkpoint=False)
+
+
+def test_measurements_of_other_names_than_a_run_began_with_are_refused(kept):
+    folder = kept.begin(replace(DONE, status="running"))
+    folder.append_measurements(["a"], [(0, 1.0)])
+    with pytest.raises(RunFailed, match=r"begun with the columns step, a, and the task now gives step, b"):
+        folder.append_measurements(["b"], [(10, 2.0)])
+    folder.end(keep_checkpoint=False)
+    assert read_tables(folder.folder)["measurements"]["a"].tolist() == [1.0]

@@ -269,6 +269,12 @@ def test_before_the_first_step_nothing_is_aligned() -> None:
         assert all(bool(torch.isfinite(value)) for value in measured.values())
 
 
+def test_weights_that_are_not_numbers_have_no_alignment() -> None:
+    task = AttentionClassifier(FixedDecoderData(seed=1)).double()
+    task.head.W.data[0, 0] = torch.nan
+    assert all(bool(torch.isnan(task.measure()[name])) for name in ("norm_W", "alignment", "distance"))
+
+
 def infeasible() -> FixedDecoderData:
     """Two sequences of the same tokens, whose optimal token depends on the label alone."""
     data = FixedDecoderData(seed=0, n=2, T=2, d=3)
