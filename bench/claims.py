@@ -164,10 +164,10 @@ def sooner(
         else:
             slow_steps, ends = (values[j] for values in _first(results, other, measure, level))
             censored = np.isnan(slow_steps)
-            x = _interval(np.log(np.where(censored, ends, slow_steps) / steps[i]))
-            if x and censored.any():
+            x = stats.t_interval(np.log(np.where(censored, ends, slow_steps) / steps[i]))
+            if censored.any():
                 x = replace(x, high=math.inf)
-            ratio = x and Interval(math.exp(x.mean), math.exp(x.low), math.exp(x.high), x.n)
+            ratio = Interval(math.exp(x.mean), math.exp(x.low), math.exp(x.high), x.n)
             text = f"until {goal}, {other.label} needs {'at least ' * bool(censored.any())}{_show(ratio)} times as many"
             text += f" steps as {arm.label}" + _censored_text(censored)
             parts.append(_part(x, math.log(factor), math.inf, unit, text, shown=ratio))
@@ -195,7 +195,7 @@ def slope(
 
     Holds if the interval of the slopes lies in [at_least, at_most] for every arm, and R^2 is at least min_r2 for every
     seed. Fails if the interval of an arm lies wholly outside, or R^2 is less for every seed. Else undecided; so is an arm
-    with fewer than 3 points for a seed, with a run that did not complete, or with one seed.
+    with fewer than 3 points for a seed (after thinning), with a run that did not complete, or with one seed.
 
     Args:
         results: arms by name.
@@ -224,17 +224,17 @@ def slope(
         points = _points(results, chosen, x, y, log_x, log_y or stretched, first, last)
         if stretched:
             points, log_y = [(u[v < 1], -np.log(v[v < 1])) for u, v in points], True
+        if log_x:
+            points = [(u[kept], v[kept]) for u, v in points for kept in [stats.thin(u)]]
         if missing := _ended(chosen) or _too_few(chosen, points):
             parts.append(_without("undecided", unit, missing))
             continue
-        if log_x:
-            points = [(u[kept], v[kept]) for u, v in points for kept in [stats.thin(u)]]
         lines = [stats.slope(np.log(u) if log_x else u, np.log(v) if log_y else v) for u, v in points]
         gradients, _, r2 = np.array(lines).T
         limit: Verdict = "holds"
         if min_r2 is not None and (r2 < min_r2).any():
             limit = "fails" if (r2 < min_r2).all() else "undecided"
-        found = _interval(gradients)
+        found = stats.t_interval(gradients)
         begin, end = min(u[0] for u, _ in points), max(u[-1] for u, _ in points)
         text = f"{unit} of {chosen.label} is {_show(found)} for {x} from {begin:.4g} to {end:.4g}"
         text += f", with R^2 from {r2.min():.4f} to {r2.max():.4f}"
@@ -330,9 +330,9 @@ def trend(
     for bad, lack in ((np.isnan(values), "has no value"), (values <= 0, "is not positive")):
         if bad.any():
             return _all([_without("undecided", unit, f"{what} {lack} in {bad.sum()} of {bad.size} runs")])
-    found = _interval(np.array([stats.slope(x, y)[0] for y in np.log(values).T]))
+    found = stats.t_interval([stats.slope(x, y)[0] for y in np.log(values).T])
     side = (x - x.mean())[:, None] * censored  # where more steps would raise or lower the slope
-    if found and censored.any():
+    if censored.any():
         low, high = -math.inf if (side < 0).any() else found.low, math.inf if (side > 0).any() else found.high
         found = replace(found, low=low, high=high)
     # The mean of an arm that never got there is a lower bound: it may only be known to lie above its neighbour.
@@ -342,7 +342,7 @@ def trend(
     text += f"{direction[:-1]} throughout" if monotone else f"are not known to {direction[:-1]} throughout"
     low, high = (0.0, math.inf) if up else (-math.inf, 0.0)
     limit: Verdict = "holds" if monotone else "undecided"
-    return _all([_part(found, low, high, unit, text + _censored_text(censored), ties=False, limit=limit)])
+    return _all([_part(found, low, high, unit, text + _censored_text(censored), limit=limit)])
 
 
 def slope_region(results: Results, /, *, arm: str, x: str, y: str, between: Range, decades: Positive) -> Finding:
@@ -366,7 +366,7 @@ def slope_region(results: Results, /, *, arm: str, x: str, y: str, between: Rang
     points = _points(results, chosen, x, y, True, True)
     if missing := _ended(chosen) or _too_few(chosen, points):
         return _all([_without("undecided", "decades", missing)])
-    found = _interval(np.array([stats.power_law_decades(u, v, low, high) for u, v in points]))
+    found = stats.t_interval([stats.power_law_decades(u, v, low, high) for u, v in points])
     text = f"the exponent of {y} of {chosen.label} in {x} is from {low:g} to {high:g} over {_show(found)} decades"
     return _all([_part(found, decades, math.inf, "decades", text)])
 

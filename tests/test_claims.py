@@ -334,6 +334,12 @@ def test_a_fast_run_that_never_got_there_fails_unless_it_was_cut_off():
     assert sooner(step_down("fast", 10, 20, statuses=["completed", "diverged"]), slow).verdict == "fails"
 
 
+def test_a_level_counts_from_when_it_is_met_exactly():
+    arms = step_down("fast", 10, 10), step_down("slow", 60, 60)
+    assert verdict("sooner", *arms, measure="loss", fast=["fast"], slow="slow", below=0, factor=6) == "holds"
+    assert finding("sooner", *arms, measure="loss", fast=["fast"], slow="slow", above=1, factor=1).effect == 1
+
+
 def test_step_0_counts_as_step_1():
     at_once = arm("fast", *(run([0.0, 0.0], [0, 1]) for _ in range(2)))
     assert sooner(at_once, step_down("slow", 50, 50)).effect == pytest.approx(50)
@@ -430,7 +436,16 @@ def test_points_without_a_logarithm_are_left_out():
     curve = 1 / STEPS
     holes = curve.copy()
     holes[[3, 50, 700]] = 0, -1, np.nan
-    assert slope(arm("GD", run(curve), run(holes)), at_least=-1.001, at_most=-0.999).verdict == "holds"
+    gd = arm("GD", run(curve), run(holes))
+    assert slope(gd, at_least=-1.001, at_most=-0.999).verdict == "holds"
+    assert finding("slope_region", gd, arm="GD", x="step", y="loss", between=[-1.1, -0.9], decades=3).verdict == "holds"
+    from_0 = run([5, *curve], [0, *STEPS])
+    assert slope(arm("GD", from_0, from_0), at_least=-1.001, at_most=-0.999).verdict == "holds"
+
+
+def test_points_that_do_not_exist_are_left_out():
+    line = run([1, 2, np.nan, 4, 5], norm=np.array([np.nan, 2, 3, 4, 5]))
+    assert slope(arm("GD", line, line), x="norm", scale="linear", at_least=1, at_most=1).verdict == "holds"
 
 
 @pytest.mark.parametrize("loss", [[0.5, 0.25], [1, 0, -1, np.nan], np.zeros(9)])
@@ -461,6 +476,16 @@ def test_the_exponent_of_a_stretched_exponential_is_found(power):
     assert verdict("slope", decaying, **claim, at_least=power + 0.01) == "fails"
     # Values of 1 and more have no such logarithm and are left out; with nothing left nothing is decided.
     assert verdict("slope", flat("a", 1.0, 2.0), **claim, at_least=0) == "undecided"
+
+
+def test_three_points_are_a_line():
+    assert slope(arm("GD", run([1, 1, 1]), run([2, 2, 2])), at_least=0, at_most=0, min_r2=1).verdict == "holds"
+
+
+def test_a_window_that_is_too_narrow_for_a_logarithm_is_undecided():
+    found = slope(power("GD", -1), window=[900, 1000], at_most=0, min_r2=0.9)
+    assert (found.verdict, found.text) == ("undecided", "3 of 3 runs of GD have fewer than 3 points")
+    assert slope(power("GD", -1), window=[900, 1000], scale="semilogy", at_most=0).verdict == "holds"
 
 
 def test_a_slope_against_what_stands_still_is_undecided():
@@ -570,9 +595,11 @@ def test_trends_that_are_undecided():
     assert heads((1, 4), (2, 2), (4, 1)).verdict == "undecided"
     assert heads((1,), (2,), (4,)).verdict == "undecided"
     assert heads((1, 1), (1, 1), (1, 1)).verdict == "undecided"
-    found = heads((1, 1.1), (3, 3.3), (2.9, 3.2))
-    assert (found.verdict, found.low > 0) == ("undecided", True)
-    assert "the means of the arms are not known to increase throughout" in found.text
+    for losses in (((1, 1.1), (3, 3.3), (2.9, 3.2)), ((1, 1.1), (1, 1.1), (8, 8.8))):
+        found = heads(*losses)
+        assert (found.verdict, found.low > 0) == ("undecided", True)
+        assert "the means of the arms are not known to increase throughout" in found.text
+        assert heads(*losses[::-1], direction="decreases").verdict == "undecided"
 
 
 @pytest.mark.parametrize("bad", [0, -1])
@@ -724,6 +751,7 @@ def test_one_seed_decides_nothing(test):
     assert (found.verdict, found.low, found.high) == ("undecided", None, None)
     assert found.effect is not None
     assert "(one seed, so nothing is decided)" in found.text
+    assert "[" not in found.text
 
 
 @pytest.mark.parametrize("status", ["diverged", "timeout", "failed", "killed", "running"])

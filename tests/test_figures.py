@@ -298,7 +298,7 @@ def test_smoothing_is_a_mean_over_rows():
     np.testing.assert_allclose(line.y, [2, 1.5, 2])
     ((line,), _) = lines(Panel(y="v", smooth=50), column(np.array([1.0, 3])))
     assert (line.x.tolist(), line.y.tolist()) == ([0.5], [2])
-    assert "(d): running mean over 5 rows." in caption(make(FOUR, METHODS))
+    assert "(d): running mean over at most 5 rows." in caption(make(FOUR, METHODS))
 
 
 def test_seeds_with_an_x_of_their_own_are_averaged_at_equal_x():
