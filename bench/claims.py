@@ -137,8 +137,8 @@ def sooner(
     the level counts with its last step: the ratio is then a lower bound ("at least") and has no upper end.
 
     Holds if the low end is at least the factor for every fast arm. Fails if the high end is below it for one, or one of
-    its runs diverged, or completed without reaching the level. Else undecided; so is one with a run that was cut off
-    before it.
+    its runs diverged, or completed without reaching the level that the slow arm did reach. Else undecided; so is one with
+    a run that was cut off before it.
 
     Args:
         results: arms by name.
@@ -160,7 +160,8 @@ def sooner(
             parts.append(_without("fails", unit, diverged))
         elif never:
             text = f"{len(never)} of {len(steps)} runs of {arm.label} ended before {goal}"
-            parts.append(_without("fails" if "completed" in never else "undecided", unit, text))
+            slower = not np.isnan(_first(results, other, measure, level)[0]).all()  # the other arm did get there
+            parts.append(_without("fails" if slower and "completed" in never else "undecided", unit, text))
         else:
             slow_steps, ends = (values[j] for values in _first(results, other, measure, level))
             censored = np.isnan(slow_steps)

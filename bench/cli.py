@@ -234,32 +234,33 @@ def _reproduce(words: list[str]) -> int:
         "--seeds", type=int, help="so many seeds: the experiment's own first, then the numbers after them"
     )
     parser.add_argument(
-        "--out", type=Path, help="where the output goes (default: reproduced/NAME, with --quick NAME-quick)"
+        "--out", type=Path, help="where the output goes (default: reproduced/NAME, NAME-quick, NAME-changed)"
     )
     parser.add_argument("--device", default="auto", help="cpu, cuda, mps or auto (default auto)")
     _add_places(parser)
     words, dotted = _dotted_apart(words)
     changes, _ = _split(dotted, valued=set(), switches=set())
     args = parser.parse_args(words)
-    from bench.experiments import experiments, load
+    from bench.experiments import experiments, title
     from bench.report import claim_lines
     from bench.reproduce import reproduce
     from bench.reproduction import Version
 
     if args.list:
-        titles = {name: load(name).title for name in experiments()}
+        titles = {name: title(name) for name in experiments()}
         width = max(map(len, titles), default=0)
         print("\n".join(f"{name:<{width}}  {title}" for name, title in titles.items()))
         return 0
     if args.name is None:
         raise UserError("name an experiment: bench reproduce NAME; see `bench reproduce --list`")
-    folder = args.out or Path("reproduced") / (f"{args.name}-quick" if args.quick else args.name)
     places = {"data": args.data, "store": args.store, "device": args.device}
 
     def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
     version = Version(args.quick, args.search, args.seeds, changes)
+    kind = "-quick" * version.quick + "-changed" * version.changed  # so that no trial overwrites the real page
+    folder = args.out or Path("reproduced") / f"{args.name}{kind}"
     result = reproduce(args.name, folder, places, version, say)
     if result is None:
         say("bench: stopped; what is finished is stored, and the same command goes on")

@@ -200,6 +200,14 @@ def experiments() -> dict[str, Path]:
     return {path.relative_to(folder).with_suffix("").as_posix(): path for path in sorted(folder.glob("*/*.yaml"))}
 
 
+def title(name: str) -> str:
+    """The experiment's title, or what is wrong with its YAML."""
+    try:
+        return load(name).title
+    except UserError as error:
+        return f"(broken: {error})"
+
+
 def load(name: str) -> Experiment:
     """The experiment of this name.
 

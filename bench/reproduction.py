@@ -28,6 +28,11 @@ class Version:
     changes: Mapping[str, Any] = field(default_factory=dict)
 
     @property
+    def changed(self) -> bool:
+        """Whether this is not the experiment as its YAML defines it, small or whole."""
+        return bool(self.changes) or self.seeds is not None
+
+    @property
     def words(self) -> str:
         """As the command line has it."""
         flags = {"--quick": self.quick, "--search": self.search, f"--seeds {self.seeds}": self.seeds}
@@ -83,8 +88,11 @@ def page(result: Reproduction) -> str:
     experiment = result.experiment
     again = f"bench reproduce {result.name} {result.version.words}".rstrip()
     lines = [f"# {experiment.title}", "", f"{experiment.paper}. Made by `{again}`.", ""]
-    if result.version.changes:
-        lines += ["**Settings were changed on the command line: this is not the experiment as it is defined.**", ""]
+    if result.version.changed:
+        lines += [
+            "**Settings or seeds were changed on the command line: this is not the experiment as it is defined.**",
+            "",
+        ]
     if result.version.quick:
         lines += ["**This is the quick version: few seeds and few steps. Its verdicts are no evidence.**", ""]
     lines += ["![figure](figure.png)", "", "## Claims", ""]
@@ -112,7 +120,10 @@ def page(result: Reproduction) -> str:
         for label, records in result.records.items()
     ]  # fmt: skip
     lines += _table(("arm", "settings", "seeds", "steps", "ended", "time in all"), rows)
-    lines += ["", f"All arms: `{words(experiment.common)}`."]
+    shared = {
+        name: x for name, x in experiment.common.items() if not any(name in own for own in experiment.arms.values())
+    }
+    lines += ["", f"All arms: `{words(shared)}`."]
     lines += ["", *(f"Left out: seed {seed}, where {reason}." for seed, reason in result.without.items())]
     lines += ["", *(f"* {note}" for note in experiment.notes)]
     runs = [run for records in result.records.values() for run in records]

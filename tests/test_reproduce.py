@@ -91,6 +91,13 @@ def test_the_list_has_all_experiments(cli: Any) -> None:
     assert [line.split()[0] for line in lines] == list(experiments())
 
 
+def test_a_broken_experiment_does_not_hide_the_others(cli: Any, folder: Path) -> None:
+    (folder / "broken.yaml").write_text("title: [")
+    lines = cli("reproduce", "--list").out.splitlines()
+    assert lines[0].startswith("nobody/broken  (broken: ")
+    assert lines[1] == "nobody/tiny    Two ways downhill"
+
+
 # -- what comes out ---------------------------------------------------------------------------------------------------
 
 
@@ -170,7 +177,7 @@ def test_seeds_without_a_solution_are_left_out_and_named(cli: Any, folder: Path)
     answer = cli("reproduce", "nobody/tiny", "--seeds", "5")  # seed 3 is infeasible
     assert answer.code == 0, answer.err
     assert "seed 3 was left out: att_svm is infeasible" in answer.out
-    out = Path("reproduced/nobody/tiny")
+    out = Path("reproduced/nobody/tiny-changed")
     assert json.loads((out / "claims.json").read_text())["seeds_left_out"] == {
         "3": "att_svm is infeasible: no direction meets all constraints"
     }
