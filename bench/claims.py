@@ -7,7 +7,6 @@ to fail; the effect is then that of the worst one.
 """
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from inspect import signature
@@ -19,7 +18,17 @@ from pydantic import ConfigDict, Field, FiniteFloat, SkipValidation, ValidationE
 from bench import stats
 from bench.arms import Arm, Array
 from bench.errors import UserError, unknown
-from bench.stats import LEAST_POINTS, Interval
+from bench.series import (
+    common_seeds,
+    common_series,
+    first_reached,
+    how_ended,
+    points_within,
+    statuses,
+    too_few,
+    values_at,
+)
+from bench.stats import Interval
 
 Verdict = Literal["holds", "fails", "undecided"]
 _WORST_FIRST: tuple[Verdict, ...] = ("fails", "undecided", "holds")
@@ -112,10 +121,10 @@ def reaches(
     low, high = _level(below, above)
     parts = []
     for arm in _arms(results, arms):
-        if diverged := _ended(arm, "diverged"):
+        if diverged := how_ended(arm, "diverged"):
             parts.append(_without("fails", measure, diverged))
         else:
-            x = _interval(_values(results, arm, measure, _or(at, math.inf), _or(at, math.inf)))
+            x = _interval(values_at(results, arm, measure, _or(at, math.inf), _or(at, math.inf)))
             parts.append(_part(x, low, high, measure, f"{measure} of {arm.label} {_when(at)} is {_show(x)}"))
     return _all(parts)
 
@@ -153,17 +162,17 @@ def sooner(
     goal = f"{measure} is at most {below:g}" if below is not None else f"{measure} is at least {above:g}"
     (other,) = _arms(results, [slow])
     for arm in _arms(results, fast):
-        i, j = _common_seeds([arm, other])
-        steps, _ = _first(results, arm, measure, level)
-        never = [status for status, step in zip(_statuses(arm), steps, strict=True) if np.isnan(step)]
-        if diverged := _ended(arm, "diverged"):
+        i, j = common_seeds([arm, other])
+        steps, _ = first_reached(results, arm, measure, level)
+        never = [status for status, step in zip(statuses(arm), steps, strict=True) if np.isnan(step)]
+        if diverged := how_ended(arm, "diverged"):
             parts.append(_without("fails", unit, diverged))
         elif never:
             text = f"{len(never)} of {len(steps)} runs of {arm.label} ended before {goal}"
-            slower = not np.isnan(_first(results, other, measure, level)[0]).all()  # the other arm did get there
+            slower = not np.isnan(first_reached(results, other, measure, level)[0]).all()  # the other arm did get there
             parts.append(_without("fails" if slower and "completed" in never else "undecided", unit, text))
         else:
-            slow_steps, ends = (values[j] for values in _first(results, other, measure, level))
+            slow_steps, ends = (values[j] for values in first_reached(results, other, measure, level))
             censored = np.isnan(slow_steps)
             x = stats.t_interval(np.log(np.where(censored, ends, slow_steps) / steps[i]))
             if censored.any():
@@ -222,12 +231,12 @@ def slope(
     name = f"ln(-ln({y}))" if stretched else f"ln({y})" if log_y else y
     unit, parts = f"{name} per {f'ln({x})' if log_x else x}", []
     for chosen in _arms(results, arms or [str(arm)]):
-        points = _points(results, chosen, x, y, log_x, log_y or stretched, first, last)
+        points = points_within(results, chosen, x, y, log_x, log_y or stretched, first, last)
         if stretched:
             points, log_y = [(u[v < 1], -np.log(v[v < 1])) for u, v in points], True
         if log_x:
             points = [(u[kept], v[kept]) for u, v in points for kept in [stats.thin(u)]]
-        if missing := _ended(chosen) or _too_few(chosen, points):
+        if missing := how_ended(chosen) or too_few(chosen, points):
             parts.append(_without("undecided", unit, missing))
             continue
         lines = [stats.slope(np.log(u) if log_x else u, np.log(v) if log_y else v) for u, v in points]
@@ -265,13 +274,15 @@ def lower(
     unit, parts = f"difference of {measure}", []
     (other,) = _arms(results, [worse])
     for arm in _arms(results, better):
-        i, j = _common_seeds([arm, other])
-        end = max(_series(results, each, measure)[0][-1] for each in (arm, other)) if at is None else at
+        i, j = common_seeds([arm, other])
+        end = max(common_series(results, each, measure)[0][-1] for each in (arm, other)) if at is None else at
         start = end * (1 - _or(last, 0.1)) if at is None else at
-        x = _interval(_values(results, arm, measure, start, end)[i] - _values(results, other, measure, start, end)[j])
-        if diverged := _ended(arm, "diverged"):
+        x = _interval(
+            values_at(results, arm, measure, start, end)[i] - values_at(results, other, measure, start, end)[j]
+        )
+        if diverged := how_ended(arm, "diverged"):
             parts.append(_without("fails", unit, diverged))
-        elif diverged := _ended(other, "diverged"):
+        elif diverged := how_ended(other, "diverged"):
             text = f"{diverged}, so there is no {measure} to compare that of {arm.label} with"
             parts.append(_without("undecided", unit, text))
         else:
@@ -316,17 +327,17 @@ def trend(
     if len(np.unique(settings)) < len(chosen):
         raise UserError(f"trend: arms={arms}: two have the same {factor}; name arms that differ in it")
     x, rows, nevers = np.log(settings), [], []
-    for arm, seeds in zip(chosen, _common_seeds(chosen), strict=True):
+    for arm, seeds in zip(chosen, common_seeds(chosen), strict=True):
         if reach is None:
-            steps = ends = _values(results, arm, measure, _or(at, math.inf), _or(at, math.inf))
+            steps = ends = values_at(results, arm, measure, _or(at, math.inf), _or(at, math.inf))
         else:
-            steps, ends = _first(results, arm, measure, (-math.inf, reach))
+            steps, ends = first_reached(results, arm, measure, (-math.inf, reach))
         rows.append(np.where(np.isnan(steps), ends, steps)[seeds])
         nevers.append(np.isnan(steps)[seeds] & (reach is not None))
     values, censored = np.array(rows), np.array(nevers)
     what = f"{measure} {_when(at)}" if reach is None else f"the number of steps until {measure} is at most {reach:g}"
     unit = f"ln({measure if reach is None else 'steps'}) per ln({factor})"
-    if missing := "; ".join(filter(None, (_ended(arm, "diverged") for arm in chosen))):
+    if missing := "; ".join(filter(None, (how_ended(arm, "diverged") for arm in chosen))):
         return _all([_without("undecided", unit, missing)])
     for bad, lack in ((np.isnan(values), "has no value"), (values <= 0, "is not positive")):
         if bad.any():
@@ -364,8 +375,8 @@ def slope_region(results: Results, /, *, arm: str, x: str, y: str, between: Rang
     """
     low, high = _ordered("between", *between)
     (chosen,) = _arms(results, [arm])
-    points = _points(results, chosen, x, y, True, True)
-    if missing := _ended(chosen) or _too_few(chosen, points):
+    points = points_within(results, chosen, x, y, True, True)
+    if missing := how_ended(chosen) or too_few(chosen, points):
         return _all([_without("undecided", "decades", missing)])
     found = stats.t_interval([stats.power_law_decades(u, v, low, high) for u, v in points])
     text = f"the exponent of {y} of {chosen.label} in {x} is from {low:g} to {high:g} over {_show(found)} decades"
@@ -513,98 +524,3 @@ def _setting(arm: Arm, name: str) -> float:
     if not 0 < value < math.inf:
         raise UserError(f"{name}={arm.settings[name]!r} of {arm.label} is no positive number; name a setting that is")
     return value
-
-
-# -- values ---------------------------------------------------------------------------------------------------------
-
-
-def _statuses(arm: Arm) -> Sequence[str]:
-    return arm.statuses or ["completed"] * len(arm.tables)
-
-
-def _ended(arm: Arm, *which: str) -> str:
-    """In words, how many runs ended in one of these ways, or other than completed; empty if none did."""
-    counts = Counter(status for status in _statuses(arm) if (status in which if which else status != "completed"))
-    how = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
-    return f"{counts.total()} of {len(arm.tables)} runs of {arm.label} did not complete ({how})" if counts else ""
-
-
-def _too_few(arm: Arm, points: Sequence[tuple[Array, Array]]) -> str:
-    """In words, how many runs have too few points for a line; empty if none has."""
-    runs = sum(len(np.unique(x)) < LEAST_POINTS for x, _ in points)
-    return f"{runs} of {len(points)} runs of {arm.label} have fewer than {LEAST_POINTS} points" if runs else ""
-
-
-def _common_seeds(arms: Sequence[Arm]) -> list[list[int]]:
-    """For each arm, where the seeds lie that all have, in one order."""
-    seeds = [seed for seed in arms[0].seeds if all(seed in arm.seeds for arm in arms)]
-    if not seeds:
-        raise UserError(f"arms {', '.join(arm.label for arm in arms)} have no seed in common; train the same seeds")
-    return [[list(arm.seeds).index(seed) for seed in seeds] for arm in arms]
-
-
-def _series(results: Mapping[str, Arm], arm: Arm, *names: str) -> tuple[Array, ...]:
-    """`Arm.series`, with NaN for a run that ended before it had such a table; there is always a step."""
-    tables = [table for other in results.values() for run in other.tables for table in run]
-    for name in names:
-        if not any(name in table for table in tables):
-            raise unknown("column", name, sorted({known for table in tables for known in table}))
-    if not any(all(name in table for name in names) for table in tables):
-        raise UserError(f"columns {' and '.join(names)} are of different tables; name columns of one table")
-    none = {name: np.full(1, np.nan) for name in names} | {"step": np.zeros(1)}
-    kept = [[t for t in run if len(t["step"]) and all(name in t for name in names)] or [none] for run in arm.tables]
-    return replace(arm, tables=kept).series(*names)
-
-
-def _values(results: Mapping[str, Arm], arm: Arm, measure: str, first: float, last: float) -> Array:
-    """The mean of a measure over the steps from first to last, shape (S,); the latest up to them if none lie there.
-
-    A run that completed keeps its last value, up to the last step of any arm; a run that was cut off has NaN after its end.
-    """
-    steps, values, own = _series(results, arm, measure, "step")
-    latest = np.maximum.accumulate(np.where(np.isnan(own), 0, np.arange(steps.size)), axis=1)
-    held = np.take_along_axis(values, latest, axis=1)
-    chosen = (steps >= first) & (steps <= last)
-    if not chosen.any():
-        chosen = steps == np.max(steps, where=steps <= last, initial=-1)
-    if not chosen.any():
-        return np.full(len(held), np.nan)
-    end = max(np.max(t["step"], initial=0) for other in results.values() for run in other.tables for t in run)
-    completed = np.array([status == "completed" for status in _statuses(arm)]) & (last <= end or last == math.inf)
-    if arm.converged is not None and last < math.inf:
-        completed &= np.array(arm.converged)
-    covered = np.max(own, axis=1, where=~np.isnan(own), initial=-1) >= last
-    return np.where(completed | covered, held[:, chosen].mean(axis=1), np.nan)
-
-
-def _first(results: Mapping[str, Arm], arm: Arm, measure: str, level: tuple[float, float]) -> tuple[Array, Array]:
-    """By seed, the step at which a measure is first in a range, NaN if it never is, and its last step; 0 counts as 1."""
-    steps, values = _series(results, arm, measure)
-    there = np.asarray((values >= level[0]) & (values <= level[1]))
-    first = np.where(there.any(axis=1), steps[np.argmax(there, axis=1)], np.nan)
-    ends = np.max(np.broadcast_to(steps, values.shape), axis=1, where=~np.isnan(values), initial=1)
-    return np.maximum(first, 1), ends
-
-
-def _points(
-    results: Mapping[str, Arm],
-    arm: Arm,
-    x: str,
-    y: str,
-    log_x: bool,
-    log_y: bool,
-    first: float = -math.inf,
-    last: float = math.inf,
-) -> list[tuple[Array, Array]]:
-    """By seed, the points with x from first to last that exist, and whose logarithms do, in the order of x."""
-    runs = []
-    _, xs, ys = _series(results, arm, x, y)
-    for u, v in zip(xs, ys, strict=True):
-        chosen = np.asarray(np.isfinite(u) & np.isfinite(v) & (u >= first) & (u <= last))
-        if log_x:
-            chosen &= u > 0
-        if log_y:
-            chosen &= v > 0
-        order = np.argsort(u[chosen], kind="stable")
-        runs.append((u[chosen][order], v[chosen][order]))
-    return runs
