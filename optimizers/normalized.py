@@ -1,12 +1,13 @@
 """Normalised gradient descent: the step's length is set by `lr`, not by the gradient's size."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from optimizers.step_size import StepSizeOptimizer, check_range, run_closure
+from optimizers import pure
+from optimizers.step_size import StepSizeOptimizer, check_range, run_closure, safe_divide
 
 
 class SNGD(StepSizeOptimizer):
@@ -69,7 +70,7 @@ class SNGD(StepSizeOptimizer):
             return loss
         for i, (group, params) in enumerate(groups):
             lr, cap = group["lr"], group["max_step"]
-            raw = self._safe_divide(lr, norm)
+            raw = safe_divide(lr, norm)
             if i == 0:
                 self.step_sizes = (raw, raw.clamp(max=cap))
             if group["weight_decay"] != 0:
@@ -78,7 +79,7 @@ class SNGD(StepSizeOptimizer):
             if group["momentum"] == 0:
                 self._descend(params, grads, raw.clamp(max=cap))
             else:
-                unit_step = self._safe_divide(1.0, norm).clamp(max=cap / lr if lr > 0 else float("inf"))
+                unit_step = safe_divide(1.0, norm).clamp(max=cap / lr if lr > 0 else float("inf"))
                 buffers = self._buffers(params)
                 torch._foreach_mul_(buffers, group["momentum"])
                 self._descend(buffers, grads, -unit_step)
@@ -120,3 +121,30 @@ class NGD(SNGD):
         fused: bool | None = None,
     ) -> None:
         super().__init__(params, lr, momentum=momentum, weight_decay=weight_decay, fused=fused)
+
+
+def update(
+    grads: list[Tensor],
+    state: dict[str, Any],
+    params: list[Tensor],
+    loss: Tensor,
+    hparams: Mapping[str, Any],
+    *,
+    grad_norm: Tensor | None = None,
+) -> tuple[list[Tensor], dict[str, Any]]:
+    """One step of SNGD, or of NGD, which has no `max_step`, as a pure function (`OptimizerSpec.update`)."""
+    lr, momentum, decay = hparams["lr"], hparams["momentum"], hparams["weight_decay"]
+    cap = hparams.get("max_step", float("inf"))
+    norm = pure.norm(grads) if grad_norm is None else grad_norm
+    raw = safe_divide(lr, norm)
+    step = raw.clamp(max=cap)
+    new: dict[str, Any] = {"step_sizes": (raw, step)}
+    if not pure.known_zero(decay):
+        params = [p * (1 - lr * decay) for p in params]
+    if pure.known_zero(momentum):
+        return pure.descend(params, grads, step), new
+    unit_step = safe_divide(1.0, norm).clamp(max=cap / lr)  # no cap where lr = 0
+    buffers = [g * unit_step for g in grads]
+    if state:
+        buffers = [pure.plus(g, momentum, b) for g, b in zip(buffers, state["momentum_buffers"], strict=True)]
+    return pure.descend(params, buffers, lr), {**new, "momentum_buffers": buffers}

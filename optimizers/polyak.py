@@ -1,12 +1,13 @@
 """Polyak step sizes: the distance of the loss to its minimum sets the step."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from optimizers.step_size import StepSizeOptimizer, check_range, run_closure
+from optimizers import pure
+from optimizers.step_size import StepSizeOptimizer, check_range, run_closure, safe_divide
 
 
 class SPS(StepSizeOptimizer):
@@ -99,30 +100,11 @@ class SPS(StepSizeOptimizer):
         # A number becomes a tensor in the norm's precision, and by `full_like` without a copy from the host.
         loss_value = value.detach().to(norm) if isinstance(value, Tensor) else torch.full_like(norm, value)
         for i, (group, params) in enumerate(groups):
-            excess = (loss_value - group["f_star"]).clamp(min=0)
-            # Two divisions: the square of a small norm would underflow.
-            raw = self._safe_divide(self._safe_divide(excess, norm), norm) / group["c"]
-            # Finite, or lr = 0 and zero elements of the gradient would give NaN.
-            largest = torch.finfo(raw.dtype).max
-            raw = raw.clamp(max=largest)
-            step = self._capped(group, raw)
-            applied = (group["lr"] * step).clamp(max=largest)
+            step_sizes, group["last_step"] = _step_sizes(loss_value, norm, group["last_step"], group)
             if i == 0:
-                self.step_sizes = (group["lr"] * raw, applied)
-            self._descend(params, [p.grad for p in params], applied)
+                self.step_sizes = step_sizes
+            self._descend(params, [p.grad for p in params], step_sizes[1])
         return value
-
-    @staticmethod
-    def _capped(group: dict[str, Any], raw: Tensor) -> Tensor:
-        if group["gamma"] == 0:
-            return raw.clamp(max=group["max_step"])
-        growth = group["gamma"] ** (1 / group["batches_per_epoch"])
-        first = group["last_step"] is None
-        cap = torch.full_like(raw, group["max_step"]) if first else growth * group["last_step"].to(raw)
-        step = raw.clamp(max=cap)
-        # A zero gradient (or loss) makes a zero step; as a cap it would stop the run for good, on the first step too.
-        group["last_step"] = torch.where(step > 0, step, cap / growth)
-        return step
 
 
 class PS(SPS):
@@ -153,3 +135,50 @@ class PS(SPS):
         fused: bool | None = None,
     ) -> None:
         super().__init__(params, lr, c, f_star=f_star, fused=fused)
+
+
+def update(
+    grads: list[Tensor],
+    state: dict[str, Any],
+    params: list[Tensor],
+    loss: Tensor,
+    hparams: Mapping[str, Any],
+    *,
+    loss_grad_norm: Tensor | None = None,
+) -> tuple[list[Tensor], dict[str, Any]]:
+    """One step of SPS, or of PS, which has no cap, as a pure function (`OptimizerSpec.update`)."""
+    norm = pure.norm(grads) if loss_grad_norm is None else loss_grad_norm
+    given = {"max_step": float("inf"), "gamma": 0.0, **hparams}
+    step_sizes, last_step = _step_sizes(loss, norm, state.get("last_step"), given)
+    new: dict[str, Any] = {"step_sizes": step_sizes}
+    if last_step is not None:
+        new["last_step"] = last_step
+    return pure.descend(params, grads, step_sizes[1]), new
+
+
+def _step_sizes(
+    loss: Tensor, norm: Tensor, last_step: Tensor | None, hparams: Mapping[str, Any]
+) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
+    """The step before and after its cap, times lr, and what smoothing remembers; of a group, or of one of many runs."""
+    excess = (loss - hparams["f_star"]).clamp(min=0)
+    # Two divisions: the square of a small norm would underflow.
+    raw = safe_divide(safe_divide(excess, norm), norm) / hparams["c"]
+    # Finite, or lr = 0 and zero elements of the gradient would give NaN.
+    largest = torch.finfo(raw.dtype).max
+    raw = raw.clamp(max=largest)
+    step, last_step = _capped(raw, last_step, hparams)
+    return (hparams["lr"] * raw, (hparams["lr"] * step).clamp(max=largest)), last_step
+
+
+def _capped(raw: Tensor, last_step: Tensor | None, hparams: Mapping[str, Any]) -> tuple[Tensor, Tensor | None]:
+    gamma, max_step = hparams["gamma"], hparams["max_step"]
+    if pure.known_zero(gamma):
+        return raw.clamp(max=max_step), last_step
+    growth = gamma ** (1 / hparams["batches_per_epoch"])
+    cap = torch.zeros_like(raw) + max_step if last_step is None else growth * last_step.to(raw)
+    if isinstance(gamma, Tensor):  # runs without smoothing among others with it
+        growth = torch.where(gamma == 0, torch.ones_like(gamma), growth)
+        cap = torch.where(gamma == 0, max_step, cap)
+    step = raw.clamp(max=cap)
+    # A zero gradient (or loss) makes a zero step; as a cap it would stop the run for good, on the first step too.
+    return step, torch.where(step > 0, step, cap / growth)

@@ -1,7 +1,7 @@
 """The optimizers that the suite knows by name. Importing this file imports no torch."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
@@ -39,7 +39,7 @@ STEP_KEYWORDS = {
     "grad_norm": "norm of the gradient as it is in `.grad`",
     "loss_grad_norm": "norm of the loss's gradient, before clipping",
 }
-"""What an optimizer's `step` is told beside the closure, if it has a keyword of that name: 0-dim tensors."""
+"""What an optimizer's `step` or pure update is told beside the rest, if it has a keyword of that name: 0-dim tensors."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,25 @@ class OptimizerSpec:
         defaults: values that replace the signature's in the suite; `TASK_VALUE` asks the task.
         search: the hyperparameters to tune and their ranges.
         traits: facts about the method.
+        update: `module:function`, the method as a pure function of one run, with which many runs are trained as one
+            program (`torch.func.vmap`). None: a sweep has one instance of the class for each run, which is slower.
+
+    The pure update (`optimizers/pure.py` has an example and what updates share):
+
+        def update(grads, state, params, loss, hparams, *, grad_norm=None, loss_grad_norm=None) -> (params, state)
+
+    It changes nothing in place and never looks at a tensor's value (no `if`, no `.item()`). All tensors are of one
+    floating dtype, float32 or float64.
+
+     - `grads`, `params`: lists in the same order; parameters without a gradient are left out. Returned are new tensors.
+     - `state`: `{}` at the first step, then what the last step returned: a dict of tensors, lists and tuples of tensors,
+       whose structure stays the same. `step_sizes`, if there, is the pair (raw, applied) that the curve shows
+       in place of lr: the step before and after its cap, 0-dim.
+     - `loss`: of the batch, 0-dim.
+     - `hparams`: all of the constructor's arguments by name. A float is a Python float where all runs agree, and else a
+       0-dim tensor, also within a tuple; `lr` is always a tensor. Anything else (flags, integers, None) is a plain
+       value, so that the function may branch on it.
+     - keywords: those of `STEP_KEYWORDS` that it names; computed from `grads` if None.
     """
 
     name: str
@@ -67,17 +86,36 @@ class OptimizerSpec:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     search: Mapping[str, LogUniform] = field(default_factory=dict)
     traits: Traits = Traits()
+    update: str | None = None
 
     @property
     def step_keywords(self) -> set[str]:
         """Which of `STEP_KEYWORDS` the optimizer's `step` takes."""
-        return STEP_KEYWORDS.keys() & inspect.signature(self.cls.step).parameters.keys()
+        return _keywords(self.cls.step)
 
     @cached_property
     def cls(self) -> Any:
         """The optimizer class, a `torch.optim.Optimizer`."""
-        module, _, name = self.target.partition(":")
-        return getattr(import_module(module), name)
+        return _imported(self.target)
+
+    @cached_property
+    def pure_update(self) -> Callable[..., Any] | None:
+        """The function that `update` names, or None."""
+        return _imported(self.update) if self.update else None
+
+    @cached_property
+    def update_keywords(self) -> set[str]:
+        """Which of `STEP_KEYWORDS` the pure update takes."""
+        return _keywords(self.pure_update) if self.pure_update else set()
+
+
+def _imported(path: str) -> Any:
+    module, _, name = path.partition(":")
+    return getattr(import_module(module), name)
+
+
+def _keywords(function: Callable[..., Any]) -> set[str]:
+    return STEP_KEYWORDS.keys() & inspect.signature(function).parameters.keys()
 
 
 _PAPER = "Vasudeva, Deora, Thrampoulidis, Implicit Bias and Fast Convergence Rates for Self-attention, TMLR 2025"
@@ -87,6 +125,7 @@ _SGD = dict(
     formula="w <- w - lr * g, with heavy-ball or Nesterov momentum and L2 weight decay",
     source="torch.optim.SGD",
     search={"lr": LogUniform(1e-3, 1e1)},
+    update="optimizers.torch_updates:sgd",
 )
 _FROM_TASK = {"f_star": TASK_VALUE}
 
@@ -102,6 +141,7 @@ OPTIMIZERS: dict[str, OptimizerSpec] = {
             source=f"{_PAPER}; Nacson et al., arXiv 1803.01905",
             search={"lr": LogUniform(1e-3, 1e1)},
             traits=Traits(full_batch=True),
+            update="optimizers.normalized:update",
         ),
         OptimizerSpec(
             name="sngd",
@@ -109,6 +149,7 @@ OPTIMIZERS: dict[str, OptimizerSpec] = {
             formula="w <- w - min(lr / ||g||, max_step) * g",
             source=f"{_PAPER} (the place of the cap is our reading)",
             search={"lr": LogUniform(1e-4, 1e0)},
+            update="optimizers.normalized:update",
         ),
         OptimizerSpec(
             name="ps",
@@ -118,6 +159,7 @@ OPTIMIZERS: dict[str, OptimizerSpec] = {
             defaults=_FROM_TASK,
             search={"lr": LogUniform(1e-2, 1e1)},
             traits=Traits(needs_loss=True, full_batch=True),
+            update="optimizers.polyak:update",
         ),
         OptimizerSpec(
             name="sps",
@@ -127,6 +169,7 @@ OPTIMIZERS: dict[str, OptimizerSpec] = {
             defaults={**_FROM_TASK, "batches_per_epoch": TASK_VALUE},
             search={"max_step": LogUniform(1e-2, 1e1)},
             traits=Traits(needs_loss=True),
+            update="optimizers.polyak:update",
         ),
         OptimizerSpec(
             name="adam",
@@ -134,6 +177,7 @@ OPTIMIZERS: dict[str, OptimizerSpec] = {
             formula="w <- w - lr * m_hat / (sqrt(v_hat) + eps)",
             source="torch.optim.Adam; Kingma and Ba, arXiv 1412.6980",
             search={"lr": LogUniform(1e-5, 1e-1)},
+            update="optimizers.torch_updates:adam",
         ),
         OptimizerSpec(
             name="adamw",
@@ -141,6 +185,7 @@ OPTIMIZERS: dict[str, OptimizerSpec] = {
             formula="w <- (1 - lr * weight_decay) w - lr * m_hat / (sqrt(v_hat) + eps)",
             source="torch.optim.AdamW; Loshchilov and Hutter, arXiv 1711.05101",
             search={"lr": LogUniform(1e-5, 1e-1)},
+            update="optimizers.torch_updates:adamw",
         ),
     )
 }

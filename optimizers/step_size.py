@@ -105,12 +105,12 @@ class StepSizeOptimizer(Optimizer):
                 maximize=False, is_first_step=False,
             )  # fmt: skip
 
-    @staticmethod
-    def _safe_divide(numerator: Tensor | float, norm: Tensor) -> Tensor:
-        """Return numerator / norm, at most the largest finite number, and 0 where the norm is 0: no gradient gives a NaN."""
-        # `float / tensor` would multiply by the reciprocal, which overflows for norms that the quotient bears.
-        numerator = numerator if isinstance(numerator, Tensor) else torch.full_like(norm, numerator)
-        return torch.where(norm > 0, numerator / norm, 0.0).clamp(max=torch.finfo(norm.dtype).max)
+
+def safe_divide(numerator: Tensor | float, norm: Tensor) -> Tensor:
+    """Return numerator / norm, at most the largest finite number, and 0 where the norm is 0: no gradient gives a NaN."""
+    # `float / tensor` would multiply by the reciprocal, which overflows for norms that the quotient bears.
+    numerator = numerator if isinstance(numerator, Tensor) else torch.full_like(norm, numerator)
+    return torch.where(norm > 0, numerator / norm, 0.0).clamp(max=torch.finfo(norm.dtype).max)
 
 
 def _fusable(param: Tensor, direction: Tensor) -> bool:
@@ -133,4 +133,4 @@ def run_closure(closure: Callable[[], Any] | None) -> Any:
         return closure()
 
 
-__all__ = ["StepSizeOptimizer", "check_range", "run_closure", "scalar_dtype"]
+__all__ = ["StepSizeOptimizer", "check_range", "run_closure", "safe_divide", "scalar_dtype"]

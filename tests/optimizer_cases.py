@@ -195,3 +195,38 @@ LEGAL_EDGES: list[tuple[str, dict[str, Any]]] = [
     ("sps", {"lr": 0.0, "max_step": inf, "gamma": 0.0, "batches_per_epoch": 1, "f_star": -3.0}),
     ("sps", {"gamma": 1.0001}),
 ]
+
+MORE_ARGUMENTS: list[tuple[str, dict[str, Any]]] = [
+    # Arguments that only change what torch's own classes do; the pure updates are held to those classes.
+    ("gd", {"lr": 0.3, "maximize": True, "weight_decay": 0.1}),
+    ("sgd", {"lr": 0.2, "momentum": 0.7, "dampening": 0.3}),
+    ("sgd", {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.1, "maximize": True}),
+    ("adam", {"lr": 0.02, "amsgrad": True, "betas": (0.5, 0.5)}),
+    ("adam", {"lr": 0.02, "maximize": True, "weight_decay": 0.1, "decoupled_weight_decay": True}),
+    ("adam", {"lr": 0.02, "betas": (0.0, 0.9)}),
+    ("adamw", {"lr": 0.02, "amsgrad": True, "maximize": True, "betas": (0.9, 0.0), "eps": 1e-3}),
+]
+
+_SGD_VALUES: dict[str, tuple[Any, ...]] = {
+    "lr": (0.05, 0.4), "momentum": (0.0, 0.3, 0.9), "dampening": (0.0, 0.4), "weight_decay": (0.0, 0.2),
+}  # fmt: skip
+_ADAM_VALUES: dict[str, tuple[Any, ...]] = {
+    "lr": (0.003, 0.05), "betas": ((0.9, 0.999), (0.0, 0.95), (0.6, 0.0)), "eps": (1e-8, 1e-2), "weight_decay": (0.0, 0.2),
+}  # fmt: skip
+_NGD_VALUES: dict[str, tuple[Any, ...]] = {
+    "lr": (0.02, 0.2),
+    "momentum": (0.0, 0.3, 1.0),
+    "weight_decay": (0.0, 0.2),
+}
+_PS_VALUES: dict[str, tuple[Any, ...]] = {"lr": (0.05, 0.4), "c": (0.5, 3.0), "f_star": (-0.2, 0.0, 0.2)}
+VALUES: dict[str, dict[str, tuple[Any, ...]]] = {
+    # optimizer -> its float hyperparameters -> legal values, 0 among them where it is legal and turns something off
+    "gd": _SGD_VALUES,
+    "sgd": _SGD_VALUES,
+    "ngd": _NGD_VALUES,
+    "sngd": {**_NGD_VALUES, "max_step": (inf, 0.3, 1.0)},
+    "ps": _PS_VALUES,
+    "sps": {**_PS_VALUES, "max_step": (inf, 3.0, 15.0), "gamma": (0.0, 1.3, 2.0)},
+    "adam": _ADAM_VALUES,
+    "adamw": _ADAM_VALUES,
+}

@@ -1,0 +1,323 @@
+"""The pure updates: what the classes do, for one run and for many stacked ones."""
+
+import inspect
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, reject, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_structure
+
+from optimizers import OPTIMIZERS, OptimizerSpec, pure
+from tests.optimizer_cases import CASES, MORE_ARGUMENTS, VALUES, start, torch_loss
+
+STEPS = 30
+RUNS = 6
+# They choose a kernel and do not change the method.
+KERNELS = {"foreach", "fused", "capturable", "differentiable"}
+
+Arguments = dict[str, Any]
+ALL = [(case.name, case.arguments) for case in CASES] + MORE_ARGUMENTS
+every_case = pytest.mark.parametrize(
+    ("name", "arguments"), ALL, ids=["-".join([name, *(f"{k}={v}" for k, v in a.items())]) for name, a in ALL]
+)
+every_name = pytest.mark.parametrize("name", OPTIMIZERS)
+properties = settings(max_examples=80, deadline=None, derandomize=True, database=None)
+
+
+@pytest.fixture(autouse=True)
+def no_fallback() -> Iterator[None]:
+    """An operation that `vmap` would run once for each run is an error."""
+    torch._C._functorch._set_vmap_fallback_enabled(False)
+    yield
+    torch._C._functorch._set_vmap_fallback_enabled(True)
+
+
+def signature(name: str) -> dict[str, inspect.Parameter]:
+    parameters = inspect.signature(OPTIMIZERS[name].cls).parameters
+    return {key: parameter for key, parameter in parameters.items() if key != "params"}
+
+
+def all_of(name: str, arguments: Arguments) -> Arguments:
+    """Every hyperparameter, by the constructor's defaults; `lr` is a tensor."""
+    given_ = {key: parameter.default for key, parameter in signature(name).items()} | arguments
+    return given_ | {"lr": torch.as_tensor(given_["lr"], dtype=torch.float64)}
+
+
+def loss_and_gradient(params: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    params = [p.detach().requires_grad_() for p in params]
+    loss = torch_loss(params)  # type: ignore[arg-type]
+    return loss.detach(), list(torch.autograd.grad(loss, params))
+
+
+def begin(dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    return [p.detach() for p in start(dtype)]
+
+
+def walk(name: str, hparams: Arguments, steps: int) -> tuple[list[Tensor], dict[str, Any]]:
+    """Parameters and state of one run after so many pure steps."""
+    params, state = begin(), {}
+    for _ in range(steps):
+        loss, grads = loss_and_gradient(params)
+        params, state = OPTIMIZERS[name].pure_update(grads, state, params, loss, hparams)
+    return params, state
+
+
+def walk_stacked(name: str, hparams: Arguments, steps: int) -> tuple[list[Tensor], dict[str, Any]]:
+    """The same for stacked runs."""
+    update = over_runs(OPTIMIZERS[name].pure_update, hparams)
+    runs = len(hparams["lr"])
+    params, state = [torch.stack([p] * runs) for p in begin()], {}
+    for _ in range(steps):
+        told = [loss_and_gradient([p[run] for p in params]) for run in range(runs)]
+        loss = torch.stack([loss for loss, _ in told])
+        grads = [torch.stack(parts) for parts in zip(*(grads for _, grads in told), strict=True)]
+        params, state = update(grads, state, params, loss)
+    return params, state
+
+
+def over_runs(update: Any, hparams: Arguments) -> Any:
+    """The pure update for stacked runs: every tensor, also a norm's or a hyperparameter's, has the runs first."""
+    axes = tree_map(lambda v: 0 if isinstance(v, Tensor) else None, hparams)
+    # By position: `vmap` would hand each run the whole of a keyword's tensor.
+    stacked = torch.func.vmap(lambda *given_: update(*given_[:-1], **given_[-1]), in_dims=(0, 0, 0, 0, axes, 0))
+    return lambda grads, state, params, loss, **norms: stacked(grads, state, params, loss, hparams, norms)
+
+
+def close(actual: Any, expected: Any, rtol: float = 1e-12) -> None:
+    torch.testing.assert_close(actual, expected, rtol=rtol, atol=rtol / 1000, equal_nan=False)
+
+
+def of_run(tree: Any, run: int) -> Any:
+    return tree_map(lambda t: t[run], tree)
+
+
+def same(a: Any, b: Any) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(tree_leaves(a), tree_leaves(b), strict=True))
+
+
+# ---- The data of these tests ------------------------------------------------------------------------------------------
+
+
+@every_name
+def test_every_hyperparameter_has_a_case_and_every_float_has_values(name: str) -> None:
+    target = OPTIMIZERS[name].target
+    tried = set().union(*(arguments for other, arguments in ALL if OPTIMIZERS[other].target == target))
+    assert tried == signature(name).keys() - KERNELS
+    assert VALUES[name].keys() == {key for key, p in signature(name).items() if "float" in str(p.annotation)}
+
+
+def test_a_fallback_would_be_seen() -> None:
+    with pytest.raises(RuntimeError, match=r"addcmul_"):
+        torch.func.vmap(lambda x: x.clone().addcmul_(x, x))(torch.ones(2, 3))
+
+
+# ---- One run ----------------------------------------------------------------------------------------------------------
+
+
+def assert_as_the_class(name: str, arguments: Arguments, hparams: Arguments, steps: int, factor: float = 1.0) -> None:
+    """The class and its pure form agree at every step; `factor` scales the norms that both are told (1: none is told)."""
+    spec = OPTIMIZERS[name]
+    weights, params, state = start(), begin(), {}
+    opt = spec.cls(weights, **arguments)
+    for _ in range(steps):
+        loss, grads = loss_and_gradient(list(weights))
+        for p, g in zip(weights, grads, strict=True):
+            p.grad = g
+        norm = factor * pure.norm(grads)
+        told = {} if factor == 1 else dict.fromkeys(spec.step_keywords, norm)
+        opt.step(lambda loss=loss: loss, **told)
+        loss, grads = loss_and_gradient(params)
+        told = {} if factor == 1 else dict.fromkeys(spec.update_keywords, norm)
+        params, state = spec.pure_update(grads, state, params, loss, hparams, **told)
+        close(params, [p.detach() for p in weights])
+        close(state.get("step_sizes"), getattr(opt, "step_sizes", None))
+
+
+@every_case
+def test_the_pure_update_is_the_classs_step(name: str, arguments: Arguments) -> None:
+    assert_as_the_class(name, arguments, all_of(name, arguments), STEPS)
+
+
+@every_case
+def test_the_pure_update_uses_the_norms_that_it_is_told_as_the_class_does(name: str, arguments: Arguments) -> None:
+    assert OPTIMIZERS[name].update_keywords == OPTIMIZERS[name].step_keywords
+    assert_as_the_class(name, arguments, all_of(name, arguments), 5, factor=2.0)
+
+
+@properties
+@given(data=st.data())
+@every_name
+def test_any_hyperparameters_give_the_classs_steps_as_numbers_and_as_tensors(name: str, data: Any) -> None:
+    arguments = {key: data.draw(st.sampled_from(values), key) for key, values in VALUES[name].items()}
+    booleans = [key for key, p in signature(name).items() if p.default in (True, False) and str(p.annotation) == "bool"]
+    arguments |= {key: data.draw(st.booleans(), key) for key in booleans if key not in KERNELS}
+    try:
+        OPTIMIZERS[name].cls(start(), **arguments)
+    except ValueError:
+        reject()
+    assert_as_the_class(name, arguments, all_of(name, arguments), 4)
+    tensors = {key: tree_map(lambda v: torch.tensor(v, dtype=torch.float64), arguments[key]) for key in VALUES[name]}
+    assert_as_the_class(name, arguments, all_of(name, arguments | tensors), 4)
+
+
+@every_case
+def test_nothing_is_changed_in_place_or_handed_back(name: str, arguments: Arguments) -> None:
+    params, state = walk(name, all_of(name, arguments), 2)
+    for state_before in ({}, state):
+        loss, grads = loss_and_gradient(params)
+        given_ = (grads, state_before, params, loss, all_of(name, arguments))
+        before = tree_map(lambda v: v.clone() if isinstance(v, Tensor) else v, given_)
+        new = OPTIMIZERS[name].pure_update(*given_)
+        leaves, old = tree_flatten(given_)
+        assert old == tree_structure(before)
+        for a, b in zip(leaves, tree_leaves(before), strict=True):
+            assert torch.equal(a, b) if isinstance(a, Tensor) else a == b
+        storages = [t.untyped_storage().data_ptr() for t in tree_leaves(new)]
+        assert not {t.untyped_storage().data_ptr() for t in leaves if isinstance(t, Tensor)} & set(storages)
+        assert not {t.untyped_storage().data_ptr() for t in new[0]} & set(storages[len(new[0]) :])
+
+
+@every_case
+def test_the_states_structure_stays_the_same(name: str, arguments: Arguments) -> None:
+    def shape_of(state: Any) -> Any:
+        return tree_map(lambda t: (t.shape, t.dtype), state), tree_structure(state)
+
+    states = [walk(name, all_of(name, arguments), steps)[1] for steps in (1, 2, 5)]
+    assert shape_of(states[0]) == shape_of(states[1]) == shape_of(states[2])
+    assert {t.dtype for t in tree_leaves(states)} <= {torch.float64}
+
+
+@every_case
+def test_a_learning_rate_of_zero_freezes(name: str, arguments: Arguments) -> None:
+    assert same(walk(name, all_of(name, arguments | {"lr": 0.0}), 5)[0], begin())
+
+
+@every_case
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("size", [0.0, 1e-30, 1e-40, 1e-45, 1e-170, 1e-310, 5e-324])
+def test_zero_and_tiny_gradients_give_no_nan(name: str, arguments: Arguments, dtype: torch.dtype, size: float) -> None:
+    for loss in (0.5, 0.0):
+        hparams = all_of(name, arguments)
+        hparams["lr"] = hparams["lr"].to(dtype)
+        params, state = begin(dtype), {}
+        for _ in range(3):
+            grads = [torch.full_like(p, size) for p in params]
+            params, state = OPTIMIZERS[name].pure_update(grads, state, params, torch.tensor(loss, dtype=dtype), hparams)
+            assert all(p.isfinite().all() for p in params)
+            assert not any(t.isnan().any() for t in tree_leaves(state))
+
+
+@every_case
+def test_the_first_moves_in_float32_are_those_in_float64(name: str, arguments: Arguments) -> None:
+    moves = []
+    for dtype in (torch.float32, torch.float64):
+        hparams = all_of(name, arguments)
+        hparams["lr"] = hparams["lr"].to(dtype)
+        loss, grads = loss_and_gradient(begin(torch.float32))
+        grads, loss = [g.to(dtype) for g in grads], loss.to(dtype)
+        params, state = [torch.zeros_like(g) for g in grads], {}
+        for _ in range(2):
+            params, state = OPTIMIZERS[name].pure_update(grads, state, params, loss, hparams)
+        moves.append([p.double() for p in params])
+    torch.testing.assert_close(moves[0], moves[1], rtol=3e-6, atol=0)
+
+
+# ---- Many runs --------------------------------------------------------------------------------------------------------
+
+
+def sweep(name: str, swept: list[str], seed: int = 0) -> list[Arguments]:
+    """For each run a value of every swept hyperparameter; the first two have the first and the last value of each."""
+    random = torch.Generator().manual_seed(seed)
+
+    def choose(run: int, values: tuple[Any, ...]) -> Any:
+        return values[(0, -1)[run] if run < 2 else int(torch.randint(len(values), (), generator=random))]
+
+    return [{key: choose(run, VALUES[name][key]) for key in swept} for run in range(RUNS)]
+
+
+def stacked(runs: list[Arguments]) -> Arguments:
+    return {
+        key: tree_map(lambda *v: torch.tensor(v, dtype=torch.float64), *(run[key] for run in runs)) for key in runs[0]
+    }
+
+
+@every_case
+def test_stacked_runs_equal_single_runs(name: str, arguments: Arguments) -> None:
+    for swept in (["lr"], list(VALUES[name])):
+        runs = sweep(name, swept)
+        params, state = walk_stacked(name, all_of(name, arguments) | stacked(runs), 8)
+        for i, run in enumerate(runs):
+            alone = all_of(name, arguments | run)
+            expected, expected_state = walk(name, alone, 8)
+            close(of_run(params, i), expected)
+            if swept == ["lr"]:
+                close(of_run(state, i), expected_state)
+
+
+@every_name
+@pytest.mark.parametrize("gradient", [0.0, 1.0])
+def test_a_run_that_is_frozen_by_its_zeros_spoils_nothing(name: str, gradient: float) -> None:
+    runs = sweep(name, list(VALUES[name]))
+    hparams = all_of(name, {}) | stacked(runs)
+    hparams["lr"][::2] = 0.0
+    update = over_runs(OPTIMIZERS[name].pure_update, hparams)
+    params, state = [torch.stack([p] * RUNS) for p in begin()], {}
+    before = params
+    for _ in range(3):
+        grads = [torch.full_like(p, gradient) for p in params]
+        params, state = update(grads, state, params, torch.full((RUNS,), 0.5, dtype=torch.float64))
+        assert same([p[::2] for p in params], [p[::2] for p in before])
+        assert all(p.isfinite().all() for p in params)
+        assert not any(t.isnan().any() for t in tree_leaves(state))
+
+
+@every_name
+def test_each_of_stacked_runs_is_told_its_own_norm(name: str) -> None:
+    spec = OPTIMIZERS[name]
+    hparams = all_of(name, {"lr": [0.1, 0.1]})
+    params = [torch.stack([p, p]) for p in begin()]
+    loss, grads = loss_and_gradient(begin())
+    grads = [torch.stack([g, 2 * g]) for g in grads]
+    norm = torch.stack([pure.norm([g[run] for g in grads]) for run in range(2)])
+    update = over_runs(spec.pure_update, hparams)
+    told = update(grads, {}, params, loss.repeat(2), **dict.fromkeys(spec.update_keywords, norm))
+    close(told, update(grads, {}, params, loss.repeat(2)))
+
+
+@every_name
+def test_stacked_runs_are_one_graph_for_a_compiler(name: str) -> None:
+    runs = sweep(name, list(VALUES[name]))
+    update = over_runs(OPTIMIZERS[name].pure_update, all_of(name, {}) | stacked(runs))
+    torch.compiler.reset()
+    compiled = torch.compile(update, backend="eager", fullgraph=True)
+    params, state = [torch.stack([p] * RUNS) for p in begin()], {}
+    grads, loss = [p.sin() for p in params], torch.full((RUNS,), 0.5, dtype=torch.float64)
+    for _ in range(2):
+        close(compiled(grads, state, params, loss), update(grads, state, params, loss))
+        params, state = update(grads, state, params, loss)
+
+
+# ---- Registry and documents -------------------------------------------------------------------------------------------
+
+
+def test_an_optimizer_may_have_no_pure_update() -> None:
+    spec = OptimizerSpec(name="other", target="torch.optim.rprop:Rprop", formula="", source="")
+    assert spec.pure_update is None
+    assert spec.update_keywords == set()
+
+
+def test_the_example_of_a_pure_update_is_torchs_sgd_with_weight_decay() -> None:
+    scope: dict[str, Any] = vars(pure).copy()
+    assert pure.__doc__
+    exec(textwrap.dedent(pure.__doc__[pure.__doc__.index("    def update") :]), scope)
+    weight = nn.Parameter(torch.tensor([1.0, -2.0], dtype=torch.float64))
+    weight.grad = torch.tensor([0.5, 0.25], dtype=torch.float64)
+    hparams = {"lr": torch.tensor(0.1, dtype=torch.float64), "weight_decay": 0.3}
+    params, _ = scope["update"]([weight.grad], {}, [weight.detach()], torch.tensor(0.0), hparams)
+    torch.optim.SGD([weight], lr=0.1, weight_decay=0.3).step()
+    close(params, [weight.detach()])
