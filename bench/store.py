@@ -3,6 +3,8 @@
 A run is a folder with `run.json`, `curve.parquet` and, where the task measures something, `measurements.parquet`.
 A run in progress holds a lock on `run.lock`, appends its tables to `curve.jsonl` and `measurements.jsonl` and keeps
 `last.ckpt`. The lock goes with its process, however that ends, so a run that says `running` and is not locked was killed.
+
+Runs that were trained together lie in one folder, a pack (`bench/packs.py`). A run's own folder comes before the packs.
 """
 
 import fcntl
@@ -11,13 +13,16 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from uuid import uuid4
 
 from bench.errors import RunBusy, RunFailed, UserError
+
+if TYPE_CHECKING:
+    from bench.packs import PackFolder, Packs, UnfinishedPack
 
 Status = Literal["running", "completed", "diverged", "timeout", "failed", "killed"]
 FINISHED = ("completed", "diverged", "timeout")
@@ -49,6 +54,7 @@ class RunResult:
         memory: peak bytes on host and device.
         environment: machine, devices, threads.
         facts: what is known of the instance of the problem (`TaskData.facts`).
+        engine: what trained it: `lightning`, a run for itself, or `lanes`, many runs of a task as one program.
     """
 
     run_id: str
@@ -74,6 +80,7 @@ class RunResult:
     memory: dict[str, int] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
+    engine: str = "lightning"
 
     @property
     def unsolved(self) -> dict[str, str]:
@@ -94,22 +101,27 @@ class Store:
 
     def runs(self) -> Iterator[RunResult]:
         """All readable runs, by name; runs whose process is gone are marked `killed` on the way."""
-        if self.folder.is_dir():
-            for path in sorted(self.folder.glob("*/run.json")):
-                result = self.get(path.parent.name)
-                if result is not None:
-                    yield result
+        own = {path.parent.name for path in self.folder.glob("*/run.json")}
+        for run_id in sorted(own | self._packs.run_ids()):
+            result = self.get(run_id)
+            if result is not None:
+                yield result
 
     def unreadable(self) -> list[Path]:
-        """Run folders whose record is missing or damaged."""
-        return [p for p in sorted(self.folder.glob("*/")) if p.is_dir() and _read(p / "run.json") is None]
+        """Folders of runs and packs whose records are missing or damaged, and packs whose tables are."""
+        packs = set(self._packs.folders())
+        own = [p for p in self.folder.glob("*/") if p not in packs and p.is_dir() and _read(p / "run.json") is None]
+        return sorted(own + self._packs.damaged())
 
     def get(self, run_id: str) -> RunResult | None:
         """The run as it is now, or None if there is none or its record cannot be read."""
         result = _read(self.folder / run_id / "run.json")
-        if result is None or result.status != "running":
+        if result is None:
+            found = self._packs.find(run_id)
+            return found[1] if found else None
+        if result.status != "running":
             return result
-        with self._unlocked(run_id) as dead:
+        with unlocked(self.folder / run_id) as dead:
             if dead:
                 result = _read(self.folder / run_id / "run.json") or result  # it may have ended in between
                 if result.status == "running":
@@ -118,6 +130,29 @@ class Store:
                     with suppress(OSError):  # a store that we may only read shows the truth all the same
                         self.write(result)
         return result
+
+    def place(self, run_id: str) -> Path:
+        """The folder where the run lies, or would lie: its own, or a pack."""
+        own = self.folder / run_id
+        found = None if _read(own / "run.json") else self._packs.find(run_id)
+        return found[0] if found else own
+
+    def tables(self, run_id: str) -> dict[str, dict[str, Any]]:
+        """The run's tables by name, each a numpy column by name; NaN stands for a value that is not finite.
+
+        Raises:
+            UserError: a table is damaged.
+        """
+        import pyarrow as pa
+
+        place = self.place(run_id)
+        try:
+            return read_tables(place) if place.name == run_id else self._packs.tables(place, run_id)
+        except (OSError, ValueError, pa.ArrowException) as error:
+            raise UserError(
+                f"cannot read the tables of run {run_id} in {place}: {str(error).partition(chr(10))[0]}; copy the folder"
+                " again from where it came, or delete it and train again"
+            ) from None
 
     def finished(self, run_id: str) -> RunResult | None:
         """The run, if it is there and needs no more training."""
@@ -135,16 +170,7 @@ class Store:
 
     def write(self, result: RunResult) -> None:
         """Write a run's record in one atomic step."""
-        path = self.folder / result.run_id / "run.json"
-        temporary = path.with_name(f"run.json.{uuid4().hex}.tmp")
-        try:
-            with temporary.open("w", encoding="utf-8") as file:
-                json.dump(plain(asdict(result)), file, indent=1, allow_nan=False)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        write_json(self.folder / result.run_id / "run.json", vars(result), indent=1)
 
     def begin(self, result: RunResult, *, resume: bool = False) -> "RunFolder":
         """Take the run's folder for this process and record that it runs.
@@ -154,47 +180,39 @@ class Store:
             UserError: the store cannot be written.
         """
         folder = self.folder / result.run_id
+        tables = [f"{table}.{kind}" for table in TABLES for kind in ("jsonl", "parquet")]
+        lock = take_lock(folder, f"run {result.run_id}")
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            lock = os.open(folder / "run.lock", os.O_RDWR | os.O_CREAT, 0o666)
-        except OSError as error:
-            raise UserError(
-                f"cannot write to the store {self.folder}: {error.strerror}; choose another with --store DIR"
-            ) from None
-        if not _take(lock):
-            os.close(lock)
-            raise RunBusy(f"run {result.run_id} is being trained by another process now")
-        try:
-            if not resume:
-                for name in (*(f"{table}.{kind}" for table in TABLES for kind in ("jsonl", "parquet")), "last.ckpt"):
+            with disk_errors(self.folder):
+                for name in ("last.tmp", "traceback.txt", *([] if resume else [*tables, "last.ckpt"])):
                     (folder / name).unlink(missing_ok=True)
-            for name in ("last.tmp", "traceback.txt"):
-                (folder / name).unlink(missing_ok=True)
-            self.write(result)
-            return RunFolder(self, result, folder, lock)
-        except (OSError, RunFailed) as error:
+                self.write(result)
+                return RunFolder(self, result, folder, lock)
+        except BaseException:
             os.close(lock)
-            if isinstance(error, RunFailed):
-                raise
-            raise RunFailed(f"cannot write to the store {self.folder}: {error.strerror}") from None
+            raise
 
-    @contextmanager
-    def _unlocked(self, run_id: str) -> Iterator[bool]:
-        """Whether no process trains the run; while the block lasts, none can begin to."""
-        try:
-            handle = os.open(self.folder / run_id / "run.lock", os.O_RDONLY)
-        except OSError:
-            yield True
-            return
-        try:
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            free = True
-        except OSError:
-            free = False
-        try:
-            yield free
-        finally:
-            os.close(handle)
+    def begin_pack(self, configs: Mapping[str, dict[str, Any]]) -> "PackFolder":
+        """Take the pack of these runs for this process; what a killed process left at its checkpoint is kept.
+
+        Args:
+            configs: resolved configurations by run id, in the order of the lanes.
+
+        Raises:
+            RunBusy: another process trains this pack now.
+            UserError: the store cannot be written.
+        """
+        return self._packs.begin(configs)
+
+    def unfinished_packs(self) -> "list[UnfinishedPack]":
+        """Packs that are being trained, or were when their process ended."""
+        return self._packs.unfinished()
+
+    @property
+    def _packs(self) -> "Packs":
+        from bench.packs import Packs  # which is built from the parts of this module
+
+        return Packs(self.folder)
 
 
 class RunFolder:
@@ -204,7 +222,7 @@ class RunFolder:
         self.store, self.result, self.folder = store, result, folder
         self.checkpoint = store.checkpoint(result.run_id)
         self._lock = lock
-        with self._full_disk():
+        with disk_errors(self.store.folder):
             self._measurements, self._curve = (_GrowingTable(folder, name) for name in TABLES)
 
     def append_curve(self, rows: Sequence[Sequence[float | None]]) -> None:
@@ -213,7 +231,7 @@ class RunFolder:
         Raises:
             RunFailed: the disk is full or gone.
         """
-        with self._full_disk():
+        with disk_errors(self.store.folder):
             self._curve.append(CURVE_FIELDS, rows)
 
     def append_measurements(self, names: Sequence[str], rows: Sequence[Sequence[float | None]]) -> None:
@@ -222,21 +240,14 @@ class RunFolder:
         Raises:
             RunFailed: the disk is full or gone.
         """
-        with self._full_disk():
+        with disk_errors(self.store.folder):
             self._measurements.append(("step", *names), rows)
 
     def truncate(self, steps: int) -> None:
         """Forget what comes after this step: it will be trained again."""
-        with self._full_disk():
+        with disk_errors(self.store.folder):
             self._curve.truncate(steps)
             self._measurements.truncate(steps)
-
-    @contextmanager
-    def _full_disk(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise RunFailed(f"cannot write to the store {self.store.folder}: {error.strerror}") from None
 
     def end(self, *, keep_checkpoint: bool) -> None:
         """Close the run: tables to Parquet, last record, lock freed."""
@@ -262,11 +273,8 @@ class _GrowingTable:
         if not self.names and names:
             self.names = tuple(names)
             self._file.write(json.dumps(self.names) + "\n")
-        if rows and tuple(names) != self.names:
-            raise RunFailed(
-                f"{self.folder / self.name} was begun with the columns {', '.join(self.names)}, and the task now"
-                f" gives {', '.join(names)}; train again with --rerun"
-            )
+        if rows:
+            check_names(self.folder / self.name, self.names, names)
         # As json.dumps would write it, in a third of the time.
         lines = (
             "[" + ", ".join([repr(x) if x is not None and isfinite(x) else "null" for x in row]) + "]" for row in rows
@@ -310,9 +318,21 @@ def write_parquet(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
         return pa.string() if len(values) and isinstance(values[0], str) else pa.float64()
 
     table = pa.table({name: pa.array(values, kind(name, values)) for name, values in columns.items()})
-    temporary = path.with_name(f"{path.name}.tmp")
-    pq.write_table(table, temporary, compression="zstd")
-    temporary.replace(path)
+    with replacing(path) as temporary:
+        pq.write_table(table, temporary, compression="zstd")
+
+
+def check_names(path: Path, begun: Sequence[str], names: Sequence[str]) -> None:
+    """Refuse rows of other columns than a table was begun with.
+
+    Raises:
+        RunFailed: the names differ.
+    """
+    if tuple(names) != tuple(begun):
+        raise RunFailed(
+            f"{path} was begun with the columns {', '.join(begun)}, and the task now gives {', '.join(names)};"
+            " train again with --rerun"
+        )
 
 
 def read_curve(folder: Path) -> list[tuple[Any, ...]]:
@@ -321,7 +341,7 @@ def read_curve(folder: Path) -> list[tuple[Any, ...]]:
 
 
 def read_tables(folder: Path) -> dict[str, dict[str, Any]]:
-    """A run's tables by name, each a numpy column by name; NaN stands for a value that is not finite."""
+    """The tables in a run's own folder, as `Store.tables` gives them."""
     import numpy as np
 
     tables = {}
@@ -363,18 +383,96 @@ def plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def _take(lock: int) -> bool:
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A file to write, which takes the place of `path` in one atomic step once it is on the disk."""
+    temporary = path.with_name(f"{path.name}.{uuid4().hex}.tmp")
+    try:
+        yield temporary
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: Any, **options: Any) -> None:
+    """Write strict JSON in one atomic step."""
+    with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
+        json.dump(plain(value), file, allow_nan=False, **options)
+
+
+@contextmanager
+def disk_errors(store: Path) -> Iterator[None]:
+    """Make errors of the disk into the one line that a user sees.
+
+    Raises:
+        RunFailed: the disk is full or gone.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise RunFailed(
+            f"cannot write to the store {store}: {os.strerror(error.errno) if error.errno else error}"
+        ) from None
+
+
+def take_lock(folder: Path, what: str) -> int:
+    """Make the folder if needed and lock it for this process, until the lock is closed.
+
+    Raises:
+        RunBusy: another process holds the lock.
+        UserError: the store cannot be written.
+    """
+    path = folder / "run.lock"
     for _ in range(20):  # a reader that looks whether the run is alive holds the lock for an instant
         try:
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError as error:
+            raise UserError(
+                f"cannot write to the store {folder.parent}: {error.strerror}; choose another with --store DIR"
+            ) from None
+        try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
+            if os.path.samestat(os.fstat(lock), path.stat()):  # else its holder has just removed the folder
+                return lock
         except OSError:
-            time.sleep(0.01)
-    return False
+            pass
+        os.close(lock)
+        time.sleep(0.01)
+    raise RunBusy(f"{what} is being trained by another process now")
+
+
+@contextmanager
+def unlocked(folder: Path) -> Iterator[bool]:
+    """Whether no process trains what is in the folder; while the block lasts, none can begin to."""
+    try:
+        handle = os.open(folder / "run.lock", os.O_RDONLY)
+    except OSError:
+        yield True
+        return
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        free = True
+    except OSError:
+        free = False
+    try:
+        yield free
+    finally:
+        os.close(handle)
+
+
+def decode(text: str | bytes) -> RunResult | None:
+    """The record, or None if it is damaged."""
+    try:
+        return RunResult(**json.loads(text))
+    except (ValueError, TypeError):
+        return None
 
 
 def _read(path: Path) -> RunResult | None:
     try:
-        return RunResult(**json.loads(path.read_text("utf-8")))
-    except (OSError, ValueError, TypeError):
+        return decode(path.read_bytes())
+    except OSError:
         return None

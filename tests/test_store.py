@@ -15,7 +15,7 @@ import pytest
 import bench.store
 from bench.errors import RunFailed, UserError
 from bench.report import result_lines
-from bench.store import CURVE_FIELDS, RunResult, Store, plain, read_curve, read_tables
+from bench.store import CURVE_FIELDS, RunResult, Store, plain, read_curve
 
 FIT = ("fit", "--task", "synthetic", "--opt", "sngd", "--trainer.max_steps", "20", "--device", "cpu")
 DONE = RunResult("a", {"task": "synthetic", "opt": "ngd"}, status="completed", final=0.5, steps=3)
@@ -45,6 +45,15 @@ def test_a_record_reads_as_it_was_written(kept):
     assert kept.get("a") == folder.result
     assert list(kept.runs()) == [folder.result]
     assert no_leftovers(kept.folder)
+
+
+def test_a_record_of_before_there_were_lanes_reads(kept):
+    kept.begin(DONE).end(keep_checkpoint=False)
+    path = kept.folder / "a" / "run.json"
+    record = json.loads(path.read_text())
+    assert record.pop("engine") == "lightning"
+    path.write_text(json.dumps(record))
+    assert kept.get("a") == DONE
 
 
 def test_what_is_not_there_is_none(kept):
@@ -288,6 +297,15 @@ def test_a_curve_is_a_parquet_table(kept):
     assert table.column("loss").to_pylist() == [0.5, 0.4, 0.3]
 
 
+def test_a_damaged_table_is_one_line(kept):
+    folder = kept.begin(replace(DONE, status="running"))
+    folder.append_curve(ROWS)
+    folder.end(keep_checkpoint=False)
+    (folder.folder / "curve.parquet").write_bytes(b"PAR1")
+    with pytest.raises(UserError, match=r"cannot read the tables of run a in .*; copy the folder again"):
+        kept.tables("a")
+
+
 def test_a_curve_without_steps_is_empty(kept):
     folder = kept.begin(replace(DONE, status="running"))
     folder.end(keep_checkpoint=False)
@@ -345,4 +363,4 @@ def test_measurements_of_other_names_than_a_run_began_with_are_refused(kept):
     with pytest.raises(RunFailed, match=r"begun with the columns step, a, and the task now gives step, b"):
         folder.append_measurements(["b"], [(10, 2.0)])
     folder.end(keep_checkpoint=False)
-    assert read_tables(folder.folder)["measurements"]["a"].tolist() == [1.0]
+    assert kept.tables("a")["measurements"]["a"].tolist() == [1.0]
