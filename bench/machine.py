@@ -2,6 +2,7 @@
 
 import os
 import platform
+from functools import cache
 from pathlib import Path
 
 LIBRARIES = ("torch", "lightning", "timm", "torchmetrics", "torchvision", "transformers", "optuna", "numpy")
@@ -15,6 +16,7 @@ def is_main_process() -> bool:
     return os.environ.get("LOCAL_RANK", "0") == os.environ.get("NODE_RANK", "0") == "0"
 
 
+@cache
 def cpu_name() -> str:
     """The processor's name as the system gives it."""
     try:

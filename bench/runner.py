@@ -10,6 +10,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from importlib.metadata import version
 from typing import Any
 
@@ -17,6 +18,7 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.plugins import DoublePrecision, MixedPrecision
 
+from bench import __version__
 from bench.callbacks import Recorder, StopRequest
 from bench.checks import check, option_error
 from bench.config import RunConfig, on_device
@@ -25,7 +27,7 @@ from bench.machine import LIBRARIES, cpu_name, is_main_process
 from bench.progress import Progress
 from bench.store import FINISHED, RunFolder, RunResult, Store
 from optimizers import TASK_VALUE
-from tasks.base import Plan, Task
+from tasks.base import Plan, Task, TaskData
 from tasks.files import DataError
 from tasks.order import micro_batches_per_rank
 from tasks.seeding import derive_seed
@@ -60,26 +62,21 @@ def run(config: RunConfig, *, rerun: bool = False, progress: bool = True) -> Run
     if stored is not None and stored.status == "running" and main:
         raise RunBusy(f"run {config.run_id} is being trained by another process now")
     check(config)
-    torch.manual_seed(derive_seed(config.seed, "init"))
     task, plan = build(config)
-    result = RunResult(
-        run_id=config.run_id, config=config.model_dump(mode="json", exclude={"data", "store", "logger"}),
-        versions=versions(config), metric=config.task_spec.metric, split=task.data.report, part=task.data.part,
-        environment=environment(config), facts=task.data.facts(),
-    )  # fmt: skip
+    result = new_result(config, task)
     loggers = _loggers(config) if main else []  # before the run is begun: it may complain, and it writes nothing yet
     folder = store.begin(result, resume=resume) if main else None
     stop = StopRequest()
     recorder = Recorder(
         result, config.task_spec, folder, checkpoint, stop,
         Progress(plan.total_steps, f"{config.task} {config.opt}", enabled=progress and main),
-        val_every=_val_every(config, plan, task), max_seconds=config.trainer.max_seconds,
+        task=task, val_every=val_every(config, plan, task), max_seconds=config.trainer.max_seconds,
         checkpoint_seconds=config.trainer.checkpoint_seconds, loggers=loggers,
     )  # fmt: skip
     try:
         for logger in loggers:
             logger.log_hyperparams(result.config)
-        with _quiet(), stop.listening():
+        with quiet(), stop.listening():
             trainer = make_trainer(config, [recorder])
             steps = StepRanges(task, recorder.val_every, config.task_spec.steps_per_call)
             trainer.fit(task, steps, ckpt_path=checkpoint if resume else None, weights_only=True)
@@ -105,30 +102,48 @@ def run(config: RunConfig, *, rerun: bool = False, progress: bool = True) -> Run
     return result
 
 
-def build(config: RunConfig) -> tuple[Task, Plan]:
-    """The task and the plan of its training, from the global random state of the moment.
+def build(config: RunConfig, data: TaskData | None = None) -> tuple[Task, Plan]:
+    """The task, with its weights as the seed makes them, and the plan of its training.
+
+    Args:
+        config: what to build.
+        data: the task's data, if they are there already.
 
     Raises:
         UserError: an option's value is illegal, or data are missing.
     """
     spec = config.task_spec
     options = dict(config.task_options)
+    torch.manual_seed(derive_seed(config.seed, "init"))
     try:
         data_names = inspect.signature(spec.data_cls.__init__).parameters
-        data = spec.data_cls(
-            config.data, seed=config.seed, **{k: options.pop(k) for k in list(options) if k in data_names}
-        )
+        of_data = {k: options.pop(k) for k in list(options) if k in data_names}
+        data = data or spec.data_cls(config.data, seed=config.seed, **of_data)
         with _default_dtype(torch.float64 if config.precision == "64-true" else torch.float32):
             task = spec.module_cls(data, **options)
     except ValueError as error:
         raise option_error("task", error, config.task_options) from None
     except DataError as error:
         raise UserError(str(error)) from None
-    plan = task.plan = _plan(config, task)
+    plan = task.plan = make_plan(config, task)
     return task, plan
 
 
-def _plan(config: RunConfig, task: Task) -> Plan:
+def new_result(config: RunConfig, task: Task) -> RunResult:
+    """The record of a run that is about to begin."""
+    return RunResult(
+        run_id=config.run_id, config=config.model_dump(mode="json", exclude={"data", "store", "logger"}),
+        versions=versions(config), metric=config.task_spec.metric, split=task.data.report, part=task.data.part,
+        environment=environment(config), facts=task.data.facts(),
+    )  # fmt: skip
+
+
+def make_plan(config: RunConfig, task: Task) -> Plan:
+    """How the task is trained.
+
+    Raises:
+        UserError: the batch does not fit to the data or the devices.
+    """
     trainer, n = config.trainer, task.data.sizes["train"]
     size = n if trainer.batch_size == "full" else trainer.batch_size
     assert isinstance(size, int)
@@ -155,6 +170,7 @@ def _plan(config: RunConfig, task: Task) -> Plan:
     cls = config.opt_spec.cls
     return Plan(
         make_optimizer=lambda params: cls(params, **hyperparameters),
+        hyperparameters=hyperparameters,
         total_steps=min(x for x in limits if x is not None),
         batch_size=size,
         micro_batch_size=trainer.micro_batch_size or config.task_spec.micro_batch_size,
@@ -167,7 +183,8 @@ def _plan(config: RunConfig, task: Task) -> Plan:
     )
 
 
-def _val_every(config: RunConfig, plan: Plan, task: Task) -> int:
+def val_every(config: RunConfig, plan: Plan, task: Task) -> int:
+    """Optimizer steps between evaluations."""
     if config.trainer.val_every is not None:
         return config.trainer.val_every
     return max(task.data.sizes["train"] // plan.batch_size, -(-plan.total_steps // 20))
@@ -185,7 +202,7 @@ def _refuse_unequal_micro_batches(config: RunConfig, size: int, ranks: int) -> N
 class StepRanges:
     """What Lightning takes for a dataloader: pairs (first step, first step after), cut where an evaluation is due."""
 
-    def __init__(self, task: Task, val_every: int, steps_per_call: int) -> None:
+    def __init__(self, task: Any, val_every: int, steps_per_call: int) -> None:
         self.task, self.val_every, self.steps_per_call = task, val_every, steps_per_call
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
@@ -223,12 +240,17 @@ def make_trainer(config: RunConfig, callbacks: list[pl.Callback]) -> pl.Trainer:
 def versions(config: RunConfig) -> dict[str, Any]:
     """Versions of suite, specs, Python and libraries."""
     return {
-        "suite": version("attention-optimizer-bench"),
+        "suite": __version__,
         "task": config.task_spec.version,
         "opt": config.opt_spec.version,
         "python": platform.python_version(),
-        **{name: version(name) for name in LIBRARIES},
+        **_library_versions(),
     }
+
+
+@cache
+def _library_versions() -> dict[str, str]:
+    return {name: version(name) for name in LIBRARIES}
 
 
 def environment(config: RunConfig) -> dict[str, Any]:
@@ -316,7 +338,7 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Lightning's notes on hardware and its tips are not for our users."""
     names = ("lightning.pytorch", "lightning.fabric")
     levels = {name: logging.getLogger(name).level for name in names}

@@ -1,7 +1,7 @@
 """What every task shares: its data's interface and the one training step that serves every optimizer."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -12,6 +12,7 @@ import torch
 from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.func import functional_call, vmap
 from torch.optim import Optimizer
 from torchmetrics import MeanMetric, Metric, MetricCollection
 
@@ -29,6 +30,7 @@ class TaskData(ABC):
         select: the split on which runs are compared while training ("train" where the task has no other).
         report: the split whose metric is the run's result.
         part: what part of the data this is ("10,000 of 55,000 training samples"), or None for the whole.
+        seeded: whether the samples depend on the seed; where they do not, runs of several seeds share them.
         f_star: least value of the training loss, where it is known.
         loss_offset: by split, the mean over its samples of what `loss` leaves out, so that a loss near its minimum keeps
             its digits. Added back to what is recorded; for a mini-batch that is the mean's, not its own.
@@ -38,6 +40,7 @@ class TaskData(ABC):
     select: str = "val"
     report: str = "test"
     part: str | None = None
+    seeded: bool = True
     f_star: float | None = None
     loss_offset: Mapping[str, float] = MappingProxyType({})
 
@@ -71,6 +74,7 @@ class Plan:
 
     Attributes:
         make_optimizer: parameters to optimizer.
+        hyperparameters: all that the optimizer's constructor takes, by name.
         total_steps: number of optimizer steps.
         batch_size: samples of one optimizer step, over micro-batches and ranks.
         micro_batch_size: samples of one forward pass on one device, at most.
@@ -83,6 +87,7 @@ class Plan:
     """
 
     make_optimizer: Callable[[Iterable[nn.Parameter]], Optimizer]
+    hyperparameters: Mapping[str, Any]
     total_steps: int
     batch_size: int
     micro_batch_size: int = 1000
@@ -144,6 +149,30 @@ class Task(pl.LightningModule, ABC):
     @abstractmethod
     def metrics(self) -> dict[str, Metric]:
         """Fresh metrics by name; each is updated with (predictions, labels)."""
+
+    @final
+    def forward(self, batch: Any) -> Outcome:
+        """`loss`, as a call of the module: what `torch.func.functional_call` needs."""
+        return self.loss(batch)
+
+    def loss_at(self, weights: Mapping[str, Tensor], batch: Any) -> Outcome:
+        """`loss` with other weights, for K points at once: a pure function of weights and batch, differentiable.
+
+        Tasks whose operations are cheaper in another layout than `torch.func.vmap` finds may write it themselves.
+
+        Args:
+            weights: parameters by name, each with a leading dimension of K points.
+            batch: as for `loss`, the same at all points.
+
+        Returns:
+            Losses, shape (K,), predictions, shape (K, rows, ...), and labels, shape (K, rows, ...).
+        """
+
+        def at(point: Mapping[str, Tensor]) -> Outcome:
+            return functional_call(self, dict(point), (batch,))
+
+        # Dropout belongs to the batch, so it is the same at all points.
+        return vmap(at, randomness="same")(weights)
 
     def measure_at(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What science wants to know of weights, recorded along the curve: a pure function of them and of the data.
@@ -285,6 +314,21 @@ class Task(pl.LightningModule, ABC):
         self.best_weights = checkpoint["best_weights"]
 
 
+def once_known(loss: Tensor, params: Sequence[Tensor], evaluate: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    """The closure of an optimizer's step where loss and gradients are there already.
+
+    Its first call hands the loss over, unless the method has moved the weights before; all else evaluates again.
+    """
+    pending, versions = [loss], [p._version for p in params]
+
+    def closure() -> Tensor:
+        if pending and versions == [p._version for p in params]:
+            return pending.pop()
+        return evaluate()
+
+    return closure
+
+
 class _Loop:
     """The inner loop of `Task.training_step`, with what it needs looked up once: attributes of modules are slow."""
 
@@ -313,14 +357,7 @@ class _Loop:
     def step(self, step: int) -> None:
         """One optimizer step."""
         loss, norms, params = self.evaluate(step)
-        pending, versions = [loss], [p._version for p in params]
-
-        def closure() -> Tensor:
-            # The first call hands over what is already there, unless the method has moved the weights before.
-            if pending and versions == [p._version for p in params]:
-                return pending.pop()
-            return self.evaluate(step)[0]
-
+        closure = once_known(loss, params, lambda: self.evaluate(step)[0])
         keywords = {name: norms[name] for name in self.plan.step_keywords}
         self.taken = True
         if self.scaler is None:

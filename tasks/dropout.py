@@ -24,6 +24,7 @@ class BatchRandomness:
         step: the optimizer step, from 0.
         rows: the micro-batch's rows within the batch.
         batch_size: rows of the whole batch, over micro-batches and ranks.
+        drawn: whether anything random was ever asked for.
     """
 
     def __init__(self, seed: int = 0) -> None:
@@ -31,6 +32,7 @@ class BatchRandomness:
         self.step = 0
         self.rows = slice(0, 0)
         self.batch_size = 0
+        self.drawn = False
 
     def draw(self, stream: int, numbers: Tensor, fill: Callable[[Tensor, torch.Generator], object]) -> Tensor:
         """Random numbers for the micro-batch, the same however the batch is cut.
@@ -43,13 +45,15 @@ class BatchRandomness:
         Returns:
             A tensor like `numbers`.
         """
+        self.drawn = True
         first, last = self.rows.start, self.rows.stop
         blocks = []
         # Block by block: to draw the whole batch for each of its micro-batches would cost the square of their number.
         for block in range(first // _BLOCK, -(-last // _BLOCK)):
             start, stop = block * _BLOCK, min((block + 1) * _BLOCK, self.batch_size)
             seed = derive_seed(self.seed, self.step, stream, *((block,) if block else ()))
-            drawn = numbers.new_empty((stop - start, *numbers.shape[1:]))
+            # Not `new_empty`: under `torch.func.vmap` that would be drawn for each of its points.
+            drawn = torch.empty((stop - start, *numbers.shape[1:]), dtype=numbers.dtype, device=numbers.device)
             fill(drawn, torch.Generator(numbers.device).manual_seed(seed))
             blocks.append(drawn[max(first - start, 0) : last - start])
         return blocks[0] if len(blocks) == 1 else torch.cat(blocks)

@@ -31,6 +31,8 @@ class TaskSpec:
             progress bar prompter.
         measure_every: optimizer steps between measurements (`Task.measure_at`); None if the task has none.
         measures: what is measured, for people.
+        lanes: the loss is a function of weights and batch alone, so many runs can be trained as one program: no buffers
+            that training changes, nothing drawn but through the batch's randomness.
     """
 
     name: str
@@ -49,6 +51,7 @@ class TaskSpec:
     steps_per_call: int = 10
     measure_every: int | None = None
     measures: str = ""
+    lanes: bool = False
 
     @cached_property
     def module_cls(self) -> Any:
@@ -80,7 +83,7 @@ def _theory(**options: Any) -> TaskSpec:
     """A synthetic task of the theory: the full batch in float64, ranked by its loss; options win."""
     defaults: dict[str, Any] = {
         "metric": "loss", "mode": "min", "target": None, "budget": {"max_steps": 2000}, "batch_size": "full",
-        "precision": "64-true", "steps_per_call": 200, "measure_every": 20,
+        "precision": "64-true", "steps_per_call": 200, "measure_every": 20, "lanes": True,
     }  # fmt: skip
     return TaskSpec(**(defaults | options))
 
@@ -134,6 +137,7 @@ TASKS: dict[str, TaskSpec] = {
             target=0.85,
             budget={"max_epochs": 5},
             source=_VIT,
+            lanes=True,
         ),
         TaskSpec(
             name="cifar10",
@@ -145,6 +149,7 @@ TASKS: dict[str, TaskSpec] = {
             target=0.45,
             budget={"max_epochs": 5},
             source=_VIT,
+            lanes=True,
         ),
     )
 }

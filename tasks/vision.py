@@ -27,6 +27,8 @@ class ImageData(TaskData):
         salt: name that decides the validation rows.
     """
 
+    seeded = False
+
     def __init__(
         self,
         train: tuple[Tensor, Tensor],

@@ -16,11 +16,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench import runner
-from bench.callbacks import Recorder
 from bench.config import resolve
 from bench.errors import RunFailed, UserError
 from bench.report import result_lines
 from bench.store import RunResult, read_curve
+from bench.watch import Watch
 from optimizers import OPTIMIZERS
 from tasks import TASKS
 from tasks.order import BatchOrder
@@ -196,17 +196,17 @@ def test_a_timeout_and_a_zero_gradient_end_with_an_evaluation(store: Path) -> No
 def test_a_failed_run_goes_on_from_its_checkpoint(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = {"trainer__max_steps": 60, "trainer__val_every": 10, "trainer__checkpoint_seconds": 1e-9}
     whole = fit(store / "whole", opt="adam", **words)
-    judge = Recorder._judge
+    take = Watch.take
 
-    def break_at_30(self: Recorder, *args: Any) -> None:
+    def break_at_30(self: Watch, *args: Any) -> None:
         if self.result.steps >= 30:
             raise RuntimeError("no space left")
-        judge(self, *args)
+        take(self, *args)
 
-    monkeypatch.setattr(Recorder, "_judge", break_at_30)
+    monkeypatch.setattr(Watch, "take", break_at_30)
     with pytest.raises(RunFailed, match=r"no space left.*traceback"):
         fit(store, opt="adam", **words)
-    monkeypatch.setattr(Recorder, "_judge", judge)
+    monkeypatch.setattr(Watch, "take", take)
     resumed = fit(store, opt="adam", **words)
     assert resumed.status == "completed"
     assert resumed.metrics == whole.metrics

@@ -1,0 +1,161 @@
+"""What is decided about a run from its numbers alone, whether one run trains or hundreds at once."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.store import RunResult
+from tasks import TaskSpec
+
+DIVERGED_FACTOR = 100
+"""A run has diverged when the median loss since the last look exceeds this many times (1 + first loss). Ours."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """What the steps since the last look come to.
+
+    Attributes:
+        steps: how many of them count.
+        bad: the last of these gave a loss or gradient that is not finite.
+        first, median: losses.
+        capped, skipped: steps whose cap bound, and whose gradient overflowed.
+        last_norm: gradient norm of the last step that counts.
+    """
+
+    steps: int
+    bad: bool
+    first: float
+    median: float
+    capped: int
+    skipped: int
+    last_norm: float
+
+
+def look(rows: NDArray[np.float64], *, full_batch: bool, scaled: bool = False) -> list[Look]:
+    """Look at the steps of runs.
+
+    A run's steps count up to one that is not finite; in the full batch up to the first of those, at the end, whose
+    gradient is 0: that is convergence.
+
+    Args:
+        rows: loss, gradient norm, raw and applied step size, shape (steps, runs, 4).
+        full_batch: whether a step sees all samples.
+        scaled: under a gradient scaler an overflow of the gradient is an ordinary event: that step was skipped.
+    """
+    steps = len(rows)
+    losses, norms, raw, applied = np.moveaxis(rows, 2, 0)
+    finite = np.isfinite(norms)
+    bad = ~(np.isfinite(losses) & (finite | scaled))
+    counts = np.where(bad.any(0), bad.argmax(0) + 1, steps)
+    if full_batch:
+        moving = (norms != 0)[::-1]
+        still = np.where(moving.any(0), moving.argmax(0), steps)
+        counts = np.where(bad.any(0), counts, np.minimum(steps, steps - still + 1))
+    counted = np.arange(steps)[:, None] < counts
+    with np.errstate(invalid="ignore"):
+        capped = ((applied < raw) & counted).sum(0)
+    skipped = (~finite & counted).sum(0)
+    medians = np.sort(losses, axis=0)[steps // 2]
+    return [
+        Look(
+            steps=int(n), bad=bool(bad[n - 1, i]), first=float(losses[0, i]),
+            median=float(medians[i] if n == steps else np.sort(losses[:n, i])[n // 2]),
+            capped=int(capped[i]), skipped=int(skipped[i]), last_norm=float(norms[n - 1, i]),
+        )
+        for i, n in enumerate(counts)
+    ]  # fmt: skip
+
+
+class Watch:
+    """Fills a run's record while it trains, and decides whether it has diverged, converged or reached its target.
+
+    Args:
+        result: the record; its `status` stays `running` until something is decided.
+        spec: metric, mode and target.
+        select: the split on which the best step is chosen.
+        full_batch: whether a step sees all samples.
+    """
+
+    _KEPT = (
+        "status", "reason", "best_step", "validations", "steps", "skipped", "steps_to_target", "seconds_to_target",
+        "wall_s", "train_s",
+    )  # fmt: skip
+
+    def __init__(self, result: RunResult, spec: TaskSpec, select: str, full_batch: bool) -> None:
+        self.result, self.spec, self.select, self.full_batch = result, spec, select, full_batch
+        self.first_loss: float | None = None
+        self.best_selected: float | None = None
+        self.capped = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """The part of the record that a resumed run goes on from."""
+        return {
+            "result": {name: getattr(self.result, name) for name in self._KEPT},
+            "first_loss": self.first_loss, "best_selected": self.best_selected, "capped": self.capped,
+        }  # fmt: skip
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a record."""
+        for name, value in state["result"].items():
+            setattr(self.result, name, value)
+        self.first_loss, self.best_selected, self.capped = (state[k] for k in ("first_loss", "best_selected", "capped"))
+
+    @property
+    def running(self) -> bool:
+        """Whether nothing has ended the run yet."""
+        return self.result.status == "running"
+
+    def take(self, seen: Look) -> None:
+        """Count steps, and end the run if it has diverged or can go no further."""
+        result = self.result
+        result.steps += seen.steps
+        result.skipped += seen.skipped
+        self.capped += seen.capped
+        if self.first_loss is None:
+            self.first_loss = seen.first
+        if seen.bad:
+            self.diverged(f"loss or gradient is not finite at step {result.steps}")
+        elif seen.median > DIVERGED_FACTOR * (1 + abs(self.first_loss)):
+            self.diverged(f"the loss grew from {self.first_loss:.3g} to {seen.median:.3g} by step {result.steps}")
+        elif self.full_batch and seen.last_norm == 0:
+            result.status, result.reason = "completed", "converged: the gradient is 0 in this precision"
+
+    def validated(self, values: Mapping[str, float]) -> bool:
+        """Note the values on the selection split; True if these weights are the best so far."""
+        result, value = self.result, values[self.spec.metric]
+        if not all(map(math.isfinite, values.values())):
+            self.diverged(f"the {self.select} metrics are not finite at step {result.steps}")
+            return False
+        result.validations.append({"step": result.steps, "train_s": result.train_s, **values})
+        target = self.spec.target
+        if target is not None and result.steps_to_target is None and not self.better(target, value):
+            result.steps_to_target, result.seconds_to_target = result.steps, result.train_s
+        if self.best_selected is not None and not self.better(value, self.best_selected):
+            return False
+        self.best_selected, result.best_step = value, result.steps
+        return True
+
+    def reported(self, which: str, values: Mapping[str, float]) -> float | None:
+        """Record the values of the "final" or "best" weights on the reporting split; the metric, None if not finite."""
+        if not all(map(math.isfinite, values.values())):
+            return None
+        self.result.metrics[which] = dict(values)
+        return values[self.spec.metric]
+
+    def close(self) -> None:
+        """What follows when all steps are made."""
+        if self.result.steps > self.result.skipped:
+            self.result.cap_share = self.capped / (self.result.steps - self.result.skipped)
+
+    def diverged(self, reason: str) -> None:
+        """End the run as diverged."""
+        self.result.status, self.result.reason = "diverged", reason
+
+    def better(self, a: float, b: float) -> bool:
+        """Whether metric a is strictly better than b."""
+        return a > b if self.spec.mode == "max" else a < b
