@@ -2,7 +2,12 @@
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bench.store import RunResult
 
 
 class Progress:
@@ -62,3 +67,80 @@ class Progress:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+
+
+class SweepProgress:
+    """Shows how far a sweep is: trial-steps (steps of single runs) and their rate, lanes alive, best run so far.
+
+    Args:
+        label: what is swept.
+        better: whether a value of the metric is better than another.
+        enabled: whether to show anything.
+    """
+
+    LINE_SECONDS = 10
+
+    def __init__(self, label: str, better: Callable[[float, float], bool], *, enabled: bool = True) -> None:
+        self.label, self.better, self.enabled = label, better, enabled
+        self.steps, self.runs, self.ended = 0, 0, 0
+        self.best: tuple[float, str] | None = None
+        self._bar: Any = None
+
+    @contextmanager
+    def showing(self, runs: int) -> Iterator[None]:
+        """Show the progress of so many runs while the context lasts."""
+        self.runs = runs
+        self._begun = self._said = time.monotonic()
+        if self.enabled and sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+            from rich.progress import Progress as Bar
+
+            self._bar = Bar(
+                TextColumn("{task.description}"), BarColumn(bar_width=10), TimeElapsedColumn(),
+                TextColumn("{task.fields[values]}"), console=Console(stderr=True),
+            )  # fmt: skip
+            self._bar.start()
+            self._task = self._bar.add_task(self.label, total=1.0, values="")
+        try:
+            yield
+        finally:
+            if self._bar is not None:
+                self._bar.stop()
+                self._bar = None
+
+    def advance(self, steps: int, alive: int, ended: Sequence["RunResult"], share: float = 0.0) -> None:
+        """So many steps were made since the last call, so many lanes still train, and these runs have ended.
+
+        `share` is how far those that still train are, from 0 to 1.
+        """
+        self.steps += steps
+        self.ended += len(ended)
+        for result in ended:
+            value = result.validations[-1].get(result.metric) if result.validations else None
+            if result.status == "diverged" or value is None:
+                continue
+            if self.best is None or self.better(value, self.best[0]):
+                opt, lr = result.config["opt"], result.config["opt_options"].get("lr")
+                self.best = value, opt if lr is None else f"{opt} lr {lr:g}"
+        self._show(alive, share)
+
+    def say(self, line: str) -> None:
+        """Show a line."""
+        print(line, file=sys.stderr, flush=True)
+
+    def _show(self, alive: int, share: float) -> None:
+        now = time.monotonic()
+        rate = self.steps / max(now - self._begun, 1e-9)
+        values = f"{self.ended}/{self.runs} runs, {alive} lanes alive, {rate:,.0f} trial-steps/s"
+        if self.best is not None:
+            values += f", best {self.best[0]:.4g} ({self.best[1]})"
+        if self._bar is not None:
+            done = (self.ended + alive * share) / max(self.runs, 1)
+            self._bar.update(self._task, completed=done, values=values)
+        elif self.enabled and now - self._said >= self.LINE_SECONDS:
+            self._said = now
+            try:
+                self.say(f"{self.label}  {values}")
+            except OSError:  # `2>&1 | head`: a reader that has gone must not end the sweep
+                self.enabled = False

@@ -1,0 +1,181 @@
+"""What a sweep is made of: from words such as `--opt.lr 1e-3:1e1:16` to configurations."""
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from math import isfinite
+from typing import Any, get_origin
+
+from bench.config import RunConfig, on_device, resolve
+from bench.errors import UserError, unknown
+from bench.options import optimizer_options, task_options
+from optimizers import OPTIMIZERS
+from tasks import TASKS
+
+DEFAULT_POINTS = 9
+"""Values of a hyperparameter for which nothing is said: over its search range, evenly in the logarithm. Ours."""
+
+
+def configurations(
+    words: Mapping[str, Any], seeds: Sequence[int], fallback: Mapping[str, Any]
+) -> tuple[list[RunConfig], list[str]]:
+    """All runs of a sweep, and the dotted names of the settings that vary.
+
+    Args:
+        words: settings in dotted form. `opt` may name several optimizers; `opt.NAME.lr` is for that one alone. A value
+            may be a grid (`low:high:points`, even in the logarithm) or a list (`a,b,c`). An optimizer of which no
+            hyperparameter varies gets a grid over its search range.
+        seeds: each setting is run with each of them.
+        fallback: settings that all else wins over.
+
+    Raises:
+        UserError: a name is unknown, a value illegal, or a hyperparameter is none of an optimizer's.
+    """
+    words = dict(words)
+    task, names = str(words.get("task", "")), _list(str(words.pop("opt", "")))
+    if task and task not in TASKS:
+        raise unknown("task", task, TASKS)
+    for name in names:
+        if name not in OPTIMIZERS:
+            raise unknown("optimizer", name, OPTIMIZERS)
+    if not names:
+        raise UserError("--opt is missing: name one or more optimizers, such as --opt ngd,adam")
+    if "seed" in words:
+        raise UserError(
+            f"--seed {words['seed']}: a sweep has several; write --seeds {words['seed']},... or --seeds COUNT"
+        )
+    common, own = _by_optimizer(words, names)
+    first: list[RunConfig] = []
+    varied: dict[str, None] = {}
+    for name in names:
+        settings = common | own[name]
+        for option in sorted(
+            k for k in common if k.startswith("opt.") and k[4:] not in optimizer_options(OPTIMIZERS[name])
+        ):
+            having = [n for n in names if option[4:] in optimizer_options(OPTIMIZERS[n])]
+            if not having:
+                continue  # `resolve` says so, with the nearest name
+            raise UserError(
+                f"--{option}: {name} has no such option; write --opt.{having[0]}{option[3:]} to give it to {having[0]} alone"
+            )
+        values = {key: _values(key, value, task, name) for key, value in settings.items()}
+        if not any(key.startswith("opt.") and len(several) > 1 for key, several in values.items()):
+            for key, span in OPTIMIZERS[name].search.items():
+                values.setdefault(f"opt.{key}", log_grid(span.low, span.high, DEFAULT_POINTS))
+        varied |= dict.fromkeys(key for key, several in values.items() if len(several) > 1)
+        for point in itertools.product(*values.values()):
+            first.append(
+                resolve({**dict(zip(values, point, strict=True)), "opt": name, "seed": seeds[0]}, fallback=fallback)
+            )
+    device = on_device(first[0]).device
+    follows = "data_seed" not in words
+    configs = [
+        config.model_copy(update={"device": device, "seed": seed, **({"data_seed": seed} if follows else {})})
+        for config in first
+        for seed in seeds
+    ]
+    return list({config.run_id: config for config in configs}.values()), list(varied)
+
+
+def read_seeds(text: str) -> list[int]:
+    """Seeds from a count (`32` is 0 to 31) or a list (`3,5,8`).
+
+    Raises:
+        UserError: it is neither.
+    """
+    try:
+        numbers = [int(part) for part in _list(text)]
+    except ValueError:
+        numbers = []
+    seeds = list(range(numbers[0])) if len(numbers) == 1 and "," not in text else numbers
+    if not seeds or min(seeds) < 0:
+        raise UserError(f"--seeds {text}: write how many (--seeds 32), or which (--seeds 3,5,8)")
+    return list(dict.fromkeys(seeds))
+
+
+def log_grid(low: float, high: float, points: int) -> list[float]:
+    """Values from low to high, even in the logarithm, rounded to four digits so that they can be typed again."""
+    return [float(f"{low * (high / low) ** (i / (points - 1)):.4g}") for i in range(points)]
+
+
+def _by_optimizer(words: Mapping[str, Any], names: Sequence[str]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Settings for all optimizers, and those for one alone."""
+    common: dict[str, Any] = {}
+    own: dict[str, dict[str, Any]] = {name: {} for name in names}
+    for key, value in words.items():
+        group, _, rest = key.partition(".")
+        name, dot, option = rest.partition(".")
+        if group == "opt" and dot:
+            if name not in own:
+                raise unknown("optimizer in this sweep", name, names)
+            own[name][f"opt.{option}"] = value
+        else:
+            common[key] = value
+    return common, own
+
+
+def _values(key: str, raw: Any, task: str, opt: str) -> Sequence[Any]:
+    """The values that a word stands for; most stand for themselves."""
+    if not isinstance(raw, str):
+        return [raw]
+    parts = raw.split(":")
+    if len(parts) == 3:
+        return _grid(key, raw, parts)
+    group, _, name = key.partition(".")
+    options = {"opt": optimizer_options(OPTIMIZERS[opt]), "task": task_options(TASKS[task]) if task else {}}.get(
+        group, {}
+    )
+    if "," not in raw or not name or (name in options and get_origin(options[name].type) is tuple):
+        return [raw]
+    return list(dict.fromkeys(_list(raw)))
+
+
+def _grid(key: str, raw: str, parts: Sequence[str]) -> list[float]:
+    try:
+        low, high, points = float(parts[0]), float(parts[1]), int(parts[2])
+    except ValueError:
+        low, high, points = 0.0, 0.0, 0
+    if not (0 < low < high and isfinite(high) and points >= 2):
+        raise UserError(
+            f"--{key} {raw}: a grid is LOW:HIGH:POINTS with 0 < LOW < HIGH and at least 2 points, such as 1e-3:1e1:16"
+        )
+    return log_grid(low, high, points)
+
+
+def _list(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def block_key(config: RunConfig) -> tuple[Any, ...]:
+    """What lanes of one block share: all but the seeds and hyperparameters that are numbers with a fraction."""
+    static = {name: None if _is_number(value) else repr(value) for name, value in config.opt_options.items()}
+    rest = config.model_dump(mode="json", exclude={"opt_options", "seed", "data_seed"})
+    return repr(rest), repr(static)
+
+
+def problem_key(config: RunConfig) -> tuple[int, int]:
+    """What lanes of one row of a block share, beyond that."""
+    return config.seed, config.data_seed
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, float) or (isinstance(value, tuple) and all(map(_is_number, value)))
+
+
+def blocks(configs: Sequence[RunConfig], width: int) -> Iterator[list[list[RunConfig]]]:
+    """Cut configurations with one `block_key` into rectangles of at most `width` lanes (one row at least).
+
+    Rows have one problem each; where a problem has more than `width` lanes it is cut.
+    """
+    rows: dict[tuple[int, int], list[RunConfig]] = {}
+    for config in configs:
+        rows.setdefault(problem_key(config), []).append(config)
+    by_length: dict[int, list[list[RunConfig]]] = {}
+    for row in rows.values():
+        parts = -(-len(row) // width)
+        for i in range(parts):
+            part = row[len(row) * i // parts : len(row) * (i + 1) // parts]
+            by_length.setdefault(len(part), []).append(part)
+    for length, alike in by_length.items():
+        count = -(-len(alike) // max(1, width // length))  # blocks of about the same size
+        for i in range(count):
+            yield alike[len(alike) * i // count : len(alike) * (i + 1) // count]

@@ -1,0 +1,397 @@
+"""How results depend on a setting: from the runs of a sweep to a table, a figure and files.
+
+A seed that diverged counts as worse than all others, in medians, quartiles and intervals: leaving it out would flatter
+settings that are stable only for some seeds.
+"""
+
+import csv
+import json
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from scipy.special import bdtr
+
+from bench import drawing
+from bench.arms import Array
+from bench.config import settings_of
+from bench.errors import UserError
+from bench.reproduction import _table, words
+from bench.store import FINISHED, RunResult, plain
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+End = float | None
+"""A number, or None for `diverged`."""
+
+USABLE_FACTOR = 2
+"""How many times the best a loss may be in the usable range: about twice the steps, where it falls as 1/t. Ours."""
+USABLE_SHARE = 0.05
+"""How far a metric that is maximised may be below the best there, as a share of the best. Ours."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """A curve at one value of the varied setting.
+
+    Attributes:
+        x: the value; a word where the setting is no number.
+        seeds, diverged: runs that ended, and how many of them diverged or have no final metric.
+        median: of the final metric; the worst of the other seeds if exactly half diverged.
+        quartiles: lower and upper; between them lies the middle half of the seeds.
+        interval: of the median, by order statistics: at least 95 % whatever the distribution; None below 6 seeds.
+    """
+
+    x: Any
+    seeds: int
+    diverged: int
+    median: End
+    quartiles: tuple[End, End]
+    interval: tuple[End, End] | None
+
+
+@dataclass(frozen=True)
+class Curve:
+    """An optimizer, at one value of each further varied setting.
+
+    Attributes:
+        name: what legend and table call it.
+        points: in the order of x.
+        best: index of the best median, the middle one of equals; None if more than half diverged everywhere.
+        usable: indices of the ends of the stretch around the best with medians nearly as good; None where x does not
+            take several numbers.
+    """
+
+    name: str
+    points: list[Point]
+    best: int | None
+    usable: tuple[int, int] | None
+
+    @property
+    def at_edge(self) -> bool:
+        """Whether the best lies at an edge of the grid."""
+        return self.usable is not None and self.best in (0, len(self.points) - 1)
+
+    @property
+    def may_be_wider(self) -> bool:
+        """Whether the usable stretch reaches an edge of the grid."""
+        return self.usable is not None and (self.usable[0] == 0 or self.usable[1] == len(self.points) - 1)
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """What a sweep gave.
+
+    Attributes:
+        results: all runs; those that have not ended are in no curve.
+        varied: dotted names of the settings that were varied.
+        mode: whether the metric is better when smaller ("min") or greater ("max").
+        x: the setting that the curves go over.
+        numeric, log: whether it is a number, and one to be shown on a logarithmic axis.
+        curves: in the order of the runs.
+    """
+
+    results: Sequence[RunResult]
+    varied: Sequence[str]
+    mode: Literal["min", "max"]
+    x: str
+    numeric: bool
+    log: bool
+    curves: list[Curve]
+
+    @property
+    def metric(self) -> str:
+        """The metric and its split, for people."""
+        run = next(run for run in self.results if run.status in FINISHED)
+        return f"{run.split} {run.metric}"
+
+
+def analyse(results: Sequence[RunResult], varied: Sequence[str], mode: Literal["min", "max"]) -> Sensitivity:
+    """Curves of the final metric over the first varied setting that takes several numbers.
+
+    Where there is none, it is the first that takes several values, else the first, else the optimizer.
+
+    Args:
+        results: runs of one task.
+        varied: dotted names of the settings that were varied.
+        mode: of the task's metric.
+
+    Raises:
+        UserError: no run has ended.
+    """
+    ended = [(settings_of(result.config), result) for result in results if result.status in FINISHED]
+    if not ended:
+        raise UserError(f"none of the {len(results)} runs of the sweep has ended, so there is nothing to compare")
+    values = {name: dict.fromkeys(_hashable(own.get(name)) for own, _ in ended) for name in varied if name != "opt"}
+    several = [name for name in values if len(values[name]) > 1]
+    numbers = [name for name in values if all(map(_is_number, values[name]))]
+    x = next(iter([*(name for name in several if name in numbers), *several, *numbers, *values]), "opt")
+    others, numeric = [name for name in several if name != x], x in numbers
+    groups: dict[tuple[Any, ...], dict[Any, list[RunResult]]] = {}
+    for own, result in ended:
+        key = own["opt"], *(f"{name.rpartition('.')[2]} {_text(own.get(name))}" for name in others)
+        at = own[x] if numeric else _text(own.get(x))
+        groups.setdefault(key, {}).setdefault(at, []).append(result)
+    curves = []
+    for key, runs in groups.items():
+        points = [_point(at, runs[at], mode) for at in (sorted(runs) if numeric else runs)]
+        curves.append(_curve(", ".join(key), points, mode, numeric))
+    log = numeric and min(values[x]) > 0 and max(values[x]) > 10 * min(values[x])
+    return Sensitivity(results, varied, mode, x, numeric, log, curves)
+
+
+def _hashable(value: Any) -> Any:
+    return json.dumps(value) if isinstance(value, list | tuple | dict) else value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _text(value: Any, digits: int = 6) -> str:
+    return f"{value:.{digits}g}" if isinstance(value, float) else str(_hashable(value))
+
+
+def _point(x: Any, runs: Sequence[RunResult], mode: str) -> Point:
+    sign = 1 if mode == "min" else -1
+    finals = [None if run.status == "diverged" else run.final for run in runs]
+    badness = sorted(math.inf if final is None else sign * final for final in finals)
+    n = len(badness)
+
+    def end(bad: float) -> End:
+        return sign * bad + 0.0 if bad < math.inf else None  # no -0
+
+    def ends(better: End, worse: End) -> tuple[End, End]:
+        return (better, worse) if mode == "min" else (worse, better)
+
+    def quantile(q: float) -> End:
+        pair = badness[math.ceil(q * n) - 1], badness[math.floor(q * n)]
+        return end(sum(pair) / 2 if pair[1] < math.inf else pair[0])
+
+    # The median lies outside of k-th best and k-th worst only if fewer than k of n fair coins show heads, or tails.
+    k = int((bdtr(np.arange(n), n, 0.5) <= 0.025).sum())
+    interval = ends(end(badness[k - 1]), end(badness[n - k])) if k else None
+    return Point(x, n, finals.count(None), quantile(0.5), ends(quantile(0.25), quantile(0.75)), interval)
+
+
+def _curve(name: str, points: list[Point], mode: str, numeric: bool) -> Curve:
+    medians = [point.median for point in points if point.median is not None]
+    if not medians:
+        return Curve(name, points, None, None)
+    top = min(medians) if mode == "min" else max(medians)
+    equal = [i for i, point in enumerate(points) if point.median == top]
+    best = equal[(len(equal) - 1) // 2]
+    if not numeric or len(points) == 1:
+        return Curve(name, points, best, None)
+    limit = max(top, USABLE_FACTOR * top) if mode == "min" else top - USABLE_SHARE * abs(top)
+    bad = [p.median is None or (p.median > limit if mode == "min" else p.median < limit) for p in points]
+    first = next((i + 1 for i in range(best, -1, -1) if bad[i]), 0)
+    last = next((i - 1 for i in range(best, len(points)) if bad[i]), len(points) - 1)
+    return Curve(name, points, best, (first, last))
+
+
+# -- words ------------------------------------------------------------------------------------------------------------
+
+
+def lines(sweep: Sensitivity) -> list[str]:
+    """The table for a terminal: a block for each curve, with `*` at the best."""
+    text = []
+    for curve in sweep.curves:
+        rows = [_head(sweep), *_rows(curve)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        text += [curve.name, *("  ".join(map(str.rjust, row, widths)) for row in rows), *_summary(sweep, curve), ""]
+    return [*text, *_notes(sweep)]
+
+
+def _head(sweep: Sensitivity) -> list[str]:
+    return ["", sweep.x, f"median {sweep.metric}", "middle half of the seeds", "95 % interval", "diverged"]
+
+
+def _rows(curve: Curve) -> list[list[str]]:
+    return [
+        [
+            "*" if i == curve.best else "", _text(point.x, 4), _number(point.median), _range(point.quartiles),
+            _range(point.interval), f"{point.diverged}/{point.seeds}",
+        ]
+        for i, point in enumerate(curve.points)
+    ]  # fmt: skip
+
+
+def _number(value: End) -> str:
+    return "diverged" if value is None else f"{value:.4g}"
+
+
+def _range(ends: tuple[End, End] | None) -> str:
+    return "-" if ends is None else f"[{_number(ends[0])}, {_number(ends[1])}]"
+
+
+def _summary(sweep: Sensitivity, curve: Curve) -> list[str]:
+    if curve.best is None:
+        return [f"no best: more than half of the seeds diverged at every {sweep.x}"]
+    best = curve.points[curve.best]
+    at = f"best {sweep.x} {_text(best.x, 4)}: median {sweep.metric} {_number(best.median)}"
+    text = [f"{at}, 95 % interval {_range(best.interval)} ({best.seeds} seeds)" if best.interval else at]
+    if curve.usable is not None:
+        low, high = (curve.points[i].x for i in curve.usable)
+        rule = f"at most {USABLE_FACTOR} times" if sweep.mode == "min" else f"at most {USABLE_SHARE:.0%} below"
+        factor = f", {'at least ' if curve.may_be_wider else ''}a factor of {high / low:.3g}" if low > 0 else ""
+        stretch = f"{_text(low, 4)} to {_text(high, 4)}{factor}" if low < high else "that value alone, on this grid"
+        text.append(f"usable {sweep.x} (median {rule} the best; our rule): {stretch}")
+    return text + ["the best lies at the edge of the grid: widen it"] * curve.at_edge
+
+
+def _notes(sweep: Sensitivity) -> list[str]:
+    count = Counter(run.status for run in sweep.results)
+    out = ", ".join(f"{n} {status}" for status, n in count.items() if status not in FINISHED)
+    late = f"note: runs that count as they were at the time limit: {count['timeout']}"
+    return [f"note: runs left out, since they have not ended: {out}"] * bool(out) + [late] * bool(count["timeout"])
+
+
+def as_json(sweep: Sensitivity) -> dict[str, Any]:
+    """The curves as strict JSON can hold them, with null for `diverged`; `best` and `usable` are indices of points."""
+    curves = [asdict(c) | {"at_edge": c.at_edge, "may_be_wider": c.may_be_wider} for c in sweep.curves]
+    runs = Counter(run.status for run in sweep.results)
+    names = {"x": sweep.x, "varied": sweep.varied, "metric": sweep.metric.replace(" ", "/", 1), "mode": sweep.mode}
+    return plain(names | {"runs": runs, "curves": curves})
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
+
+
+def write(folder: Path, sweep: Sensitivity, command: str = "bench sweep") -> list[Path]:
+    """Write `sensitivity.md`, `.csv` (a row for each run), `.png` and `.pdf`.
+
+    Args:
+        folder: made if it is not there.
+        sweep: what to write.
+        command: what made it.
+
+    Raises:
+        UserError: the folder cannot be written.
+    """
+    md, table, png, pdf = paths = [folder / f"sensitivity.{kind}" for kind in ("md", "csv", "png", "pdf")]
+    names = ["opt", *(name for name in sweep.varied if name != "opt"), "seed"]
+    facts = ["status", "final", "best", "steps_to_target", "run_id"]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        md.write_text(_page(sweep, command), "utf-8")
+        with table.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow([*names, *facts])
+            for result in sweep.results:
+                own = settings_of(result.config)
+                writer.writerow([*(own.get(name) for name in names), *(getattr(result, fact) for fact in facts)])
+        with drawing._settings():
+            figure = make(sweep)
+            for path, fact in ((png, "Software"), (pdf, "CreationDate")):
+                image = BytesIO()  # matplotlib's own writing of a PDF fails without an OSError on a full disk
+                figure.savefig(image, format=path.suffix[1:], dpi=drawing.DPI, metadata={fact: None})
+                path.write_bytes(image.getvalue())
+    except OSError as error:
+        reason = error.strerror or error
+        raise UserError(f"cannot write to {folder}: {reason}; choose another with --out DIR") from None
+    return paths
+
+
+def _page(sweep: Sensitivity, command: str) -> str:
+    runs = sweep.results
+    settings = [settings_of(run.config) for run in runs]
+    shared = {k: v for k, v in settings[0].items() if v is not None and all(own.get(k) == v for own in settings)}
+    seeds = sorted({own["seed"] for own in settings})
+    row = len(seeds) > 1 and seeds == list(range(seeds[0], seeds[-1] + 1))
+    lines = [f"# {sweep.metric} against {sweep.x}", "", f"Made by `{command}`.", "", "![figure](sensitivity.png)"]
+    for curve in sweep.curves:
+        lines += ["", f"## {curve.name}", "", *_table(_head(sweep), _rows(curve)), ""]
+        lines += [f"* {line}" for line in _summary(sweep, curve)]
+    lines += [
+        "", "## Runs", "",
+        "A seed that diverged counts as worse than all others. The best value was chosen on these very seeds, which"
+        " flatters it: report it on others.",
+        "", f"* {len(runs)} runs, seeds {f'{seeds[0]} to {seeds[-1]}' if row else ', '.join(map(str, seeds))}.",
+        f"* All runs: `{words(shared)}`.", *(f"* {line}" for line in _notes(sweep)),
+    ]  # fmt: skip
+    for what, found in (
+        ("Machine", [", ".join(filter(None, map(run.environment.get, ("cpu", "gpu")))) or "unknown" for run in runs]),
+        ("torch", [run.versions.get("torch", "unknown") for run in runs]),
+        ("Engine", [run.engine for run in runs]),
+    ):
+        lines.append(f"* {what}: " + ", ".join(f"{name} ({n} runs)" for name, n in Counter(found).items()) + ".")
+    return "\n".join([*lines, ""])
+
+
+def make(sweep: Sensitivity) -> "Figure":
+    """The figure, not yet written: the final metric above, the share of diverged seeds below."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    points = [point for curve in sweep.curves for point in curve.points]
+    ends = [end for p in points if p.median is not None for end in (p.median, *p.quartiles) if end is not None]
+    numbers = np.clip(ends or [0.5], -1e199, 1e199)  # what matplotlib can put ticks around
+    positive = numbers[numbers > 1e-300]
+    log = bool(sweep.mode == "min" and min(numbers) >= 0 and positive.size and max(positive) > 10 * min(positive))
+    place = {x: x if sweep.numeric else i for i, x in enumerate(dict.fromkeys(point.x for point in points))}
+    width, height = drawing.ONE_COLUMN, 2.9
+    with drawing._settings():
+        figure = Figure(figsize=(width, height), dpi=drawing.DPI, layout="constrained")
+        FigureCanvasAgg(figure)
+        above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3.5, 1))
+        above.set(xscale="log" if sweep.log else "linear", yscale="log" if log else "linear")
+        grid = np.array([*place.values()])
+        above.set_xlim(*(drawing._limits([grid], sweep.log, 0.03) if sweep.numeric else (-0.5, len(grid) - 0.5)))
+        above.set_ylim(*drawing._limits([positive if log else numbers], log, 0.05))
+        for axis, scale in ((above.xaxis, sweep.log), (above.yaxis, log), (below.yaxis, False)):
+            drawing._ticks(axis, scale)
+        below.set(ylim=(-0.08, 1.08), yticks=[0, 0.5, 1], yticklabels=["0", "50 %", "100 %"])
+        if not sweep.numeric:
+            long = sum(map(len, place)) > 30
+            below.set_xticks(grid, [*place], rotation=30 * long, ha="right" if long else "center")
+        styles, handles = drawing._styles([curve.name for curve in sweep.curves], ordered=False), []
+        for i, curve in enumerate(sweep.curves):
+            aside = (
+                0 if sweep.numeric or sweep.x == "opt" else (i - (len(sweep.curves) - 1) / 2) / (len(sweep.curves) + 2)
+            )
+            x = np.array([place[point.x] + aside for point in curve.points])
+            handles.append(_plot(above, below, curve, x, styles[curve.name], sweep.numeric and len(place) > 1))
+        if not ends:
+            above.set_yticks([])
+            above.text(0.5, 0.5, "no median", transform=above.transAxes, ha="center", va="center", color="0.4")
+        y_label = drawing._wrap(figure, f"{sweep.metric} at the last step".replace("$", r"\$"), drawing.NORMAL, 1.7)
+        above.set_ylabel(y_label)
+        below.set(xlabel=sweep.x.replace("$", r"\$"), ylabel="diverged\nseeds")
+        figure.align_labels()
+        seeds = " to ".join(map(str, sorted({min(p.seeds for p in points), max(p.seeds for p in points)})))
+        text = f"Lines: median over {seeds} seeds, with any that diverged as worst; bands: middle half of the seeds; rings: best."
+        if log and len(positive) < len(numbers):
+            text += " Values of 0 are drawn at the lower edge."
+        text = drawing._wrap(figure, text, drawing.SMALL, width - 0.1)
+        artists = drawing._legend(figure, handles), figure.supxlabel(text, x=0.05 / width, ha="left", color="0.25")
+        figure.set_size_inches(width, round(height + sum(drawing._inches(figure, artist)[1] for artist in artists), 2))
+        return figure
+
+
+def _plot(above: "Axes", below: "Axes", curve: Curve, x: Array, style: drawing._Style, lined: bool) -> "Line2D":
+    """Draw a curve, and hand back its line for the legend."""
+    bottom, top = above.get_ylim()
+    y, low, high = np.array([(p.median, *p.quartiles) for p in curve.points], dtype=np.float64).T
+    there = ~np.isnan(y)
+    low, high = np.nan_to_num(low, nan=bottom), np.nan_to_num(high, nan=top)  # the band goes on where seeds diverged
+    y, low, high = (np.clip(v, bottom, top) for v in (y, low, high))
+    looks: dict[str, Any] = dict(color=style.color, marker=style.marker, markersize=2.5, lw=drawing._WIDTH, zorder=3)
+    looks |= dict(linestyle=style.linestyle if lined else "none", clip_on=False)
+    (line,) = above.plot(x, y, label=curve.name, **looks)
+    below.plot(x, [point.diverged / point.seeds for point in curve.points], **looks)
+    if lined:
+        above.fill_between(x, low, high, where=there, color=style.color, alpha=0.18, linewidth=0, zorder=2)
+    else:
+        above.vlines(x[there], low[there], high[there], color=style.color, alpha=0.35, lw=3, zorder=2)
+    if curve.best is not None:
+        above.plot(x[curve.best], y[curve.best], "o", color=style.color, markersize=7, fillstyle="none", clip_on=False)
+    return line

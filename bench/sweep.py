@@ -1,0 +1,270 @@
+"""Sweeps: many runs of a task, as lanes where that pays and one after the other elsewhere."""
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from bench.callbacks import StopRequest
+from bench.checks import check
+from bench.config import RunConfig
+from bench.errors import RunBusy, RunFailed, UserError
+from bench.grid import block_key, blocks, problem_key
+from bench.lane_runs import Grid, make_lanes, train_block
+from bench.memory import free_memory, ran_out, watch_peak
+from bench.progress import SweepProgress
+from bench.runner import build, run
+from bench.store import RunResult, Store
+
+Engine = Literal["auto", "lanes", "lightning"]
+
+_WIDTHS = tuple(4**k for k in range(9))
+_MEASURE_SECONDS = 0.2
+"""Time a width at least so long, to choose between them."""
+_WORTH_WHILE = 0.95
+"""A greater width must bring the time of a lane's step below this share of the best so far."""
+
+
+def sweep(
+    configs: Sequence[RunConfig],
+    progress: SweepProgress,
+    say: Callable[[str], None],
+    *,
+    engine: Engine = "auto",
+    width: int | None = None,
+    memory: int | None = None,
+) -> list[RunResult] | None:
+    """Make the runs that the store does not have, and return all of them; None if a signal asked to stop.
+
+    An interrupted sweep goes on with the same command: finished runs are not made again, and a block of lanes goes on from
+    its checkpoint. A second process with the same command takes what the first has not taken.
+
+    Args:
+        configs: the runs; all have one store.
+        progress: shows how far it is.
+        say: shows a line.
+        engine: `lanes`, `lightning` (one run after the other), or what is faster.
+        width: lanes of a block at most; measured by default.
+        memory: bytes that a block may take; 80 % of what is free by default.
+
+    Raises:
+        UserError: a run cannot be made, or not with this engine.
+        RunFailed: the disk is full or gone, or one lane alone needs more memory than there is.
+    """
+    store = Store(configs[0].store)
+    for config in {repr((config.opt, config.opt_options)): config for config in configs}.values():
+        check(config)
+    todo = {config.run_id: config for config in configs if store.finished(config.run_id) is None}
+    if len(todo) < len(configs):
+        say(f"{len(configs) - len(todo)} of {len(configs)} runs are stored")
+    stop = StopRequest()
+    groups: dict[tuple[object, ...], dict[str, RunConfig]] = {}
+    for run_id, config in todo.items():
+        groups.setdefault(block_key(config), {})[run_id] = config
+    choices = Choices(engine, width, memory, say)
+    with stop.listening(), progress.showing(len(todo)):
+        for group in groups.values():
+            choice = choices.of(list(group.values()))
+            make = _as_lanes if choice.lanes else _one_by_one
+            if not make(group, store, choice, stop, progress):
+                return None
+    results = [store.get(config.run_id) for config in configs]
+    return [result for result in results if result is not None]
+
+
+@dataclass
+class Choice:
+    """How a group of runs is made: as lanes, or one after the other, and how many lanes at once."""
+
+    lanes: bool
+    width: int
+
+
+class Choices:
+    """Decides how groups are made; the arguments are those of `sweep`."""
+
+    def __init__(self, engine: Engine, width: int | None, memory: int | None, say: Callable[[str], None]) -> None:
+        self.engine, self.width, self.memory, self.say = engine, width, memory, say
+        self._measured: dict[object, Choice] = {}
+
+    def of(self, group: Sequence[RunConfig]) -> Choice:
+        """The plan for runs with one `block_key`.
+
+        Raises:
+            UserError: they cannot be lanes, and `--engine lanes` asks for it.
+        """
+        first = group[0]
+        obstacle = why_no_lanes(first)
+        if self.engine == "lightning" or (self.engine == "auto" and (obstacle or len(group) == 1)):
+            return Choice(lanes=False, width=1)
+        if obstacle:
+            raise UserError(f"--engine lanes: {obstacle}; use --engine lightning")
+        if self.width is not None:
+            return Choice(lanes=True, width=self.width)
+        # Optimizers with a pure update cost about the same; all others step one by one.
+        alike = (first.task, repr(first.task_options), first.trainer, first.opt if first.opt_spec.pure_update is None else None)
+        if alike not in self._measured:
+            self._measured[alike] = self._measure(group)
+        return self._measured[alike]
+
+    def _measure(self, group: Sequence[RunConfig]) -> Choice:
+        """Time some steps at growing widths, as long as lanes get cheaper and fit into memory."""
+        first = group[0]
+        alone = _seconds(_single(first))
+        limit = self.memory or int(0.8 * free_memory(first.device))
+        best, width, each = float("inf"), 1, 0.0
+        for lanes in (w for w in _WIDTHS if w < 4 * len(group)):
+            if each * lanes > limit:
+                break
+            grid = next(blocks(group, min(lanes, len(group))))
+            count = sum(map(len, grid))
+            try:
+                with watch_peak(first.device) as peak:
+                    cost = _seconds(make_lanes(grid).step) / count
+            except (MemoryError, RuntimeError) as error:
+                if not ran_out(error):
+                    raise
+                break
+            each = max(each, peak.bytes / count) if count > 1 else 0.0
+            if cost > _WORTH_WHILE * best and lanes > 16:
+                break
+            if cost < best:
+                best, width = cost, count
+        if each:
+            width = max(1, min(width, int(limit / each)))
+        pays = best < alone
+        if self.engine == "auto" and not pays:
+            self.say(
+                f"{first.task}: one run after the other, since {width} lanes together take {best / alone:.2g} times as long"
+                " for a step of each (--engine lanes uses lanes all the same)"
+            )
+        else:
+            self.say(
+                f"{first.task}: {width} lanes at once; a step of one takes {1e6 * best:,.0f} us,"
+                f" {1e6 * alone:,.0f} us in a plain loop"
+            )
+        return Choice(lanes=pays or self.engine == "lanes", width=width)
+
+
+def why_no_lanes(config: RunConfig) -> str | None:
+    """Why runs like this one cannot be lanes, or None."""
+    trainer, spec = config.trainer, config.task_spec
+    if not spec.lanes:
+        return f"the task {config.task} does not say that its loss is a function of weights and batch (TaskSpec.lanes)"
+    if trainer.devices * trainer.num_nodes > 1 or trainer.strategy != "auto":
+        return "lanes train on one device"
+    if config.precision not in ("32-true", "64-true"):
+        return f"--precision {config.precision}: lanes train in 32-true or 64-true"
+    if trainer.max_seconds is not None:
+        return f"--trainer.max_seconds {trainer.max_seconds:g}: lanes share the time, so their budget is in steps"
+    if config.logger is not None:
+        return f"--logger {config.logger}: a logger follows one run"
+    return None
+
+
+def _as_lanes(
+    group: dict[str, RunConfig], store: Store, choice: Choice, stop: StopRequest, progress: SweepProgress
+) -> bool:
+    """Train a group in blocks; False if a signal asked to stop."""
+    width = choice.width
+    while True:
+        left = [config for run_id, config in group.items() if store.finished(run_id) is None]
+        if not left:
+            return True
+        ids = {config.run_id for config in left}
+        packs = [pack for pack in store.unfinished_packs() if ids & pack.configs.keys()]
+        free = [c for c in left if not any(c.run_id in pack.configs for pack in packs if pack.busy)]
+        # What a killed process left comes first: it is part of the way.
+        begun = next((p.configs for p in packs if not p.busy and p.configs.keys() <= ids), None)
+        if begun is not None:
+            grid = _rows(group[run_id] for run_id in begun)
+        elif free:
+            grid = next(blocks(free, width))
+        else:  # another process trains all that is left
+            time.sleep(0.5)
+            if stop.signal is not None:
+                return False
+            continue
+        try:
+            if train_block(grid, stop, progress) is None:
+                return False
+        except RunBusy:
+            time.sleep(0.1)
+        except (MemoryError, RuntimeError) as error:
+            count = sum(map(len, grid))
+            if not ran_out(error):
+                raise
+            if count == 1:
+                raise RunFailed(f"run {grid[0][0].run_id} alone needs more memory than there is: {error}") from None
+            width = count // 2
+            progress.say(f"{count} lanes at once need more memory than there is; going on with {width}")
+
+
+def _rows(configs: object) -> Grid:
+    rows: dict[tuple[int, int], list[RunConfig]] = {}
+    for config in configs:  # type: ignore[attr-defined]
+        rows.setdefault(problem_key(config), []).append(config)
+    return list(rows.values())
+
+
+def _one_by_one(
+    group: dict[str, RunConfig], store: Store, choice: Choice, stop: StopRequest, progress: SweepProgress
+) -> bool:
+    """Train a group one run after the other; False if a signal asked to stop."""
+    waiting = list(group.values())
+    while waiting:
+        busy: Collection[RunConfig] = []
+        for config in waiting:
+            if stop.signal is not None:
+                return False
+            try:
+                result = run(config, progress=False)
+            except RunBusy:
+                busy = [*busy, config]
+                continue
+            if result.status == "killed":
+                return False
+            progress.advance(result.steps, 1, [result])
+        waiting = list(busy)
+        if waiting:
+            time.sleep(0.5)
+    return True
+
+
+def _single(config: RunConfig) -> Callable[[], object]:
+    """One step of a run in a plain loop."""
+    task, plan = build(config)
+    device = torch.device(config.device)
+    dtype = torch.float64 if config.precision == "64-true" else torch.float32
+    task.to(device, dtype)
+    task.data.to(device, dtype)
+    optimizer: Any = plan.make_optimizer(task.parameters())
+    rows = torch.arange(plan.batch_size, device=device)
+    task.randomness.rows, task.randomness.batch_size = slice(0, len(rows)), len(rows)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss = task.loss(task.data.batch("train", rows, task.randomness)).loss
+        loss.backward()
+        optimizer.step(lambda: loss.detach())
+
+    return step
+
+
+def _seconds(step: Callable[[], object]) -> float:
+    """Seconds of a step: the least of three, each over as many calls as make it long enough to time."""
+
+    def timed(calls: int) -> float:
+        begun = time.perf_counter()
+        for _ in range(calls):
+            step()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return (time.perf_counter() - begun) / calls
+
+    timed(1)
+    once = timed(1)
+    calls = max(1, min(200, int(_MEASURE_SECONDS / 3 / once)))
+    return min(timed(calls) for _ in range(3 if once < _MEASURE_SECONDS else 1))
