@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _dispatch(words: list[str]) -> int:
-    commands = {"fit": _fit, "reproduce": _reproduce, "list": _list, "show": _show, "doctor": _doctor}
+    commands = {"fit": _fit, "sweep": _sweep, "reproduce": _reproduce, "list": _list, "show": _show, "doctor": _doctor}
     parser = _Parser(
         prog="bench",
         description="Compare optimizers on attention models.",
@@ -51,6 +51,7 @@ def _dispatch(words: list[str]) -> int:
     parser.add_argument("--version", action="store_true", help="print the version")
     sub = parser.add_subparsers(dest="command", metavar="COMMAND")
     sub.add_parser("fit", help="train one task with one optimizer and store the result")
+    sub.add_parser("sweep", help="train many learning rates and seeds as one program: table and plot of sensitivity")
     sub.add_parser("reproduce", help="run a paper's experiment: figure, data and tested claims")
     sub.add_parser("list", help="list tasks or optimizers")
     sub.add_parser("show", help="describe a task or an optimizer")
@@ -215,6 +216,81 @@ def _dry_run(config: Any, *, as_json: bool) -> int:
     return 0
 
 
+# -- sweep --------------------------------------------------------------------------------------------------------
+
+
+def _sweep(words: list[str]) -> int:
+    parser = _Parser(
+        prog="bench sweep",
+        description="Train many settings and seeds of a task, as one program where that is faster, and show how the"
+        " result depends on them.",
+        epilog="Settings in dotted form as in `bench fit`; a value may be a grid LOW:HIGH:POINTS, even in the logarithm"
+        " (--opt.lr 1e-3:1e1:16), or a list (--task.sigma 0.2,0.4). --opt.adam.lr is for adam alone. An optimizer of which"
+        " nothing varies gets a grid over its search range (`bench show adam`). Stored runs are used, so an interrupted sweep"
+        " goes on with the same command, and the same command in a second terminal shares the work.",
+    )
+    parser.add_argument("--task", help="as `bench list tasks` prints it")
+    parser.add_argument("--opt", help="one or more optimizers: ngd,adam")
+    parser.add_argument("--seeds", default="8", help="how many (32 is 0 to 31), or which (3,5,8); default 8")
+    parser.add_argument(
+        "--engine", choices=("auto", "lanes", "lightning"), default="auto",
+        help="lanes: many runs as one program; lightning: one after the other; auto (default): what a short measurement finds faster",
+    )  # fmt: skip
+    parser.add_argument(
+        "--memory", default="80%", help="what lanes may take: a share of what is free, or a size (default 80%%)"
+    )
+    parser.add_argument("--width", type=int, help="lanes at once, at most (default: measured)")
+    parser.add_argument("--out", type=Path, help="where table and plot go (default: swept/TASK)")
+    parser.add_argument("--device", default="auto", help="cpu, cuda, mps or auto (default auto)")
+    parser.add_argument("--precision", help="32-true or 64-true as lanes; the task's own by default")
+    parser.add_argument("--data_seed", "--data-seed", help="decides the order of the samples; the seed by default")
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    parser.add_argument("--dry-run", action="store_true", help="list the runs and stop")
+    _add_places(parser)
+    words, dotted = _dotted_apart(words)
+    settings, _ = _split(dotted, valued=set(), switches=set())
+    args = parser.parse_args(words)
+    for name in ("task", "opt", "precision", "data_seed"):
+        if getattr(args, name) is not None:
+            settings[name] = getattr(args, name)
+    if args.width is not None and args.width < 1:
+        raise UserError(f"--width {args.width}: it must be at least 1")
+    from bench.grid import configurations, read_seeds
+
+    places = {"data": args.data, "store": args.store, "device": args.device}
+    configs, varied = configurations(settings, read_seeds(args.seeds), places)
+    if args.dry_run:
+        print("\n".join(config.run_id for config in configs))
+        print(f"bench: {len(configs)} runs; varied: {', '.join([*varied, 'seed'])}", file=sys.stderr)
+        return 0
+    from bench import sensitivity
+    from bench.memory import read_memory
+    from bench.progress import SweepProgress
+    from bench.sweep import sweep
+
+    mode = configs[0].task_spec.mode
+    progress = SweepProgress(
+        f"sweep {configs[0].task}", (lambda a, b: a > b) if mode == "max" else (lambda a, b: a < b)
+    )
+    folder = args.out or Path("swept") / configs[0].task
+    with redirect_stdout(sys.stderr):  # standard output is for the result alone
+        results = sweep(
+            configs, progress, progress.say,
+            engine=args.engine, width=args.width, memory=read_memory(args.memory, configs[0].device),
+        )  # fmt: skip
+    if results is None:
+        print("bench: stopped; what is finished is stored, and the same command goes on", file=sys.stderr)
+        return 130
+    shown = sensitivity.analyse(results, varied, mode)
+    paths = sensitivity.write(folder, shown, command="bench sweep")
+    if args.json:
+        print(json.dumps({**sensitivity.as_json(shown), "store": str(args.store), "out": str(folder)}))
+    else:
+        print("\n".join(sensitivity.lines(shown)))
+        print(f"written to {folder}: {', '.join(path.name for path in paths)}; the runs are in {args.store}")
+    return 0
+
+
 # -- reproduce ----------------------------------------------------------------------------------------------------
 
 
@@ -232,6 +308,14 @@ def _reproduce(words: list[str]) -> int:
     parser.add_argument("--search", action="store_true", help="also search the constants that the paper leaves open")
     parser.add_argument(
         "--seeds", type=int, help="so many seeds: the experiment's own first, then the numbers after them"
+    )
+    parser.add_argument(
+        "--arm",
+        nargs=3,
+        action="append",
+        default=[],
+        metavar=("ARM", "SETTING", "VALUE"),
+        help="change a setting in one arm, by its label: --arm NGD opt.lr 0.05 --arm 'H = 1' opt.lr 2",
     )
     parser.add_argument(
         "--out", type=Path, help="where the output goes (default: reproduced/NAME, NAME-quick, NAME-changed)"
@@ -258,7 +342,10 @@ def _reproduce(words: list[str]) -> int:
     def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
-    version = Version(args.quick, args.search, args.seeds, changes)
+    arms: dict[str, dict[str, Any]] = {}
+    for label, setting, value in args.arm:
+        arms.setdefault(label, {})[setting] = value
+    version = Version(args.quick, args.search, args.seeds, changes, arms)
     kind = "-quick" * version.quick + "-changed" * version.changed  # so that no trial overwrites the real page
     folder = args.out or Path("reproduced") / f"{args.name}{kind}"
     result = reproduce(args.name, folder, places, version, say)
@@ -298,7 +385,7 @@ def _list(words: list[str]) -> int:
 
 
 def _show(words: list[str]) -> int:
-    parser = _Parser(prog="bench show", description="Describe a task or an optimizer.")
+    parser = _Parser(prog="bench show", description="Describe a task, an optimizer or a paper's experiment.")
     parser.add_argument("name")
     name = parser.parse_args(words).name
     from bench.describe import describe_optimizer, describe_task
@@ -310,7 +397,12 @@ def _show(words: list[str]) -> int:
     elif name in TASKS:
         print(describe_task(TASKS[name]))
     else:
-        raise unknown("task or optimizer", name, [*TASKS, *OPTIMIZERS])
+        from bench.describe import describe_experiment
+        from bench.experiments import experiments, load, unknown_name
+
+        if name not in experiments():
+            raise unknown_name("task, optimizer or experiment", name, [*TASKS, *OPTIMIZERS, *experiments()])
+        print(describe_experiment(name, load(name)))
     return 0
 
 

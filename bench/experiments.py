@@ -1,25 +1,25 @@
 """Experiments of papers as YAML holds them: `configs/papers/<paper>/<experiment>.yaml`."""
 
-from collections.abc import Mapping, Sequence
-from inspect import signature
+import difflib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from bench.claims import CLAIMS
-from bench.config import configs_folder, read_yaml
+from bench.arms import Arm
+from bench.claims import judge
+from bench.config import RunConfig, configs_folder, read_yaml, resolve, settings_of
 from bench.errors import UserError, unknown
-from bench.figures import FigureSpec
+from bench.figures import FigureSpec, lines
 from bench.store import CURVE_FIELDS
-from tasks import TASKS
 
 Settings = dict[str, Any]
-ARM_ARGUMENTS = ("arm", "arms", "fast", "slow", "better", "worse")
+ARM_ARGUMENTS = ("arms", "fast", "slow", "better", "worse")
 """Arguments of claims that name arms."""
-COLUMN_ARGUMENTS = ("measure", "x", "y")
-"""Arguments of claims that name columns."""
 
 
 class Claim(BaseModel):
@@ -28,7 +28,8 @@ class Claim(BaseModel):
     Attributes:
         name: short name, unique in the experiment.
         paper: what the paper says, in short.
-        test: a name in `bench.claims.CLAIMS`; its arguments are the other keys.
+        test: a name in `bench.claims.CLAIMS`; its arguments are the other keys. A step may be a share of the steps that
+            its arms make (`at: 0.1 budget`), so that the small version has it too.
     """
 
     model_config = ConfigDict(extra="allow", frozen=True)
@@ -38,9 +39,10 @@ class Claim(BaseModel):
     test: str
 
     @property
-    def arguments(self) -> Settings:
-        """Arguments of the test."""
-        return dict(self.model_extra or {})
+    def arms(self) -> list[str]:
+        """The arms that it names."""
+        named = [(self.model_extra or {}).get(key, []) for key in ARM_ARGUMENTS]
+        return [str(label) for labels in named for label in (labels if isinstance(labels, list) else [labels])]
 
 
 class Quick(BaseModel):
@@ -61,6 +63,8 @@ class Quick(BaseModel):
 
 class Search(BaseModel):
     """Where in the range of open constants claims hold: a full grid, decided on before looking.
+
+    A share of the budget stays the step that it is in the full version, whatever the steps are here.
 
     Attributes:
         why: which constants are open, and how the grid was chosen.
@@ -123,31 +127,39 @@ class Experiment(BaseModel):
 
     def small(self) -> "Experiment":
         """The version of `--quick`."""
-        small = self.changed(self.quick.settings, self.quick.seeds)
-        arms = {label: own | self.quick.arms.get(label, {}) for label, own in small.arms.items()}
-        return small.model_copy(update={"arms": arms})
+        return self.changed(self.quick.settings, self.quick.seeds, self.quick.arms)
 
     def at(self, point: Settings) -> "Experiment":
         """The version at a point of the search."""
         assert self.search is not None
         there = self.changed(self.search.settings | point, self.search.seeds)
         wanted = self.search.claims
-        claims = [claim for claim in self.claims if wanted is None or claim.name in wanted]
+        claims = [
+            claim.model_copy(update=self.arguments(claim))
+            for claim in self.claims
+            if wanted is None or claim.name in wanted
+        ]
         arms = {label: there.arms[label] for label in self.search.arms or self.arms}
         return there.model_copy(update={"claims": claims, "arms": arms})
 
-    def changed(self, settings: Mapping[str, Any], seeds: int | Sequence[int] | None = None) -> "Experiment":
+    def changed(
+        self,
+        settings: Mapping[str, Any],
+        seeds: int | Sequence[int] | None = None,
+        arms: Mapping[str, Settings] | None = None,
+    ) -> "Experiment":
         """The version with these settings in all arms, and these seeds; see `Search.grid` for `times.`.
 
-        A number of seeds are the experiment's own first, and then the numbers after the greatest.
+        A number of seeds are the experiment's own first, and then the numbers after the greatest. Settings of single
+        arms win.
 
         Raises:
             UserError: `times.` has nothing to multiply.
         """
         factors = {name.removeprefix("times."): x for name, x in settings.items() if name.startswith("times.")}
         plain = {name: x for name, x in settings.items() if not name.startswith("times.")}
-        arms = {label: own | plain for label, own in self.arms.items()}
-        for label, own in arms.items():
+        changed = {label: own | plain | (arms or {}).get(label, {}) for label, own in self.arms.items()}
+        for label, own in changed.items():
             for name, factor in factors.items():
                 if name not in own:
                     raise UserError(f"times.{name}: the arm {label} does not set {name}")
@@ -155,43 +167,100 @@ class Experiment(BaseModel):
         if isinstance(seeds, int):
             after = range(max(self.seeds) + 1, max(self.seeds) + 1 + seeds)
             seeds = [*self.seeds, *after][:seeds]
-        return self.model_copy(update={"arms": arms, "seeds": list(seeds or self.seeds)})
+        return self.model_copy(update={"arms": changed, "seeds": list(seeds or self.seeds)})
 
-    def check(self) -> None:
-        """Refuse, before hours of training, what could not be judged or drawn after it.
+    def arguments(self, claim: Claim) -> Settings:
+        """The arguments of a claim's test, with shares of the budget as steps: of the fewest that one of its arms makes.
 
         Raises:
-            UserError: a name of a claim, test, argument, arm or column is unknown or used twice.
+            UserError: a share is not one, or an arm has no number of steps.
         """
-        for claim in self.claims:
-            if claim.test not in CLAIMS:
-                raise unknown("claim test", claim.test, CLAIMS)
+
+        def steps(value: Any) -> Any:
+            if isinstance(value, list):
+                return [steps(item) for item in value]
+            if not isinstance(value, str) or not value.endswith(" budget"):
+                return value
             try:
-                signature(CLAIMS[claim.test]).bind({}, **claim.arguments)
-            except TypeError as error:
-                raise UserError(f"claim {claim.name}: {claim.test}: {error}") from None
+                share = float(value.removesuffix(" budget"))
+            except ValueError:
+                share = 0.0
+            if not 0 < share <= 1:
+                raise UserError(f"{value!r} is no share of the budget; write `0.1 budget` for a tenth of the steps")
+            budgets = [(self.common | self.arms[label]).get("trainer.max_steps", 0) for label in claim.arms]
+            if not budgets or 0 in budgets:
+                raise UserError(f"{value!r}: its arms have no trainer.max_steps to take a share of; name a step")
+            return max(1, round(share * min(map(int, budgets))))
+
+        return {name: steps(value) for name, value in (claim.model_extra or {}).items()}
+
+    def rehearse(self) -> dict[str, Arm]:
+        """Judge the claims on made-up results, so that what cannot be trained or judged is refused before hours of training.
+
+        Returns:
+            The made-up results.
+
+        Raises:
+            UserError: with the arm or claim at fault.
+        """
+        results = {}
+        for label, own in self.arms.items():
+            with _blaming(f"arm {label}"):
+                results[label] = _made_up(label, resolve(self.common | own))
+        for claim in self.claims:
+            with _blaming(f"claim {claim.name}"):
+                _known("arm", claim.arms, self.arms)
+                judge(claim.test, results, **self.arguments(claim))
+        return results
+
+    def check(self) -> None:
+        """Refuse what could not be trained, judged or drawn, in any version.
+
+        Raises:
+            UserError: with the part at fault.
+        """
         names = [claim.name for claim in self.claims]
         if len(set(names)) < len(names):
             raise UserError(f"two claims are called {max(names, key=names.count)!r}; names must differ")
-        arms = [claim.arguments.get(key, []) for claim in self.claims for key in ARM_ARGUMENTS]
-        arms += [panel.arms or [] for panel in self.figure.panels]
-        arms += [list(self.quick.arms), (self.search and self.search.arms) or []]
-        columns = [claim.arguments.get(key, "step") for claim in self.claims for key in COLUMN_ARGUMENTS]
-        columns += [name for panel in self.figure.panels for name in (panel.x, panel.y)]
-        tasks = {str(settings.get("task", self.common.get("task"))) for settings in self.arms.values()} & TASKS.keys()
-        measured = {name for task in tasks for name in TASKS[task].measures.split(", ")}
-        for kind, used, known in (
-            (
-                "arm",
-                [label for labels in arms for label in ([labels] if isinstance(labels, str) else labels)],
-                self.arms,
-            ),
-            ("claim", (self.search and self.search.claims) or [], names),
-            ("column", columns, {*CURVE_FIELDS, *measured}),
-        ):
-            for name in used:
-                if name not in known:
-                    raise unknown(kind, name, known)
+        results = self.rehearse()
+        for panel in self.figure.panels:
+            with _blaming(f"panel {panel.title or panel.y}"):
+                _known("arm", panel.arms or [], self.arms)
+                for label in panel.arms or self.arms:
+                    _known("column", [panel.x, panel.y], {name for table in results[label].tables[0] for name in table})
+                    lines(panel, results[label])
+        with _blaming("quick"):
+            _known("arm", self.quick.arms, self.arms)
+            self.small().rehearse()
+        if self.search:
+            with _blaming("search"):
+                _known("arm", self.search.arms or [], self.arms)
+                _known("claim", self.search.claims or [], names)
+                for point in self.search.points:
+                    self.at(point).rehearse()
+
+
+def _made_up(label: str, config: RunConfig) -> Arm:
+    """Results with all columns that the arm's runs will have."""
+    steps = np.arange(1, 10.0)
+    columns = (filter(None, config.task_spec.measures.split(", ")), CURVE_FIELDS)
+    tables = [{**dict.fromkeys(names, 1 / steps), "step": steps} for names in columns]
+    return Arm(label, [0, 1], [tables] * 2, settings=settings_of(config.model_dump(mode="json")))
+
+
+def _known(kind: str, names: Iterable[str], known: Iterable[str]) -> None:
+    for name in names:
+        if name not in known:
+            raise unknown(kind, name, known)
+
+
+@contextmanager
+def _blaming(part: str) -> Iterator[None]:
+    """Errors say which part of the YAML is at fault."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{part}: {error}") from None
 
 
 def experiments() -> dict[str, Path]:
@@ -216,11 +285,39 @@ def load(name: str) -> Experiment:
     """
     known = experiments()
     if name not in known:
-        raise unknown("experiment", name, known)
-    try:
-        experiment = Experiment.model_validate(read_yaml(known[name]))
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise UserError(f"{known[name]}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
-    experiment.check()
+        raise unknown_name("experiment", name, known)
+    content = read_yaml(known[name])
+    with _blaming(str(known[name])):
+        try:
+            experiment = Experiment.model_validate(content)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise UserError(f"{_place(first['loc'], content)}: {first['msg'][0].lower()}{first['msg'][1:]}") from None
+        experiment.check()
     return experiment
+
+
+def _place(loc: Sequence[int | str], content: Any) -> str:
+    """Where pydantic found an error, with claims and panels by their names."""
+    parts: list[str] = []
+    for key in loc:
+        try:
+            content = content[key]
+        except (KeyError, IndexError, TypeError):
+            content = None  # it is missing
+        if isinstance(key, str):
+            parts.append(key)
+        else:
+            names = [content.get(name) for name in ("name", "title", "y")] if isinstance(content, dict) else []
+            parts[-1] = f"{parts[-1].removesuffix('s')} {next(filter(None, names), key + 1)}"
+    return ": ".join(parts)
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str]) -> UserError:
+    """As `unknown`, for names of which people remember the part after the slash."""
+    known = list(known)
+    full = {each.rpartition("/")[2]: each for each in known} | {each: each for each in known}
+    near = difflib.get_close_matches(name, full, n=1, cutoff=0.5)
+    if not near:
+        return unknown(kind, name, known)
+    return UserError(f"unknown {kind} {name!r}; did you mean {full[near[0]]!r}?")

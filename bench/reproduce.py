@@ -7,20 +7,26 @@ and the same command in a second terminal shares the work.
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from math import nan
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from bench.arms import Arm
-from bench.claims import Finding, judge
+from bench.claims import judge
 from bench.config import RunConfig, on_device, resolve, settings_of
-from bench.errors import RunBusy, UserError
+from bench.drawing import draw
+from bench.errors import RunBusy, UserError, unknown
 from bench.experiments import Experiment, Settings, load
-from bench.figures import draw
 from bench.reproduction import Reproduction, Version, as_json, duration, page, words
-from bench.store import TABLES, RunResult, Store, read_tables, write_parquet
+from bench.store import TABLES, RunResult, Store, write_parquet
+from bench.verdicts import Finding
+
+ROOM = 10 * 2**20
+"""Bytes that the output's disk must have free before anything is trained; the largest output so far has 8 million."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +132,7 @@ def collect(todo: Sequence[Job]) -> tuple[dict[str, Arm], dict[str, list[RunResu
             continue
         arms[label] = Arm(
             label, [job.seed for job, _ in mine],
-            [list(read_tables(job.config.store / result.run_id).values()) for job, result in mine],
+            [list(Store(job.config.store).tables(result.run_id).values()) for job, result in mine],
             [result.status for _, result in mine], settings_of(mine[0][0].config.model_dump(mode="json")),
             [(result.reason or "").startswith("converged") for _, result in mine],
         )  # fmt: skip
@@ -136,7 +142,9 @@ def collect(todo: Sequence[Job]) -> tuple[dict[str, Arm], dict[str, list[RunResu
 
 def _judge(experiment: Experiment, arms: Mapping[str, Arm]) -> dict[str, Finding]:
     """The findings by claim; none where there are no results."""
-    return {claim.name: judge(claim.test, arms, **claim.arguments) for claim in experiment.claims} if arms else {}
+    if not arms:
+        return {}
+    return {claim.name: judge(claim.test, arms, **experiment.arguments(claim)) for claim in experiment.claims}
 
 
 def reproduce(
@@ -161,16 +169,22 @@ def reproduce(
         raise UserError("--search has no small version; leave --quick or --search out")
     if version.seeds is not None and version.seeds < 1:
         raise UserError(f"--seeds {version.seeds}: it must be at least 1")
-    experiment = (full.small() if version.quick else full).changed(version.changes, version.seeds)
+    for label, own in version.arms.items():
+        if label not in full.arms:
+            raise unknown("arm", label, full.arms)
+        if shared := own.keys() & {"seed", *places}:
+            raise UserError(f"--arm {label} {min(shared)}: it is the same in all arms; leave it out")
+
+    def planned(there: Experiment) -> tuple[Experiment, list[Job]]:
+        there = there.changed(version.changes, version.seeds, version.arms)
+        there.rehearse()
+        return there, jobs(there, places)
+
+    experiment, todo = planned(full.small() if version.quick else full)
     points = [
-        (point, full.at(point).changed(version.changes, version.seeds))
-        for point in (full.search.points if version.search and full.search else [])
+        (point, *planned(full.at(point))) for point in (full.search.points if version.search and full.search else [])
     ]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot write to {folder}: {error.strerror}; choose another with --out DIR") from None
-    todo = jobs(experiment, places)
+    _make(folder)
     if not train(todo, say):
         return None
     arms, records, without = collect(todo)
@@ -179,28 +193,45 @@ def reproduce(
         raise UserError(f"{name}: none of the seeds can be compared with a solution: with seed {seed}, {reason}")
     findings = _judge(experiment, arms)
     region = []
-    for point, there in points:
-        todo = jobs(there, places)
-        say(f"at {words(point)}")
+    for i, (point, there, todo) in enumerate(points, 1):
+        say(f"point {i} of {len(points)}: {words(point)}")
         if not train(todo, say):
             return None
         region.append((point, _judge(there, collect(todo)[0])))
     result = Reproduction(name, experiment, version, findings, records, without, region)
-    try:
+    with _writing(folder):
         draw(experiment.figure, arms, folder, watermark="quick" if version.quick else "")
         _write_data(records, Path(places["store"]), folder)
         (folder / "claims.json").write_text(json.dumps(as_json(result), indent=1, allow_nan=False) + "\n", "utf-8")
         (folder / "report.md").write_text(page(result), "utf-8")
+    return result
+
+
+def _make(folder: Path) -> None:
+    """Make the output's folder, and find out before hours of training whether it can be written."""
+    probe = folder / f"probe-{uuid4().hex}.tmp"
+    try:
+        with _writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            probe.write_bytes(bytes(ROOM))
+    finally:
+        with suppress(OSError):
+            probe.unlink(missing_ok=True)
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise UserError(f"cannot write to {folder}: {error.strerror}; choose another with --out DIR") from None
-    return result
 
 
 def _write_data(records: Mapping[str, Sequence[RunResult]], store: Path, folder: Path) -> None:
     """The runs' tables, one Parquet file for each kind, with the columns `arm` and `seed` in front."""
     for kind in TABLES:
         parts = [
-            (label, run.config["seed"], read_tables(store / run.run_id).get(kind, {}))
+            (label, run.config["seed"], Store(store).tables(run.run_id).get(kind, {}))
             for label, runs in records.items()
             for run in runs
         ]

@@ -1,14 +1,16 @@
 """What an experiment gave, as a page for people and as JSON for programs."""
 
 import json
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from math import inf
 from typing import Any
 
-from bench.claims import Finding
 from bench.experiments import Claim, Experiment, Settings
 from bench.store import RunResult, plain
+from bench.verdicts import Finding, number
 
 
 @dataclass(frozen=True)
@@ -20,23 +22,26 @@ class Version:
         search: with the search over open constants.
         seeds: number of seeds, the experiment's own first; None: all of its own.
         changes: settings that are changed in all arms.
+        arms: settings that are changed in one arm, by its label.
     """
 
     quick: bool = False
     search: bool = False
     seeds: int | None = None
     changes: Mapping[str, Any] = field(default_factory=dict)
+    arms: Mapping[str, Settings] = field(default_factory=dict)
 
     @property
     def changed(self) -> bool:
         """Whether this is not the experiment as its YAML defines it, small or whole."""
-        return bool(self.changes) or self.seeds is not None
+        return bool(self.changes or self.arms) or self.seeds is not None
 
     @property
     def words(self) -> str:
         """As the command line has it."""
         flags = {"--quick": self.quick, "--search": self.search, f"--seeds {self.seeds}": self.seeds}
-        return " ".join([*(flag for flag, on in flags.items() if on), *([words(self.changes)] if self.changes else [])])
+        arms = [shlex.join(["--arm", arm, name, str(x)]) for arm, own in self.arms.items() for name, x in own.items()]
+        return " ".join(filter(None, [*(flag for flag, on in flags.items() if on), words(self.changes), *arms]))
 
 
 @dataclass(frozen=True)
@@ -69,9 +74,9 @@ def as_json(result: Reproduction) -> dict[str, Any]:
     """Everything but the curves, as strict JSON can hold it."""
     runs = [record for records in result.records.values() for record in records]
     return plain({
-        "experiment": result.name, "title": result.experiment.title, "paper": result.experiment.paper, "quick": result.version.quick, "changes": dict(result.version.changes),
+        "experiment": result.name, "title": result.experiment.title, "paper": result.experiment.paper, "quick": result.version.quick, "changes": dict(result.version.changes), "changed_arms": dict(result.version.arms),
         "seeds": result.experiment.seeds, "seeds_left_out": dict(result.without), "notes": result.experiment.notes,
-        "claims": [claim.model_dump() | asdict(finding) for claim, finding in result.claims],
+        "claims": [claim.model_dump() | result.experiment.arguments(claim) | asdict(finding) for claim, finding in result.claims],
         "search": [{"at": point, **{name: asdict(f) for name, f in there.items()}} for point, there in result.region],
         "environments": _distinct(run.environment for run in runs),
         "versions": _distinct(run.versions for run in runs),
@@ -109,7 +114,8 @@ def page(result: Reproduction) -> str:
         lines += _table(("open constants", *names), rows)
         for name in names:
             count = Counter(_verdict(there, name) for _, there in result.region)
-            lines += ["", f"`{name}`: " + ", ".join(f"{verdict} at {n}" for verdict, n in count.items()) + " points."]
+            where = ", ".join(f"{verdict} at {n}" for verdict, n in count.most_common())
+            lines += ["", f"`{name}`: {where} of {len(result.region)} points."]
     lines += ["", "## Runs", ""]
     rows = [
         (
@@ -124,13 +130,16 @@ def page(result: Reproduction) -> str:
         name: x for name, x in experiment.common.items() if not any(name in own for own in experiment.arms.values())
     }
     lines += ["", f"All arms: `{words(shared)}`."]
-    lines += ["", *(f"Left out: seed {seed}, where {reason}." for seed, reason in result.without.items())]
-    lines += ["", *(f"* {note}" for note in experiment.notes)]
+    for section in (
+        [f"Left out: seed {seed}, where {reason}." for seed, reason in result.without.items()],
+        [f"* {note}" for note in experiment.notes],
+    ):
+        lines += ["", *section] if section else []
     runs = [run for records in result.records.values() for run in records]
     lines += [""]
     for environment in _distinct(run.environment for run in runs):
         where = ", ".join(
-            f"{value} {name}" if name in ("cores", "threads") else str(value)
+            f"{value} {name[:-1] if value == 1 else name}" if name in ("cores", "threads") else str(value)
             for name, value in environment.items()
             if value
         )
@@ -148,8 +157,9 @@ def _table(head: Sequence[Any], rows: Sequence[Sequence[Any]]) -> list[str]:
 def _effect(finding: Finding) -> str:
     if finding.effect is None:
         return ""
-    low, high = ("?" if x is None else f"{x:.4g}" for x in (finding.low, finding.high))
-    return f"{finding.effect:.4g} [{low}, {high}] {finding.unit}"
+    low, high = -inf if finding.low is None else finding.low, inf if finding.high is None else finding.high
+    interval = f" [{number(low)}, {number(high)}]" if low > -inf or high < inf else ""
+    return f"{number(finding.effect)}{interval} {finding.unit}"
 
 
 def _verdict(findings: Mapping[str, Finding], name: str) -> str:

@@ -11,6 +11,8 @@ import sys
 import pytest
 import yaml
 
+from bench.describe import _keys
+from bench.experiments import experiments, load
 from bench.options import optimizer_options, task_options
 from optimizers import OPTIMIZERS
 from tasks import TASKS
@@ -79,6 +81,19 @@ def test_help_lists_and_usage_errors_import_no_torch(words, code):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "code"), [("show vasudeva2025/fixed-decoder", 0), ("reproduce --list", 0), ("reproduce fig2", 2)]
+)
+def test_experiments_are_described_without_torch_or_matplotlib(words, code):
+    program = (
+        "import sys\nfrom bench.cli import main\n"
+        "try:\n    main(sys.argv[1:])\n"
+        "finally:\n    assert not {'torch', 'lightning', 'matplotlib', 'pyarrow'} & set(sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, *words.split()], capture_output=True, text=True)
+    assert done.returncode == code, done.stderr
+
+
 def test_a_reader_that_leaves_early_is_no_error():
     reading, writing = os.pipe()
     os.close(reading)
@@ -121,6 +136,75 @@ def test_show_tells_a_tasks_metric_budget_and_options(cli, name):
     assert spec.title in out
     assert f"{spec.metric} ({spec.mode})" in out
     assert all(f"--task.{option} " in out for option in task_options(spec))
+
+
+def rows(text: str, section: str) -> dict[str, str]:
+    """A section's rows, each in one line, by what stands at their left."""
+    lines = re.search(rf"^{re.escape(section)}.*\n((?:  .*\n?)*)", text, re.MULTILINE)[1].splitlines()
+    joined = re.sub(r"\n {31}", "  ", "\n".join(lines)).splitlines()
+    return {left: " ".join(right.split()) for left, _, right in (line.strip().partition("  ") for line in joined)}
+
+
+@pytest.mark.parametrize("name", [name for name, spec in TASKS.items() if spec.measure_every])
+def test_show_lists_a_tasks_measurements(cli, name):
+    shown = rows(cli("show", name).out, "measured every 20 steps:")
+    assert {each for names in shown for each in names.split(", ")} == set(TASKS[name].measures.split(", "))
+
+
+def test_show_defines_a_tasks_measurements(cli):
+    dm1, planted = (rows(cli("show", name).out, "measured every 20 steps:") for name in ("mha_dm1", "mha_planted"))
+    assert all(dm1.values())
+    assert dm1["train_error, test_error"] == "share of sequences on the wrong side of 0"
+    assert "attn_score" not in planted  # which only the other task has
+    assert rows(cli("show", "synthetic_joint").out, "measured")["norm_W"] == "||W||_F"  # inherited
+
+
+def test_definitions_are_inherited_and_added_to(tmp_path, monkeypatch):
+    (tmp_path / "pkg_of_tasks").mkdir()
+    method = '    def measure_at(self):\n        """Measure.\n\n        Keys:\n            {}\n        """\n'
+    files = {
+        "__init__": "",
+        "above": "import abc\nfrom abc import ABC\nclass Above(abc.ABC, ABC):\n"
+        + method.format("a, b: two\n                lines.\n            c: old."),
+        "below": "from pkg_of_tasks.above import Above as Base\nclass Middle(Base):\n    pass\nclass Below(Middle):\n"
+        + method.format("c: new (x: y)."),
+    }
+    for name, source in files.items():
+        (tmp_path / "pkg_of_tasks" / f"{name}.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert _keys("pkg_of_tasks.below", "Below") == {"a": "two lines", "b": "two lines", "c": "new (x: y)"}
+
+
+@pytest.mark.parametrize("name", experiments())
+def test_show_tells_an_experiments_arms_claims_and_commands(cli, name):
+    out, experiment = cli("show", name).out, load(name)
+    flat = " ".join(out.split())
+    assert out.startswith(f"{name}: {experiment.title}\n")
+    for text in (experiment.paper, *experiment.notes, *(claim.paper for claim in experiment.claims)):
+        assert " ".join(text.split()) in flat
+    arms = rows(out, "arms:")
+    for label, own in ({"all": experiment.common} | experiment.arms).items():
+        assert arms[label].split() == [word for key, value in own.items() for word in (f"--{key}", *str(value).split())]
+    assert [key for key in rows(out, "claims:") if key in {claim.name for claim in experiment.claims}] == [
+        claim.name for claim in experiment.claims
+    ]
+    assert rows(out, "figure:").keys() == {panel.title for panel in experiment.figure.panels}
+    assert f"bench reproduce {name} --quick" in out
+    assert (f"bench reproduce {name} --search" in out) == (experiment.search is not None)
+
+
+def test_show_of_an_experiment_in_full(cli):
+    out = cli("show", "vasudeva2025/fixed-decoder").out
+    head = rows(out, "vasudeva2025/fixed-decoder")
+    assert head["seeds"] == "0 to 9: 30 runs"
+    assert head["budget"] == "20000 steps: GD; 5000 steps: NGD; 1000 steps: PS"
+    assert head["run it"] == "bench reproduce vasudeva2025/fixed-decoder"
+    assert rows(out, "tests:")["slope"].startswith("The least-squares slope of y on x")
+    search = rows(out, "search over")
+    assert search["task.sigma"] == "0.25, 0.375, 0.5"
+    assert search["seeds"] == "0 to 4: 180 runs"
+    assert "sooner                     measure: alignment; above: 0.99; fast: NGD; slow: GD; factor: 10\n" in out
+    assert rows(cli("show", "vasudeva2025/mnist").out, "vasudeva2025/mnist")["budget"] == "50 epochs"
 
 
 def test_runs_are_listed_with_status_steps_and_result(cli, store):
@@ -368,6 +452,10 @@ def test_the_curve_of_a_diverged_run_ends_where_it_diverged(cli, store, fake_mni
         ("list", "arguments are required: what"),
         ("list suites", "invalid choice: 'suites'"),
         ("show sngdd", "did you mean 'sngd'?"),
+        ("show fig2", "unknown task, optimizer or experiment 'fig2'; did you mean 'deora2024/fig2'?"),
+        ("show fixed-decodr", "did you mean 'vasudeva2025/fixed-decoder'?"),
+        ("show deora204/fig2", "did you mean 'deora2024/fig2'?"),
+        ("show xyzzy", "unknown task, optimizer or experiment 'xyzzy'; known: synthetic, "),
         ("fit", "--task is missing; see `bench list tasks`"),
         ("fit --task synthetic", "--opt is missing; see `bench list optimizers`"),
         ("fit --task synthetc --opt ngd", "unknown task 'synthetc'; did you mean 'synthetic'?"),

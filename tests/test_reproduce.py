@@ -1,25 +1,25 @@
 """`bench reproduce`: experiments as YAML, their runs through the store, what is written, and what is said."""
 
 import json
+import math
+import shlex
 import signal
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import yaml
 
 from bench import reproduce
-from bench.arms import Arm
 from bench.callbacks import Recorder
 from bench.checks import check
-from bench.claims import judge
 from bench.errors import RunBusy
-from bench.experiments import experiments, load
+from bench.experiments import Experiment, experiments, load
+from bench.reproduction import _effect
 from bench.runner import run
-from bench.store import CURVE_FIELDS, Store
-from tasks import TASKS
+from bench.store import Store
+from bench.verdicts import Finding
 
 TINY: dict[str, Any] = {
     "title": "Two ways downhill",
@@ -71,19 +71,39 @@ def test_every_experiment_names_runs_arms_and_tests_that_exist(name: str) -> Non
 
 
 @pytest.mark.parametrize("name", experiments())
-def test_every_claim_can_be_judged_on_its_columns_and_early_is_before_the_end(name: str) -> None:
-    experiment = load(name)
-    arms = {}
-    for label, own in experiment.arms.items():
-        settings = experiment.common | own
-        steps = np.arange(1.0, settings.get("trainer.max_steps", 300) + 1)
-        columns = {*TASKS[settings["task"]].measures.split(", "), *CURVE_FIELDS} - {"step"}
-        table = {"step": steps, **dict.fromkeys(columns, 1 / steps)}
-        arms[label] = Arm(label, [0, 1, 2], [[table]] * 3, ["completed"] * 3, settings)
-    for claim in experiment.claims:
-        assert judge(claim.test, arms, **claim.arguments).text
-        for arm in arms.values():
-            assert claim.arguments.get("at", 0) < arm.tables[0][0]["step"][-1]
+def test_steps_of_claims_lie_before_the_end_in_every_version(name: str) -> None:
+    full = load(name)
+    for there in (full, full.small(), *(full.at(point) for point in (full.search.points if full.search else []))):
+        for claim in there.claims:
+            for label in claim.arms:
+                steps = (there.common | there.arms[label]).get("trainer.max_steps", math.inf)
+                assert there.arguments(claim).get("at", 0) < steps
+
+
+def test_a_step_may_be_a_share_of_the_budget(folder: Path) -> None:
+    early = {"name": "early", "paper": "", "test": "slope", "arms": ["GD", "NGD"], "x": "step", "y": "loss", "scale": "loglog",
+             "at_most": 0, "window": ["0.1 budget", "1 budget"]}  # fmt: skip
+    rewrite(folder, claims=[early], search=TINY["search"] | {"settings": {"trainer.max_steps": 10}, "claims": None})
+    full = load("nobody/tiny")
+
+    def window(there: Experiment) -> list[int]:
+        return there.arguments(there.claims[0])["window"]
+
+    assert window(full) == [2, 20]  # the shorter of its arms makes 20 steps
+    assert window(full.small()) == [1, 5]
+    assert window(full.changed({"trainer.max_steps": "40"})) == [4, 40]
+    assert window(full.at({"task.d": 3})) == [2, 20]
+
+
+def test_an_early_claim_is_decided_in_the_small_version_too(cli: Any, folder: Path) -> None:
+    early = TINY["claims"][0] | {"at": "0.5 budget", "above": 1e-9, "measure": "loss"}
+    rewrite(folder, claims=[early], quick=TINY["quick"] | {"seeds": [0, 1]}, search=None)
+    assert "at step 10 is" in cli("reproduce", "nobody/tiny").out
+    answer = cli("reproduce", "nobody/tiny", "--quick")
+    assert "holds      grows" in answer.out
+    assert "at step 2 is" in answer.out
+    claims = json.loads(Path("reproduced/nobody/tiny-quick/claims.json").read_text())
+    assert claims["claims"][0]["at"] == 2
 
 
 def test_the_list_has_all_experiments(cli: Any) -> None:
@@ -119,6 +139,8 @@ def test_an_experiment_writes_figure_data_claims_and_page(cli: Any, folder: Path
                  "**fails**", "everything is ours", "--opt.lr 0.1", "`bench reproduce nobody/tiny`", "torch"):  # fmt: skip
         assert text in page, text
     assert "no evidence" not in page
+    assert "\n\n\n" not in page
+    assert " 1 threads" not in page
     assert "holds      grows" in answer.out
     assert str(out) in answer.out
 
@@ -173,6 +195,35 @@ def test_settings_and_seeds_from_the_command_line_are_in_every_run_and_on_the_pa
     assert "--seeds 3 --trainer.max_steps 7 --task.d 4" in page
 
 
+def test_settings_of_one_arm_from_the_command_line(cli: Any, folder: Path, store: Path) -> None:
+    rewrite(folder, arms={"GD": TINY["arms"]["GD"], "N = 1": TINY["arms"]["NGD"]}, claims=[TINY["claims"][0] | {"arms": ["N = 1"]}],
+            quick={"seeds": [0]}, search=None)  # fmt: skip
+    words = ("--trainer.max_steps", "9", "--arm", "N = 1", "opt.lr", "0.3", "--arm", "N = 1", "trainer.max_steps", "7")
+    answer = cli("reproduce", "nobody/tiny", *words)
+    assert answer.code == 0, answer.err
+    runs = {(run.config["opt"], run.config["opt_options"]["lr"], run.steps) for run in Store(store).runs()}
+    assert runs == {("gd", 0.5, 9), ("ngd", 0.3, 7)}
+    out = Path("reproduced/nobody/tiny-changed")
+    again = "--trainer.max_steps 9 --arm 'N = 1' opt.lr 0.3 --arm 'N = 1' trainer.max_steps 7"
+    assert f"`bench reproduce nobody/tiny {again}`" in (out / "report.md").read_text()
+    assert json.loads((out / "claims.json").read_text())["changed_arms"] == {
+        "N = 1": {"opt.lr": "0.3", "trainer.max_steps": "7"}
+    }
+    assert "4 of 4 runs are stored" in cli("reproduce", "nobody/tiny", *shlex.split(again)).err
+
+
+def test_a_search_takes_settings_of_one_arm_too(cli: Any, folder: Path, store: Path) -> None:
+    rewrite(folder, search=TINY["search"] | {"arms": ["NGD"]})
+    words = ("--trainer.max_steps", "5", "--arm", "GD", "opt.lr", "0.4", "--arm", "NGD", "opt.lr", "0.3")
+    answer = cli("reproduce", "nobody/tiny", "--search", *words)
+    assert answer.code == 0, answer.err
+    runs = {
+        (run.config["opt"], run.config["opt_options"]["lr"], run.config["task_options"]["d"])
+        for run in Store(store).runs()
+    }
+    assert runs == {("gd", 0.4, 3), ("ngd", 0.3, 3), ("ngd", 0.3, 4)}
+
+
 def test_seeds_without_a_solution_are_left_out_and_named(cli: Any, folder: Path) -> None:
     answer = cli("reproduce", "nobody/tiny", "--seeds", "5")  # seed 3 is infeasible
     assert answer.code == 0, answer.err
@@ -202,6 +253,9 @@ def test_a_search_judges_the_claims_at_every_point(cli: Any, folder: Path) -> No
     assert "## Where the claims hold" in page
     assert "--task.d 4 --task.T 4" in page
     assert "d is open" in page
+    assert "`grows`: holds at 2 of 2 points." in page
+    progress = [line for line in answer.err.splitlines() if line.startswith("point")]
+    assert progress == ["point 1 of 2: --task.d 3 --task.T 4", "point 2 of 2: --task.d 4 --task.T 4"]
 
 
 def test_a_search_takes_settings_and_seeds_of_the_command_line_too(cli: Any, folder: Path, store: Path) -> None:
@@ -225,6 +279,16 @@ def test_a_search_may_multiply_an_arms_own_setting(folder: Path) -> None:
     full = load("nobody/tiny")
     assert [full.at(point).arms["GD"]["opt.lr"] for point in full.search.points] == [0.05, 1.0]
     assert full.arms["GD"]["opt.lr"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("effect", "low", "high", "text"),
+    [(2, 1, 3, "2 [1, 3] times"), (2, 1, None, "2 [1, inf] times"), (2, None, None, "2 times"), (None, None, None, "")],
+)
+def test_an_effect_is_told_with_the_interval_that_is_known(
+    effect: float | None, low: float | None, high: float | None, text: str
+) -> None:
+    assert _effect(Finding("undecided", effect, low, high, "times", "")) == text
 
 
 # -- interruptions ----------------------------------------------------------------------------------------------------
@@ -295,7 +359,7 @@ def test_a_run_that_another_process_trains_is_waited_for(
     [
         (("nobody/tny",), "unknown experiment 'nobody/tny'; did you mean 'nobody/tiny'?"),
         ((), "name an experiment: bench reproduce NAME; see `bench reproduce --list`"),
-        (("nobody/tiny", "--opt.lrr", "1"), "unknown option '--opt.lrr'; did you mean '--opt.lr'?"),
+        (("nobody/tiny", "--opt.lrr", "1"), "arm GD: unknown option '--opt.lrr'; did you mean '--opt.lr'?"),
         (("nobody/tiny", "--seeds", "0"), "--seeds 0: it must be at least 1"),
         (("nobody/tiny", "--seed", "3"), "unrecognized arguments: --seed 3"),
         (("nobody/tiny", "--quick", "--search"), "--search has no small version; leave --quick or --search out"),
@@ -304,6 +368,18 @@ def test_a_run_that_another_process_trains_is_waited_for(
         (("nobody/tiny", "--quik"), "unrecognized arguments: --quik"),
         (("nobody/tiny", "--out", "taken"), "cannot write to taken: File exists; choose another with --out DIR"),
         (("nobody/tiny", "--device", "tpu"), "--device 'tpu': "),
+        (("tiny",), "unknown experiment 'tiny'; did you mean 'nobody/tiny'?"),
+        (("tny",), "unknown experiment 'tny'; did you mean 'nobody/tiny'?"),
+        (("xyzzy",), "unknown experiment 'xyzzy'; known: nobody/tiny"),
+        (("nobody/tiny", "--arm", "NDG", "opt.lr", "1"), "unknown arm 'NDG'; did you mean 'NGD'?"),
+        (
+            ("nobody/tiny", "--arm", "NGD", "opt.lrr", "1"),
+            "arm NGD: unknown option '--opt.lrr'; did you mean '--opt.lr'?",
+        ),
+        (("nobody/tiny", "--arm", "NGD", "lr", "1"), "arm NGD: unknown option '--lr'; did you mean '--opt.lr'?"),
+        (("nobody/tiny", "--arm", "NGD", "opt.lr", "fast"), "arm NGD: --opt.lr 'fast': input should be a valid number"),
+        (("nobody/tiny", "--arm", "NGD", "seed", "1"), "--arm NGD seed: it is the same in all arms; leave it out"),
+        (("nobody/tiny", "--arm", "NGD", "opt.lr=1"), "argument --arm: expected 3 arguments"),
     ],
 )
 def test_bad_requests_are_one_line(cli: Any, folder: Path, words: tuple[str, ...], message: str) -> None:
@@ -314,31 +390,80 @@ def test_bad_requests_are_one_line(cli: Any, folder: Path, words: tuple[str, ...
     assert answer.err.count("\n") == 1
 
 
+CLAIM = {"name": "x", "paper": "y", "test": "reaches", "arms": ["GD"], "measure": "loss", "below": 1}
+TREND = {"name": "x", "paper": "y", "test": "trend", "arms": ["GD", "NGD"], "measure": "loss", "factor": "task.d", "direction": "increases"}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"seeds": []}, "tiny.yaml: seeds: "),
-        ({"colour": "red"}, "tiny.yaml: colour: "),
-        ({"arms": {"GD": {"opt": "gd"}, "NGD": {"opt": "sdg"}}}, "unknown optimizer 'sdg'; did you mean 'sgd'?"),
-        ({"claims": [{"name": "x", "paper": "y", "test": "reches", "arms": ["GD"]}]}, "unknown claim test 'reches'"),
-        ({"claims": [{"name": "x", "paper": "y", "test": "reaches", "arms": ["DG"], "measure": "loss", "below": 1}]}, "unknown arm 'DG'"),
-        ({"claims": [{"name": "x", "paper": "y", "test": "reaches", "arms": ["GD"], "measur": "loss", "below": 1}]}, "claim x: reaches: missing"),
-        ({"claims": [{"name": "x", "paper": "y", "test": "reaches", "arms": ["GD"], "measure": "los", "below": 1}], "search": TINY["search"] | {"claims": None}}, "unknown column 'los'; did you mean 'loss'?"),
-        ({"claims": [TINY["claims"][0]] * 2}, "two claims are called 'grows'; names must differ"),
-        ({"figure": {"panels": [{"y": "norm_V"}]}}, "unknown column 'norm_V'; did you mean 'norm_W'?"),
-        ({"quick": TINY["quick"] | {"arms": {"DG": {}}}}, "unknown arm 'DG'; did you mean 'GD'?"),
-        ({"search": TINY["search"] | {"claims": ["grow"]}}, "unknown claim 'grow'; did you mean 'grows'?"),
-        ({"search": TINY["search"] | {"grid": {"times.opt.momentum": [2]}}}, "times.opt.momentum: the arm GD does not set opt.momentum"),
+        ({"seeds": []}, "tiny.yaml: seeds: list should have at least 1 item"),
+        ({"seeds": [0, "x"]}, "tiny.yaml: seed 2: input should be a valid integer"),
+        ({"colour": "red"}, "tiny.yaml: colour: extra inputs are not permitted"),
+        ({"arms": {"GD": {"opt": "gd"}, "NGD": {"opt": "sdg"}}}, "tiny.yaml: arm NGD: unknown optimizer 'sdg'; did you mean 'sgd'?"),
+        ({"claims": [{"name": "x", "test": "reaches"}]}, "tiny.yaml: claim x: paper: field required"),
+        ({"claims": [{"paper": "y", "test": "reaches"}]}, "tiny.yaml: claim 1: name: field required"),
+        ({"claims": [CLAIM | {"test": "reches"}]}, "tiny.yaml: claim x: unknown claim test 'reches'; did you mean 'reaches'?"),
+        ({"claims": [CLAIM | {"arms": 5}]}, "tiny.yaml: claim x: unknown arm '5'; known: GD, NGD"),
+        ({"claims": [CLAIM | {"arms": "GD"}]}, "tiny.yaml: claim x: reaches: arms='GD': input should be a valid list"),
+        ({"claims": [CLAIM | {"arms": ["DG"]}]}, "tiny.yaml: claim x: unknown arm 'DG'; did you mean 'GD'?"),
+        ({"claims": [CLAIM | {"measur": "loss"}]}, "tiny.yaml: claim x: unknown argument of reaches 'measur'; did you mean 'measure'?"),
+        ({"claims": [CLAIM | {"measure": "los"}]}, "tiny.yaml: claim x: unknown column 'los'; did you mean 'loss'?"),
+        ({"claims": [CLAIM | {"below": "low"}]}, "tiny.yaml: claim x: reaches: below='low': input should be a valid number"),
+        ({"claims": [CLAIM | {"below": None}]}, "tiny.yaml: claim x: below=None and above=None: give one of the two"),
+        ({"claims": [CLAIM | {"at": "half budget"}]}, "tiny.yaml: claim x: 'half budget' is no share of the budget; write `0.1 budget` for a"),
+        ({"claims": [CLAIM | {"at": "2 budget"}]}, "tiny.yaml: claim x: '2 budget' is no share of the budget"),
+        ({"claims": [CLAIM | {"at": "0.1 budget"}], "arms": {"GD": {"opt": "gd"}}, "quick": {"seeds": [0]}, "figure": {"panels": [{"y": "loss"}]}},
+         "tiny.yaml: claim x: '0.1 budget': its arms have no trainer.max_steps to take a share of; name a step"),
+        ({"claims": [TREND]}, "tiny.yaml: claim x: trend: arms=['GD', 'NGD']: two have the same task.d; name arms that differ in it"),
+        ({"claims": [CLAIM] * 2}, "tiny.yaml: two claims are called 'x'; names must differ"),
+        ({"figure": {"panels": [{"y": "norm_V"}]}}, "tiny.yaml: panel norm_V: unknown column 'norm_V'; did you mean 'norm_W'?"),
+        ({"figure": {"panels": [{"y": "loss", "x": "norm_W"}]}}, "tiny.yaml: panel loss: cannot draw 'loss' over 'norm_W': GD has no table with"),
+        ({"figure": {"panels": [{"y": "loss", "title": "Loss", "arms": ["DG"]}]}}, "tiny.yaml: panel Loss: unknown arm 'DG'; did you mean 'GD'?"),
+        ({"figure": {"panels": [{"y": "loss"}, {"y": "loss", "title": "Loss", "log": "yx"}]}}, "tiny.yaml: figure: panel Loss: log: input should be '', 'x', 'y' or 'xy'"),
+        ({"figure": {"panels": [{"y": "loss", "guides": [{"slope": 1}]}]}}, "tiny.yaml: figure: panel loss: guide 1: label: field required"),
+        ({"quick": TINY["quick"] | {"arms": {"DG": {}}}}, "tiny.yaml: quick: unknown arm 'DG'; did you mean 'GD'?"),
+        ({"quick": TINY["quick"] | {"settings": {"task.D": 3}}}, "tiny.yaml: quick: arm GD: unknown option '--task.D'; did you mean"),
+        ({"search": TINY["search"] | {"claims": ["grow"]}}, "tiny.yaml: search: unknown claim 'grow'; did you mean 'grows'?"),
+        ({"search": TINY["search"] | {"arms": ["DG"]}}, "tiny.yaml: search: unknown arm 'DG'; did you mean 'GD'?"),
+        ({"search": TINY["search"] | {"grid": {"task.d": ["wide"]}}}, "tiny.yaml: search: arm GD: --task.d 'wide': input should be a valid integer"),
+        ({"search": TINY["search"] | {"grid": {"times.opt.momentum": [2]}}}, "tiny.yaml: search: times.opt.momentum: the arm GD does not set opt.momentum"),
         ({"search": None}, "nobody/tiny has no open constants to search; leave --search out"),
     ],
 )  # fmt: skip
 def test_a_faulty_experiment_is_one_line(cli: Any, folder: Path, changes: dict[str, Any], message: str) -> None:
-    rewrite(folder, **changes)
+    rewrite(folder, **({"search": None} | changes))
     answer = cli("reproduce", "nobody/tiny", *(["--search"] if "search" in changes else []))
     assert (answer.code, answer.out) == (2, "")
     assert message in answer.err
     assert answer.err.startswith("bench: error: ")
     assert answer.err.count("\n") == 1  # nothing was trained before
+
+
+def test_a_change_that_leaves_nothing_to_judge_is_refused_before_anything_is_trained(
+    cli: Any, folder: Path, store: Path
+) -> None:
+    rewrite(folder, claims=[TREND | {"factor": "opt.lr"}], search=None)
+    answer = cli("reproduce", "nobody/tiny", "--opt.lr", "1")
+    assert (answer.code, answer.out) == (2, "")
+    assert answer.err.startswith("bench: error: claim x: trend: arms=['GD', 'NGD']: two have the same opt.lr; ")
+    assert not store.exists()
+
+
+def test_a_full_disk_is_noticed_before_anything_is_trained(
+    cli: Any, folder: Path, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, content: bytes) -> None:
+        assert len(content) == reproduce.ROOM
+        path.touch()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    answer = cli("reproduce", "nobody/tiny", "--out", "there")
+    assert (answer.code, answer.out) == (2, "")
+    assert answer.err == "bench: error: cannot write to there: No space left on device; choose another with --out DIR\n"
+    assert not list(Path("there").iterdir())
+    assert not store.exists()
 
 
 def test_a_full_disk_at_the_end_is_one_line_and_costs_no_run(
