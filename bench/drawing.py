@@ -33,7 +33,7 @@ ONE_COLUMN, TWO_COLUMNS = 3.3, 6.8
 _ROW_HEIGHTS = {1: 2.25, 2: 2.2, 3: 1.85}
 """Inches that a row of so many panels is high."""
 
-_WIDTH = 1.2
+LINE_WIDTH = 1.2
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9")
 """Okabe and Ito's colours that can be told apart by everybody, without their yellow, which white paper swallows."""
 _DASHES: tuple[Any, ...] = (
@@ -96,7 +96,9 @@ _RC = {
 }
 
 
-class _Style(NamedTuple):
+class LineStyle(NamedTuple):
+    """How a curve is drawn."""
+
     color: str
     linestyle: Any
     marker: str
@@ -114,7 +116,7 @@ def draw(spec: FigureSpec, arms: Mapping[str, Arm], folder: Path, *, watermark: 
     Raises:
         UserError: see `make`.
     """
-    with _settings():
+    with house_style():
         figure = make(spec, arms, watermark=watermark)
         folder.mkdir(parents=True, exist_ok=True)
         paths = [folder / "figure.png", folder / "figure.pdf"]
@@ -124,7 +126,7 @@ def draw(spec: FigureSpec, arms: Mapping[str, Arm], folder: Path, *, watermark: 
 
 
 @contextmanager
-def _settings() -> Iterator[None]:
+def house_style() -> Iterator[None]:
     """Our settings instead of the user's, who may have a matplotlibrc."""
     import matplotlib.style
 
@@ -143,7 +145,7 @@ def make(spec: FigureSpec, arms: Mapping[str, Arm], *, watermark: str = "") -> "
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    with _settings():
+    with house_style():
         columns = min(spec.columns, len(spec.panels))
         rows = math.ceil(len(spec.panels) / columns)
         width = ONE_COLUMN if columns == 1 else TWO_COLUMNS
@@ -151,7 +153,7 @@ def make(spec: FigureSpec, arms: Mapping[str, Arm], *, watermark: str = "") -> "
         figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
         FigureCanvasAgg(figure)
         chosen = [_chosen(panel, arms) for panel in spec.panels]
-        styles = _styles([arm.label for panel_arms in chosen for arm in panel_arms], spec.ordered)
+        styles = line_styles([arm.label for panel_arms in chosen for arm in panel_arms], spec.ordered)
         words = _Words(spec)
         all_axes = list(figure.subplots(rows, columns, squeeze=False).flat)
         for k, (axes, panel) in enumerate(zip(all_axes, spec.panels, strict=False)):
@@ -163,11 +165,11 @@ def make(spec: FigureSpec, arms: Mapping[str, Arm], *, watermark: str = "") -> "
         figure.align_labels()
 
         handles = [words.shown[label] for label in styles if label in words.shown] + list(words.guides.values())
-        legend = _legend(figure, handles)
+        legend = add_legend(figure, handles)
         below = figure.supxlabel(
-            _wrap(figure, words.text(), SMALL, width - 0.1), x=0.05 / width, ha="left", color="0.25"
+            wrap_text(figure, words.text(), SMALL, width - 0.1), x=0.05 / width, ha="left", color="0.25"
         )
-        extra = sum(_inches(figure, artist)[1] for artist in (legend, below)) + 0.1
+        extra = sum(size_inches(figure, artist)[1] for artist in (legend, below)) + 0.1
         figure.set_size_inches(width, round(height + extra, 2))
         if watermark:
             _watermark(figure, watermark)
@@ -187,7 +189,7 @@ def _chosen(panel: Panel, arms: Mapping[str, Arm]) -> list[Arm]:
     return chosen
 
 
-def _styles(labels: Sequence[str], ordered: bool) -> dict[str, _Style]:
+def line_styles(labels: Sequence[str], ordered: bool) -> dict[str, LineStyle]:
     """A style for each label; they differ in colour and, for print in grey, in dashes or, beyond eight, markers."""
     import matplotlib
     from matplotlib.colors import to_hex
@@ -200,7 +202,7 @@ def _styles(labels: Sequence[str], ordered: bool) -> dict[str, _Style]:
         colours = [_COLOURS[i % len(_COLOURS)] for i in range(len(labels))]
     turns = [i // len(_DASHES) for i in range(len(labels))]
     return {
-        label: _Style(colours[i], _DASHES[i % len(_DASHES)], _MARKERS[(i + turns[i]) % len(_MARKERS)])
+        label: LineStyle(colours[i], _DASHES[i % len(_DASHES)], _MARKERS[(i + turns[i]) % len(_MARKERS)])
         for i, label in enumerate(labels)
     }
 
@@ -271,7 +273,7 @@ def _draw_panel(
     k: int,
     panel: Panel,
     arms: Sequence[Arm],
-    styles: Mapping[str, _Style],
+    styles: Mapping[str, LineStyle],
     words: _Words,
 ) -> None:
     """Draw lines, bands and guides, and tell `words`."""
@@ -288,7 +290,7 @@ def _draw_panel(
         drawn.append(arm_lines)
         words.add(k, arm, arm_lines, seeds)
         looks: dict[str, Any] = dict(
-            color=style.color, linestyle=style.linestyle, marker=style.marker, markersize=3, lw=_WIDTH
+            color=style.color, linestyle=style.linestyle, marker=style.marker, markersize=3, lw=LINE_WIDTH
         )
         words.shown.setdefault(arm.label, Line2D([], [], label=arm.label, **looks))
         for line in arm_lines:
@@ -300,9 +302,9 @@ def _draw_panel(
                 axes.plot(*line.ended, marker="x", color=style.color, markersize=5, markeredgewidth=1.1, zorder=5)
     every = [line for arm_lines in drawn for line in arm_lines]
     if every:
-        axes.set_xlim(*_limits([line.x for line in every], "x" in panel.log, 0.02))
+        axes.set_xlim(*axis_limits([line.x for line in every], "x" in panel.log, 0.02))
         axes.set_ylim(
-            *_limits([v for line in every for v in line.band or (line.y,)], "y" in panel.log, 0.05, panel.floor)
+            *axis_limits([v for line in every for v in line.band or (line.y,)], "y" in panel.log, 0.05, panel.floor)
         )
         for guide in panel.guides:
             number = list(words.guides).index(guide.label) if guide.label in words.guides else len(words.guides)
@@ -312,11 +314,11 @@ def _draw_panel(
             words.guides.setdefault(guide.label, Line2D([], [], label=guide.label, **thin))
     else:
         axes.text(0.5, 0.5, "no values", transform=axes.transAxes, ha="center", va="center", color="0.4")
-    _ticks(axes.xaxis, "x" in panel.log)
-    _ticks(axes.yaxis, "y" in panel.log)
+    set_ticks(axes.xaxis, "x" in panel.log)
+    set_ticks(axes.yaxis, "y" in panel.log)
 
 
-def _limits(values: Sequence[Array], log: bool, margin: float, floor: float | None = None) -> tuple[float, float]:
+def axis_limits(values: Sequence[Array], log: bool, margin: float, floor: float | None = None) -> tuple[float, float]:
     """An axis's limits: a floor above the lowest value cuts it off, except where that would leave nothing."""
     low, high = min(float(v.min()) for v in values), max(float(v.max()) for v in values)
     cut = floor is not None and low < floor < high
@@ -351,7 +353,7 @@ def _guide_points(guide: Guide, line: Line, panel: Panel, y_range: tuple[float, 
     return x[inside], y[inside]
 
 
-def _ticks(axis: "Axis", log: bool) -> None:
+def set_ticks(axis: "Axis", log: bool) -> None:
     """Ticks that a small panel has room for."""
     from matplotlib import ticker
 
@@ -385,16 +387,16 @@ def _name_axes(axes: "Axes", panel: Panel, letter: str, room: tuple[float, float
     assert figure is not None
     for name, column, long in (("x", panel.x, room[0] - 0.7), ("y", panel.y, room[1] - 0.5)):
         text = LABELS.get(column, column.replace("$", r"\$"))
-        axes.set(**{f"{name}label": _wrap(figure, text, NORMAL, long)})
+        axes.set(**{f"{name}label": wrap_text(figure, text, NORMAL, long)})
     if title := (letter + panel.title).strip():
-        axes.set_title(_wrap(figure, title, NORMAL, room[0] - 0.7), loc="left")
+        axes.set_title(wrap_text(figure, title, NORMAL, room[0] - 0.7), loc="left")
 
 
-def _legend(figure: "Figure", handles: "list[Line2D]") -> "Legend":
+def add_legend(figure: "Figure", handles: "list[Line2D]") -> "Legend":
     """One legend above all panels, read row by row, as wide as the figure allows."""
     width = figure.get_figwidth() - 0.1
     for handle in handles:
-        handle.set_label(_wrap(figure, str(handle.get_label()), SMALL, width - 0.6))
+        handle.set_label(wrap_text(figure, str(handle.get_label()), SMALL, width - 0.6))
 
     def attempt(columns: int) -> "Legend":
         by_column = [handle for c in range(columns) for handle in handles[c::columns]]
@@ -405,7 +407,7 @@ def _legend(figure: "Figure", handles: "list[Line2D]") -> "Legend":
 
     columns = len(handles)
     legend = attempt(columns)
-    while columns > 1 and _inches(figure, legend)[0] > width:
+    while columns > 1 and size_inches(figure, legend)[0] > width:
         legend.remove()
         columns -= 1
         legend = attempt(columns)
@@ -414,13 +416,13 @@ def _legend(figure: "Figure", handles: "list[Line2D]") -> "Legend":
     return attempt(math.ceil(len(handles) / rows))
 
 
-def _inches(figure: "Figure", artist: Any) -> tuple[float, float]:
+def size_inches(figure: "Figure", artist: Any) -> tuple[float, float]:
     """Width and height of an artist."""
     extent = artist.get_window_extent(figure.canvas.get_renderer())  # type: ignore[attr-defined]
     return extent.width / figure.dpi, extent.height / figure.dpi
 
 
-def _wrap(figure: "Figure", text: str, size: float, inches: float) -> str:
+def wrap_text(figure: "Figure", text: str, size: float, inches: float) -> str:
     """The text in lines that are no longer; formulas and words are not broken.
 
     Raises:
@@ -430,7 +432,7 @@ def _wrap(figure: "Figure", text: str, size: float, inches: float) -> str:
     def width(line: str) -> float:
         artist = figure.text(0, 0, line, fontsize=size)
         try:
-            return _inches(figure, artist)[0]
+            return size_inches(figure, artist)[0]
         except ValueError as error:
             raise UserError(f"the text {text!r} has a formula that cannot be set; write \\$ for a dollar") from error
         finally:
@@ -456,5 +458,5 @@ def _watermark(figure: "Figure", text: str) -> None:
     width, height = figure.get_size_inches()
     mark = figure.text(0.5, 0.5, text, ha="center", va="center", rotation=25, fontsize=60, zorder=10)
     mark.set(color="0.5", alpha=0.3, in_layout=False)
-    across, tall = _inches(figure, mark)
+    across, tall = size_inches(figure, mark)
     mark.set_fontsize(max(SMALL, 60 * min(0.9 * width / across, 0.9 * height / tall, 1)))

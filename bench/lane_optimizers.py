@@ -6,6 +6,7 @@ Shapes: G problems, R lanes of each.
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,9 +32,12 @@ class Together:
         weights: of the lanes; a step replaces the tensors in it.
         plans: of each lane, shape (G, R).
         spec: an optimizer that has a pure update.
+        compiled: whether it goes through `torch.compile`.
     """
 
-    def __init__(self, weights: Weights, plans: Sequence[Sequence[Plan]], spec: OptimizerSpec) -> None:
+    def __init__(
+        self, weights: Weights, plans: Sequence[Sequence[Plan]], spec: OptimizerSpec, *, compiled: bool = False
+    ) -> None:
         self.weights = weights
         self.state: dict[str, Any] = {}  # tensors of shape (G * R, ...)
         first = next(iter(weights.values()))
@@ -46,12 +50,7 @@ class Together:
             values = [hparams[name] for hparams in given]
             self.hparams[name], differs[name] = _gathered(values, first, always=name == "lr")
         self.keywords = sorted(spec.update_keywords)
-        update: Callable[..., Any] = spec.pure_update  # type: ignore[assignment]
-
-        def one(grads: Any, state: Any, params: Any, loss: Any, hparams: Any, norms: Any) -> Any:
-            return update(grads, state, params, loss, hparams, **dict(zip(self.keywords, norms, strict=True)))
-
-        self.update = vmap(one, in_dims=(0, 0, 0, 0, differs, 0))
+        self.update = _for_all(spec.pure_update, tuple(self.keywords), _Dims(differs), compiled)
 
     @torch.no_grad()
     def step(self, loss: Tensor, grads: Weights, norms: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -92,6 +91,29 @@ class Together:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a state."""
         self.state = tree_map(lambda x: x.to(self.hparams["lr"].device), state)
+
+
+class _Dims(dict[str, Any]):
+    """`in_dims` of hyperparameters by name; hashable, since nobody changes them."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(repr(self))
+
+
+@cache
+def _for_all(update: Callable[..., Any], keywords: Sequence[str], differs: _Dims, compiled: bool) -> Callable[..., Any]:
+    """The pure update of one run, for all lanes; the same function for all blocks, so that it is compiled once."""
+
+    def one(grads: Any, state: Any, params: Any, loss: Any, hparams: Any, norms: Any) -> Any:
+        return update(grads, state, params, loss, hparams, **dict(zip(keywords, norms, strict=True)))
+
+    many = vmap(one, in_dims=(0, 0, 0, 0, dict(differs), 0))
+    if not compiled:
+        return many
+    import torch._dynamo
+
+    torch._dynamo.config.recompile_limit = 256  # of all optimizers together: beyond it nothing is compiled, silently
+    return torch.compile(many, dynamic=False)
 
 
 class OneByOne:

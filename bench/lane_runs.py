@@ -21,8 +21,8 @@ Grid = Sequence[Sequence[RunConfig]]
 """Configurations of a block, shape (G, R): a row shares task, seed and data seed; all share what `block_key` names."""
 
 
-def make_lanes(grid: Grid) -> Lanes:
-    """The lanes of a block, at their start.
+def make_lanes(grid: Grid, *, compiled: bool = False) -> Lanes:
+    """The lanes of a block, at their start; with `compiled` their update goes through `torch.compile`.
 
     Raises:
         UserError: an option's value is illegal, or data are missing.
@@ -35,10 +35,12 @@ def make_lanes(grid: Grid) -> Lanes:
         tasks.append(task)
         plans.append([make_plan(config, task) for config in row])
     dtype = torch.float64 if first.precision == "64-true" else torch.float32
-    return Lanes(tasks, plans, first.opt_spec, torch.device(first.device), dtype)
+    return Lanes(tasks, plans, first.opt_spec, torch.device(first.device), dtype, compiled=compiled)
 
 
-def train_block(grid: Grid, stop: StopRequest, progress: SweepProgress) -> list[RunResult] | None:
+def train_block(
+    grid: Grid, stop: StopRequest, progress: SweepProgress, *, compiled: bool = False
+) -> list[RunResult] | None:
     """Train the runs of a block and store them together; None if a signal asked to stop.
 
     A block that was interrupted goes on where it stopped.
@@ -47,6 +49,7 @@ def train_block(grid: Grid, stop: StopRequest, progress: SweepProgress) -> list[
         grid: what to train.
         stop: listens to signals.
         progress: hears how it goes.
+        compiled: whether the optimizer's update goes through `torch.compile`.
 
     Raises:
         RunBusy: another process trains this block now.
@@ -55,7 +58,7 @@ def train_block(grid: Grid, stop: StopRequest, progress: SweepProgress) -> list[
     """
     first = grid[0][0]
     configs = [config for row in grid for config in row]
-    lanes = make_lanes(grid)
+    lanes = make_lanes(grid, compiled=compiled)
     results = [new_result(config, task) for row, task in zip(grid, lanes.tasks, strict=True) for config in row]
     for result in results:
         result.engine = "lanes"

@@ -1,6 +1,8 @@
 """Memory of this machine's devices: how much is free, what a piece of work takes, and whether an error says it is short."""
 
+import ctypes
 import os
+import re
 import resource
 import sys
 from collections.abc import Iterator
@@ -10,6 +12,8 @@ from pathlib import Path
 
 from bench.errors import UserError
 
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of <malloc.h>
+_GROUPS, _GROUP_OF_PROCESS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -24,10 +28,28 @@ def free_memory(device: str) -> int:
     with suppress(OSError, StopIteration, ValueError):
         lines = Path("/proc/meminfo").read_text().splitlines()
         free = int(next(line for line in lines if line.startswith("MemAvailable")).split()[1]) * 1024
-    group = Path("/sys/fs/cgroup")
-    with suppress(OSError, ValueError):  # `max` where there is no limit
-        free = min(free, int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
-    return max(0, free)
+    return max(0, min([free, *_left_by_groups()]))
+
+
+def _left_by_groups() -> Iterator[int]:
+    """Bytes that each control group around this process leaves it; files in its cache can be thrown out."""
+    lines = _GROUP_OF_PROCESS.read_text().splitlines() if _GROUP_OF_PROCESS.is_file() else []
+    for _, controllers, path in (line.split(":", 2) for line in lines):
+        if not controllers:  # version 2
+            root, limit, used, cached = _GROUPS, "memory.max", "memory.current", "inactive_file"
+        elif "memory" in controllers.split(","):
+            root, limit, used = _GROUPS / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
+            cached = "total_inactive_file"
+        else:
+            continue
+        group = root / path.lstrip("/")
+        for folder in (group, *group.parents):
+            with suppress(OSError, ValueError):  # `max` where there is no limit; a container does not see all groups
+                taken = int((folder / used).read_text())
+                facts = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+                yield int((folder / limit).read_text()) - taken + int(facts.get(cached, 0))
+            if folder == root:
+                break
 
 
 def read_memory(text: str, device: str) -> int:
@@ -36,13 +58,11 @@ def read_memory(text: str, device: str) -> int:
     Raises:
         UserError: it is neither, or less than a byte.
     """
-    number = text.strip().upper().removesuffix("B").removesuffix("I")
-    with suppress(ValueError):
-        share = number.endswith("%")
-        value = float(number.rstrip("%KMGT")) * (
-            free_memory(device) / 100 if share else _UNITS[number.lstrip("0123456789.")]
-        )
-        if value >= 1 and not (share and float(number[:-1]) > 100):
+    found = re.fullmatch(r"(\d+\.?\d*|\.\d+) *(?:(%)|([KMGT]?)I?B?)", text.strip().upper())
+    if found:
+        number, share, unit = float(found[1]), found[2], found[3]
+        value = number * (free_memory(device) / 100 if share else _UNITS[unit])
+        if value >= 1 and not (share and number > 100):
             return int(value)
     raise UserError(f"--memory {text}: write a share of what is free, such as 80%, or a size, such as 8G")
 
@@ -66,6 +86,8 @@ def watch_peak(device: str) -> Iterator[Peak]:
         yield peak
         peak.bytes = torch.cuda.max_memory_allocated() - before
         return
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)  # else what glibc has kept (`keep_freed_memory`) would be used again, unseen
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")  # so that the peak counts from now
     before = _resident("VmRSS")
@@ -82,5 +104,13 @@ def _resident(field: str) -> int:
 
 def ran_out(error: BaseException) -> bool:
     """Whether an error says that memory is short."""
-    words = ("out of memory", "can't allocate memory", "not enough memory")
+    words = ("out of memory", "allocate memory", "not enough memory", "alloc_failed")  # the last from cuBLAS and cuDNN
     return isinstance(error, MemoryError) or any(word in str(error).lower() for word in words)
+
+
+def keep_freed_memory() -> None:
+    """Let the process keep the memory of temporaries, with glibc; given back and taken again it costs half of a step."""
+    with suppress(OSError, AttributeError):
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_MMAP_THRESHOLD, 2**30)
+        mallopt(_TRIM_THRESHOLD, 2**31 - 1)

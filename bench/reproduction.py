@@ -105,13 +105,15 @@ def page(result: Reproduction) -> str:
         (f"**{finding.verdict}**", claim.name, claim.paper, finding.text, _effect(finding))
         for claim, finding in result.claims
     ]
-    lines += _table(("verdict", "claim", "the paper, in short", "here", "effect, 95 % interval over seeds"), rows)
+    lines += markdown_table(
+        ("verdict", "claim", "the paper, in short", "here", "effect, 95 % interval over seeds"), rows
+    )
     if result.region:
         assert experiment.search is not None
         names = list(dict.fromkeys(name for _, there in result.region for name in there))
         lines += ["", "## Where the claims hold", "", experiment.search.why, ""]
         rows = [(f"`{words(point)}`", *(_verdict(there, name) for name in names)) for point, there in result.region]
-        lines += _table(("open constants", *names), rows)
+        lines += markdown_table(("open constants", *names), rows)
         for name in names:
             count = Counter(_verdict(there, name) for _, there in result.region)
             where = ", ".join(f"{verdict} at {n}" for verdict, n in count.most_common())
@@ -125,7 +127,7 @@ def page(result: Reproduction) -> str:
         )
         for label, records in result.records.items()
     ]  # fmt: skip
-    lines += _table(("arm", "settings", "seeds", "steps", "ended", "time in all"), rows)
+    lines += markdown_table(("arm", "settings", "seeds", "steps", "ended", "time in all"), rows)
     shared = {
         name: x for name, x in experiment.common.items() if not any(name in own for own in experiment.arms.values())
     }
@@ -149,7 +151,8 @@ def page(result: Reproduction) -> str:
     return "\n".join([*lines, ""])
 
 
-def _table(head: Sequence[Any], rows: Sequence[Sequence[Any]]) -> list[str]:
+def markdown_table(head: Sequence[Any], rows: Sequence[Sequence[Any]]) -> list[str]:
+    """The lines of a Markdown table."""
     cells = [head, ["---"] * len(head), *rows]
     return ["| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in cells]
 

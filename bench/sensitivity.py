@@ -12,28 +12,25 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from scipy.special import bdtr
 
 from bench import drawing
-from bench.arms import Array
 from bench.config import settings_of
 from bench.errors import UserError
-from bench.reproduction import _table, words
+from bench.reproduction import markdown_table, words
+from bench.sensitivity_plot import make
 from bench.store import FINISHED, RunResult, plain
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
 
 End = float | None
 """A number, or None for `diverged`."""
 
 USABLE_FACTOR = 2
 """How many times the best a loss may be in the usable range: about twice the steps, where it falls as 1/t. Ours."""
+CONVERGED = 1e-16
+"""Losses that are less than this above their infimum are equally good. Ours."""
 USABLE_SHARE = 0.05
 """How far a metric that is maximised may be below the best there, as a share of the best. Ours."""
 
@@ -97,6 +94,7 @@ class Sensitivity:
         x: the setting that the curves go over.
         numeric, log: whether it is a number, and one to be shown on a logarithmic axis.
         curves: in the order of the runs.
+        above_infimum: the metric is a loss whose infimum is known and left out: near it only the difference tells.
     """
 
     results: Sequence[RunResult]
@@ -106,12 +104,13 @@ class Sensitivity:
     numeric: bool
     log: bool
     curves: list[Curve]
+    above_infimum: bool = False
 
     @property
     def metric(self) -> str:
         """The metric and its split, for people."""
         run = next(run for run in self.results if run.status in FINISHED)
-        return f"{run.split} {run.metric}"
+        return f"{run.split} {run.metric}" + " above its infimum" * self.above_infimum
 
 
 def analyse(results: Sequence[RunResult], varied: Sequence[str], mode: Literal["min", "max"]) -> Sensitivity:
@@ -135,17 +134,19 @@ def analyse(results: Sequence[RunResult], varied: Sequence[str], mode: Literal["
     numbers = [name for name in values if all(map(_is_number, values[name]))]
     x = next(iter([*(name for name in several if name in numbers), *several, *numbers, *values]), "opt")
     others, numeric = [name for name in several if name != x], x in numbers
-    groups: dict[tuple[Any, ...], dict[Any, list[RunResult]]] = {}
+    above = all(run.metric == "loss" and _excess(run) is not None for _, run in ended if run.final is not None)
+    groups: dict[tuple[Any, ...], dict[Any, list[End]]] = {}
     for own, result in ended:
         key = own["opt"], *(f"{name.rpartition('.')[2]} {_text(own.get(name))}" for name in others)
         at = own[x] if numeric else _text(own.get(x))
-        groups.setdefault(key, {}).setdefault(at, []).append(result)
+        final = _excess(result) if above else result.final
+        groups.setdefault(key, {}).setdefault(at, []).append(None if result.status == "diverged" else final)
     curves = []
-    for key, runs in groups.items():
-        points = [_point(at, runs[at], mode) for at in (sorted(runs) if numeric else runs)]
-        curves.append(_curve(", ".join(key), points, mode, numeric))
+    for key, finals in groups.items():
+        points = [_point(at, finals[at], mode) for at in (sorted(finals) if numeric else finals)]
+        curves.append(_curve(", ".join(key), points, mode, numeric, CONVERGED if above else -math.inf))
     log = numeric and min(values[x]) > 0 and max(values[x]) > 10 * min(values[x])
-    return Sensitivity(results, varied, mode, x, numeric, log, curves)
+    return Sensitivity(results, varied, mode, x, numeric, log, curves, above)
 
 
 def _hashable(value: Any) -> Any:
@@ -160,9 +161,12 @@ def _text(value: Any, digits: int = 6) -> str:
     return f"{value:.{digits}g}" if isinstance(value, float) else str(_hashable(value))
 
 
-def _point(x: Any, runs: Sequence[RunResult], mode: str) -> Point:
+def _excess(run: RunResult) -> float | None:
+    return run.metrics.get("final", {}).get("excess")
+
+
+def _point(x: Any, finals: Sequence[End], mode: str) -> Point:
     sign = 1 if mode == "min" else -1
-    finals = [None if run.status == "diverged" else run.final for run in runs]
     badness = sorted(math.inf if final is None else sign * final for final in finals)
     n = len(badness)
 
@@ -182,17 +186,18 @@ def _point(x: Any, runs: Sequence[RunResult], mode: str) -> Point:
     return Point(x, n, finals.count(None), quantile(0.5), ends(quantile(0.25), quantile(0.75)), interval)
 
 
-def _curve(name: str, points: list[Point], mode: str, numeric: bool) -> Curve:
-    medians = [point.median for point in points if point.median is not None]
-    if not medians:
+def _curve(name: str, points: list[Point], mode: str, numeric: bool, least: float) -> Curve:
+    medians = [None if point.median is None else max(point.median, least) for point in points]
+    there = [median for median in medians if median is not None]
+    if not there:
         return Curve(name, points, None, None)
-    top = min(medians) if mode == "min" else max(medians)
-    equal = [i for i, point in enumerate(points) if point.median == top]
+    top = min(there) if mode == "min" else max(there)
+    equal = [i for i, median in enumerate(medians) if median == top]
     best = equal[(len(equal) - 1) // 2]
     if not numeric or len(points) == 1:
         return Curve(name, points, best, None)
     limit = max(top, USABLE_FACTOR * top) if mode == "min" else top - USABLE_SHARE * abs(top)
-    bad = [p.median is None or (p.median > limit if mode == "min" else p.median < limit) for p in points]
+    bad = [median is None or (median > limit if mode == "min" else median < limit) for median in medians]
     first = next((i + 1 for i in range(best, -1, -1) if bad[i]), 0)
     last = next((i - 1 for i in range(best, len(points)) if bad[i]), len(points) - 1)
     return Curve(name, points, best, (first, last))
@@ -251,8 +256,13 @@ def _summary(sweep: Sensitivity, curve: Curve) -> list[str]:
 def _notes(sweep: Sensitivity) -> list[str]:
     count = Counter(run.status for run in sweep.results)
     out = ", ".join(f"{n} {status}" for status, n in count.items() if status not in FINISHED)
+    fine = f"note: losses less than {CONVERGED:g} above the infimum count as equal (our rule)"
     late = f"note: runs that count as they were at the time limit: {count['timeout']}"
-    return [f"note: runs left out, since they have not ended: {out}"] * bool(out) + [late] * bool(count["timeout"])
+    return (
+        [f"note: runs left out, since they have not ended: {out}"] * bool(out)
+        + [late] * bool(count["timeout"])
+        + [fine] * sweep.above_infimum
+    )
 
 
 def as_json(sweep: Sensitivity) -> dict[str, Any]:
@@ -289,7 +299,7 @@ def write(folder: Path, sweep: Sensitivity, command: str = "bench sweep") -> lis
             for result in sweep.results:
                 own = settings_of(result.config)
                 writer.writerow([*(own.get(name) for name in names), *(getattr(result, fact) for fact in facts)])
-        with drawing._settings():
+        with drawing.house_style():
             figure = make(sweep)
             for path, fact in ((png, "Software"), (pdf, "CreationDate")):
                 image = BytesIO()  # matplotlib's own writing of a PDF fails without an OSError on a full disk
@@ -309,7 +319,7 @@ def _page(sweep: Sensitivity, command: str) -> str:
     row = len(seeds) > 1 and seeds == list(range(seeds[0], seeds[-1] + 1))
     lines = [f"# {sweep.metric} against {sweep.x}", "", f"Made by `{command}`.", "", "![figure](sensitivity.png)"]
     for curve in sweep.curves:
-        lines += ["", f"## {curve.name}", "", *_table(_head(sweep), _rows(curve)), ""]
+        lines += ["", f"## {curve.name}", "", *markdown_table(_head(sweep), _rows(curve)), ""]
         lines += [f"* {line}" for line in _summary(sweep, curve)]
     lines += [
         "", "## Runs", "",
@@ -325,73 +335,3 @@ def _page(sweep: Sensitivity, command: str) -> str:
     ):
         lines.append(f"* {what}: " + ", ".join(f"{name} ({n} runs)" for name, n in Counter(found).items()) + ".")
     return "\n".join([*lines, ""])
-
-
-def make(sweep: Sensitivity) -> "Figure":
-    """The figure, not yet written: the final metric above, the share of diverged seeds below."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    points = [point for curve in sweep.curves for point in curve.points]
-    ends = [end for p in points if p.median is not None for end in (p.median, *p.quartiles) if end is not None]
-    numbers = np.clip(ends or [0.5], -1e199, 1e199)  # what matplotlib can put ticks around
-    positive = numbers[numbers > 1e-300]
-    log = bool(sweep.mode == "min" and min(numbers) >= 0 and positive.size and max(positive) > 10 * min(positive))
-    place = {x: x if sweep.numeric else i for i, x in enumerate(dict.fromkeys(point.x for point in points))}
-    width, height = drawing.ONE_COLUMN, 2.9
-    with drawing._settings():
-        figure = Figure(figsize=(width, height), dpi=drawing.DPI, layout="constrained")
-        FigureCanvasAgg(figure)
-        above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3.5, 1))
-        above.set(xscale="log" if sweep.log else "linear", yscale="log" if log else "linear")
-        grid = np.array([*place.values()])
-        above.set_xlim(*(drawing._limits([grid], sweep.log, 0.03) if sweep.numeric else (-0.5, len(grid) - 0.5)))
-        above.set_ylim(*drawing._limits([positive if log else numbers], log, 0.05))
-        for axis, scale in ((above.xaxis, sweep.log), (above.yaxis, log), (below.yaxis, False)):
-            drawing._ticks(axis, scale)
-        below.set(ylim=(-0.08, 1.08), yticks=[0, 0.5, 1], yticklabels=["0", "50 %", "100 %"])
-        if not sweep.numeric:
-            long = sum(map(len, place)) > 30
-            below.set_xticks(grid, [*place], rotation=30 * long, ha="right" if long else "center")
-        styles, handles = drawing._styles([curve.name for curve in sweep.curves], ordered=False), []
-        for i, curve in enumerate(sweep.curves):
-            aside = (
-                0 if sweep.numeric or sweep.x == "opt" else (i - (len(sweep.curves) - 1) / 2) / (len(sweep.curves) + 2)
-            )
-            x = np.array([place[point.x] + aside for point in curve.points])
-            handles.append(_plot(above, below, curve, x, styles[curve.name], sweep.numeric and len(place) > 1))
-        if not ends:
-            above.set_yticks([])
-            above.text(0.5, 0.5, "no median", transform=above.transAxes, ha="center", va="center", color="0.4")
-        y_label = drawing._wrap(figure, f"{sweep.metric} at the last step".replace("$", r"\$"), drawing.NORMAL, 1.7)
-        above.set_ylabel(y_label)
-        below.set(xlabel=sweep.x.replace("$", r"\$"), ylabel="diverged\nseeds")
-        figure.align_labels()
-        seeds = " to ".join(map(str, sorted({min(p.seeds for p in points), max(p.seeds for p in points)})))
-        text = f"Lines: median over {seeds} seeds, with any that diverged as worst; bands: middle half of the seeds; rings: best."
-        if log and len(positive) < len(numbers):
-            text += " Values of 0 are drawn at the lower edge."
-        text = drawing._wrap(figure, text, drawing.SMALL, width - 0.1)
-        artists = drawing._legend(figure, handles), figure.supxlabel(text, x=0.05 / width, ha="left", color="0.25")
-        figure.set_size_inches(width, round(height + sum(drawing._inches(figure, artist)[1] for artist in artists), 2))
-        return figure
-
-
-def _plot(above: "Axes", below: "Axes", curve: Curve, x: Array, style: drawing._Style, lined: bool) -> "Line2D":
-    """Draw a curve, and hand back its line for the legend."""
-    bottom, top = above.get_ylim()
-    y, low, high = np.array([(p.median, *p.quartiles) for p in curve.points], dtype=np.float64).T
-    there = ~np.isnan(y)
-    low, high = np.nan_to_num(low, nan=bottom), np.nan_to_num(high, nan=top)  # the band goes on where seeds diverged
-    y, low, high = (np.clip(v, bottom, top) for v in (y, low, high))
-    looks: dict[str, Any] = dict(color=style.color, marker=style.marker, markersize=2.5, lw=drawing._WIDTH, zorder=3)
-    looks |= dict(linestyle=style.linestyle if lined else "none", clip_on=False)
-    (line,) = above.plot(x, y, label=curve.name, **looks)
-    below.plot(x, [point.diverged / point.seeds for point in curve.points], **looks)
-    if lined:
-        above.fill_between(x, low, high, where=there, color=style.color, alpha=0.18, linewidth=0, zorder=2)
-    else:
-        above.vlines(x[there], low[there], high[there], color=style.color, alpha=0.35, lw=3, zorder=2)
-    if curve.best is not None:
-        above.plot(x[curve.best], y[curve.best], "o", color=style.color, markersize=7, fillstyle="none", clip_on=False)
-    return line

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -10,10 +10,11 @@ import torch
 from bench.callbacks import StopRequest
 from bench.checks import check
 from bench.config import RunConfig
+from bench.doctor import first_line
 from bench.errors import RunBusy, RunFailed, UserError
 from bench.grid import block_key, blocks, problem_key
 from bench.lane_runs import Grid, make_lanes, train_block
-from bench.memory import free_memory, ran_out, watch_peak
+from bench.memory import free_memory, keep_freed_memory, ran_out, watch_peak
 from bench.progress import SweepProgress
 from bench.runner import build, run
 from bench.store import RunResult, Store
@@ -21,10 +22,10 @@ from bench.store import RunResult, Store
 Engine = Literal["auto", "lanes", "lightning"]
 
 _WIDTHS = tuple(4**k for k in range(9))
+COMPILE_SECONDS = 10
+"""Seconds of updates from which on it is tried whether `torch.compile` saves more than it takes. Ours."""
 _MEASURE_SECONDS = 0.2
 """Time a width at least so long, to choose between them."""
-_WORTH_WHILE = 0.95
-"""A greater width must bring the time of a lane's step below this share of the best so far."""
 
 
 def sweep(
@@ -53,6 +54,7 @@ def sweep(
         UserError: a run cannot be made, or not with this engine.
         RunFailed: the disk is full or gone, or one lane alone needs more memory than there is.
     """
+    keep_freed_memory()
     store = Store(configs[0].store)
     for config in {repr((config.opt, config.opt_options)): config for config in configs}.values():
         check(config)
@@ -76,10 +78,11 @@ def sweep(
 
 @dataclass
 class Choice:
-    """How a group of runs is made: as lanes, or one after the other, and how many lanes at once."""
+    """How a group of runs is made: as lanes, or one after the other, how many at once, with a compiled update or not."""
 
     lanes: bool
     width: int
+    compiled: bool = False
 
 
 class Choices:
@@ -101,10 +104,18 @@ class Choices:
             return Choice(lanes=False, width=1)
         if obstacle:
             raise UserError(f"--engine lanes: {obstacle}; use --engine lightning")
-        if self.width is not None:
-            return Choice(lanes=True, width=self.width)
+        choice = self._how_many(group) if self.width is None else Choice(lanes=True, width=self.width)
+        return replace(choice, compiled=choice.lanes and self._compile_pays(group, choice.width))
+
+    def _how_many(self, group: Sequence[RunConfig]) -> Choice:
+        first = group[0]
         # Optimizers with a pure update cost about the same; all others step one by one.
-        alike = (first.task, repr(first.task_options), first.trainer, first.opt if first.opt_spec.pure_update is None else None)
+        alike = (
+            first.task,
+            repr(first.task_options),
+            first.trainer,
+            first.opt if first.opt_spec.pure_update is None else None,
+        )
         if alike not in self._measured:
             self._measured[alike] = self._measure(group)
         return self._measured[alike]
@@ -112,26 +123,26 @@ class Choices:
     def _measure(self, group: Sequence[RunConfig]) -> Choice:
         """Time some steps at growing widths, as long as lanes get cheaper and fit into memory."""
         first = group[0]
-        alone = _seconds(_single(first))
+        alone = _seconds(single_step(first))
         limit = self.memory or int(0.8 * free_memory(first.device))
-        best, width, each = float("inf"), 1, 0.0
-        for lanes in (w for w in _WIDTHS if w < 4 * len(group)):
-            if each * lanes > limit:
-                break
+        costs: dict[int, float] = {}
+        each = 0.0
+        for lanes in (w for w in _WIDTHS if w < 4 * len(group) and each * w <= limit):
             grid = next(blocks(group, min(lanes, len(group))))
             count = sum(map(len, grid))
             try:
                 with watch_peak(first.device) as peak:
-                    cost = _seconds(make_lanes(grid).step) / count
+                    costs[count] = _seconds(make_lanes(grid).step) / count
             except (MemoryError, RuntimeError) as error:
                 if not ran_out(error):
                     raise
                 break
             each = max(each, peak.bytes / count) if count > 1 else 0.0
-            if cost > _WORTH_WHILE * best and lanes > 16:
+            if lanes > 16 and costs[count] > 0.95 * min(cost for w, cost in costs.items() if w != count):
                 break
-            if cost < best:
-                best, width = cost, count
+        # Of widths that cost about the same the least: it suffers less from others who use the caches.
+        best = min(costs.values(), default=float("inf"))
+        width = next((w for w in sorted(costs) if costs[w] <= 1.15 * best), 1)
         if each:
             width = max(1, min(width, int(limit / each)))
         pays = best < alone
@@ -146,6 +157,34 @@ class Choices:
                 f" {1e6 * alone:,.0f} us in a plain loop"
             )
         return Choice(lanes=pays or self.engine == "lanes", width=width)
+
+    def _compile_pays(self, group: Sequence[RunConfig], width: int) -> bool:
+        """Whether `torch.compile` saves more of the optimizer's updates than it takes; short sweeps do not try."""
+        spec = group[0].opt_spec
+        if spec.pure_update is None:
+            return False
+        grid = next(blocks(group, width))
+        lanes = make_lanes(grid)
+        share = len(group) / sum(map(len, grid)) * lanes.plan.total_steps  # updates of such a block in all
+        plain = _seconds(lanes.update())
+        if share * plain < COMPILE_SECONDS:
+            return False
+        try:
+            update = make_lanes(grid, compiled=True).update()
+            begun = time.perf_counter()
+            update()
+            update()  # the first step has no state yet, which is another program
+            compiling = time.perf_counter() - begun
+            compiled = _seconds(update)
+        except Exception as error:  # whatever a compiler may lack on this machine
+            self.say(f"{spec.name}: torch.compile does not work here ({first_line(error)}); going on without it")
+            return False
+        pays = share * (plain - compiled) > compiling
+        self.say(
+            f"{spec.name}: torch.compile makes the update {plain / compiled:.2g} times as fast, in {compiling:.0f} s;"
+            f" {'used' if pays else 'not used'} for {share * plain:,.0f} s of updates"
+        )
+        return pays
 
 
 def why_no_lanes(config: RunConfig) -> str | None:
@@ -188,7 +227,7 @@ def _as_lanes(
                 return False
             continue
         try:
-            if train_block(grid, stop, progress) is None:
+            if train_block(grid, stop, progress, compiled=choice.compiled) is None:
                 return False
         except RunBusy:
             time.sleep(0.1)
@@ -233,7 +272,7 @@ def _one_by_one(
     return True
 
 
-def _single(config: RunConfig) -> Callable[[], object]:
+def single_step(config: RunConfig) -> Callable[[], object]:
     """One step of a run in a plain loop."""
     task, plan = build(config)
     device = torch.device(config.device)

@@ -4,24 +4,25 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 
-def attended_mean(logits: Tensor, values: Tensor) -> Tensor:
-    """sum_t softmax(logits)_t values_t over the last dimension, with a gradient that survives saturation.
+def attended_mean(logits: Tensor, values: Tensor, dim: int = -1) -> Tensor:
+    """sum_t softmax(logits)_t values_t over a dimension, the last by default, with a gradient that survives saturation.
 
     The textbook gradient with respect to the logits, p_t (v_t - mean), cancels once one weight is within rounding of 1.
     Measured from the value under the greatest weight (a constant shift, which changes neither sum nor gradient), the
     differences that matter are kept to full relative precision.
 
     Args:
-        logits: shape (..., T).
-        values: shape (..., T).
+        logits: shape (..., T) if `dim` is the last.
+        values: the same.
+        dim: what the sum runs over.
 
     Returns:
-        Shape (...).
+        The shape of the logits without that dimension.
     """
-    weights = logits.softmax(dim=-1)
-    top = logits.detach().argmax(dim=-1, keepdim=True)
-    reference = values.gather(-1, top)
-    return reference.squeeze(-1) + (weights * (values - reference)).sum(-1)
+    weights = logits.softmax(dim)
+    top = logits.detach().argmax(dim, keepdim=True)
+    reference = values.gather(dim, top)
+    return reference.squeeze(dim) + (weights * (values - reference)).sum(dim)
 
 
 def logistic_loss(margins: Tensor) -> Tensor:

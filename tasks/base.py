@@ -253,7 +253,8 @@ class Task(pl.LightningModule, ABC):
             split: a key of `data.sizes`.
 
         Returns:
-            Values by name, "loss" among them. They may be infinite or NaN if the weights are.
+            Values by name, "loss" among them, and "excess", the loss above its infimum, where `data.loss_offset` has that
+            of the split. They may be infinite or NaN if the weights are.
         """
         metrics = MetricCollection(dict(self.metrics())).to(self.device)
         loss = (
@@ -270,7 +271,8 @@ class Task(pl.LightningModule, ABC):
                     outcome = self.loss(self.data.batch(split, slice(start, start + size)))
                 loss.update(outcome.loss, len(outcome.labels))
                 metrics.update(outcome.predictions, outcome.labels)
-        values = {"loss": float(loss.compute()) + self.data.loss_offset.get(split, 0.0)}
+        mean, offset = float(loss.compute()), self.data.loss_offset.get(split)
+        values = {"loss": mean} if offset is None else {"loss": mean + offset, "excess": mean}
         return values | {name: float(value) for name, value in metrics.compute().items()}
 
     @final

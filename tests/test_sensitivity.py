@@ -1,6 +1,7 @@
 """Sensitivity: medians, quartiles, intervals, divergence, usable ranges and edges by hand, and files that can be read."""
 
 import csv
+import errno
 import json
 import math
 import re
@@ -347,12 +348,33 @@ def test_where_nothing_can_be_written_the_folder_and_the_option_are_named(tmp_pa
         write(tmp_path / "file", sweep)
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
 @pytest.mark.parametrize("kind", ["md", "csv", "png", "pdf"])
-def test_a_full_disk_is_told_in_one_sentence(tmp_path, kind):
-    (tmp_path / f"sensitivity.{kind}").symlink_to("/dev/full")
+def test_a_full_disk_is_told_in_one_sentence(tmp_path, kind, monkeypatch):
+    whole = Path.open
+
+    def full(self, *args, **kwargs):
+        if self.suffix == f".{kind}":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return whole(self, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", full)
     with pytest.raises(UserError, match=rf"cannot write to {tmp_path}: No space left on device; .*--out DIR"):
         write(tmp_path, analyse(at(0.1, 1.0), ["opt.lr"], "min"))
+
+
+def test_a_loss_whose_infimum_is_known_is_shown_above_it():
+    results = at(0.1, 1.25, 1.5) + at(1.0, 1.125, 1.25)
+    for result in results:
+        result.metrics = {"final": {"loss": result.final, "excess": result.final - 1}}
+    sweep = analyse(results, ["opt.lr"], "min")
+    assert sweep.metric == "train loss above its infimum"
+    assert [point.median for point in sweep.curves[0].points] == [0.375, 0.1875]
+    for result, excess in zip(results, [1e-30, 1e-30, 1e-17, 1e-20], strict=True):
+        result.metrics["final"]["excess"] = excess
+    (curve,) = analyse(results, ["opt.lr"], "min").curves
+    assert (curve.best, curve.usable) == (0, (0, 1))  # equals: the middle one
+    del results[0].metrics["final"]["excess"]  # one that does not know it
+    assert analyse(results, ["opt.lr"], "min").metric == "train loss"
 
 
 # -- the figure -----------------------------------------------------------------------------------------------------

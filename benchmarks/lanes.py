@@ -1,0 +1,184 @@
+"""Lanes: many runs as one program, against the same runs one after the other."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from shutil import rmtree
+from tempfile import TemporaryDirectory
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from bench.callbacks import StopRequest
+from bench.config import RunConfig, resolve
+from bench.grid import configurations, log_grid
+from bench.lane_runs import Grid, make_lanes, train_block
+from bench.memory import keep_freed_memory
+from bench.packs import PackFolder
+from bench.progress import SweepProgress
+from bench.runner import run
+from bench.sweep import single_step, sweep
+from benchmarks.timing import Row, Timed, alternate, timed
+from optimizers import OPTIMIZERS
+
+PROBLEM: dict[str, Any] = {
+    "task": "synthetic",
+    "task.n": 100,
+    "task.T": 10,
+    "task.d": 50,
+    "precision": "32-true",
+    "device": "cpu",
+}
+RATES, SEEDS = 16, 16
+LANES = RATES * SEEDS
+WIDTHS = (1, 4, 16, 64, 256, 1024)
+
+
+def measure(quick: bool) -> list[Row]:
+    """Time of a step of one run: in lanes, in a bare loop, in `bench fit`; what storing costs; time by number of lanes."""
+    keep_freed_memory()
+    with TemporaryDirectory() as folder:
+        store = Path(folder)
+        return [*against_loops(quick, store), *storing(quick, store), *by_width(quick), *whole_sweep(quick, store)]
+
+
+def against_loops(quick: bool, store: Path) -> list[Row]:
+    """256 lanes as `bench sweep` trains them, curves kept, against a bare loop and `bench fit`."""
+    steps, rounds = (5, 2) if quick else (100, 5)
+    rows = []
+    for opt, loop_bound, fit_bound in (("ngd", 8, 10), ("gd", 8, 10), ("adam", 8, 10)):
+        configs = grid(opt, RATES, SEEDS, steps, store)
+        lanes = as_lanes(configs)
+        what = f"{LANES} lanes, {opt}, speed-up of a step"
+        loop = alternate(bare(configs[0][0], steps), {"lanes": lanes}, rounds)["lanes"]
+        rows.append(Row(what, "bare loop", [LANES * x for x in loop.speedups], loop_bound, at_least=True))
+        fit = alternate(by_fit(configs[0][0]), {"lanes": lanes}, min(rounds, 3))["lanes"]
+        rows.append(Row(what, "bench fit", [LANES * x for x in fit.speedups], fit_bound, at_least=True))
+    # Any other optimizer: each lane's own instance steps.
+    for opt in ("gd", "adam"):
+        with patch.dict(OPTIMIZERS, {opt: replace(OPTIMIZERS[opt], update=None)}):
+            configs = grid(opt, RATES, SEEDS, steps, store)
+            loop = alternate(bare(configs[0][0], steps), {"lanes": as_lanes(configs)}, rounds)["lanes"]
+        what = f"{LANES} lanes, {opt} without its pure update, speed-up of a step"
+        rows.append(Row(what, "bare loop", [LANES * x for x in loop.speedups], 3, at_least=True))
+    return rows
+
+
+def storing(quick: bool, store: Path) -> list[Row]:
+    """Share of the time of a block of lanes that goes into the store."""
+    steps, rounds = (20, 1) if quick else (1000, 3)
+    spent = 0.0
+
+    def counted(method: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal spent
+            begun = time.perf_counter()
+            try:
+                return method(*args, **kwargs)
+            finally:
+                spent += time.perf_counter() - begun
+
+        return call
+
+    names = ("__init__", "append_curve", "append_measurements", "end")
+    shares = []
+    with patch.multiple(PackFolder, **{name: counted(getattr(PackFolder, name)) for name in names}):
+        for _ in range(rounds):
+            spent = 0.0
+            shares.append(100 / as_lanes(grid("ngd", 16, 8, steps, store, defaults=True))() * spent)
+    return [Row(f"128 lanes, {steps} steps: storing", "whole time", shares, 5, unit=" %")]
+
+
+def by_width(quick: bool) -> list[Row]:
+    """Time of a step of one lane by the number of lanes, against as many lanes of a sixteenth."""
+    rounds, calls = (1, 1) if quick else (5, 20)
+    rows = []
+    for count in WIDTHS[: 3 if quick else None]:
+        rates = min(count, RATES)
+        lanes = make_lanes(grid("ngd", rates, count // rates, 10, Path()))
+        step = timed(lanes.step, calls)
+        step()
+        times = [1e6 * step() / calls / count for _ in range(rounds)]
+        rows.append(Row(f"{count} lanes: a step of one", "(time)", times, unit=" us"))
+    return rows
+
+
+def whole_sweep(quick: bool, store: Path) -> list[Row]:
+    """A sweep of the size that a paper's figure needs, end to end: 4 optimizers, 16 learning rates, 32 seeds."""
+    steps, seeds = (5, 1) if quick else (1000, 32)
+    words = {"task": "synthetic", "opt": "ngd,ps,gd,adam", "opt.lr": "1e-3:1e1:16", "trainer.max_steps": steps}
+    configs, _ = configurations(words, range(seeds), {"device": "cpu", "store": store / "sweep"})
+    begun = time.perf_counter()
+    sweep(configs, quiet(), lambda line: None)
+    return [
+        Row(
+            f"sweep of {len(configs)} runs, {steps} steps, default size",
+            "(time)",
+            [time.perf_counter() - begun],
+            300,
+            unit=" s",
+        )
+    ]
+
+
+def grid(opt: str, rates: int, seeds: int, steps: int, store: Path, *, defaults: bool = False) -> Grid:
+    """Configurations of a block, evaluated once, at the end, and not measured on the way unless `defaults` says so."""
+    settings: Mapping[str, Any] = {"task": "synthetic", "device": "cpu"} if defaults else {
+        **PROBLEM, "trainer.val_every": steps, "trainer.measure_every": steps,
+    }  # fmt: skip
+    lrs = log_grid(1e-3, 1e-1, rates) if rates > 1 else [1e-2]
+    return [
+        [
+            resolve({**settings, "opt": opt, "opt.lr": lr, "seed": seed, "trainer.max_steps": steps, "store": store})
+            for lr in lrs
+        ]
+        for seed in range(seeds)
+    ]
+
+
+def quiet() -> SweepProgress:
+    """A progress bar that shows nothing."""
+    return SweepProgress("", lambda a, b: a < b, enabled=False)
+
+
+def as_lanes(configs: Grid) -> Timed:
+    """A block, from configurations to stored runs."""
+
+    def train() -> float:
+        progress = quiet()
+        begun = time.perf_counter()
+        with progress.showing(len(configs)):
+            results = train_block(configs, StopRequest(), progress)
+        seconds = time.perf_counter() - begun
+        assert results is not None
+        assert {result.steps for result in results} == {configs[0][0].trainer.max_steps}
+        rmtree(configs[0][0].store)
+        return seconds
+
+    return train
+
+
+def bare(config: RunConfig, steps: int) -> Timed:
+    """Steps of one run in a plain PyTorch loop: module, loss, optimizer, and nothing kept."""
+
+    def train() -> float:
+        step = single_step(config)
+        begun = time.perf_counter()
+        for _ in range(steps):
+            step()
+        return time.perf_counter() - begun
+
+    return train
+
+
+def by_fit(config: RunConfig) -> Timed:
+    """One run as `bench fit` makes it, from configuration to stored run."""
+
+    def train() -> float:
+        begun = time.perf_counter()
+        run(config, rerun=True, progress=False)
+        return time.perf_counter() - begun
+
+    return train
