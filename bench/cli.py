@@ -3,9 +3,11 @@
 import argparse
 import json
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -54,7 +56,7 @@ def _dispatch(words: list[str]) -> int:
     sub.add_parser("sweep", help="train many learning rates and seeds as one program: table and plot of sensitivity")
     sub.add_parser("reproduce", help="run a paper's experiment: figure, data and tested claims")
     sub.add_parser("list", help="list tasks or optimizers")
-    sub.add_parser("show", help="describe a task or an optimizer")
+    sub.add_parser("show", help="describe a task, an optimizer or a paper's experiment")
     sub.add_parser("doctor", help="check this machine, its data and its store")
     if words and not words[0].startswith("-"):
         if words[0] not in commands:
@@ -247,42 +249,63 @@ def _sweep(words: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     parser.add_argument("--dry-run", action="store_true", help="list the runs and stop")
     _add_places(parser)
+    command = shlex.join(["bench", "sweep", *words])
     words, dotted = _dotted_apart(words)
-    settings, _ = _split(dotted, valued=set(), switches=set())
-    args = parser.parse_args(words)
+    args, more = parser.parse_known_args(words)
+    known = [flag for action in parser._actions for flag in action.option_strings]
+    for word in (word.partition("=")[0] for word in more):
+        if word.startswith("--") and word != "--seed" and get_close_matches(word, known, cutoff=0.7):
+            raise unknown("option", word, known)
+    settings, _ = _split([*more, *dotted], valued=set(), switches=set())
     for name in ("task", "opt", "precision", "data_seed"):
         if getattr(args, name) is not None:
             settings[name] = getattr(args, name)
     if args.width is not None and args.width < 1:
         raise UserError(f"--width {args.width}: it must be at least 1")
-    from bench.grid import configurations, read_seeds
+    from bench.config import settings_of
+    from bench.grid import check_all, configurations, read_seeds
+    from bench.memory import read_memory
+    from bench.progress import SweepProgress
+    from bench.reproduction import words as as_words
+    from bench.store import Store, plain
 
     places = {"data": args.data, "store": args.store, "device": args.device}
     configs, varied = configurations(settings, read_seeds(args.seeds), places)
-    if args.dry_run:
-        print("\n".join(config.run_id for config in configs))
-        print(f"bench: {len(configs)} runs; varied: {', '.join([*varied, 'seed'])}", file=sys.stderr)
-        return 0
-    from bench import sensitivity
-    from bench.memory import read_memory
-    from bench.progress import SweepProgress
-    from bench.sweep import sweep
-
     mode = configs[0].task_spec.mode
     progress = SweepProgress(
         f"sweep {configs[0].task}", (lambda a, b: a > b) if mode == "max" else (lambda a, b: a < b)
     )
+    memory = read_memory(args.memory, configs[0].device)
+    if args.dry_run:
+        check_all(configs)
+        settings = {config.run_id: settings_of(config.model_dump()) for config in configs}
+        runs = {
+            run_id: {name: own[name] for name in ("opt", *varied, "seed") if name in own}
+            for run_id, own in settings.items()
+        }
+        lines = [f"{run_id}  {as_words(own)}" for run_id, own in runs.items()]
+        print(json.dumps(plain(runs)) if args.json else "\n".join(lines))
+        progress.say(f"bench: {len(runs)} runs")
+        return 0
+    from bench import sensitivity
+    from bench.reproduce import _make as make_folder
+
     folder = args.out or Path("swept") / configs[0].task
-    with redirect_stdout(sys.stderr):  # standard output is for the result alone
-        results = sweep(
-            configs, progress, progress.say,
-            engine=args.engine, width=args.width, memory=read_memory(args.memory, configs[0].device),
-        )  # fmt: skip
+    make_folder(folder)  # before hours of training
+    store = Store(args.store)
+    results = [result for config in configs if (result := store.finished(config.run_id))]
+    if len(results) == len(configs):
+        progress.say(f"all {len(configs)} runs are stored")
+    else:
+        from bench.sweep import sweep  # which imports torch
+
+        with redirect_stdout(sys.stderr):  # standard output is for the result alone
+            results = sweep(configs, progress, progress.say, engine=args.engine, width=args.width, memory=memory)
     if results is None:
-        print("bench: stopped; what is finished is stored, and the same command goes on", file=sys.stderr)
+        progress.say("bench: stopped; what is finished is stored, and the same command goes on")
         return 130
     shown = sensitivity.analyse(results, varied, mode)
-    paths = sensitivity.write(folder, shown, command="bench sweep")
+    paths = sensitivity.write(folder, shown, command)
     if args.json:
         print(json.dumps({**sensitivity.as_json(shown), "store": str(args.store), "out": str(folder)}))
     else:

@@ -34,7 +34,7 @@ def result_lines(result: RunResult, store: Path) -> list[str]:
         parts.append(f"{result.split} {result.metric} {result.final:.4g}")
     if result.best is not None and result.best_step != result.steps:
         parts.append(f"{result.best:.4g} at the best step {result.best_step}")
-    parts += [f"{result.steps} steps in {result.wall_s:.1f} s", f"stored in {store / result.run_id}"]
+    parts += [f"{result.steps} steps in {result.wall_s:.1f} s", f"stored in {Store(store).place(result.run_id)}"]
     lines = [", ".join(parts)]
     if result.reason:
         lines.append(f"note: {result.reason}")
