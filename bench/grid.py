@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import isfinite
 from typing import Any, get_origin
 
+from bench.checks import check
 from bench.config import RunConfig, on_device, resolve
 from bench.errors import UserError, unknown
 from bench.options import optimizer_options, task_options
@@ -76,6 +77,22 @@ def configurations(
     return list({config.run_id: config for config in configs}.values()), list(varied)
 
 
+def check_all(configs: Sequence[RunConfig]) -> None:
+    """Refuse what cannot be run, or not as a sweep, before anything is trained.
+
+    Raises:
+        UserError: with the value at fault and what to do.
+    """
+    for config in {(block_key(config), repr(config.opt_options)): config for config in configs}.values():
+        check(config)
+        ranks = config.trainer.devices * config.trainer.num_nodes
+        if ranks > 1:  # each of them would be a sweep of its own
+            raise UserError(
+                f"a run of this sweep wants {ranks} devices; leave --trainer.devices out and start the same command once"
+                " for each device instead: the processes share the runs"
+            )
+
+
 def read_seeds(text: str) -> list[int]:
     """Seeds from a count (`32` is 0 to 31) or a list (`3,5,8`).
 
@@ -115,23 +132,26 @@ def _by_optimizer(words: Mapping[str, Any], names: Sequence[str]) -> tuple[dict[
 
 def _values(key: str, raw: Any, task: str, opt: str) -> Sequence[Any]:
     """The values that a word stands for; most stand for themselves."""
-    if not isinstance(raw, str):
-        return [raw]
-    parts = raw.split(":")
-    if len(parts) == 3:
-        return _grid(key, raw, parts)
     group, _, name = key.partition(".")
+    if not isinstance(raw, str) or not name:
+        return [raw]
+    if ":" in raw:
+        return _grid(key, raw)
     options = {"opt": optimizer_options(OPTIMIZERS[opt]), "task": task_options(TASKS[task]) if task else {}}.get(
         group, {}
     )
-    if "," not in raw or not name or (name in options and get_origin(options[name].type) is tuple):
+    if "," not in raw or (name in options and get_origin(options[name].type) is tuple):
         return [raw]
-    return list(dict.fromkeys(_list(raw)))
+    values = list(dict.fromkeys(_list(raw)))
+    if not values:
+        raise UserError(f"--{key} {raw}: the list is empty")
+    return values
 
 
-def _grid(key: str, raw: str, parts: Sequence[str]) -> list[float]:
+def _grid(key: str, raw: str) -> list[float]:
     try:
-        low, high, points = float(parts[0]), float(parts[1]), int(parts[2])
+        one, other, count = raw.split(":")
+        low, high, points = float(one), float(other), int(count)
     except ValueError:
         low, high, points = 0.0, 0.0, 0
     if not (0 < low < high and isfinite(high) and points >= 2):

@@ -126,11 +126,8 @@ class OneByOne:
     def __init__(self, lanes: "Lanes") -> None:
         self.lanes = lanes
         G, R = lanes.shape
-        self.params = [
-            {name: nn.Parameter(lanes.weights[name][g, r]) for name in lanes.trained}
-            for g in range(G)
-            for r in range(R)
-        ]
+        self.views = [{name: lanes.weights[name][g, r] for name in lanes.trained} for g in range(G) for r in range(R)]
+        self.params = [{name: nn.Parameter(view) for name, view in views.items()} for views in self.views]
         self.optimizers: list[Any] = [
             plan.make_optimizer(params.values())
             for plan, params in zip((plan for row in lanes.plans for plan in row), self.params, strict=True)
@@ -141,39 +138,50 @@ class OneByOne:
         """Move the weights; arguments and result are those of `Together.step`."""
         lanes, R = self.lanes, loss.shape[1]
         step, alive = lanes.steps_done, lanes.alive.ravel()
-        views = {name: g.flatten(0, 1).unbind() for name, g in grads.items()}
+        # Copies: autograd may give one tensor to two parameters, and the optimizer may change gradients in place.
+        own = {name: g.flatten(0, 1).clone().unbind() for name, g in grads.items()}
         losses = loss.flatten().unbind()
         told = {name: norms[name].flatten().unbind() for name in lanes.plan.step_keywords}
         for i, (optimizer, params) in enumerate(zip(self.optimizers, self.params, strict=True)):
             if not alive[i]:
                 continue
             for name, p in params.items():
-                p.grad = views[name][i] if name in views else None
+                p.grad = own[name][i] if name in own else None
 
             def again(i: int = i, params: dict[str, nn.Parameter] = params) -> Tensor:
-                value, fresh = lanes.evaluate_lane(step, i // R, i % R)
+                value, fresh = lanes.evaluate_lane(step, i // R, i % R, params)
                 for name, p in params.items():
-                    p.grad = fresh.get(name)
+                    p.grad = fresh[name].clone() if name in fresh else None
                 return value
 
             closure = once_known(losses[i], list(params.values()), again)
             optimizer.step(closure, **{name: values[i] for name, values in told.items()})
+            self._take_over(i)
             lr = optimizer.param_groups[0]["lr"]
             self.sizes[i] = getattr(optimizer, "step_sizes", None) or (lr, lr)
-        raw, applied = (
-            torch.stack([torch.as_tensor(size, dtype=loss.dtype, device=loss.device) for size in sizes])
-            for sizes in zip(*self.sizes, strict=True)
-        )
+        raw, applied = (_column(sizes, loss) for sizes in zip(*self.sizes, strict=True))
         return raw.view_as(loss), applied.view_as(loss)
 
     @contextmanager
     def in_eval_mode(self) -> Iterator[None]:
         """Optimizers that keep other weights for evaluation (schedule-free methods) swap them in."""
-        for optimizer in self.optimizers:
-            getattr(optimizer, "eval", lambda: None)()
+        self._switch("eval")
         yield
-        for optimizer in self.optimizers:
-            getattr(optimizer, "train", lambda: None)()
+        self._switch("train")
+
+    def _switch(self, mode: str) -> None:
+        for i, optimizer in enumerate(self.optimizers):
+            if hasattr(optimizer, mode):
+                getattr(optimizer, mode)()
+                self._take_over(i)
+
+    @torch.no_grad()
+    def _take_over(self, i: int) -> None:
+        """Copy a lane's parameters to which its optimizer has given other memory (`p.data = ...`)."""
+        for name, p in self.params[i].items():
+            view = self.views[i][name]
+            if p.data_ptr() != view.data_ptr():
+                view.copy_(p)
 
     def state_dict(self) -> dict[str, Any]:
         """The states of all optimizers, which may hold what is not a tensor."""
@@ -183,6 +191,13 @@ class OneByOne:
         """Go on from states."""
         for optimizer, own in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(own)
+
+
+def _column(sizes: Sequence[Tensor | float], like: Tensor) -> Tensor:
+    """Step sizes of lanes, shape (lanes,)."""
+    if any(isinstance(size, Tensor) for size in sizes):
+        return torch.stack([torch.as_tensor(size, dtype=like.dtype, device=like.device) for size in sizes])
+    return torch.tensor(sizes, dtype=like.dtype, device=like.device)
 
 
 def beside(x: Tensor, like: Tensor) -> Tensor:

@@ -10,7 +10,10 @@ from numpy.typing import NDArray
 
 from bench.callbacks import StopRequest, Watcher
 from bench.config import RunConfig
+from bench.doctor import first_line
+from bench.errors import RunBusy, RunFailed, UserError
 from bench.lanes import Lanes, LanesModule
+from bench.memory import ran_out
 from bench.packs import PackFolder
 from bench.progress import SweepProgress
 from bench.runner import StepRanges, build, make_plan, make_trainer, new_result, quiet, val_every
@@ -21,8 +24,14 @@ Grid = Sequence[Sequence[RunConfig]]
 """Configurations of a block, shape (G, R): a row shares task, seed and data seed; all share what `block_key` names."""
 
 
-def make_lanes(grid: Grid, *, compiled: bool = False) -> Lanes:
-    """The lanes of a block, at their start; with `compiled` their update goes through `torch.compile`.
+def make_lanes(grid: Grid, *, compiled: bool = False, solved: bool = False) -> Lanes:
+    """The lanes of a block, at their start.
+
+    Args:
+        grid: what is to be trained.
+        compiled: whether the optimizer's update goes through `torch.compile`.
+        solved: whether to work out the facts about the problems, which may take long, from data that are not yet
+            rounded to the precision of the training.
 
     Raises:
         UserError: an option's value is illegal, or data are missing.
@@ -32,6 +41,8 @@ def make_lanes(grid: Grid, *, compiled: bool = False) -> Lanes:
     for row in grid:
         task, _ = build(row[0], data)
         data = None if task.data.seeded else task.data
+        if solved:
+            task.data.facts()
         tasks.append(task)
         plans.append([make_plan(config, task) for config in row])
     dtype = torch.float64 if first.precision == "64-true" else torch.float32
@@ -52,17 +63,21 @@ def train_block(
         compiled: whether the optimizer's update goes through `torch.compile`.
 
     Raises:
-        RunBusy: another process trains this block now.
+        RunBusy: another process trains this block now, or has just done so.
         UserError: the configuration cannot be run, or the store cannot be written.
-        RunFailed: the disk is full or gone.
+        RunFailed: the training broke, and the pack has the traceback; or the disk is full or gone.
+        Exception: memory is short (`bench.memory.ran_out`).
     """
     first = grid[0][0]
     configs = [config for row in grid for config in row]
-    lanes = make_lanes(grid, compiled=compiled)
+    lanes = make_lanes(grid, compiled=compiled, solved=True)
     results = [new_result(config, task) for row, task in zip(grid, lanes.tasks, strict=True) for config in row]
     for result in results:
         result.engine = "lanes"
-    pack = Store(first.store).begin_pack({result.run_id: result.config for result in results})
+    store = Store(first.store)
+    if any(store.finished(result.run_id) for result in results):  # while the lanes were made
+        raise RunBusy("another process has just trained some of these runs")
+    pack = store.begin_pack({result.run_id: result.config for result in results})
     resume = pack.checkpoint.is_file()
     recorder = LanesRecorder(
         results, lanes, configs, pack, stop, progress, val_every=val_every(first, lanes.plan, lanes.tasks[0])
@@ -80,8 +95,18 @@ def train_block(
         if stop.signal is None:
             raise
         return None  # Lightning turns a KeyboardInterrupt into an exit with code 1
+    except Exception as error:
+        if ran_out(error) and len(configs) > 1:
+            pack.checkpoint.unlink(missing_ok=True)  # smaller blocks cannot go on from it
+        if isinstance(error, UserError) or ran_out(error):
+            raise
+        trace = pack.keep_traceback(error)
+        raise RunFailed(
+            f"{len(configs)} {first.opt} lanes broke: {first_line(error)}; the traceback is in {trace}"
+        ) from error
     finally:
         pack.abandon()
+        vars(lanes).clear()  # a Trainer is a circle of references, which would keep the weights for a while
     return results
 
 

@@ -6,13 +6,14 @@ then moves all lanes at once; without one, each lane's own `torch.optim` instanc
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from copy import deepcopy
 from typing import Any
 
 import lightning.pytorch as pl
 import numpy as np
 import torch
+from lightning.pytorch.plugins import DoublePrecision
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import vmap
@@ -29,11 +30,11 @@ from tasks.order import BatchOrder
 @contextmanager
 def _without_warning() -> Iterator[None]:
     """Let torch call a kernel that it cannot batch, such as attention on a CPU, lane by lane: that costs little here."""
-    torch._C._functorch._set_vmap_fallback_warning_enabled(False)
+    torch._C._functorch._set_vmap_fallback_warning_enabled(False)  # type: ignore[attr-defined]
     try:
         yield
     finally:
-        torch._C._functorch._set_vmap_fallback_warning_enabled(True)
+        torch._C._functorch._set_vmap_fallback_warning_enabled(True)  # type: ignore[attr-defined]
 
 
 class Lanes:
@@ -65,6 +66,8 @@ class Lanes:
     ) -> None:
         self.tasks, self.plans, self.spec, self.device, self.dtype = tasks, plans, spec, device, dtype
         self.plan = plans[0][0]
+        # What a loss makes of itself has the precision of the weights in evaluation too, as in `Task.evaluate`.
+        self.forward_context = DoublePrecision().forward_context if dtype == torch.float64 else nullcontext
         self.steps_done = 0
         self.alive = np.ones(self.shape, dtype=bool)
         for task, (plan, *_) in zip(self.tasks, self.plans, strict=True):
@@ -107,11 +110,7 @@ class Lanes:
             Loss, gradient norm, raw and applied step size, shape (4, G, R), on the device.
         """
         loss, grads = self.evaluate(self.steps_done)
-        norm = clipped = self._norm(grads.values())
-        if self.plan.clip is not None:
-            factor = (self.plan.clip / (norm + 1e-6)).clamp(max=1)  # as torch.nn.utils.clip_grad_norm_
-            grads = {name: g * beside(factor, g) for name, g in grads.items()}
-            clipped = norm * factor
+        grads, norm, clipped = self._clip(grads)
         raw, applied = self.stepper.step(loss, grads, {"loss_grad_norm": norm, "grad_norm": clipped})
         self.steps_done += 1
         return torch.stack([loss, norm, raw, applied])
@@ -131,15 +130,17 @@ class Lanes:
         return loss.detach(), {n: g for n, g in zip(self.trained, grads, strict=True) if g is not None}
 
     @_without_warning()
-    def evaluate_lane(self, step: int, g: int, r: int) -> tuple[Tensor, Weights]:
-        """The same for one lane: loss, shape (), and gradients of its own shapes."""
-        weights = {
-            name: w[g, r][None].detach().requires_grad_(name in self.trained) for name, w in self.weights.items()
-        }
+    def evaluate_lane(self, step: int, g: int, r: int, params: Mapping[str, Tensor]) -> tuple[Tensor, Weights]:
+        """For one lane at other weights: loss, shape (), and gradients of its own shapes, clipped if they are to be."""
+        own = {name: params.get(name, w[g, r]) for name, w in self.weights.items()}
+        weights = {name: w.detach()[None].requires_grad_(name in self.trained) for name, w in own.items()}
         with torch.enable_grad():
             loss = self.tasks[g].loss_at(weights, self._batch(step, g)).loss[0]
             grads = torch.autograd.grad(loss, [weights[name] for name in self.trained], allow_unused=True)
-        return loss.detach(), {n: grad[0] for n, grad in zip(self.trained, grads, strict=True) if grad is not None}
+        clipped, *_ = self._clip(
+            {n: grad[None] for n, grad in zip(self.trained, grads, strict=True) if grad is not None}
+        )
+        return loss.detach(), {name: grad[0, 0] for name, grad in clipped.items()}
 
     @torch.no_grad()
     def measure(self) -> dict[str, Tensor]:
@@ -148,9 +149,10 @@ class Lanes:
             found = [
                 task.measure_at({name: w[g] for name, w in self.weights.items()}) for g, task in enumerate(self.tasks)
             ]
-        names = list(dict.fromkeys(name for values in found for name in values))
-        absent = torch.full(self.shape[1:], float("nan"), dtype=self.dtype, device=self.device)
-        return {name: torch.stack([values.get(name, absent) for values in found]) for name in names}
+            names = list(dict.fromkeys(name for values in found for name in values))
+            absent = torch.full(self.shape[1:], float("nan"), dtype=self.dtype, device=self.device)
+            # Copies, while weights for evaluation are there: a measurement may be a view of them.
+            return {name: torch.stack([values.get(name, absent) for values in found]) for name in names}
 
     @torch.no_grad()
     def evaluate_split(self, split: str, weights: Weights | None = None) -> dict[str, NDArray[np.float64]]:
@@ -170,7 +172,8 @@ class Lanes:
         with self._in_eval_mode(switch=weights is None):
             for start in range(0, size, rows):
                 batches = [task.data.batch(split, slice(start, start + rows)) for task in self.tasks]
-                outcome = self._outcome(weights or self.weights, batches if self.apart else _stacked(batches))
+                with self.forward_context():
+                    outcome = self._outcome(weights or self.weights, batches if self.apart else _stacked(batches))
                 total += outcome.loss.double().cpu() * outcome.labels.shape[2]
                 for score in scores.values():
                     score.update(outcome.predictions, outcome.labels)
@@ -247,9 +250,17 @@ class Lanes:
         ]
         return Outcome(*(torch.stack(parts) for parts in zip(*outcomes, strict=True)))
 
+    def _clip(self, grads: Weights) -> tuple[Weights, Tensor, Tensor]:
+        """Gradients as the optimizer gets them, and the norm over all parameters before and after clipping."""
+        norm = self._norm(grads.values())
+        if self.plan.clip is None:
+            return grads, norm, norm
+        factor = (self.plan.clip / (norm + 1e-6)).clamp(max=1)  # as torch.nn.utils.clip_grad_norm_
+        return {name: g * beside(factor, g) for name, g in grads.items()}, norm, norm * factor
+
     def _norm(self, grads: Iterable[Tensor]) -> Tensor:
         """Norm over all parameters of a lane, shape (G, R); a dot product is ten times as fast as a norm here."""
-        flat = [g.flatten(2) for g in grads]
+        flat = [g.reshape(*g.shape[:2], -1) for g in grads]
         return torch.stack([torch.linalg.vecdot(g, g) for g in flat]).sum(0).sqrt()
 
     @contextmanager
@@ -347,12 +358,19 @@ class Scores:
         else:
             self.states = states
 
+    @_without_warning()
     def compute(self) -> Tensor:
         """The metric's values, shape (G, R)."""
         if self.states is None:
             return torch.stack([copy.compute() for copy in self.copies]).view(self.shape)
-        return vmap(lambda state: self._with(state).compute())(self.states).view(self.shape)
+        try:
+            values = vmap(lambda state: self._with(state).compute())(self.states)
+        except (RuntimeError, TypeError):
+            each = zip(*self.states.values(), strict=True)
+            values = torch.stack([self._with(dict(zip(self.states, state, strict=True))).compute() for state in each])
+        return values.view(self.shape)
 
+    @_without_warning()
     def _updated(self, states: dict[str, Tensor], predictions: Tensor, labels: Tensor) -> dict[str, Tensor]:
         def one(state: dict[str, Tensor], p: Tensor, y: Tensor) -> dict[str, Tensor]:
             metric = self._with(state)
@@ -364,7 +382,7 @@ class Scores:
     def _with(self, state: dict[str, Tensor]) -> Metric:
         metric = deepcopy(self.metric)
         for name, value in state.items():
-            setattr(metric, name, value)
+            setattr(metric, name, value.clone())  # an update may write into it
         return metric
 
 

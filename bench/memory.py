@@ -33,7 +33,10 @@ def free_memory(device: str) -> int:
 
 def _left_by_groups() -> Iterator[int]:
     """Bytes that each control group around this process leaves it; files in its cache can be thrown out."""
-    lines = _GROUP_OF_PROCESS.read_text().splitlines() if _GROUP_OF_PROCESS.is_file() else []
+    try:
+        lines = _GROUP_OF_PROCESS.read_text().splitlines()
+    except OSError:
+        return
     for _, controllers, path in (line.split(":", 2) for line in lines):
         if not controllers:  # version 2
             root, limit, used, cached = _GROUPS, "memory.max", "memory.current", "inactive_file"
@@ -56,14 +59,15 @@ def read_memory(text: str, device: str) -> int:
     """Bytes from a share of what is free (`80%`) or a size (`8G`, `500M`).
 
     Raises:
-        UserError: it is neither, or less than a byte.
+        UserError: it is neither, or nothing.
     """
     found = re.fullmatch(r"(\d+\.?\d*|\.\d+) *(?:(%)|([KMGT]?)I?B?)", text.strip().upper())
     if found:
         number, share, unit = float(found[1]), found[2], found[3]
-        value = number * (free_memory(device) / 100 if share else _UNITS[unit])
-        if value >= 1 and not (share and number > 100):
-            return int(value)
+        if share and 0 < number <= 100:
+            return max(1, int(number / 100 * free_memory(device)))
+        if not share and number * _UNITS[unit] >= 1:
+            return int(number * _UNITS[unit])
     raise UserError(f"--memory {text}: write a share of what is free, such as 80%, or a size, such as 8G")
 
 
@@ -86,8 +90,7 @@ def watch_peak(device: str) -> Iterator[Peak]:
         yield peak
         peak.bytes = torch.cuda.max_memory_allocated() - before
         return
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)  # else what glibc has kept (`keep_freed_memory`) would be used again, unseen
+    give_back()  # else what was kept would be used again, unseen
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")  # so that the peak counts from now
     before = _resident("VmRSS")
@@ -106,6 +109,12 @@ def ran_out(error: BaseException) -> bool:
     """Whether an error says that memory is short."""
     words = ("out of memory", "allocate memory", "not enough memory", "alloc_failed")  # the last from cuBLAS and cuDNN
     return isinstance(error, MemoryError) or any(word in str(error).lower() for word in words)
+
+
+def give_back() -> None:
+    """Give memory that was freed and kept (`keep_freed_memory`) back to the system."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def keep_freed_memory() -> None:

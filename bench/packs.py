@@ -10,6 +10,7 @@ import json
 import os
 import re
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bench.errors import RunBusy
 from bench.store import (
     CURVE_FIELDS,
     TABLES,
@@ -113,13 +115,18 @@ class Packs:
         """See `Store.begin_pack`."""
         digest = hashlib.sha256("\n".join(sorted(configs)).encode()).hexdigest()
         folder = self.store / f"{_PREFIX}{digest[:10]}"
+        before = _ended(folder)
         lock = take_lock(folder, f"the pack of runs {folder.name}")
+        if _ended(folder) != before:  # by the process that we have waited for
+            os.close(lock)
+            raise RunBusy(f"the pack of runs {folder.name} has just been trained by another process")
         try:
             with disk_errors(self.store):
                 known = None if (folder / "runs.jsonl").exists() else _configs(folder)
                 # In another order the lanes would take over each other's data.
                 resume = (folder / "last.ckpt").is_file() and list(known or ()) == list(configs)
                 _clear(folder, "*.tmp" if resume else "*")
+                _clear(folder, "traceback.txt")
                 write_json(folder / "lanes.json", configs)
                 return PackFolder(self.store, folder, list(configs), lock)
         except BaseException:
@@ -210,9 +217,16 @@ class PackFolder:
         finally:
             self._free()
 
+    def keep_traceback(self, error: BaseException) -> Path:
+        """Write down where the training broke; the pack then stays when it is abandoned. A full disk keeps nothing."""
+        path = self.folder / "traceback.txt"
+        with suppress(OSError):
+            path.write_text("".join(traceback.format_exception(error)), "utf-8")
+        return path
+
     def abandon(self) -> None:
-        """Leave the pack for another time; without a checkpoint nothing is left. After the end it does nothing."""
-        if self._lock is not None and not self.checkpoint.is_file():
+        """Leave the pack for another time; without checkpoint or traceback nothing is left. After the end it does nothing."""
+        if self._lock is not None and not any((self.folder / name).exists() for name in ("last.ckpt", "traceback.txt")):
             with suppress(OSError):
                 _clear(self.folder, "*")
                 (self.folder / "run.lock").unlink()  # last, so that nobody can begin in between
@@ -382,6 +396,15 @@ def _sound(folder: Path) -> bool:
     except (OSError, ValueError, pa.ArrowException):
         return False
     return bool(records) and None not in records and (bool(tables) or not any(r.steps for r in records if r))
+
+
+def _ended(folder: Path) -> tuple[int, int] | None:
+    """What tells one end of a pack from another, or None before the first."""
+    try:
+        now = (folder / "runs.jsonl").stat()
+    except OSError:
+        return None
+    return now.st_ino, now.st_mtime_ns
 
 
 def _clear(folder: Path, names: str) -> None:

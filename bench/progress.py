@@ -27,7 +27,7 @@ class Progress:
 
     def start(self, step: int) -> None:
         """Begin at this step."""
-        if self.enabled and sys.stderr.isatty():
+        if self.enabled and _on_terminal():
             from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
             from rich.progress import Progress as Bar
@@ -57,10 +57,7 @@ class Progress:
         text = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
         self._validated = f"  {split} acc {values['accuracy']:.3f}" if "accuracy" in values else ""
         if self.enabled and self._bar is None:
-            try:
-                print(f"{self.label}  step {step}/{self.total}  {split}: {text}", file=sys.stderr, flush=True)
-            except OSError:  # `2>&1 | head`: a reader that has gone must not end the run
-                self.enabled = False
+            self.enabled = _say(f"{self.label}  step {step}/{self.total}  {split}: {text}")
 
     def stop(self) -> None:
         """Take the bar down."""
@@ -91,14 +88,14 @@ class SweepProgress:
         """Show the progress of so many runs while the context lasts."""
         self.runs = runs
         self._begun = self._said = time.monotonic()
-        if self.enabled and sys.stderr.isatty():
+        if self.enabled and _on_terminal():
             from rich.console import Console
-            from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+            from rich.progress import BarColumn, TextColumn
             from rich.progress import Progress as Bar
 
             self._bar = Bar(
-                TextColumn("{task.description}"), BarColumn(bar_width=10), TimeElapsedColumn(),
-                TextColumn("{task.fields[values]}"), console=Console(stderr=True),
+                TextColumn("{task.description}"), BarColumn(bar_width=10), TextColumn("{task.fields[values]}"),
+                console=Console(stderr=True),
             )  # fmt: skip
             self._bar.start()
             self._task = self._bar.add_task(self.label, total=1.0, values="")
@@ -127,20 +124,33 @@ class SweepProgress:
 
     def say(self, line: str) -> None:
         """Show a line."""
-        print(line, file=sys.stderr, flush=True)
+        _say(line)
 
     def _show(self, alive: int, share: float) -> None:
         now = time.monotonic()
         rate = self.steps / max(now - self._begun, 1e-9)
-        values = f"{self.ended}/{self.runs} runs, {alive} lanes alive, {rate:,.0f} trial-steps/s"
-        if self.best is not None:
-            values += f", best {self.best[0]:.4g} ({self.best[1]})"
+        best = "" if self.best is None else f", best {self.best[0]:.4g} ({self.best[1]})"
+        values = f"{self.ended}/{self.runs} runs, {alive} lanes alive, {rate:,.0f} trial-steps/s{best}"
         if self._bar is not None:
+            if len(self.label) + len(values) + 14 > self._bar.console.width:
+                values = f"{self.ended}/{self.runs} runs, {alive} alive, {rate:,.0f} steps/s"
             done = (self.ended + alive * share) / max(self.runs, 1)
             self._bar.update(self._task, completed=done, values=values)
         elif self.enabled and now - self._said >= self.LINE_SECONDS:
             self._said = now
-            try:
-                self.say(f"{self.label}  {values}")
-            except OSError:  # `2>&1 | head`: a reader that has gone must not end the sweep
-                self.enabled = False
+            self.say(f"{self.label}  {values}")
+
+
+def _on_terminal() -> bool:
+    return sys.stderr is not None and sys.stderr.isatty()
+
+
+def _say(line: str) -> bool:
+    """Print a line, if anybody can hear it: neither `2>&1 | head` nor `2>&-` must end what is trained."""
+    if sys.stderr is None:
+        return False
+    try:
+        print(line, file=sys.stderr, flush=True)
+    except (OSError, ValueError):
+        return False
+    return True

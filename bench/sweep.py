@@ -1,23 +1,24 @@
 """Sweeps: many runs of a task, as lanes where that pays and one after the other elsewhere."""
 
+import gc
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any, Literal
 
 import torch
 
 from bench.callbacks import StopRequest
-from bench.checks import check
 from bench.config import RunConfig
 from bench.doctor import first_line
 from bench.errors import RunBusy, RunFailed, UserError
-from bench.grid import block_key, blocks, problem_key
+from bench.grid import block_key, blocks, check_all, problem_key
 from bench.lane_runs import Grid, make_lanes, train_block
-from bench.memory import free_memory, keep_freed_memory, ran_out, watch_peak
+from bench.memory import free_memory, give_back, keep_freed_memory, ran_out, watch_peak
 from bench.progress import SweepProgress
 from bench.runner import build, run
-from bench.store import RunResult, Store
+from bench.store import FINISHED, RunResult, Store
 
 Engine = Literal["auto", "lanes", "lightning"]
 
@@ -52,12 +53,11 @@ def sweep(
 
     Raises:
         UserError: a run cannot be made, or not with this engine.
-        RunFailed: the disk is full or gone, or one lane alone needs more memory than there is.
+        RunFailed: a run broke, the disk is full or gone, or one lane alone needs more memory than there is.
     """
     keep_freed_memory()
     store = Store(configs[0].store)
-    for config in {repr((config.opt, config.opt_options)): config for config in configs}.values():
-        check(config)
+    check_all(configs)
     todo = {config.run_id: config for config in configs if store.finished(config.run_id) is None}
     if len(todo) < len(configs):
         say(f"{len(configs) - len(todo)} of {len(configs)} runs are stored")
@@ -65,12 +65,18 @@ def sweep(
     groups: dict[tuple[object, ...], dict[str, RunConfig]] = {}
     for run_id, config in todo.items():
         groups.setdefault(block_key(config), {})[run_id] = config
+    obstacles = [why_no_lanes(next(iter(group.values()))) for group in groups.values()]
+    if engine == "lanes" and any(obstacles):
+        raise UserError(f"--engine lanes: {next(filter(None, obstacles))}; use --engine lightning")
     choices = Choices(engine, width, memory, say)
     with stop.listening(), progress.showing(len(todo)):
-        for group in groups.values():
+        for group in sorted(groups.values(), key=len, reverse=True):  # what is measured of the largest holds for all
             choice = choices.of(list(group.values()))
-            make = _as_lanes if choice.lanes else _one_by_one
-            if not make(group, store, choice, stop, progress):
+            if not (
+                _as_lanes(group, store, choice, stop, progress)
+                if choice.lanes
+                else _one_by_one(list(group.values()), stop, progress)
+            ):
                 return None
     results = [store.get(config.run_id) for config in configs]
     return [result for result in results if result is not None]
@@ -91,19 +97,16 @@ class Choices:
     def __init__(self, engine: Engine, width: int | None, memory: int | None, say: Callable[[str], None]) -> None:
         self.engine, self.width, self.memory, self.say = engine, width, memory, say
         self._measured: dict[object, Choice] = {}
+        self._said: set[str] = set()
 
     def of(self, group: Sequence[RunConfig]) -> Choice:
-        """The plan for runs with one `block_key`.
-
-        Raises:
-            UserError: they cannot be lanes, and `--engine lanes` asks for it.
-        """
-        first = group[0]
-        obstacle = why_no_lanes(first)
-        if self.engine == "lightning" or (self.engine == "auto" and (obstacle or len(group) == 1)):
+        """The plan for runs with one `block_key`, the largest group first."""
+        obstacle = why_no_lanes(group[0])
+        if obstacle and self.engine == "auto" and obstacle not in self._said:
+            self._said.add(obstacle)
+            self.say(f"{group[0].task}: one run after the other, since {obstacle}")
+        if self.engine == "lightning" or obstacle or (self.engine == "auto" and len(group) == 1):
             return Choice(lanes=False, width=1)
-        if obstacle:
-            raise UserError(f"--engine lanes: {obstacle}; use --engine lightning")
         choice = self._how_many(group) if self.width is None else Choice(lanes=True, width=self.width)
         return replace(choice, compiled=choice.lanes and self._compile_pays(group, choice.width))
 
@@ -123,7 +126,12 @@ class Choices:
     def _measure(self, group: Sequence[RunConfig]) -> Choice:
         """Time some steps at growing widths, as long as lanes get cheaper and fit into memory."""
         first = group[0]
-        alone = _seconds(single_step(first))
+        try:
+            alone = _seconds(single_step(first))
+        except UserError:
+            raise
+        except Exception:  # so it will in training, which records how
+            alone = inf
         limit = self.memory or int(0.8 * free_memory(first.device))
         costs: dict[int, float] = {}
         each = 0.0
@@ -133,20 +141,27 @@ class Choices:
             try:
                 with watch_peak(first.device) as peak:
                     costs[count] = _seconds(make_lanes(grid).step) / count
-            except (MemoryError, RuntimeError) as error:
-                if not ran_out(error):
-                    raise
-                break
+            except UserError:
+                raise
+            except Exception as error:
+                if ran_out(error):
+                    break
+                if self.engine == "lanes":
+                    return Choice(lanes=True, width=count)  # it breaks again in training, which records how
+                self.say(f"{first.task}: one run after the other, since lanes break here ({first_line(error)})")
+                return Choice(lanes=False, width=1)
             each = max(each, peak.bytes / count) if count > 1 else 0.0
             if lanes > 16 and costs[count] > 0.95 * min(cost for w, cost in costs.items() if w != count):
                 break
         # Of widths that cost about the same the least: it suffers less from others who use the caches.
-        best = min(costs.values(), default=float("inf"))
+        best = min(costs.values(), default=inf)
         width = next((w for w in sorted(costs) if costs[w] <= 1.15 * best), 1)
         if each:
             width = max(1, min(width, int(limit / each)))
         pays = best < alone
-        if self.engine == "auto" and not pays:
+        if not costs:
+            self.say(f"{first.task}: one run after the other, since memory is short")
+        elif self.engine == "auto" and not pays:
             self.say(
                 f"{first.task}: one run after the other, since {width} lanes together take {best / alone:.2g} times as long"
                 " for a step of each (--engine lanes uses lanes all the same)"
@@ -164,9 +179,14 @@ class Choices:
         if spec.pure_update is None:
             return False
         grid = next(blocks(group, width))
-        lanes = make_lanes(grid)
+        try:
+            lanes = make_lanes(grid)
+            plain = _seconds(lanes.update())
+        except UserError:
+            raise
+        except Exception:  # so it will in training, which records how
+            return False
         share = len(group) / sum(map(len, grid)) * lanes.plan.total_steps  # updates of such a block in all
-        plain = _seconds(lanes.update())
         if share * plain < COMPILE_SECONDS:
             return False
         try:
@@ -192,8 +212,8 @@ def why_no_lanes(config: RunConfig) -> str | None:
     trainer, spec = config.trainer, config.task_spec
     if not spec.lanes:
         return f"the task {config.task} does not say that its loss is a function of weights and batch (TaskSpec.lanes)"
-    if trainer.devices * trainer.num_nodes > 1 or trainer.strategy != "auto":
-        return "lanes train on one device"
+    if trainer.strategy != "auto":
+        return f"--trainer.strategy {trainer.strategy}: lanes train on one device"
     if config.precision not in ("32-true", "64-true"):
         return f"--precision {config.precision}: lanes train in 32-true or 64-true"
     if trainer.max_seconds is not None:
@@ -207,28 +227,44 @@ def _as_lanes(
     group: dict[str, RunConfig], store: Store, choice: Choice, stop: StopRequest, progress: SweepProgress
 ) -> bool:
     """Train a group in blocks; False if a signal asked to stop."""
-    width = choice.width
+    width, widest, short = choice.width, inf, False
+    left, trained = dict(group), set[str]()
     while True:
-        left = [config for run_id, config in group.items() if store.finished(run_id) is None]
+        if short:
+            gc.collect()  # what the error has left behind
+            give_back()
+            short = False
+        packs = store.unfinished_packs()  # before the records: what ends in between is then known to have ended
+        stored = {run_id: store.get(run_id) for run_id in left}
+        ended = {run_id: result for run_id, result in stored.items() if result and result.status in FINISHED}
+        if others := [result for run_id, result in ended.items() if run_id not in trained]:
+            progress.advance(0, 0, others)
+        left = {run_id: config for run_id, config in left.items() if run_id not in ended}
         if not left:
             return True
-        ids = {config.run_id for config in left}
-        packs = [pack for pack in store.unfinished_packs() if ids & pack.configs.keys()]
-        free = [c for c in left if not any(c.run_id in pack.configs for pack in packs if pack.busy)]
+        if stop.signal is not None:
+            return False
+        # What was begun on its own (`bench fit`) goes on so: its own record would hide that of a pack.
+        fresh = {run_id: config for run_id, config in left.items() if stored[run_id] is None}
+        if not fresh:
+            return _one_by_one(list(left.values()), stop, progress)
+        busy = {run_id for pack in packs if pack.busy for run_id in pack.configs}
+        free = [config for run_id, config in fresh.items() if run_id not in busy]
         # What a killed process left comes first: it is part of the way.
-        begun = next((p.configs for p in packs if not p.busy and p.configs.keys() <= ids), None)
-        if begun is not None:
-            grid = _rows(group[run_id] for run_id in begun)
+        begun = [pack.configs for pack in packs if not pack.busy and pack.configs.keys() <= fresh.keys()]
+        begun = [run_ids for run_ids in begun if len(run_ids) <= widest]
+        if begun:
+            grid = _rows(fresh[run_id] for run_id in begun[0])
         elif free:
             grid = next(blocks(free, width))
         else:  # another process trains all that is left
             time.sleep(0.5)
-            if stop.signal is not None:
-                return False
             continue
         try:
-            if train_block(grid, stop, progress, compiled=choice.compiled) is None:
+            results = train_block(grid, stop, progress, compiled=choice.compiled)
+            if results is None:
                 return False
+            trained |= {result.run_id for result in results}
         except RunBusy:
             time.sleep(0.1)
         except (MemoryError, RuntimeError) as error:
@@ -236,37 +272,38 @@ def _as_lanes(
             if not ran_out(error):
                 raise
             if count == 1:
-                raise RunFailed(f"run {grid[0][0].run_id} alone needs more memory than there is: {error}") from None
-            width = count // 2
+                raise RunFailed(
+                    f"run {grid[0][0].run_id} alone needs more memory than there is: {first_line(error)}"
+                ) from None
+            width, widest, short = count // 2, count // 2, True
             progress.say(f"{count} lanes at once need more memory than there is; going on with {width}")
 
 
-def _rows(configs: object) -> Grid:
+def _rows(configs: Iterable[RunConfig]) -> Grid:
     rows: dict[tuple[int, int], list[RunConfig]] = {}
-    for config in configs:  # type: ignore[attr-defined]
+    for config in configs:
         rows.setdefault(problem_key(config), []).append(config)
     return list(rows.values())
 
 
-def _one_by_one(
-    group: dict[str, RunConfig], store: Store, choice: Choice, stop: StopRequest, progress: SweepProgress
-) -> bool:
-    """Train a group one run after the other; False if a signal asked to stop."""
-    waiting = list(group.values())
+def _one_by_one(waiting: Sequence[RunConfig], stop: StopRequest, progress: SweepProgress) -> bool:
+    """Train runs one after the other; False if a signal asked to stop."""
     while waiting:
-        busy: Collection[RunConfig] = []
+        busy: list[RunConfig] = []
         for config in waiting:
             if stop.signal is not None:
                 return False
             try:
                 result = run(config, progress=False)
             except RunBusy:
-                busy = [*busy, config]
+                busy.append(config)
                 continue
+            except KeyboardInterrupt:
+                return False
             if result.status == "killed":
                 return False
             progress.advance(result.steps, 1, [result])
-        waiting = list(busy)
+        waiting = busy
         if waiting:
             time.sleep(0.5)
     return True

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from shutil import rmtree
 from tempfile import TemporaryDirectory
@@ -43,20 +44,19 @@ def measure(quick: bool) -> list[Row]:
 
 
 def against_loops(quick: bool, store: Path) -> list[Row]:
-    """256 lanes as `bench sweep` trains them, curves kept, against a bare loop and `bench fit`: seconds of training alone."""
-    steps, rounds, seeds = (5, 2, 1) if quick else (100, 5, 16)
+    """256 lanes as `bench sweep` trains them, curves kept: against a bare loop the training, against `bench fit` all of it."""
+    steps, long, rounds, seeds = (5, 5, 2, 1) if quick else (100, 1000, 5, 16)
     count = RATES * seeds
     rows = []
-    for opt, loop_bound, fit_bound in (("ngd", 8, 10), ("gd", 8, 10), ("adam", 8, 10)):
-        configs = grid(opt, RATES, seeds, steps, store)
-        lanes = as_lanes(configs)
-        what = f"{count} lanes, {opt}, speed-up of a step"
-        loop = alternate(bare(configs[0][0], steps), {"lanes": lanes}, rounds)["lanes"]
-        rows.append(Row(what, "bare loop", [count * x for x in loop.speedups], loop_bound, at_least=True))
-        fit = alternate(
-            by_fit(configs[0][0].model_copy(update={"store": store / "fit"})), {"lanes": lanes}, min(rounds, 3)
-        )["lanes"]
-        rows.append(Row(what, "bench fit", [count * x for x in fit.speedups], fit_bound, at_least=True))
+    for opt in ("ngd", "gd", "adam"):
+        configs, what = grid(opt, RATES, seeds, steps, store), f"{count} lanes, {opt}, speed-up of a"
+        loop = alternate(bare(configs[0][0], steps), {"lanes": as_lanes(configs)}, rounds)["lanes"]
+        rows.append(Row(f"{what} step", "bare loop", [count * x for x in loop.speedups], 8, at_least=True))
+        configs = grid(opt, RATES, seeds, long, store)
+        fit = partial(run, configs[0][0].model_copy(update={"store": store / "fit"}), rerun=True, progress=False)
+        whole = alternate(timed(fit), {"lanes": timed(as_lanes(configs))}, min(rounds, 3))["lanes"]
+        ratios = [count * x for x in whole.speedups]
+        rows.append(Row(f"{what} run of {long} steps", "bench fit", ratios, 10, at_least=True))
     # Any other optimizer: each lane's own instance steps.
     for opt in ("gd", "adam"):
         with patch.dict(OPTIMIZERS, {opt: replace(OPTIMIZERS[opt], update=None)}):
@@ -170,14 +170,5 @@ def bare(config: RunConfig, steps: int) -> Timed:
         for _ in range(steps):
             step()
         return time.perf_counter() - begun
-
-    return train
-
-
-def by_fit(config: RunConfig) -> Timed:
-    """One run as `bench fit` makes it: its seconds of training."""
-
-    def train() -> float:
-        return run(config, rerun=True, progress=False).train_s
 
     return train

@@ -1,7 +1,8 @@
 """Hard-margin problems solved through their Gram matrix: the attention SVM, and the separator of optimal tokens."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import clarabel
 import numpy as np
@@ -22,6 +23,8 @@ NO_MARGIN = 1e-7
 _TOLERANCE = 1e-12
 # Least-squares systems count singular values below this share of the largest as 0.
 _RANK = 1e-13
+# Most constraints that `or_reason` has solved: 2970 take 7 s, and the Gram matrix much memory. Ours.
+MOST_CONSTRAINTS = 3000
 # Most rounds of the active set. Two are usual; more only where constraints are active with weight 0.
 _ROUNDS = 20
 _INFEASIBLE = (_clarabel.SolverStatus.DualInfeasible, _clarabel.SolverStatus.AlmostDualInfeasible)
@@ -47,11 +50,14 @@ class MaxMargin:
     support: int
 
 
-@dataclass(frozen=True)
-class AttentionSVM:
+Optimum = tuple[Tensor, MaxMargin]
+"""The vector or matrix of greatest margin, float64, and the solution that it is made of."""
+
+
+class AttentionSVM(NamedTuple):
     """The matrix W, float64, shape (d, d), of greatest margin, and the solution it is made of.
 
-    Args:
+    Attributes:
         W: argmin ||W||_F subject to (x_{i,opt_i} - x_{i,t})^T W x_{i,1} >= 1.
         solution: the weight of sequence i's k-th token other than the optimal one is `weights[i * (T - 1) + k]`.
     """
@@ -228,7 +234,7 @@ def attention_svm(tokens: Tensor, optimal: Tensor) -> AttentionSVM | None:
     return AttentionSVM((weights_m[:, None] * differences_md).T @ queries_md, solution)
 
 
-def separator(tokens: Tensor, labels: Tensor) -> tuple[Tensor, MaxMargin] | None:
+def separator(tokens: Tensor, labels: Tensor) -> Optimum | None:
     """Solve min ||v||^2 subject to y_i <x_i, v> >= 1: the separator through the origin of greatest margin.
 
     Args:
@@ -248,3 +254,27 @@ def separator(tokens: Tensor, labels: Tensor) -> tuple[Tensor, MaxMargin] | None
     c_nd = labels.detach().to("cpu", torch.float64)[:, None] * tokens.detach().to("cpu", torch.float64)
     solution = solve((c_nd @ c_nd.T).numpy())
     return None if solution is None else (c_nd.T @ torch.from_numpy(solution.weights), solution)
+
+
+Solved = TypeVar("Solved", bound=Optimum)
+
+
+def or_reason(constraints: int, solve: Callable[[], Solved | None]) -> Solved | str:
+    """What a max-margin problem of so many constraints gives, or in words why it gives nothing."""
+    if constraints > MOST_CONSTRAINTS:
+        return f"not solved: {constraints} constraints are more than {MOST_CONSTRAINTS}"
+    try:
+        return solve() or "infeasible: no direction meets all constraints"
+    except ArithmeticError as error:
+        return f"not solved: {error}"
+
+
+def fact(found: Optimum | str) -> dict[str, Any]:
+    """What `or_reason` gave, as a run's record keeps it."""
+    if isinstance(found, str):
+        return {"solved": False, "reason": found}
+    solution = found[1]
+    return {
+        "solved": True, "norm": float(solution.norm), "support": int(solution.support),
+        "violation": float(solution.violation), "duality_gap": float(solution.duality_gap),
+    }  # fmt: skip

@@ -8,7 +8,7 @@ where both are. All is computed in forms that stay exact when attention saturate
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from optimizers.step_size import check_range
 from tasks.attention import attended_mean, logistic_loss
 from tasks.base import Outcome, Task, TaskData
 from tasks.dropout import BatchRandomness
-from tasks.max_margin import AttentionSVM, MaxMargin, attention_svm, separator
+from tasks.max_margin import AttentionSVM, Optimum, attention_svm, fact, or_reason, separator
 from tasks.seeding import derive_seed
 
 
@@ -42,11 +42,29 @@ class Sequences(NamedTuple):
         return (2 * self.labels - 1).to(self.tokens.dtype)
 
 
+class ScoredSequences(NamedTuple):
+    """Sequences whose tokens have fixed scores.
+
+    Attributes:
+        tokens: shape (n, T, d).
+        gaps: how far each token's score is below the optimal one's, exactly 0 there, shape (n, T).
+        sigmoid: sigmoid(-best), shape (n,).
+        best: the optimal token's score, shape (n,).
+        labels: 0 or 1, shape (n,).
+    """
+
+    tokens: Tensor
+    gaps: Tensor
+    sigmoid: Tensor
+    best: Tensor
+    labels: Tensor
+
+
 class TokenData(TaskData):
     """Sequences of random tokens, each with one optimal token: what the tasks of paper A share.
 
-    Subclasses make the splits "train" and "test"; the loss is reported on the training samples, since the theory is on
-    optimization.
+    Subclasses make the splits "train" and "test", and `samples`, what batches are made of, if that is something else. The
+    loss is reported on the training samples, since the theory is on optimization.
     """
 
     select = "train"
@@ -54,6 +72,7 @@ class TokenData(TaskData):
 
     def __init__(self, splits: dict[str, Sequences]) -> None:
         self.splits = splits
+        self.samples: dict[str, Any] = splits
         self.sizes = {split: len(sequences.labels) for split, sequences in splits.items()}
 
     @cached_property
@@ -64,14 +83,15 @@ class TokenData(TaskData):
         """
         train = self.splits["train"]
         constraints = train.tokens[..., 0].numel() - len(train.labels)
-        if constraints > MOST_CONSTRAINTS:
-            return f"not solved: {constraints} constraints are more than {MOST_CONSTRAINTS}"
-        return or_reason(lambda: attention_svm(train.tokens.cpu().double(), train.optimal.cpu()))
+        return or_reason(constraints, lambda: attention_svm(train.tokens, train.optimal))
+
+    def directions(self) -> dict[str, Optimum | str]:
+        """The max-margin directions that training is compared with, by name, or in words why there is none."""
+        return {"att_svm": self.att_svm}
 
     def facts(self) -> dict[str, Any]:
-        """Whether the Att-SVM was solved, its norm, and how exactly."""
-        svm = self.att_svm
-        return {"att_svm": fact(svm if isinstance(svm, str) else svm.solution)}
+        """Whether the max-margin problems were solved, the solutions' norms, and how exactly."""
+        return {name: fact(direction) for name, direction in self.directions().items()}
 
     def to(self, device: torch.device, dtype: torch.dtype) -> None:
         """Move the samples to the device."""
@@ -79,29 +99,12 @@ class TokenData(TaskData):
             tokens, labels, optimal = sequences
             self.splits[split] = Sequences(tokens.to(device, dtype), labels.to(device), optimal.to(device))
 
-
-MOST_CONSTRAINTS = 3000
-"""A greater Gram matrix takes long and much memory: 2970 constraints take 7 s. Ours."""
-
-Solution = TypeVar("Solution")
-
-
-def or_reason(solve: Callable[[], Solution | None]) -> Solution | str:
-    """What the max-margin solver gives, or in words why it gives nothing."""
-    try:
-        return solve() or "infeasible: no direction meets all constraints"
-    except ArithmeticError as error:
-        return f"not solved: {error}"
-
-
-def fact(solution: MaxMargin | str) -> dict[str, Any]:
-    """A max-margin problem as a run's record keeps it."""
-    if isinstance(solution, str):
-        return {"solved": False, "reason": solution}
-    return {
-        "solved": True, "norm": float(solution.norm), "support": int(solution.support),
-        "violation": float(solution.violation), "duality_gap": float(solution.duality_gap),
-    }  # fmt: skip
+    def batch(self, split: str, rows: Tensor | slice, randomness: BatchRandomness | None = None) -> Any:
+        """The samples of these rows."""
+        samples = self.samples[split]
+        if isinstance(rows, Tensor) and len(rows) == self.sizes[split]:
+            return samples  # the full batch keeps its order, so nothing needs gathering
+        return type(samples)(*(part[rows] for part in samples))
 
 
 def _check_sizes(n: int, n_test: int, T: int, d: int) -> None:
@@ -162,18 +165,16 @@ class FixedDecoderData(TokenData):
             return Sequences(tokens, labels, scores.argmax(dim=1))
 
         super().__init__({"train": split(n), "test": split(n_test)})
-        self._scored = {name: self._score(sequences) for name, sequences in self.splits.items()}
+        self.samples = {name: self._score(sequences) for name, sequences in self.splits.items()}
         self.loss_offset = {
-            name: float(nn.functional.softplus(-best).mean()) for name, (_, best) in self._scored.items()
+            name: float(nn.functional.softplus(-scored.best).mean()) for name, scored in self.samples.items()
         }
         self.f_star = self.loss_offset["train"]
-        self.whole = {split: self.batch(split, slice(None)) for split in self.splits}
 
-    def _score(self, sequences: Sequences) -> tuple[Tensor, Tensor]:
-        """How far each score is below the optimal one, shape (n, T), exactly 0 there; the optimal score, shape (n,)."""
+    def _score(self, sequences: Sequences) -> ScoredSequences:
         scores = sequences.signs[:, None] * (sequences.tokens @ self.decoder)
         best = scores.gather(1, sequences.optimal[:, None])
-        return best - scores, best.squeeze(1)
+        return scored(sequences, best - scores, best.squeeze(1))
 
     def facts(self) -> dict[str, Any]:
         """The infimum of the loss beside what all tasks of paper A tell."""
@@ -183,26 +184,13 @@ class FixedDecoderData(TokenData):
         """Move the samples to the device."""
         super().to(device, dtype)
         self.decoder = self.decoder.to(device, dtype)
-        self._scored = {k: (gaps.to(device, dtype), best.to(device, dtype)) for k, (gaps, best) in self._scored.items()}
-        self.whole = {split: self.batch(split, slice(None)) for split in self.splits}
-
-    def batch(self, split: str, rows: Tensor | slice, randomness: BatchRandomness | None = None) -> "ScoredBatch":
-        """The samples of these rows with their scores."""
-        if isinstance(rows, Tensor) and len(rows) == self.sizes[split]:
-            return self.whole[split]  # the full batch keeps its order, so nothing needs gathering
-        tokens, labels, _ = self.splits[split]
-        gaps, best = self._scored[split]
-        return ScoredBatch(tokens[rows], gaps[rows], torch.sigmoid(-best[rows]), best[rows], labels[rows])
+        for split, (_, gaps, _, best, _) in self.samples.items():
+            self.samples[split] = scored(self.splits[split], gaps.to(device, dtype), best.to(device, dtype))
 
 
-class ScoredBatch(NamedTuple):
-    """Tokens (B, T, d), gaps to the optimal score (B, T), sigmoid(-best) (B,), optimal score (B,), labels 0 or 1 (B,)."""
-
-    tokens: Tensor
-    gaps: Tensor
-    sigmoid: Tensor
-    best: Tensor
-    labels: Tensor
+def scored(sequences: Sequences, gaps: Tensor, best: Tensor) -> ScoredSequences:
+    """The sequences with their scores."""
+    return ScoredSequences(sequences.tokens, gaps, torch.sigmoid(-best), best, sequences.labels)
 
 
 class AttentionHead(nn.Module):
@@ -218,10 +206,29 @@ class AttentionHead(nn.Module):
         return torch.bmm(tokens_BTd, query_Bd[:, :, None]).squeeze(-1)
 
 
-def many_logits(tokens_BTd: Tensor, W_Kdd: Tensor) -> Tensor:
-    """Attention logits X W x_1 of K heads, shape (K, B, T)."""
-    query_KBd = torch.einsum("kde,be->kbd", W_Kdd, tokens_BTd[:, 0])
-    return torch.einsum("btd,kbd->kbt", tokens_BTd, query_KBd)
+class _Queries(torch.autograd.Function):
+    """x W^T with a gradient for W that lies in memory as W does; torch's own is transposed, which optimizers pay for."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x_Bd: Tensor, W_Pd: Tensor) -> Tensor:
+        return x_Bd @ W_Pd.T
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[0])
+
+    @staticmethod
+    def backward(ctx: Any, grad_BP: Tensor) -> tuple[None, Tensor]:  # type: ignore[override]
+        return None, grad_BP.transpose(-1, -2) @ ctx.saved_tensors[0]
+
+
+def stacked_logits(tokens_BTd: Tensor, W_Kdd: Tensor) -> Tensor:
+    """Attention logits X W x_1 of K heads, shape (B, T, K): as few and as great products as there can be."""
+    K, d, _ = W_Kdd.shape
+    query_BKd = _Queries.apply(tokens_BTd[:, 0], W_Kdd.reshape(K * d, d)).view(-1, K, d)
+    return torch.bmm(tokens_BTd, query_BKd.transpose(1, 2))
 
 
 class TokenClassifier(Task):
@@ -235,8 +242,20 @@ class TokenClassifier(Task):
         return {"accuracy": BinaryAccuracy(validate_args=False)}
 
     @abstractmethod
-    def judge(self, batch: Any, logits_KBT: Tensor, weights: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Loss and margin y Phi(X) of these sequences with these logits at K points, shape (K, B) each."""
+    def judge(
+        self, batch: Any, weights: Mapping[str, Tensor], mean: Callable[[Tensor], Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Loss (less what `loss` leaves out) and margin y Phi(X) of each sequence at K points, shape (K, B) each.
+
+        `mean` takes the attention's mean of values of tokens, shape (B, T, K) to (B, K).
+        """
+
+    def loss_at(self, weights: Mapping[str, Tensor], batch: Any) -> Outcome:
+        """`loss` at K points."""
+        logits_BTK = stacked_logits(batch.tokens, weights["head.W"])
+        loss_KB, margin_KB = self.judge(batch, weights, lambda values: attended_mean(logits_BTK, values, dim=1))
+        labels_KB = batch.labels.expand_as(margin_KB)
+        return Outcome(loss_KB.mean(1), torch.where(margin_KB > 0, labels_KB, 1 - labels_KB), labels_KB)
 
     def measure_at(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Measurements of W and its attention on the training samples, and the test loss.
@@ -249,28 +268,29 @@ class TokenClassifier(Task):
             on_optimal: softmax weight on the optimal token, mean over samples.
             off_optimal: its complement, as the sum of the other weights: never rounded to 0.
             entropy: of the softmax weights, in nats, mean over samples.
-            train_error, test_error: share of sequences whose margin is not positive; test_loss.
+            train_error, test_error: share of sequences whose margin is not positive.
+            test_loss: mean logistic loss.
         """
-        W_Kdd = weights["head.W"]
-        everything, order_nT = self._measured
-        n = len(order_nT)
-        logits_KBT = many_logits(everything.tokens, W_Kdd)
-        loss_KB, margin_KB = self.judge(everything, logits_KBT, weights)
-        wrong_KB = (margin_KB <= 0).to(W_Kdd.dtype)
-        logits_KnT = logits_KBT[:, :n].gather(2, order_nT.expand(len(W_Kdd), -1, -1))
-        log_weights_KnT = logits_KnT.log_softmax(dim=2)
-        weights_KnT = log_weights_KnT.exp()
-        leads = logits_KnT[..., :1] - logits_KnT[..., 1:]
-        off_K = weights_KnT[..., 1:].sum((1, 2)) / n
+        everything, order_nT1 = self._measured
+        n = len(order_nT1)
+        logits_BTK = stacked_logits(everything.tokens, weights["head.W"])
+        weights_BTK = logits_BTK.softmax(dim=1)
+        loss_KB, margin_KB = self.judge(everything, weights, lambda values: (weights_BTK * values).sum(1))
+        wrong_KB = (margin_KB <= 0).to(loss_KB.dtype)
+        logits_nTK = logits_BTK[:n].gather(1, order_nT1.expand(-1, -1, len(loss_KB)))
+        log_weights_nTK = logits_nTK.log_softmax(dim=1)
+        weights_nTK = log_weights_nTK.exp()
+        leads = logits_nTK[:, :1] - logits_nTK[:, 1:]
+        off_K = weights_nTK[:, 1:].sum((0, 1)) / n
         return {
-            **towards(self._W_mm, W_Kdd.flatten(1), "W"),
-            "min_margin": leads.amin((1, 2)),
-            "mean_margin": leads.mean((1, 2)),
+            **towards(self._goals["att_svm"], weights["head.W"].flatten(1), "W"),
+            "min_margin": leads.amin((0, 1)),
+            "mean_margin": leads.mean((0, 1)),
             "on_optimal": 1 - off_K,
             "off_optimal": off_K,
-            "entropy": -(weights_KnT * log_weights_KnT).sum((1, 2)) / n,
+            "entropy": -(weights_nTK * log_weights_nTK).sum((0, 1)) / n,
             "train_error": wrong_KB[:, :n].mean(1),
-            "test_loss": loss_KB[:, n:].mean(1),
+            "test_loss": loss_KB[:, n:].mean(1) + self.data.loss_offset.get("test", 0.0),
             "test_error": wrong_KB[:, n:].mean(1),
         }
 
@@ -278,14 +298,17 @@ class TokenClassifier(Task):
     def _measured(self) -> tuple[Any, Tensor]:
         """All training sequences and then all test sequences as one batch; the training tokens' order, optimal one first."""
         train, test = (self.data.batch(split, slice(None)) for split in ("train", "test"))
-        optimal = self.data.splits["train"].optimal[:, None]
-        others = torch.arange(train.tokens.shape[1], device=optimal.device) != optimal
+        optimal = self.data.splits["train"].optimal[:, None, None]
+        others = torch.arange(train.tokens.shape[1], device=optimal.device)[:, None] != optimal
         return type(train)(*map(torch.cat, zip(train, test, strict=True))), others.int().argsort(dim=1, stable=True)
 
     @cached_property
-    def _W_mm(self) -> Tensor | None:
-        svm = self.data.att_svm
-        return None if isinstance(svm, str) else unit(svm.W.flatten()).to(self.head.W.device, self.head.W.dtype)
+    def _goals(self) -> dict[str, Tensor | None]:
+        """The directions that training is compared with, as unit vectors, where there are any."""
+        return {
+            name: None if isinstance(found, str) else unit(found[0].flatten()).to(self.head.W)
+            for name, found in self.data.directions().items()
+        }
 
 
 def unit(x: Tensor) -> Tensor:
@@ -301,7 +324,7 @@ def towards(goal: Tensor | None, x_Kp: Tensor, name: str) -> dict[str, Tensor]:
     norm_K = torch.linalg.vector_norm(x_Kp, dim=1)
     values, suffix = {f"norm_{name}": norm_K}, "" if name == "W" else f"_{name}"
     if goal is not None:
-        half_square = (x_Kp / norm_K[:, None] - goal).square().sum(1) / 2
+        half_square = torch.linalg.vector_norm((x_Kp / norm_K[:, None]).sub_(goal), dim=1).square() / 2
         half_square = torch.where(norm_K == 0, 1, half_square)
         values |= {f"alignment{suffix}": 1 - half_square, f"distance{suffix}": (2 * half_square).sqrt()}
     return values
@@ -326,18 +349,19 @@ class AttentionClassifier(TokenClassifier):
         check_range("init_std", init_std, 0)
         self.head = AttentionHead(data.decoder.numel(), init_std)
 
-    def loss(self, batch: ScoredBatch) -> Outcome:
+    def loss(self, batch: ScoredSequences) -> Outcome:
         """Mean logistic loss above its infimum; predictions are classes, shape (B,)."""
         excess_B, margin_B = excess(batch, attended_mean(self.head(batch.tokens), batch.gaps))
         return Outcome(excess_B.mean(), torch.where(margin_B > 0, batch.labels, 1 - batch.labels), batch.labels)
 
-    def judge(self, batch: ScoredBatch, logits_KBT: Tensor, weights: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Loss and margin y Phi(X) of these sequences with these logits at K points, shape (K, B) each."""
-        above_KB, margin_KB = excess(batch, attended_mean(logits_KBT, batch.gaps.expand_as(logits_KBT)))
-        return above_KB + nn.functional.softplus(-batch.best), margin_KB
+    def judge(
+        self, batch: ScoredSequences, weights: Mapping[str, Tensor], mean: Callable[[Tensor], Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Loss above its infimum and margin y Phi(X) of each sequence at K points, shape (K, B) each."""
+        return excess(batch, mean(batch.gaps[:, :, None].expand(-1, -1, len(weights["head.W"]))).T)
 
 
-def excess(batch: ScoredBatch, below: Tensor) -> tuple[Tensor, Tensor]:
+def excess(batch: ScoredSequences, below: Tensor) -> tuple[Tensor, Tensor]:
     """How far losses are above the least ones, and the margins, if scores are so far below the optimal; shape (..., B)."""
     return torch.log1p(batch.sigmoid * torch.expm1(below)), batch.best - below.detach()
 
@@ -384,26 +408,15 @@ class MixtureTokenData(TokenData):
         super().__init__({"train": split(n), "test": split(n_test)})
 
     @cached_property
-    def separator(self) -> tuple[Tensor, MaxMargin] | str:
+    def separator(self) -> Optimum | str:
         """The max-margin separator of the optimal training tokens through the origin, or why there is none."""
         tokens, _, optimal = train = self.splits["train"]
-        if len(optimal) > MOST_CONSTRAINTS:
-            return f"not solved: {len(optimal)} constraints are more than {MOST_CONSTRAINTS}"
         chosen = tokens[torch.arange(len(optimal)), optimal]
-        return or_reason(lambda: separator(chosen.cpu().double(), train.signs.cpu().double()))
+        return or_reason(len(optimal), lambda: separator(chosen, train.signs))
 
-    def facts(self) -> dict[str, Any]:
-        """How the Att-SVM and the separator of the optimal tokens were solved."""
-        return super().facts() | {
-            "separator": fact(self.separator if isinstance(self.separator, str) else self.separator[1])
-        }
-
-    def batch(self, split: str, rows: Tensor | slice, randomness: BatchRandomness | None = None) -> Sequences:
-        """The sequences of these rows."""
-        sequences = self.splits[split]
-        if isinstance(rows, Tensor) and len(rows) == self.sizes[split]:
-            return sequences  # the full batch keeps its order, so nothing needs gathering
-        return Sequences(*(part[rows] for part in sequences))
+    def directions(self) -> dict[str, Optimum | str]:
+        """The Att-SVM's, and the separator of the optimal tokens."""
+        return super().directions() | {"separator": self.separator}
 
 
 class Decoder(nn.Module):
@@ -443,17 +456,18 @@ class JointClassifier(TokenClassifier):
         predictions_B = torch.where(margin_B.detach() > 0, batch.labels, 1 - batch.labels)
         return Outcome(logistic_loss(margin_B).mean(), predictions_B, batch.labels)
 
-    def judge(self, batch: Sequences, logits_KBT: Tensor, weights: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Loss and margin y Phi(X) of these sequences with these logits at K points, shape (K, B) each."""
-        values_KBT = torch.einsum("btd,kd->kbt", batch.tokens, weights["decoder.u"])
-        margin_KB = batch.signs * attended_mean(logits_KBT, values_KBT)
+    def judge(
+        self, batch: Sequences, weights: Mapping[str, Tensor], mean: Callable[[Tensor], Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Loss and margin y Phi(X) of each sequence at K points, shape (K, B) each."""
+        margin_KB = batch.signs * mean(batch.tokens @ weights["decoder.u"].T).T
         return logistic_loss(margin_KB), margin_KB
 
     def measure_at(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What all tasks of paper A measure, and norm_u, alignment_u, distance_u against the max-margin separator."""
-        return super().measure_at(weights) | towards(self._separator, weights["decoder.u"], "u")
+        """What all tasks of paper A measure, and the direction of u.
 
-    @cached_property
-    def _separator(self) -> Tensor | None:
-        solution, u = self.data.separator, self.decoder.u
-        return None if isinstance(solution, str) else unit(solution[0]).to(u.device, u.dtype)
+        Keys:
+            norm_u: ||u||.
+            alignment_u, distance_u: of u and the max-margin separator of the optimal tokens, as for W.
+        """
+        return super().measure_at(weights) | towards(self._goals["separator"], weights["decoder.u"], "u")

@@ -1,7 +1,8 @@
 """The multi-head attention classifier against plain loops, the exact one-head oracle, and its data and measurements."""
 
-from math import exp, log, sqrt
+from math import exp, isfinite, log, log1p, sqrt
 
+import mpmath
 import numpy as np
 import pytest
 import torch
@@ -338,9 +339,50 @@ def test_measurements_are_their_definitions(
 ) -> None:
     monkeypatch.setattr(tasks.multihead, "_CPU_LOGITS", at_once)
     task = make_task(data, H, std=0.8)
-    measured = {name: float(value) for name, value in task.measure().items()}
-    assert measured == pytest.approx(recomputed(task), rel=1e-12)
+    measured, expected = {name: float(value) for name, value in task.measure().items()}, recomputed(task)
+    assert measured.pop("test_loss") == pytest.approx(expected.pop("test_loss"), rel=1e-6)  # in float32
+    assert measured == pytest.approx(expected, rel=1e-12)
+    assert {value.dtype for value in task.measure().values()} == {torch.float64}
     assert not any(value.requires_grad for value in task.measure().values())
+
+
+@pytest.mark.parametrize("data", [mixture(), PlantedData(seed=1, n=15, n_test=20, T=3, d=4)])
+def test_many_points_are_measured_as_one_after_the_other(data: SequenceData) -> None:
+    tasks = [make_task(data, 3, std) for std in (0.0, 0.1, 0.8, 5.0)]
+    together = tasks[0].measure_at(
+        {f"heads.{name}": torch.stack([task.heads.get_parameter(name).detach() for task in tasks]) for name in "WU"}
+    )
+    for k, task in enumerate(tasks):
+        alone = {name: float(value) for name, value in task.measure().items()}
+        point = {name: float(values[k]) for name, values in together.items()}
+        assert point.pop("test_loss") == pytest.approx(alone.pop("test_loss"), rel=1e-6)
+        assert point == pytest.approx(alone, rel=1e-12)
+
+
+@pytest.mark.parametrize("std", [1e-9, 0.1, 1.0, 10.0, 100.0])
+@pytest.mark.parametrize("H", [1, 3])
+def test_the_entropy_is_that_of_50_digits(H: int, std: float) -> None:
+    data = mixture(n=3)
+    task = make_task(data, H, std)
+    with mpmath.workdps(50):
+        rows = []
+        for x in data.batch("train", ALL)[0].numpy():
+            for w in task.heads.W.detach().numpy():
+                for logits in (mpmath.matrix(x) * mpmath.matrix(w) * mpmath.matrix(x).T).tolist():
+                    weights = [mpmath.exp(z) for z in logits]
+                    weights = [z / sum(weights) for z in weights]
+                    rows.append(-sum(z * mpmath.log(z) for z in weights))
+        expected = float(sum(rows) / len(rows))
+    assert float(task.measure()["entropy"]) == pytest.approx(expected, rel=1e-13 * max(10, std))
+
+
+def test_attention_that_saturates_for_good_has_no_entropy() -> None:
+    data = MixtureData(n=20, n_test=5, T=10, d=8, M=3, sigma=0.0)
+    task = make_task(data, 2, 1.0)
+    task.heads.W.data[:] = 1e5 * torch.outer(torch.cat([data.mu, data.nu]).sum(0), data.mu.sum(0))
+    measured = {name: float(value) for name, value in task.measure().items()}
+    assert (measured["entropy"], measured["attn_score"], measured["off_relevant"]) == (0, 1, 0)
+    assert all(isfinite(value) for value in measured.values())
 
 
 def test_measurements_at_zero_weights_are_those_of_uniform_attention() -> None:
@@ -375,8 +417,8 @@ def test_saturated_attention_is_measured_without_rounding_to_0(lead: float) -> N
     other = exp(-lead) / (1 + 9 * exp(-lead))
     assert float(measured["off_relevant"]) == pytest.approx(9 * other, rel=1e-11)
     assert float(measured["attn_score"]) == pytest.approx(1 - 9 * other, rel=1e-12)
-    entropy = 9 * other * (lead + log(1 + 9 * exp(-lead))) + (1 - 9 * other) * log(1 + 9 * exp(-lead))
-    assert float(measured["entropy"]) == pytest.approx(entropy, rel=1e-11 if lead < 30 else 0.03)
+    entropy = 9 * other * lead + log1p(9 * exp(-lead))
+    assert float(measured["entropy"]) == pytest.approx(entropy, rel=1e-11)
 
 
 def test_training_on_the_mixture_learns_to_attend_and_to_generalise() -> None:

@@ -1,0 +1,362 @@
+"""What a sweep is made of: words, seeds and blocks."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bench.config import RunConfig, resolve
+from bench.errors import UserError
+from bench.grid import DEFAULT_POINTS, block_key, blocks, configurations, log_grid, problem_key, read_seeds
+from optimizers import OPTIMIZERS
+from tasks import TASKS
+
+PLACES = {"data": "data", "store": "runs", "device": "cpu"}
+
+
+def grid(seeds: str = "1", **words: Any) -> list[RunConfig]:
+    return configurations(dotted(words), read_seeds(seeds), PLACES)[0]
+
+
+def varied(**words: Any) -> list[str]:
+    return configurations(dotted(words), [0], PLACES)[1]
+
+
+def dotted(words: dict[str, Any]) -> dict[str, Any]:
+    return {"task": "synthetic", "opt": "ngd"} | {key.replace("__", "."): value for key, value in words.items()}
+
+
+def refused(seeds: str = "1", **words: Any) -> str:
+    with pytest.raises(UserError) as error:
+        grid(seeds, **words)
+    assert error.value.exit_code == 2
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def rates(configs: list[RunConfig]) -> list[float]:
+    return [config.opt_options["lr"] for config in configs]
+
+
+# -- values ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_grid_is_even_in_the_logarithm_and_can_be_typed_again():
+    assert rates(grid(opt__lr="1e-3:1e1:5")) == [0.001, 0.01, 0.1, 1.0, 10.0]
+    assert rates(grid(opt__lr="1:2:2")) == [1.0, 2.0]
+    assert log_grid(1e-3, 1e1, 16) == [
+        0.001, 0.001848, 0.003415, 0.00631, 0.01166, 0.02154, 0.03981, 0.07356,
+        0.1359, 0.2512, 0.4642, 0.8577, 1.585, 2.929, 5.412, 10.0,
+    ]  # fmt: skip
+
+
+def test_a_list_is_its_values():
+    assert rates(grid(opt__lr="0.5,1e-1, 2")) == [0.5, 0.1, 2.0]
+    assert rates(grid(opt__lr="0.5,")) == [0.5]
+    assert rates(grid(opt__lr=0.5)) == [0.5]
+
+
+def test_a_tuple_is_one_value():
+    configs = grid(opt="adam", opt__betas="0.8,0.99", opt__lr="0.1,1")
+    assert [config.opt_options["betas"] for config in configs] == [(0.8, 0.99)] * 2
+    assert varied(opt="adam", opt__betas="0.8,0.99", opt__lr="0.1,1") == ["opt.lr"]
+
+
+def test_switches_and_words_may_be_varied():
+    configs = grid(opt="sgd", opt__nesterov="true,false", opt__momentum="0.9", opt__lr="1")
+    assert [config.opt_options["nesterov"] for config in configs] == [True, False]
+    (config,) = grid(opt="sgd", opt__nesterov=True, opt__momentum="0.9", opt__lr="1", task__recipe="sphere")
+    assert config.opt_options["nesterov"] is True
+    assert [c.task_options["recipe"] for c in grid(opt__lr="1", task__recipe="sphere,equal_scores")] == [
+        "sphere",
+        "equal_scores",
+    ]
+
+
+def test_several_settings_give_their_product():
+    configs = grid("2", opt__lr="0.1,1", opt__weight_decay="0,0.1", task__sigma="0.2,0.4", trainer__max_steps="5,10")
+    found = {
+        (c.opt_options["lr"], c.opt_options["weight_decay"], c.task_options["sigma"], c.trainer.max_steps, c.seed)
+        for c in configs
+    }
+    assert len(found) == len(configs) == 2**5
+    assert varied(opt__lr="0.1,1", task__sigma="0.2,0.4", trainer__max_steps="5,10", opt__momentum="0") == [
+        "opt.lr",
+        "task.sigma",
+        "trainer.max_steps",
+    ]
+
+
+def test_what_comes_out_twice_is_one_run():
+    assert rates(grid(opt__lr="0.1,1e-1,0.1")) == [0.1]
+    assert len(grid("2", opt="ngd,ngd", opt__lr="1")) == 2
+    assert rates(grid(opt__lr="1:1.00001:4")) == [1.0]
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["1e-3:1e1", "1e-3:1e1:", "1:2:3:4", ":", "0:1:5", "-1:1:5", "5:1:3", "1:1:3", "1:2:1", "1:2:0", "1:2:2.5", "a:b:3"]
+    + ["1:inf:3", "nan:1:3", "1:nan:3"],
+)
+@pytest.mark.parametrize("key", ["opt.lr", "task.sigma", "trainer.gradient_clip_val"])
+def test_a_malformed_grid(key, value):
+    error = refused(**{key: value})
+    assert error.startswith(f"--{key} {value}: a grid is LOW:HIGH:POINTS with 0 < LOW < HIGH and at least 2 points")
+    assert "such as 1e-3:1e1:16" in error
+
+
+@pytest.mark.parametrize("value", [",", ", ,"])
+def test_an_empty_list(value):
+    assert refused(opt__lr=value) == f"--opt.lr {value}: the list is empty"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"opt.lr": "0.1,fast"}, "--opt.lr 'fast': input should be a valid number"),
+        ({"opt.lr": True}, "--opt.lr needs a value"),
+        ({"task.n": "10:1000:4"}, "--task.n 46.42: input should be a valid integer"),
+        ({"trainer.max_steps": "10,0"}, "--trainer.max_steps '0': input should be greater than or equal to 1"),
+        ({"data_seed": "1:5:3"}, "--data_seed '1:5:3': input should be a valid integer"),
+        ({"data_seed": "1,2"}, "--data_seed '1,2': input should be a valid integer"),
+        ({"precision": "8"}, "--precision '8'"),
+        ({"trainer.batch_size": "half,5"}, "--trainer.batch_size 'half'"),
+    ],
+)
+def test_a_wrong_value(words, message):
+    assert message in refused(**words)
+
+
+# -- optimizers -----------------------------------------------------------------------------------------------------
+
+
+def test_an_option_may_be_for_one_optimizer_alone():
+    configs = grid(opt="ngd, adam", opt__lr="0.1,1", opt__adam__lr="1e-3,1e-2,1e-1", opt__adam__betas="0.8,0.9")
+    assert [(c.opt, c.opt_options["lr"]) for c in configs] == [
+        ("ngd", 0.1), ("ngd", 1.0), ("adam", 0.001), ("adam", 0.01), ("adam", 0.1),
+    ]  # fmt: skip
+    assert {c.opt_options["betas"] for c in configs if c.opt == "adam"} == {(0.8, 0.9)}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_optimizer_of_which_nothing_varies_is_searched_over_its_range(name):
+    configs = grid(opt=name)
+    (option, span), *more = OPTIMIZERS[name].search.items()
+    assert not more
+    assert [c.opt_options[option] for c in configs] == log_grid(span.low, span.high, DEFAULT_POINTS)
+    assert (configs[0].opt_options[option], configs[-1].opt_options[option]) == (span.low, span.high)
+    assert varied(opt=name) == [f"opt.{option}"]
+
+
+def test_what_is_given_is_not_searched():
+    assert rates(grid(opt__lr="0.5")) == [0.5]
+    assert rates(grid(opt__lr="0.5", task__sigma="0.2,0.4")) == [0.5, 0.5]
+    assert len(grid(task__sigma="0.2,0.4")) == 2 * DEFAULT_POINTS
+    assert rates(grid(opt="sgd", opt__momentum="0,0.9")) == [0.1, 0.1]  # its default
+    configs = grid(opt="ngd,adam", opt__ngd__lr="0.5")
+    assert [c.opt for c in configs] == ["ngd"] + ["adam"] * DEFAULT_POINTS
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"opt": ""}, "--opt is missing: name one or more optimizers, such as --opt ngd,adam"),
+        ({"opt": ","}, "--opt is missing"),
+        ({"task": ""}, "--task is missing; see `bench list tasks`"),
+        ({"task": "synthetc"}, "unknown task 'synthetc'; did you mean 'synthetic'?"),
+        ({"opt": "ngd,adm"}, "unknown optimizer 'adm'; did you mean 'adam'?"),
+        ({"opt": "xyzzy"}, f"unknown optimizer 'xyzzy'; known: {', '.join(OPTIMIZERS)}"),
+        ({"opt.lrr": "0.1,1"}, "unknown option '--opt.lrr'; did you mean '--opt.lr'?"),
+        ({"opt.ngd.lrr": "0.1,1"}, "unknown option '--opt.lrr'; did you mean '--opt.lr'?"),
+        ({"task.sgma": "0.1"}, "unknown option '--task.sgma'; did you mean '--task.sigma'?"),
+        ({"trainer.max_step": "5"}, "unknown option '--trainer.max_step'; did you mean '--trainer.max_steps'?"),
+        ({"lr": "0.1"}, "unknown option '--lr'; did you mean '--opt.lr'?"),
+        ({"opt": "ngd,adam", "opt.adm.lr": "1"}, "unknown optimizer in this sweep 'adm'; did you mean 'adam'?"),
+        ({"opt.adam.lr": "1"}, "unknown optimizer in this sweep 'adam'; known: ngd"),
+        ({"opt": "ngd,adam,adamw", "opt.betas": "0.9,0.99"},
+         "--opt.betas: ngd has no such option; write --opt.adam.betas to give it to adam alone"),
+        ({"opt": "adam,sps,sgd", "opt.nesterov": True},
+         "--opt.nesterov: adam has no such option; write --opt.sgd.nesterov to give it to sgd alone"),
+        ({"opt": "adam,ngd", "opt.nestrov": True}, "unknown option '--opt.nestrov'"),
+        ({"seed": "3"}, "--seed 3: a sweep has several; write --seeds 3,... or --seeds COUNT"),
+    ],
+)  # fmt: skip
+def test_a_name_that_does_not_exist(words, message):
+    assert message in refused(**words)
+
+
+# -- seeds ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "seeds"),
+    [("1", [0]), ("4", [0, 1, 2, 3]), ("3,5,8", [3, 5, 8]), ("7,", [7]), ("0,", [0]), (" 2 , 1,2", [2, 1])],
+)
+def test_seeds_are_a_count_or_a_list(text, seeds):
+    assert read_seeds(text) == seeds
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "-1,2", "2,-1", "many", "1,x", "2.5", "1e2", "", ",", "1:3"])
+def test_other_seeds_are_refused(text):
+    with pytest.raises(UserError) as error:
+        read_seeds(text)
+    assert str(error.value) == f"--seeds {text}: write how many (--seeds 32), or which (--seeds 3,5,8)"
+
+
+def test_each_setting_is_run_with_each_seed():
+    configs = grid("5,7", opt__lr="0.1,1")
+    assert [(c.opt_options["lr"], c.seed) for c in configs] == [(0.1, 5), (0.1, 7), (1.0, 5), (1.0, 7)]
+
+
+def test_the_order_of_samples_follows_the_seed_unless_given():
+    assert [(c.seed, c.data_seed) for c in grid("3", opt__lr="1")] == [(0, 0), (1, 1), (2, 2)]
+    assert [(c.seed, c.data_seed) for c in grid("3", opt__lr="1", data_seed="0")] == [(0, 0), (1, 0), (2, 0)]
+
+
+# -- identity -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"opt.lr": "1e-3:1e1:3"},
+        {"opt": "adam", "opt.betas": "0.8,0.9", "opt.lr": "0.1,1", "opt.amsgrad": True},
+        {"opt": "sps", "opt.max_step": "0.1,inf", "trainer.batch_size": "5", "opt.f_star": "-0.5"},
+        {"opt": "sgd", "opt.lr": "1", "task.n": "10,20", "trainer.max_epochs": "1.5,3", "trainer.gradient_clip_val": "1"},
+        {"opt.lr": "1", "data_seed": "3", "precision": "32-true", "trainer.val_every": "2,4"},
+    ],
+)  # fmt: skip
+def test_the_runs_are_those_of_bench_fit(cli, words):
+    for config in grid("4,2", **words):
+        said = []
+        for group, values in (("opt", config.opt_options), ("task", config.task_options)):
+            said += [f"--{group}.{k}={','.join(map(str, v)) if isinstance(v, tuple) else v}" for k, v in values.items()]
+        said += [f"--trainer.{k}={v}" for k, v in config.trainer.model_dump().items() if v is not None]
+        own = ["--task", config.task, "--opt", config.opt, "--seed", config.seed, "--precision", config.precision]
+        own += ["--data_seed", config.data_seed] if "data_seed" in words else []
+        answer = cli("fit", *own, *said, "--device", "cpu", "--dry-run", "--json")
+        assert json.loads(answer.out)["run_id"] == config.run_id
+
+
+def test_the_first_runs_of_a_wider_grid_are_those_of_a_narrower_one():
+    narrow = {c.run_id for c in grid("2", opt__lr="1e-2:1:3")}
+    wide = {c.run_id for c in grid("3", opt__lr="1e-3:1e1:5", opt="ngd,adam")}
+    assert len(narrow) == 6
+    assert narrow < wide
+
+
+# -- blocks ---------------------------------------------------------------------------------------------------------
+
+
+BASE = resolve({"task": "synthetic", "opt": "sgd", "opt.lr": "1", "trainer.max_steps": "5", **PLACES})
+
+
+@st.composite
+def runs(draw) -> list[RunConfig]:
+    """Problems with lanes of their own, in any order."""
+    lanes = draw(st.lists(st.integers(1, 40), min_size=1, max_size=9))
+    configs = [
+        BASE.model_copy(update={"seed": seed, "data_seed": seed // 2, "opt_options": {"lr": float(lane)}})
+        for seed, count in enumerate(lanes)
+        for lane in range(count)
+    ]
+    return draw(st.permutations(configs)) if len(configs) < 30 else configs
+
+
+@settings(max_examples=300, deadline=None, derandomize=True, database=None)
+@given(runs(), st.integers(1, 64))
+def test_blocks_are_rectangles_that_cover_all_runs_once(configs, width):
+    found = list(blocks(configs, width))
+    assert sorted(id(c) for block in found for row in block for c in row) == sorted(map(id, configs))
+    for block in found:
+        assert len({len(row) for row in block}) == 1
+        assert sum(map(len, block)) <= width
+        assert all(len({problem_key(config) for config in row}) == 1 for row in block)
+        assert len({problem_key(row[0]) for row in block}) == len(block)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True, database=None)
+@given(st.integers(1, 30), st.integers(1, 12), st.integers(1, 400))
+def test_a_full_grid_needs_few_blocks_of_about_the_same_size(lanes, seeds, width):
+    configs = [
+        BASE.model_copy(update={"seed": seed, "data_seed": seed, "opt_options": {"lr": float(lane)}})
+        for seed in range(seeds)
+        for lane in range(lanes)
+    ]
+    sizes = [sum(map(len, block)) for block in blocks(configs, width)]
+    if lanes <= width:
+        assert len(sizes) == -(-seeds // (width // lanes))
+        assert max(sizes) - min(sizes) <= lanes  # a row
+    else:
+        assert len(sizes) == seeds * -(-lanes // width)
+        assert max(sizes) - min(sizes) <= 1
+
+
+def test_what_fits_is_one_block():
+    configs = grid("4", opt__lr="0.1,1,2")
+    (block,) = blocks(configs, 12)
+    assert [[config.seed for config in row] for row in block] == [[seed] * 3 for seed in range(4)]
+
+
+APART = [
+    {"trainer.max_steps": "5,10"},
+    {"trainer.val_every": "1,2"},
+    {"trainer.gradient_clip_val": "1,2"},
+    {"trainer.batch_size": "5,10"},
+    {"opt.nesterov": "true,false"},
+    {"opt": "sps", "opt.batches_per_epoch": "1,2", "opt.max_step": "1"},
+    {"opt": "adam", "opt.amsgrad": "true,false", "opt.lr": "1"},
+    {"opt": "sps", "opt.f_star": "task,0", "opt.max_step": "1"},
+    {"task.n": "10,20"},
+    {"task.sigma": "0.2,0.4"},
+    {"task.recipe": "sphere,equal_scores"},
+    {"opt": "sgd,gd", "trainer.batch_size": "full"},
+]
+TOGETHER = [
+    {"opt.lr": "0.1,1"},
+    {"opt.momentum": "0,0.9"},
+    {"opt.weight_decay": "0,0.9"},
+    {"opt": "sngd", "opt.max_step": "1,inf"},
+    {"opt": "adam", "opt.eps": "1e-8,1e-4", "opt.lr": "0.1:1:3"},
+]
+
+
+@pytest.mark.parametrize("words", APART, ids=repr)
+def test_runs_that_cannot_share_a_program(words):
+    configs = grid(**({"opt": "sgd", "opt.lr": "1", "opt.momentum": "0.9"} if "opt" not in words else {}) | words)
+    assert len({block_key(config) for config in configs}) > 1
+
+
+@pytest.mark.parametrize("words", TOGETHER, ids=repr)
+def test_runs_that_share_a_program(words):
+    configs = grid("3", **{"opt": "sgd"} | words)
+    assert len(configs) > 3
+    assert len({block_key(config) for config in configs}) == 1
+
+
+def test_tuples_of_numbers_share_a_program():
+    one, other = (grid(opt="adam", opt__betas=betas, opt__lr="1")[0] for betas in ("0.8,0.9", "0.9,0.999"))
+    assert one.run_id != other.run_id
+    assert block_key(one) == block_key(other)
+
+
+def test_stores_and_tasks_are_apart():
+    one = grid(opt__lr="1")[0]
+    assert block_key(one) != block_key(one.model_copy(update={"store": Path("elsewhere")}))
+    assert block_key(one) != block_key(grid(opt__lr="1", task="synthetic_joint")[0])
+
+
+def test_a_problem_is_seed_and_order():
+    one = grid(opt__lr="1")[0]
+    others = [one.model_copy(update={name: 1}) for name in ("seed", "data_seed")]
+    assert len({problem_key(config) for config in (one, *others)}) == 3
+    assert {block_key(config) for config in others} == {block_key(one)}
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_task_can_be_swept(task):
+    configs = grid("2", task=task, opt="sgd,adam")
+    assert len({config.run_id for config in configs}) == len(configs) == 2 * 2 * DEFAULT_POINTS

@@ -1,0 +1,875 @@
+"""Lanes: runs that are trained together as one program are the runs that `bench fit` makes, each for itself."""
+
+import inspect
+import operator
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.plugins import DoublePrecision
+from torch import Tensor, nn
+from torchmetrics import Metric
+from torchmetrics.classification import BinaryAccuracy, BinaryAUROC, BinaryF1Score, MulticlassAccuracy, MulticlassAUROC
+from torchmetrics.regression import MeanSquaredError, R2Score
+
+import bench.lane_runs
+from bench import runner
+from bench.callbacks import StopRequest
+from bench.config import RunConfig, resolve
+from bench.errors import RunFailed
+from bench.lane_runs import Grid, make_lanes, train_block
+from bench.lanes import Lanes, Scores
+from bench.progress import SweepProgress
+from bench.store import RunResult, Store
+from bench.watch import Watch
+from optimizers import OPTIMIZERS, OptimizerSpec
+from optimizers.registry import Traits
+from tasks import TASKS, TaskSpec
+from tasks.base import Outcome, Task, TaskData
+from tasks.dropout import BatchRandomness, use_batch_dropout
+from tasks.order import BatchOrder
+from tests import tiny
+from tests.equivalence import HYPERPARAMETERS
+from tests.optimizer_cases import CASES, MORE_ARGUMENTS, VALUES
+
+# -- a task with everything that a task may have ----------------------------------------------------------------------
+
+
+class Blobs(TaskData):
+    """Points of two classes, other ones for each seed.
+
+    Args:
+        root: unused.
+        seed: decides the points.
+    """
+
+    def __init__(self, root: Any = None, seed: int = 0) -> None:
+        generator = torch.Generator().manual_seed(seed)
+
+        def split(n: int) -> tuple[Tensor, Tensor]:
+            labels = torch.arange(n) % 2
+            points = torch.randn(n, 4, generator=generator, dtype=torch.float64)
+            points[:, 0] += 2 * labels - 1
+            return points, labels
+
+        self.splits = {"train": split(24), "val": split(14), "test": split(14)}
+        self.sizes = {name: len(labels) for name, (_, labels) in self.splits.items()}
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> None:
+        self.splits = {name: (x.to(device, dtype), y.to(device)) for name, (x, y) in self.splits.items()}
+
+    def batch(
+        self, split: str, rows: Tensor | slice, randomness: BatchRandomness | None = None
+    ) -> tuple[Tensor, Tensor]:
+        x, y = self.splits[split]
+        return x[rows], y[rows]
+
+
+class Net(Task):
+    """Parameters of several shapes, a scalar among them, two with one gradient, one frozen, one that nothing uses.
+
+    Args:
+        data: points.
+        dropout: rate in [0, 1).
+    """
+
+    def __init__(self, data: Blobs, *, dropout: float = 0.0) -> None:
+        super().__init__(data)
+        self.A, self.v = nn.Parameter(torch.randn(4, 3)), nn.Parameter(torch.randn(3))
+        self.b, self.c = (nn.Parameter(torch.randn(3)) for _ in range(2))
+        self.scale = nn.Parameter(torch.tensor(1.0))
+        self.frozen = nn.Parameter(1 + torch.rand(3), requires_grad=False)
+        self.unused = nn.Parameter(torch.ones(2))
+        self.dropout = nn.Dropout(dropout)
+
+    def loss(self, batch: tuple[Tensor, Tensor]) -> Outcome:
+        points, labels = batch
+        hidden = self.dropout(torch.tanh(points @ self.A + (self.b + self.c)) * self.frozen)
+        output = torch.tensor(1.1) * self.scale * (hidden @ self.v)  # a number of the default precision
+        return Outcome(self.loss_of((2 * labels - 1) * output).mean(), output.detach().sigmoid(), labels)
+
+    def loss_of(self, margins: Tensor) -> Tensor:
+        return nn.functional.softplus(-margins)
+
+    def metrics(self) -> dict[str, Metric]:
+        return {"accuracy": BinaryAccuracy(), "area": BinaryAUROC()}
+
+    def measure_at(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {"norm": weights["A"].flatten(1).norm(dim=1), "scale": weights["scale"]}
+
+
+class Hinge(Net):
+    """Has a gradient of 0 once all margins are great."""
+
+    def loss_of(self, margins: Tensor) -> Tensor:
+        return torch.relu(0.5 - margins)
+
+
+class Square(Net):
+    """Has a loss that grows as fast as its weights."""
+
+    def loss_of(self, margins: Tensor) -> Tensor:
+        return margins.square()
+
+
+NET = TaskSpec(
+    name="net", title="", module="tests.test_lanes:Net", data="tests.test_lanes:Blobs", metric="accuracy", mode="max",
+    target=0.8, budget={"max_steps": 40}, source="tests", batch_size=6, micro_batch_size=7, precision="64-true",
+    steps_per_call=7, measure_every=10, lanes=True,
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def the_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for spec in (
+        NET,
+        replace(NET, name="hinge", module="tests.test_lanes:Hinge", metric="loss", mode="min", target=None),
+        replace(NET, name="square", module="tests.test_lanes:Square", metric="loss", mode="min", target=None),
+        replace(tiny.TINY, lanes=True, precision="64-true"),
+    ):
+        monkeypatch.setitem(TASKS, spec.name, spec)
+
+
+# -- what runs are, and how they are compared -------------------------------------------------------------------------
+
+CLOCKS = ("wall_s", "train_s", "seconds_to_target", "memory", "engine")
+Settings = dict[str, Any]
+
+
+def block(
+    store: Path, task: str, opt: str, lanes: Sequence[Settings], seeds: Sequence[int] = (0, 1), **words: Any
+) -> Grid:
+    """Configurations, shape (seeds, lanes)."""
+    named = {name.replace("__", "."): value for name, value in words.items()}
+    common = {
+        "task": task,
+        "opt": opt,
+        "device": "cpu",
+        "store": store,
+        **(tiny.SIZES if task == "tiny" else {}),
+        **named,
+    }
+    return [
+        [resolve(common | {f"opt.{name}": value for name, value in lane.items()} | {"seed": seed}) for lane in lanes]
+        for seed in seeds
+    ]
+
+
+def without(told: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """The same without these entries of its tables."""
+    return {table: {k: v for k, v in columns.items() if k not in names} for table, columns in told.items()}
+
+
+def lrs(*values: float) -> list[Settings]:
+    return [{"lr": value} for value in values]
+
+
+class Silent(SweepProgress):
+    """Shows nothing, and calls a function when the block has made so many calls of steps."""
+
+    def __init__(self, at: int = 0, act: Callable[[], None] = lambda: None) -> None:
+        super().__init__("", operator.gt, enabled=False)
+        self.calls, self.at, self.act = 0, at, act
+
+    def advance(self, *args: Any, **words: Any) -> None:
+        super().advance(*args, **words)
+        self.calls += 1
+        if self.calls == self.at:
+            self.act()
+
+
+def train(grid: Grid, stop: StopRequest | None = None, progress: SweepProgress | None = None) -> list[RunResult] | None:
+    progress = progress or Silent()
+    with progress.showing(sum(map(len, grid))):
+        return train_block(grid, stop or StopRequest(), progress)
+
+
+def told(store: Path, run_id: str) -> dict[str, Any]:
+    """All that a store knows of a run, but times."""
+    result = Store(store).get(run_id)
+    assert result is not None
+    record = {name: value for name, value in asdict(result).items() if name not in CLOCKS}
+    record["validations"] = [{k: v for k, v in row.items() if k != "train_s"} for row in result.validations]
+    return {"record": record, **Store(store).tables(run_id)}
+
+
+def lanes_of(grid: Grid) -> list[dict[str, Any]]:
+    """What is told of the lanes, after training."""
+    assert train(grid) is not None
+    return [told(config.store, config.run_id) for row in grid for config in row]
+
+
+def fit(config: RunConfig) -> dict[str, Any]:
+    """What is told of the run that `bench fit` makes."""
+    alone = config.model_copy(update={"store": config.store.with_name("fit")})
+    runner.run(alone, progress=False)
+    return told(alone.store, alone.run_id)
+
+
+def fits(grid: Grid) -> list[dict[str, Any]]:
+    return [fit(config) for row in grid for config in row]
+
+
+def gap(a: Any, b: Any) -> float:
+    """Greatest difference of numbers, absolute up to 1 and relative above; infinite where anything else differs."""
+    if isinstance(b, dict):
+        return max((gap(a[k], b[k]) for k in b), default=0.0) if a.keys() == b.keys() else inf
+    if isinstance(b, list | tuple):
+        return max(map(gap, a, b), default=0.0) if len(a) == len(b) else inf
+    if isinstance(b, np.ndarray):
+        if a.shape != b.shape or (np.isfinite(a) != np.isfinite(b)).any():
+            return inf
+        finite = np.isfinite(b)
+        return float(np.max(np.abs(a - b)[finite] / np.maximum(1, np.abs(b[finite])), initial=0.0))
+    if isinstance(a, float) and isinstance(b, float):
+        return abs(a - b) / max(1, abs(b))
+    return 0.0 if a == b else inf
+
+
+def test_a_gap_is_seen_wherever_it_is() -> None:
+    whole = {"a": [1, 2.0, None], "t": np.array([1.0, np.nan, 1e9])}
+    assert gap(whole, {"a": [1, 2.0, None], "t": np.array([1.0, np.nan, 1e9])}) == 0
+    assert gap(whole, {"a": [1, 2.5, None], "t": np.array([1.0, np.nan, 1e9])}) == 0.2
+    assert gap(whole, {"a": [1, 2.0, None], "t": np.array([1.0, np.nan, 2e9])}) == 0.5
+    others = (
+        {"a": [1, 2.0, None]},
+        whole | {"a": [1, 2.0]},
+        whole | {"a": [2, 2.0, None]},
+        whole | {"a": [1, None, None]},
+    )
+    tables = ([1.0, 1.0, 1e9], [np.nan, np.nan, 1e9], [1.0, np.nan])
+    for other in (*others, *(whole | {"t": np.array(column)} for column in tables)):
+        assert gap(whole, other) == gap(other, whole) == inf
+
+
+# -- a lane is the run that `bench fit` makes -------------------------------------------------------------------------
+
+STEPS = 200
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A task at a small size.
+
+    Attributes:
+        task: its name.
+        words: its options.
+        factors: of the learning rates of `tests.equivalence`, at least one of which is stable for every optimizer.
+        wild: others, where many runs are chaotic.
+        coarse: what it measures in float32.
+    """
+
+    task: str
+    words: Settings = field(default_factory=dict)
+    factors: tuple[float, ...] = (0.1, 1.0)
+    wild: tuple[float, ...] = (1.0, 30.0)
+    coarse: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return self.task
+
+    def block(self, store: Path, opt: str, factors: Sequence[float], **words: Any) -> Grid:
+        """Two seeds, and lanes with the learning rate of `tests.equivalence` times each factor."""
+        usual = {"lr": inspect.signature(OPTIMIZERS[opt].cls).parameters["lr"].default} | HYPERPARAMETERS[opt]
+        lanes = [usual | {"lr": usual["lr"] * factor} for factor in factors]
+        return block(store, self.task, opt, lanes, **{"trainer__max_steps": STEPS, **self.words, **words})
+
+
+SMALL = {"task__n": 8, "task__n_test": 6, "task__T": 4, "task__d": 6}
+PROBLEMS = [
+    Problem("synthetic", SMALL),
+    Problem("synthetic_joint", SMALL),
+    Problem("mha_dm1", {**SMALL, "task__M": 3, "task__zeta": 0.25, "task__H": 2}, coarse=("test_loss", "test_error")),
+    Problem("mha_planted", {**SMALL, "task__T": 3, "task__d": 3}, coarse=("test_loss", "test_error")),
+    Problem(
+        "tiny",
+        {"task__dropout": 0.1, "task__flip": True, "task__crop": 1, "task__depth": 1},
+        factors=(0.002, 0.02),
+        wild=(0.1, 1.0),
+    ),
+]
+each_problem = pytest.mark.parametrize("problem", PROBLEMS, ids=str)
+each_optimizer = pytest.mark.parametrize("opt", OPTIMIZERS)
+
+
+class Twins(Lanes):
+    """The second half of each row is the first half's twin: it starts from the next number to each weight."""
+
+    def step(self) -> Tensor:
+        if self.steps_done < 2:  # a weight of 0 has a next number that is no different to arithmetic
+            for w in self.weights.values():
+                own, twin = w.chunk(2, dim=1)
+                twin.copy_(torch.nextafter(own, torch.full_like(own, inf)))
+        return super().step()
+
+
+def with_twins(grid: Grid, problem: Problem, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Any], list[bool]]:
+    """What is told of the lanes, and whether each is stable: whether it agrees with a twin of its own to 1e-11."""
+    twin = {"max_seconds": 1e9}  # another run to the store, the same to lanes
+    doubled = [
+        [*row, *(c.model_copy(update={"trainer": c.trainer.model_copy(update=twin)}) for c in row)] for row in grid
+    ]
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.lane_runs, "Lanes", Twins)
+        lanes = np.array(lanes_of(doubled), dtype=object).reshape(len(grid), 2, -1)
+    pairs = list(zip(lanes[:, 0].flat, lanes[:, 1].flat, strict=True))
+    of_name = ("run_id", "config")
+    same = [
+        gap(without(other, *of_name, *problem.coarse), without(one, *of_name, *problem.coarse)) for one, other in pairs
+    ]
+    return [one for one, _ in pairs], [distance <= 1e-11 for distance in same]
+
+
+@each_optimizer
+@each_problem
+def test_a_stable_lane_is_the_run_that_fit_makes(
+    problem: Problem, opt: str, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grid = problem.block(store, opt, problem.factors)
+    lanes, stable = with_twins(grid, problem, monkeypatch)
+    pairs = zip((config for row in grid for config in row), lanes, stable, strict=True)
+    first, *_, last = [(config, lane) for config, lane, is_stable in pairs if is_stable] * 2
+    for config, lane in (first, last):
+        alone = fit(config)
+        assert gap(without(lane, *problem.coarse), without(alone, *problem.coarse)) < 1e-9
+        for name in problem.coarse:
+            assert gap(lane["measurements"][name], alone["measurements"][name]) < 1e-6
+
+
+def test_a_chaotic_lane_is_told_from_a_stable_one(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    grid = block(store, "synthetic", "ngd", lrs(0.01, 3.0), trainer__max_steps=STEPS)
+    assert with_twins(grid, PROBLEMS[0], monkeypatch)[1] == [True, False, True, False]
+
+
+# -- every lane, chaotic ones too, takes the step of a plain PyTorch loop -----------------------------------------------
+
+
+class PlainLoop:
+    """A run in plain PyTorch, step by step."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self.task, self.plan = runner.build(config)
+        task, cpu = self.task.double(), torch.device("cpu")
+        use_batch_dropout(task, task.randomness)
+        task.randomness.seed = config.seed
+        task.data.to(cpu, torch.float64)
+        self.params = dict(task.named_parameters())
+        self.optimizer: Any = self.plan.make_optimizer(p for p in self.params.values() if p.requires_grad)
+        self.order = BatchOrder(task.data.sizes["train"], self.plan.batch_size, config.data_seed, cpu)
+
+    def evaluate(self, step: int) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss, with gradients in `.grad`, and the norms by the keywords of steps."""
+        where, rows = self.task.randomness, self.order.rows(step)
+        where.step, where.rows, where.batch_size = step, slice(0, len(rows)), len(rows)
+        self.optimizer.zero_grad()
+        loss = self.task.loss(self.task.data.batch("train", rows, where)).loss
+        loss.backward()
+        trained = [p for p in self.params.values() if p.grad is not None]
+        norm = torch.cat([p.grad.flatten() for p in trained]).norm()
+        if self.plan.clip is not None:
+            nn.utils.clip_grad_norm_(trained, self.plan.clip)
+        clipped = torch.cat([p.grad.flatten() for p in trained]).norm()
+        return loss.detach(), {"loss_grad_norm": norm, "grad_norm": clipped}
+
+    def step(self, step: int) -> Tensor:
+        """Make a step; loss, gradient norm, raw and applied step size."""
+        loss, norms = self.evaluate(step)
+        told = {name: norms[name] for name in self.plan.step_keywords}
+        self.optimizer.step(lambda: loss, **told)
+        lr = self.optimizer.param_groups[0]["lr"]
+        sizes = getattr(self.optimizer, "step_sizes", None) or (lr, lr)
+        return torch.stack([torch.as_tensor(x).double() for x in (loss, norms["loss_grad_norm"], *sizes)])
+
+
+def flat(weights: Mapping[str, Tensor]) -> Tensor:
+    """All weights of each lane as a vector."""
+    return torch.cat([w.detach().reshape(*w.shape[:2], -1) for w in weights.values()], dim=2)
+
+
+def assert_the_same_steps(grid: Grid, steps: int = 60) -> None:
+    """Before each step every lane takes over the weights of its plain loop, so that only this step can differ."""
+    lanes, loops = make_lanes(grid), [[PlainLoop(config) for config in row] for row in grid]
+
+    def of_loops() -> dict[str, Tensor]:
+        of_rows = [{name: torch.stack([loop.params[name] for loop in row]) for name in lanes.weights} for row in loops]
+        return {name: torch.stack([of_row[name] for of_row in of_rows]).detach() for name in lanes.weights}
+
+    total = torch.zeros(lanes.shape)
+    with DoublePrecision().forward_context():
+        for step in range(steps):
+            before = of_loops()
+            for name, w in lanes.weights.items():
+                w.copy_(before[name])
+            recorded = lanes.step()
+            expected = torch.stack([torch.stack([loop.step(step) for loop in row]) for row in loops])
+            torch.testing.assert_close(recorded.permute(1, 2, 0), expected, rtol=1e-10, atol=1e-15)
+            after = flat(of_loops())
+            moved, off = (after - flat(before)).norm(dim=2), (flat(lanes.weights) - after).norm(dim=2)
+            total += moved
+            assert (off <= 1e-10 * moved + 1e-15 * after.norm(dim=2)).all(), step
+    assert (total > 0).all()
+
+
+@each_optimizer
+@each_problem
+def test_every_step_of_every_lane_is_that_of_a_plain_loop(problem: Problem, opt: str, store: Path) -> None:
+    assert_the_same_steps(problem.block(store, opt, problem.wild))
+
+
+ALL_ARGUMENTS = [(case.name, case.arguments) for case in CASES] + MORE_ARGUMENTS
+
+
+@pytest.mark.parametrize(("opt", "arguments"), ALL_ARGUMENTS, ids=lambda value: str(value))
+def test_every_step_with_any_arguments_is_that_of_a_plain_loop(opt: str, arguments: Settings, store: Path) -> None:
+    lanes = [arguments, arguments | {"lr": 3 * arguments["lr"]}]
+    assert_the_same_steps(block(store, "net", opt, lanes, seeds=(0,), trainer__gradient_clip_val=0.5))
+
+
+@each_optimizer
+def test_lanes_that_differ_in_every_number_each_make_their_own_steps(opt: str, store: Path) -> None:
+    lanes = [
+        {name: values[(i * (j + 1) + i) % len(values)] for j, (name, values) in enumerate(VALUES[opt].items())}
+        for i in range(6)
+    ]
+    assert_the_same_steps(block(store, "net", opt, lanes, seeds=(1,)))
+
+
+# -- optimizers without a pure update, clipping, parameters without a gradient ------------------------------------------
+
+
+def moved(params: Sequence[Tensor], moves: Sequence[Tensor], by: float) -> None:
+    for p, move in zip(params, moves, strict=True):
+        p.add_(move, alpha=by)
+
+
+class Base(torch.optim.Optimizer):
+    """Whatever needs no hyperparameter but lr."""
+
+    def __init__(self, params: Any, lr: float = 0.1) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @property
+    def lr(self) -> float:
+        return self.param_groups[0]["lr"]
+
+    @property
+    def trained(self) -> list[Tensor]:
+        return [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+
+
+class Sam(Base):
+    """Moves the weights before it asks for the loss, and asks twice."""
+
+    @torch.no_grad()
+    def step(self, closure: Any) -> Any:  # type: ignore[override]
+        params, moves = self.trained, []
+        for _ in range(2):
+            moves.append([p.grad.clone() for p in params])  # type: ignore[union-attr]
+            moved(params, moves[-1], by=0.1)
+            with torch.enable_grad():
+                loss = closure()
+        for move in moves:
+            moved(params, move, by=-0.1)
+        moved(params, [p.grad for p in params], by=-self.lr)  # type: ignore[misc]
+        return loss
+
+
+class SamByData(Base):
+    """Gives its parameters other memory, as many an implementation of SAM does."""
+
+    @torch.no_grad()
+    def step(self, closure: Any) -> Any:  # type: ignore[override]
+        before = [p.data for p in self.trained]
+        for p in self.trained:
+            p.data = p.data + 0.1 * p.grad  # type: ignore[operator]
+        with torch.enable_grad():
+            loss = closure()
+        for p, old in zip(self.trained, before, strict=True):
+            p.data = old - self.lr * p.grad  # type: ignore[operator]
+        return loss
+
+
+class InPlace(Base):
+    """Changes gradients in place."""
+
+    @torch.no_grad()
+    def step(self, closure: Any) -> Any:  # type: ignore[override]
+        with torch.enable_grad():
+            loss = closure()
+        for p in self.trained:
+            p.grad.mul_(0.5).add_(0.01)  # type: ignore[union-attr]
+        moved(self.trained, [p.grad for p in self.trained], by=-self.lr)  # type: ignore[misc]
+        return loss
+
+
+class Told(Base):
+    """Takes the norm that it is told, and remembers a number."""
+
+    @torch.no_grad()
+    def step(self, closure: Any, *, grad_norm: Tensor) -> Any:  # type: ignore[override]
+        group = self.param_groups[0]
+        group["length"] = 0.5 * group.get("length", 0.0) + float(grad_norm)
+        moved(self.trained, [p.grad for p in self.trained], by=-self.lr / (1 + group["length"]))  # type: ignore[misc]
+
+
+class Averaged(Base):
+    """Evaluates at the average of all its points, as schedule-free methods do."""
+
+    @torch.no_grad()
+    def step(self, closure: Any) -> Any:  # type: ignore[override]
+        for p in self.trained:
+            state = self.state[p]
+            state["steps"] = state.get("steps", 0) + 1
+            p.sub_(p.grad, alpha=self.lr)  # type: ignore[arg-type]
+            state["other"] = p.clone() if state["steps"] == 1 else state["other"].lerp(p, 1 / state["steps"])
+
+    def _swap(self) -> None:
+        for p, state in self.state.items():
+            other = state["other"].clone()
+            state["other"].copy_(p.data)
+            p.data.copy_(other)
+
+    def eval(self) -> None:
+        self._swap()
+
+    def train(self) -> None:
+        self._swap()
+
+
+def other(name: str, target: str, again: bool = False, **defaults: Any) -> OptimizerSpec:
+    traits = Traits(calls_closure_again=again)
+    return OptimizerSpec(name=name, target=target, formula="", source="tests", traits=traits, defaults=defaults)
+
+
+OTHERS = [
+    other("rmsprop", "torch.optim.rmsprop:RMSprop"),
+    other("adagrad", "torch.optim.adagrad:Adagrad"),
+    other("lbfgs", "torch.optim.lbfgs:LBFGS", again=True, max_iter=2, history_size=1),
+    other("sam", "tests.test_lanes:Sam", again=True),
+    other("sam-by-data", "tests.test_lanes:SamByData", again=True),
+    other("in-place", "tests.test_lanes:InPlace"),
+    other("told", "tests.test_lanes:Told"),
+]
+AVERAGED = other("averaged", "tests.test_lanes:Averaged")
+ONE_BY_ONE = [*OTHERS, *(replace(spec, update=None) for spec in OPTIMIZERS.values())]
+AT_ONCE = [spec for spec in OPTIMIZERS.values() if spec.update]
+each_way = pytest.mark.parametrize(
+    "spec", [*AT_ONCE, *ONE_BY_ONE], ids=lambda spec: f"{spec.name}-{'together' if spec.update else 'one by one'}"
+)
+
+
+@pytest.fixture
+def opt(spec: OptimizerSpec, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of the optimizer, which is registered as `spec` says."""
+    monkeypatch.setitem(OPTIMIZERS, spec.name, spec)
+    return spec.name
+
+
+MILD = lrs(0.01, 0.05)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [{}, {"trainer__gradient_clip_val": 0.2, "data_seed": 7, "task__dropout": 0.2}],
+    ids=["plain", "clipped and dropped out"],
+)
+@each_way
+def test_lanes_of_any_optimizer_are_the_runs_that_fit_makes(
+    spec: OptimizerSpec, opt: str, words: Settings, store: Path
+) -> None:
+    grid = block(store, "net", opt, MILD, trainer__max_steps=25, **words)
+    lanes = lanes_of(grid)
+    assert gap(lanes[0], fit(grid[0][0])) < 1e-9
+    assert gap(lanes[-1], fit(grid[-1][-1])) < 1e-9  # another problem, other hyperparameters
+
+
+@pytest.mark.parametrize("spec", [AVERAGED], ids=["averaged"])
+def test_weights_for_evaluation_are_what_is_measured_validated_and_kept_as_best(
+    spec: OptimizerSpec, opt: str, store: Path
+) -> None:
+    grid = block(store, "net", opt, lrs(0.05, 1.0), trainer__val_every=5)
+    lanes = lanes_of(grid)
+    for lane, alone in zip(lanes, fits(grid), strict=True):
+        records = [told["record"] for told in (lane, alone)]
+        best, _ = ((record.pop("best"), record["metrics"].pop("best")) for record in records)
+        assert gap(lane, alone) < 1e-9
+        ended = {"trainer__max_steps": records[0]["best_step"], "seeds": (records[0]["config"]["seed"],)}
+        lr = records[0]["config"]["opt_options"]["lr"]
+        (short,) = lanes_of(block(store.with_name("short"), "net", opt, lrs(lr), trainer__val_every=5, **ended))
+        assert gap(best, (short["record"]["final"], short["record"]["metrics"]["final"])) < 1e-9
+    assert {lane["record"]["best_step"] for lane in lanes} > {5, 40}
+
+
+@pytest.mark.parametrize(("problems", "lanes"), [(1, 1), (1, 3), (3, 1)])
+@pytest.mark.parametrize("task", ["net", "synthetic"])
+def test_a_block_of_any_shape_is_the_runs_that_fit_makes(task: str, problems: int, lanes: int, store: Path) -> None:
+    grid = block(store, task, "sngd", lrs(0.01, 0.02, 0.05)[:lanes], seeds=range(problems), trainer__max_steps=20)
+    for lane, alone in zip(lanes_of(grid), fits(grid), strict=True):
+        assert gap(lane, alone) < 1e-9
+
+
+def test_a_minimum_that_is_given_is_less_each_problems_own_offset(store: Path) -> None:
+    lanes = [{"lr": 0.1, "f_star": 0.1, "gamma": 2.0}, {"lr": 0.1, "f_star": 0.25, "gamma": 0.0}]
+    grid = block(store, "synthetic", "sps", lanes, trainer__max_steps=15, trainer__batch_size=5, **SMALL)
+    for lane, alone in zip(lanes_of(grid), fits(grid), strict=True):
+        assert gap(lane, alone) < 1e-9
+
+
+def test_in_single_precision_the_facts_are_those_of_fit_and_the_rest_agrees_to_that_precision(store: Path) -> None:
+    grid = block(store, "synthetic_joint", "ngd", lrs(0.01, 0.1), trainer__max_steps=100, precision="32-true")
+    lanes = lanes_of(grid)
+    for lane, alone in zip(lanes, fits(grid), strict=True):
+        assert lane["record"]["facts"] == alone["record"]["facts"]
+        assert 0 < gap(lane, alone) < 1e-3
+
+
+# -- lanes that end, and those that go on --------------------------------------------------------------------------------
+
+
+def numbers(told: Any) -> list[float]:
+    parts = told.values() if isinstance(told, dict) else told if isinstance(told, list | tuple) else [told]
+    return [told] if isinstance(told, float) else [x for part in parts if part is not told for x in numbers(part)]
+
+
+@pytest.mark.parametrize(
+    ("task", "wild", "reason"),
+    [
+        ("tiny", 1e6, "loss or gradient is not finite"),
+        ("net", 1e200, "loss or gradient is not finite"),
+        ("square", 2.0, "the loss grew from"),
+    ],
+)
+@pytest.mark.parametrize("way", [{}, {"update": None}], ids=["together", "one by one"])
+def test_a_lane_that_diverges_ends_as_in_fit_and_harms_no_other(
+    task: str, wild: float, reason: str, way: Settings, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(OPTIMIZERS, "sgd", replace(OPTIMIZERS["sgd"], **way))
+    words = {"trainer__max_steps": 40, "task__dropout": 0.0}
+    first, gone, last, *others = lanes_of(block(store, task, "sgd", lrs(0.01, wild, 0.02), **words))
+    record = gone["record"]
+    assert (record["status"], record["final"]) == ("diverged", None)
+    assert record["reason"].startswith(reason)
+    assert record["steps"] < 40
+    assert all(map(np.isfinite, numbers([record["metrics"], record["validations"]])))
+    alone = fit(block(store, task, "sgd", lrs(wild), seeds=(0,), **words)[0][0])
+    assert gap(record, alone["record"]) < 1e-9
+    np.testing.assert_equal(np.isfinite(gone["curve"]["loss"]), np.isfinite(alone["curve"]["loss"]))
+    without_it = lanes_of(block(store.with_name("others"), task, "sgd", lrs(0.01, 0.02), **words))
+    assert [lane["record"]["status"] for lane in without_it] == ["completed"] * 4
+    for lane, same in zip([first, last, others[0], others[2]], without_it, strict=True):
+        assert gap(lane, same) < 1e-12
+
+
+def test_a_converged_lane_keeps_its_final_weights_while_the_block_goes_on(store: Path) -> None:
+    lanes = [{"lr": 0.3, "momentum": 0.9}, {"lr": 0.001, "momentum": 0.9}]  # momentum moves weights without a gradient
+    grid = block(store, "hinge", "gd", lanes, seeds=(0,), trainer__max_steps=120)
+    converged, other = lanes_of(grid)
+    assert converged["record"]["reason"] == "converged: the gradient is 0 in this precision"
+    assert converged["record"]["steps"] < other["record"]["steps"] == 120
+    assert [lane["record"]["status"] for lane in (converged, other)] == ["completed"] * 2
+    for lane, alone in zip((converged, other), fits(grid), strict=True):
+        assert gap(lane, alone) < 1e-9
+
+
+def test_polyak_converges_to_a_gradient_of_zero_while_slower_lanes_go_on(store: Path) -> None:
+    grid = block(store, "synthetic", "ps", lrs(1.0, 0.01), seeds=(1, 3), trainer__max_steps=800, **SMALL)
+    lanes = [lane["record"] for lane in lanes_of(grid)]
+    assert ["converged" in str(lane["reason"]) for lane in lanes] == [True, False, True, False]
+    assert max(lanes[0]["steps"], lanes[2]["steps"]) < 800
+    for lane, alone in zip(lanes, [run["record"] for run in fits(grid)], strict=True):
+        names = ("status", "reason", "final", "best", "metrics")  # the last steps are chaotic
+        assert gap([lane[name] for name in names], [alone[name] for name in names]) < 1e-9
+
+
+def test_each_lane_records_when_it_reached_the_target(store: Path) -> None:
+    grid = block(store, "tiny", "adam", lrs(0.0, 0.005, 0.02), trainer__max_steps=30, trainer__val_every=3)
+    reached = [lane["record"]["steps_to_target"] for lane in lanes_of(grid)]
+    assert {None, 3, 6} <= set(reached)
+    assert reached == [run["record"]["steps_to_target"] for run in fits(grid)]
+
+
+def test_a_measurement_that_a_problem_lacks_is_missing_in_its_lanes_only(store: Path) -> None:
+    words = {"task__n": 8, "task__n_test": 6, "task__T": 4, "task__d": 3, "trainer__max_steps": 40}
+    grid = block(store, "synthetic", "gd", lrs(0.1, 1.0), seeds=(1, 2), **words)  # infeasible, feasible
+    lanes, alone = lanes_of(grid), fits(grid)
+    extra = set(alone[2]["measurements"]) - set(alone[0]["measurements"])
+    assert extra == {"alignment", "distance"}
+    for lane, run in zip(lanes[:2], alone[:2], strict=True):
+        assert all(np.isnan(lane["measurements"].pop(name)).all() for name in extra)
+        assert gap(lane, run) < 1e-9
+    for lane, run in zip(lanes[2:], alone[2:], strict=True):
+        assert np.isfinite(lane["measurements"]["alignment"]).all()
+        assert gap(lane, run) < 1e-9
+
+
+# -- randomness ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", [{"task__dropout": 0.3}, {"task__flip": True}, {"task__crop": 2}, {}], ids=str)
+def test_what_is_drawn_belongs_to_seed_and_step_and_not_to_the_lane(words: Settings, store: Path) -> None:
+    full = {"task__dropout": 0.0, "trainer__batch_size": "full", **words}
+    lanes = make_lanes(block(store, "tiny", "sgd", lrs(0.0, 0.0), seeds=(0, 1, 0), **full))
+    for w in lanes.weights.values():
+        w.copy_(w[:1, :1].expand_as(w))
+    losses = torch.stack([lanes.step()[0] for _ in range(3)])
+    assert torch.equal(losses[..., 0], losses[..., 1])
+    assert torch.equal(losses[:, 0], losses[:, 2])
+    others = [losses[0, 0, 0] - losses[0, 1, 0], losses[0, 0, 0] - losses[1, 0, 0]]
+    assert [float(abs(other)) > 1e-6 for other in others] == [bool(words)] * 2
+
+
+# -- metrics of many runs ------------------------------------------------------------------------------------------------
+
+
+def drawn(rows: int, kind: str) -> tuple[Tensor, Tensor]:
+    """Predictions and labels of 2 x 3 runs."""
+    many, predictions = {
+        "classes": (2, torch.randint(0, 2, (2, 3, rows))),
+        "numbers": (2, torch.rand(2, 3, rows)),
+        "logits": (4, torch.randn(2, 3, rows, 4, dtype=torch.float64)),
+    }[kind]
+    return predictions, torch.randint(0, many, (2, 3, rows))
+
+
+@pytest.mark.parametrize(
+    ("metric", "kind", "stacked"),
+    [
+        (BinaryAccuracy(validate_args=False), "classes", True),
+        (BinaryAccuracy(validate_args=False), "numbers", False),  # looks whether they are probabilities
+        (BinaryF1Score(validate_args=False), "classes", True),
+        (BinaryF1Score(), "classes", False),
+        (BinaryAUROC(), "numbers", False),  # keeps lists
+        (MulticlassAccuracy(4, average="micro", validate_args=False), "logits", True),
+        (MulticlassAccuracy(4, average="macro", validate_args=False), "logits", True),
+        (MulticlassAUROC(4, thresholds=5), "logits", False),
+        (MeanSquaredError(), "numbers", True),  # writes into its states
+        (R2Score(), "numbers", True),  # looks at its states in the end
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Metric) else str(value),
+)
+def test_metrics_of_many_runs_are_those_of_each(metric: Metric, kind: str, stacked: bool) -> None:
+    torch.manual_seed(0)
+    scores, alone = Scores(metric.clone()), [metric.clone() for _ in range(6)]
+    for rows in (16, 9, 16):
+        predictions, labels = drawn(rows, kind)
+        scores.update(predictions, labels)
+        for own, p, y in zip(alone, predictions.flatten(0, 1), labels.flatten(0, 1), strict=True):
+            own.update(p, y)
+    expected = torch.stack([own.compute() for own in alone]).view(2, 3)
+    assert (scores.states is not None) == stacked
+    assert len(expected.unique()) > 1
+    torch.testing.assert_close(scores.compute(), expected)
+
+
+@pytest.mark.parametrize("size", [3, 5, 14])
+@pytest.mark.parametrize("task", ["net", "tiny"])
+def test_a_split_that_is_evaluated_in_uneven_pieces_is_all_there(task: str, size: int, store: Path) -> None:
+    lanes = make_lanes(block(store, task, "sgd", lrs(0.1, 0.2)))
+    lanes.plan.evaluation_batch_size = size
+    lanes.step()
+    found = lanes.evaluate_split("val")
+    with DoublePrecision().forward_context(), torch.no_grad():
+        for g, of_problem in enumerate(lanes.tasks):
+            of_problem.eval()
+            of_split = of_problem.data.batch("val", slice(None))
+            for r in range(2):
+                for name, p in of_problem.named_parameters():
+                    p.copy_(lanes.weights[name][g, r])
+                outcome = of_problem.loss(of_split)
+                assert found["loss"][g, r] == pytest.approx(float(outcome.loss), rel=1e-12)
+                for name, metric in of_problem.metrics().items():
+                    expected = float(metric(outcome.predictions, outcome.labels))
+                    assert found[name][g, r] == pytest.approx(expected, rel=1e-6)
+
+
+# -- blocks that are interrupted ------------------------------------------------------------------------------------------
+
+
+def elsewhere(grid: Grid) -> Grid:
+    """The same runs in another store."""
+    return [[c.model_copy(update={"store": c.store.with_name("whole")}) for c in row] for row in grid]
+
+
+def interrupted_block(store: Path, opt: str, **words: Any) -> Grid:
+    """A block of which one lane diverges early."""
+    words = {"task__dropout": 0.2, "trainer__gradient_clip_val": 0.2, "trainer__max_steps": 24} | words
+    return block(store, "net", opt, lrs(0.01, 1e200, 0.05), **words)
+
+
+@pytest.mark.parametrize(
+    "spec", [*AT_ONCE, *OTHERS, AVERAGED], ids=lambda spec: f"{spec.name}-{'together' if spec.update else 'one by one'}"
+)
+def test_a_block_that_was_stopped_goes_on_as_if_it_had_not_been(spec: OptimizerSpec, opt: str, store: Path) -> None:
+    grid, stop = interrupted_block(store, opt), StopRequest()
+    whole = lanes_of(elsewhere(grid))
+    progress = Silent(4, lambda: stop.note(signal.SIGINT))
+    assert train(grid, stop, progress) is None
+    (pack,) = Store(store).unfinished_packs()
+    assert not pack.busy
+    assert list(Store(store).runs()) == []
+    resumed = lanes_of(grid)
+    assert [lane["record"]["steps"] for lane in resumed].count(24) >= 4
+    assert gap(resumed, whole) == 0
+    assert Store(store).unfinished_packs() == []
+
+
+def test_a_stopped_block_keeps_what_converged_before(store: Path) -> None:
+    lanes = [{"lr": 0.3, "momentum": 0.9}, {"lr": 0.001, "momentum": 0.9}]
+    grid, stop = block(store, "hinge", "gd", lanes, seeds=(0,), trainer__max_steps=120), StopRequest()
+    whole = lanes_of(elsewhere(grid))
+    assert train(grid, stop, Silent(14, lambda: stop.note(signal.SIGTERM))) is None
+    assert gap(lanes_of(grid), whole) == 0
+    assert whole[0]["record"]["steps"] < 70
+
+
+@pytest.mark.parametrize("way", [{}, {"update": None}], ids=["together", "one by one"])
+def test_a_block_that_breaks_goes_on_from_its_last_checkpoint(
+    way: Settings, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(OPTIMIZERS, "adam", replace(OPTIMIZERS["adam"], **way))
+    grid = interrupted_block(store, "adam", trainer__checkpoint_seconds=1e-9)
+    whole, take = lanes_of(elsewhere(grid)), Watch.take
+
+    def break_at_12(self: Watch, *args: Any) -> None:
+        if self.result.steps >= 12:
+            raise RuntimeError("no more")
+        take(self, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Watch, "take", break_at_12)
+        with pytest.raises(RunFailed, match="no more"):
+            train(grid)
+    (pack,) = Store(store).unfinished_packs()
+    assert not pack.busy
+    assert gap(lanes_of(grid), whole) == 0
+
+
+def test_a_block_that_is_interrupted_at_once_is_left_as_it_was_at_its_checkpoint(store: Path) -> None:
+    grid, stop = interrupted_block(store, "adam", trainer__checkpoint_seconds=1e-9), StopRequest()
+
+    def twice() -> None:
+        stop.note(signal.SIGINT)
+        stop.note(signal.SIGINT)
+
+    assert train(grid, stop, Silent(4, twice)) is None
+    assert [pack.busy for pack in Store(store).unfinished_packs()] == [False]
+    assert gap(lanes_of(grid), lanes_of(elsewhere(grid))) == 0
+
+
+def test_a_block_that_breaks_before_its_first_checkpoint_leaves_nothing_resumable(store: Path) -> None:
+    grid = interrupted_block(store, "adam")
+
+    def fail() -> None:
+        raise RuntimeError("no more")
+
+    with pytest.raises(RunFailed, match="no more"):
+        train(grid, progress=Silent(4, fail))
+    left = Store(store).unfinished_packs()
+    assert not any(pack.busy or (pack.folder / "last.ckpt").exists() for pack in left)
+    assert gap(lanes_of(grid), lanes_of(elsewhere(grid))) == 0

@@ -1,0 +1,1239 @@
+"""`bench sweep`: what is stored and shown, what stops it, and how it goes on."""
+
+import csv
+import errno
+import io
+import json
+import multiprocessing
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import asdict
+from importlib import import_module
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import bench.store
+import bench.sweep
+from bench.callbacks import Watcher
+from bench.cli import main
+from bench.config import RunConfig
+from bench.errors import RunBusy
+from bench.grid import blocks, configurations, read_seeds
+from bench.lanes import Lanes
+from bench.memory import Peak
+from bench.packs import PackFolder
+from bench.progress import Progress, SweepProgress
+from bench.store import RunResult, Store
+from tasks import TASKS
+from tests import tiny
+
+STEPS = 20
+SMALL = ("--task", "synthetic", "--trainer.max_steps", STEPS, "--device", "cpu")
+FOUR = ("--opt", "ngd", "--opt.lr", "0.1,1", "--seeds", 2)
+SIXTEEN = ("--opt", "ngd", "--opt.lr", "0.01:1:8", "--seeds", 2)
+LANES = ("--engine", "lanes", "--width", 4)
+FILES = ["sensitivity.csv", "sensitivity.md", "sensitivity.pdf", "sensitivity.png"]
+CLOCKS = ("wall_s", "train_s", "seconds_to_target", "memory")
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Tables and plots go to a folder below the current one, unless told otherwise."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def sweep(cli, monkeypatch):
+    """`bench sweep` without the files, which take longer than such a training."""
+    monkeypatch.setattr("bench.sensitivity.write", lambda folder, shown, command: [])
+    return lambda *words: cli("sweep", *SMALL, *words)
+
+
+def configs_of(store: Path, opt: str = "ngd", lr: str = "0.1,1", seeds: str = "2", **words: Any) -> list[RunConfig]:
+    named = {key.replace("__", "."): value for key, value in words.items()}
+    settings = {"task": "synthetic", "opt": opt, "opt.lr": lr, "trainer.max_steps": str(STEPS)} | named
+    return configurations(settings, read_seeds(seeds), {"store": store, "device": "cpu"})[0]
+
+
+def outcome(store: Path) -> dict[str, tuple[dict, dict]]:
+    """All that the runs of a store found out, without clock times: records and tables."""
+    found = {}
+    for run in Store(store).runs():
+        record = {name: value for name, value in asdict(run).items() if name not in CLOCKS}
+        record["validations"] = [{k: v for k, v in row.items() if k != "train_s"} for row in run.validations]
+        record["config"] = {**run.config, "trainer": run.config["trainer"] | {"checkpoint_seconds": None}}
+        found[run.run_id] = record, Store(store).tables(run.run_id)
+    return found
+
+
+def same(one: object, other: object) -> bool:
+    np.testing.assert_equal(one, other)  # NaN is NaN
+    return True
+
+
+def statuses(store: Path) -> Counter:
+    return Counter((run.status, run.engine) for run in Store(store).runs())
+
+
+def packs(store: Path) -> dict[str, int]:
+    """Finished packs and their runs."""
+    return {path.parent.name: len(path.read_text().splitlines()) for path in store.glob("lanes-*/runs.jsonl")}
+
+
+def strict_json(text: str) -> Any:
+    def refuse(token: str):
+        raise AssertionError(f"{token} is not JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def last_line(answer) -> str:
+    """The error that a command ends with: one line on standard error, nothing on standard output."""
+    assert answer.out == ""
+    assert "Traceback" not in answer.err
+    assert answer.err.count("bench: error: ") == 1
+    return answer.err.splitlines()[-1].removeprefix("bench: error: ")
+
+
+def no_space(*args: object, **kwargs: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.fixture
+def trained(monkeypatch) -> list[list[str]]:
+    """The run ids of every block and of every run of its own that was really trained."""
+    seen: list[list[str]] = []
+    block, one = bench.sweep.train_block, bench.sweep.run
+
+    def train_block(grid, *args, **options):
+        seen.append([config.run_id for row in grid for config in row])
+        return block(grid, *args, **options)
+
+    def run(config, **options):
+        seen.append([config.run_id])
+        return one(config, **options)
+
+    monkeypatch.setattr(bench.sweep, "train_block", train_block)
+    monkeypatch.setattr(bench.sweep, "run", run)
+    return seen
+
+
+@pytest.fixture
+def tiny_task() -> Iterator[None]:
+    tiny.register()
+    yield
+    del TASKS["tiny"]
+
+
+# -- what there is afterwards ---------------------------------------------------------------------------------------
+
+
+def test_every_run_of_a_sweep_is_an_ordinary_run(cli, store, here):
+    words = ("--opt", "ngd,adam", "--opt.lr", "0.1,1", "--opt.adam.lr", "0.01,0.1", "--seeds", 2, "--engine", "lanes")
+    named = strict_json(cli("sweep", *SMALL, *words, "--dry-run", "--json").out)
+    answer = cli("sweep", *SMALL, *words, "--out", "here/below")
+    assert answer.code == 0, answer.err
+    runs = {run.run_id: run for run in Store(store).runs()}
+    assert runs.keys() == named.keys()
+    assert statuses(store) == {("completed", "lanes"): 8}
+    assert all(len(Store(store).tables(run_id)["curve"]["step"]) == STEPS for run_id in runs)
+    listed = cli("list", "runs").out.splitlines()
+    assert sorted(line.split()[0] for line in listed) == sorted(runs)
+    for run_id, run in runs.items():
+        own = named[run_id]
+        fit = ("--opt", own["opt"], "--opt.lr", own["opt.lr"], "--seed", own["seed"])
+        again = cli("fit", *SMALL, *fit, "--json")
+        assert again.err == "bench: already stored; --rerun trains again\n"
+        assert strict_json(again.out)["final"] == run.final
+
+    # What is shown, and the files.
+    for word in ("ngd", "adam", "opt.lr", "median train loss", "0/2", "here/below"):
+        assert word in answer.out
+    folder = here / "here" / "below"
+    assert sorted(path.name for path in folder.iterdir()) == FILES
+    page = (folder / "sensitivity.md").read_text()
+    typed = (
+        "bench sweep --task synthetic --trainer.max_steps 20 --device cpu --opt ngd,adam --opt.lr 0.1,1 --opt.adam.lr"
+    )
+    assert f"Made by `{typed} 0.01,0.1 --seeds 2 --engine lanes --out here/below`." in page
+    with (folder / "sensitivity.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert {row["run_id"]: float(row["final"]) for row in rows} == {run.run_id: run.final for run in runs.values()}
+    assert {(row["opt"], float(row["opt.lr"]), int(row["seed"])) for row in rows} == {
+        (own["opt"], own["opt.lr"], own["seed"]) for own in named.values()
+    }
+    assert (folder / "sensitivity.png").read_bytes().startswith(b"\x89PNG")
+    assert (folder / "sensitivity.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_json_is_one_object_and_nothing_else(cli, store, here):
+    answer = cli("sweep", *SMALL, *FOUR, "--json")
+    assert answer.code == 0
+    assert answer.out.count("\n") == 1
+    found = strict_json(answer.out)
+    assert (found["x"], found["varied"], found["runs"]) == ("opt.lr", ["opt.lr"], {"completed": 4})
+    assert [(point["x"], point["seeds"]) for point in found["curves"][0]["points"]] == [(0.1, 2), (1.0, 2)]
+    assert (found["store"], found["out"]) == (str(store), "swept/synthetic")
+    assert sorted(path.name for path in (here / "swept" / "synthetic").iterdir()) == FILES
+
+
+def test_what_a_library_prints_is_not_the_result(sweep, monkeypatch):
+    step = Lanes.step
+    monkeypatch.setattr(Lanes, "step", lambda self: (print("a library"), step(self))[1])
+    answer = sweep(*FOUR, *LANES, "--json")
+    assert "a library" in answer.err
+    assert strict_json(answer.out)["runs"] == {"completed": 4}
+
+
+def test_a_dry_run_lists_the_runs_and_writes_nothing(cli, store, here):
+    answer = cli("sweep", *SMALL, *FOUR, "--dry-run")
+    assert answer == (
+        0,
+        "".join(
+            f"{config.run_id}  --opt ngd --opt.lr {config.opt_options['lr']} --seed {config.seed}\n"
+            for config in configs_of(store)
+        ),
+        "bench: 4 runs\n",
+    )
+    as_json = cli("sweep", *SMALL, *FOUR, "--dry-run", "--json").out
+    assert as_json.count("\n") == 1
+    assert list(strict_json(as_json).values())[-1] == {"opt": "ngd", "opt.lr": 1.0, "seed": 1}
+    assert list(here.iterdir()) == []
+
+
+def test_the_same_command_trains_nothing_again(sweep, store, trained):
+    first = sweep(*FOUR)
+    assert trained
+    trained.clear()
+    before = outcome(store)
+    again = sweep(*FOUR)
+    assert again == (0, first.out, "all 4 runs are stored\n")
+    assert trained == []
+    assert same(outcome(store), before)
+
+
+def test_stored_runs_are_shown_without_what_trains(sweep, store, here):
+    sweep(*FOUR)
+    words = ["sweep", *map(str, SMALL), *map(str, FOUR), "--store", str(store)]
+    code = f"import sys; from bench.cli import _dispatch; _dispatch({words}); assert not {{'torch', 'lightning'}} & set(sys.modules)"
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "all 4 runs are stored\n")
+
+
+def test_a_wider_grid_trains_what_is_new(sweep, store, trained):
+    sweep(*FOUR, "--engine", "lanes")
+    trained.clear()
+    answer = sweep("--opt", "ngd,gd", "--opt.lr", "0.1,0.5,1", "--seeds", 3, "--engine", "lanes")
+    assert "4 of 18 runs are stored\n" in answer.err
+    new = [run_id for block in trained for run_id in block]
+    wide = {config.run_id for config in configs_of(store, "ngd,gd", "0.1,0.5,1", "3")}
+    assert sorted(new) == sorted(wide - {config.run_id for config in configs_of(store)})
+    assert statuses(store) == {("completed", "lanes"): 18}
+
+
+def test_lanes_with_different_budgets_end_on_their_own(sweep, store):
+    answer = sweep(*FOUR, "--trainer.max_steps", "10,15", "--engine", "lanes", "--json")
+    assert strict_json(answer.out)["varied"] == ["trainer.max_steps", "opt.lr"]
+    steps = Counter((run.config["trainer"]["max_steps"], run.steps) for run in Store(store).runs())
+    assert steps == {(10, 10): 4, (15, 15): 4}
+
+
+@pytest.mark.parametrize(
+    ("option", "status", "diverged"), [("lr", "completed", "0/2"), ("weight_decay", "diverged", "2/2")]
+)
+def test_a_lane_that_converges_or_diverges_ends_early_and_the_others_go_on(sweep, store, option, status, diverged):
+    answer = sweep("--opt", "gd", f"--opt.{option}", "0.1,1e300", "--seeds", 2, *LANES)
+    assert answer.code == 0
+    found = {(run.config["opt_options"][option], run.status, run.steps == STEPS) for run in Store(store).runs()}
+    assert found == {(0.1, "completed", True), (1e300, status, False)}
+    assert diverged in next(line for line in answer.out.splitlines() if "1e+300" in line)
+
+
+def test_both_engines_give_the_same_results(sweep, store, tmp_path):
+    words = ("--opt", "ngd,ps,adam", "--opt.lr", "0.1", "--seeds", "3,5")
+    assert sweep(*words, "--engine", "lanes").code == 0
+    assert sweep(*words, "--engine", "lightning", "--store", tmp_path / "alone").code == 0
+    together, alone = outcome(store), outcome(tmp_path / "alone")
+    assert together.keys() == alone.keys()
+    assert len(together) == 6
+    for run_id, (record, tables) in together.items():
+        other, others = alone[run_id]
+        assert (record["engine"], other["engine"]) == ("lanes", "lightning")
+        assert record["final"] == pytest.approx(other["final"], rel=1e-9)
+        assert record["best"] == pytest.approx(other["best"], rel=1e-9)
+        assert (record["status"], record["steps"], record["best_step"]) == tuple(
+            other[name] for name in ("status", "steps", "best_step")
+        )
+        assert tables.keys() == others.keys() == {"curve", "measurements"}
+        for name, table in tables.items():
+            for column, values in table.items():
+                np.testing.assert_allclose(values, others[name][column], rtol=1e-9, atol=1e-12)
+
+
+# -- how it is trained ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def seconds(monkeypatch) -> Callable[[float, float], None]:
+    """Set what a step seems to take: of a run alone, and of any number of lanes."""
+
+    def take(alone: float, lanes: float) -> None:
+        monkeypatch.setattr(bench.sweep, "single_step", lambda config: "alone")
+        monkeypatch.setattr(bench.sweep, "_seconds", lambda step: {"alone": alone}.get(step, lanes))
+
+    return take
+
+
+def test_lanes_where_they_are_faster(sweep, store, seconds, trained):
+    seconds(1e-3, 1e-4)
+    answer = sweep(*FOUR)
+    assert answer.err == "synthetic: 4 lanes at once; a step of one takes 25 us, 1,000 us in a plain loop\n"
+    assert statuses(store) == {("completed", "lanes"): 4}
+    assert list(map(len, trained)) == [4]
+
+
+def test_one_run_after_the_other_where_that_is_faster(sweep, store, seconds):
+    seconds(1e-4, 1e-3)
+    answer = sweep(*FOUR)
+    assert answer.err == (
+        "synthetic: one run after the other, since 4 lanes together take 2.5 times as long for a step of each"
+        " (--engine lanes uses lanes all the same)\n"
+    )
+    assert statuses(store) == {("completed", "lightning"): 4}
+
+
+def test_lanes_where_they_are_asked_for(sweep, store, seconds):
+    seconds(1e-4, 1e-3)
+    answer = sweep(*FOUR, "--engine", "lanes")
+    assert answer.err == "synthetic: 4 lanes at once; a step of one takes 250 us, 100 us in a plain loop\n"
+    assert statuses(store) == {("completed", "lanes"): 4}
+
+
+def test_a_single_run_needs_no_lanes(sweep, store):
+    answer = sweep("--opt", "ngd", "--opt.lr", "1", "--seeds", 1)
+    assert (answer.code, answer.err) == (0, "")
+    assert statuses(store) == {("completed", "lightning"): 1}
+
+
+def test_what_is_left_of_one_optimizer_does_not_decide_for_the_others(sweep, seconds, trained):
+    seconds(1e-3, 1e-4)
+    sweep("--opt", "ngd", "--opt.lr", "0.1,0.5,1,2", "--seeds", 2)
+    trained.clear()
+    sweep("--opt", "ngd,gd", "--opt.lr", "0.1,0.5,1,2,3", "--seeds", 2)
+    assert sorted(map(len, trained)) == [2, 10]
+
+
+@pytest.mark.parametrize(("memory", "widths"), [("200", [2, 2, 2, 2]), ("100K", [8])])
+def test_memory_bounds_the_width(sweep, seconds, trained, monkeypatch, memory, widths):
+    seconds(1e-3, 1e-4)
+    monkeypatch.setattr(bench.sweep, "watch_peak", lambda device: nullcontext(Peak(800)))
+    monkeypatch.setattr(bench.sweep, "_WIDTHS", (8,))
+    sweep("--opt", "ngd", "--opt.lr", "0.01:1:4", "--seeds", 2, "--memory", memory)
+    assert list(map(len, trained)) == widths
+
+
+OBSTACLES = [
+    (("--precision", "16-mixed"), "--precision 16-mixed: lanes train in 32-true or 64-true"),
+    (("--trainer.max_seconds", "100"), "--trainer.max_seconds 100: lanes share the time, so their budget is in steps"),
+    (("--logger", "csv"), "--logger csv: a logger follows one run"),
+    (("--task", "tiny", "--opt.lr", "0.1,1", *(word for k, v in tiny.SIZES.items() for word in (f"--{k}", v))),
+     "the task tiny does not say that its loss is a function of weights and batch (TaskSpec.lanes)"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "reason"), OBSTACLES)
+def test_what_cannot_be_lanes_is_refused_where_lanes_are_asked_for(sweep, store, tiny_task, words, reason):
+    answer = sweep("--opt", "sgd", "--opt.lr", "0.1,1", "--seeds", 1, *words, "--engine", "lanes")
+    assert (answer.code, last_line(answer)) == (2, f"--engine lanes: {reason}; use --engine lightning")
+    assert not store.exists()
+
+
+@pytest.mark.parametrize(("words", "reason"), OBSTACLES)
+def test_what_cannot_be_lanes_goes_one_after_the_other(sweep, store, tiny_task, words, reason):
+    answer = sweep("--opt", "sgd,sngd", "--opt.lr", "0.1", "--seeds", 1, "--trainer.max_steps", 3, *words)
+    assert answer.code == 0, answer.err
+    assert answer.err.count(f": one run after the other, since {reason}\n") == 1
+    assert set(statuses(store)) == {("completed", "lightning")}
+
+
+def test_an_obstacle_is_found_before_anything_is_trained(sweep, store):
+    answer = sweep(*FOUR, "--trainer.strategy", "auto,ddp", "--engine", "lanes")
+    assert answer.code == 2
+    assert last_line(answer).startswith("--engine lanes: --trainer.strategy ddp: lanes train on one device")
+    assert not store.exists()
+
+
+@pytest.mark.parametrize("engine", ["auto", "lanes", "lightning"])
+@pytest.mark.parametrize("more", [(), ("--dry-run",)])
+def test_a_run_of_a_sweep_has_one_device(sweep, store, engine, more):
+    answer = sweep(*FOUR, "--trainer.devices", 2, "--engine", engine, *more)
+    assert answer.code == 2
+    assert "wants 2 devices; leave --trainer.devices out and start the same command once for each" in last_line(answer)
+    assert not store.exists()
+
+
+@pytest.mark.parametrize("more", [(), ("--dry-run",)])
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--opt.lr", "0.1,-1"), "--opt.lr=-1.0 is out of range: it must lie in [0, inf)"),
+        (("--trainer.batch_size", "5,full"), "--trainer.batch_size 5: ngd is a full-batch method"),
+        (("--trainer.batch_size", "full,5"), "--trainer.batch_size 5: ngd is a full-batch method"),
+    ],
+)
+def test_a_wrong_setting_is_found_before_anything_is_trained(sweep, store, words, message, more):
+    answer = sweep(*FOUR, *words, *more)
+    assert (answer.code, last_line(answer)[: len(message)]) == (2, message)
+    assert not store.exists()
+
+
+@pytest.mark.parametrize("engine", ["auto", "lanes", "lightning"])
+def test_a_setting_that_the_data_refuse(sweep, store, engine):
+    answer = sweep(*FOUR, "--task.n", "0", "--engine", engine)
+    assert (answer.code, last_line(answer)) == (2, "--task.n=0 is out of range: it must lie in [1, inf)")
+
+
+# -- memory ---------------------------------------------------------------------------------------------------------
+
+SHORT = [
+    MemoryError("Unable to allocate 8. GiB"),
+    RuntimeError("[enforce fail at alloc_cpu.cpp:119] DefaultCPUAllocator: can't allocate memory\nwith more lines"),
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+]
+
+
+@pytest.fixture
+def breaks(monkeypatch) -> Callable[..., None]:
+    """Let the steps of more than so many lanes fail, from one step on, up to another one."""
+    step = Lanes.step
+
+    def set_up(error: Exception, more_than: int = 0, after: int = 0, before: float = inf) -> None:
+        def broken(self: Lanes) -> torch.Tensor:
+            if self.alive.size > more_than and after <= self.steps_done < before:
+                raise error
+            return step(self)
+
+        monkeypatch.setattr(Lanes, "step", broken)
+
+    return set_up
+
+
+@pytest.mark.parametrize("error", SHORT, ids=lambda error: type(error).__name__)
+def test_with_too_little_memory_it_goes_on_in_smaller_blocks(sweep, store, breaks, error):
+    breaks(error, more_than=4)
+    answer = sweep(*SIXTEEN, "--engine", "lanes", "--width", 16)
+    assert answer.code == 0
+    assert answer.err.splitlines() == [
+        "16 lanes at once need more memory than there is; going on with 8",
+        "8 lanes at once need more memory than there is; going on with 4",
+    ]
+    assert statuses(store) == {("completed", "lanes"): 16}
+    assert list(packs(store).values()) == [4, 4, 4, 4]
+    assert Store(store).unfinished_packs() == []
+
+
+def test_memory_that_runs_out_while_it_is_measured_bounds_the_width(sweep, store, breaks, trained):
+    breaks(SHORT[0], more_than=4)
+    answer = sweep(*SIXTEEN, "--engine", "lanes")
+    assert "need more memory" not in answer.err
+    assert max(map(len, trained)) <= 4
+    assert statuses(store) == {("completed", "lanes"): 16}
+
+
+def test_memory_that_runs_out_after_a_checkpoint_leaves_no_rest(sweep, store, breaks):
+    breaks(SHORT[0], more_than=4, after=12)
+    answer = sweep(*SIXTEEN, "--engine", "lanes", "--width", 16, "--trainer.checkpoint_seconds", 1e-9)
+    assert (answer.code, answer.err.count("need more memory")) == (0, 2)
+    assert list(packs(store).values()) == [4, 4, 4, 4]
+    assert Store(store).unfinished_packs() == []
+
+
+def test_a_block_begun_where_there_was_more_memory_is_cut(sweep, store, breaks, interrupt, monkeypatch):
+    interrupt(100)
+    assert sweep(*SIXTEEN, "--engine", "lanes", "--width", 16).code == 130
+    make = bench.lane_runs.make_lanes
+
+    def make_lanes(grid, **options):
+        if sum(map(len, grid)) > 8:
+            raise SHORT[1]
+        return make(grid, **options)
+
+    monkeypatch.setattr("bench.lane_runs.make_lanes", make_lanes)
+    answer = sweep(*SIXTEEN, "--engine", "lanes", "--width", 16)
+    assert (answer.code, answer.err) == (0, "16 lanes at once need more memory than there is; going on with 8\n")
+    assert list(packs(store).values()) == [8, 8]
+
+
+@pytest.mark.parametrize("error", SHORT, ids=lambda error: type(error).__name__)
+def test_a_lane_that_does_not_fit_alone_is_one_line(sweep, store, breaks, error):
+    breaks(error)
+    answer = sweep(*FOUR, *LANES)
+    assert answer.code == 1
+    line = last_line(answer)
+    assert line.startswith("run synthetic-ngd-")
+    assert f" alone needs more memory than there is: {type(error).__name__}: {str(error).splitlines()[0]}" in line
+    assert list(Store(store).runs()) == []
+    breaks(SHORT[0], more_than=99)  # mended
+    assert sweep(*FOUR, *LANES).code == 0
+
+
+def test_a_lane_that_does_not_fit_alone_may_fit_without_lanes(sweep, store, breaks):
+    breaks(SHORT[0])
+    answer = sweep(*FOUR)
+    assert (answer.code, answer.err) == (0, "synthetic: one run after the other, since memory is short\n")
+    assert statuses(store) == {("completed", "lightning"): 4}
+
+
+def test_a_block_leaves_no_weights_behind(sweep, monkeypatch):
+    import weakref
+
+    kept: list[weakref.ref[torch.Tensor]] = []
+    make = bench.lane_runs.make_lanes
+
+    def make_lanes(grid, **options):
+        assert not any(weights() is not None for weights in kept)
+        lanes = make(grid, **options)
+        kept.append(weakref.ref(next(iter(lanes.final.values()))))
+        return lanes
+
+    monkeypatch.setattr("bench.lane_runs.make_lanes", make_lanes)
+    assert sweep(*SIXTEEN, *LANES).code == 0
+    assert len(kept) == 4
+
+
+# -- what breaks ----------------------------------------------------------------------------------------------------
+
+
+def test_a_crash_is_one_line_and_its_traceback_is_kept(sweep, store, breaks):
+    breaks(RuntimeError("expected scalar type Half\nand more"), after=5)
+    answer = sweep(*FOUR, *LANES)
+    assert answer.code == 1
+    (pack,) = store.glob("lanes-*")
+    trace = pack / "traceback.txt"
+    assert (
+        last_line(answer) == f"4 ngd lanes broke: RuntimeError: expected scalar type Half; the traceback is in {trace}"
+    )
+    assert trace.read_text().startswith("Traceback (most recent call last):\n")
+    assert "in training_step" in trace.read_text()
+    assert Store(store).unreadable() == []
+    assert list(Store(store).runs()) == []
+    breaks(SHORT[0], more_than=99)  # mended
+    assert sweep(*FOUR, *LANES).code == 0
+    assert statuses(store) == {("completed", "lanes"): 4}
+    assert sorted(path.name for path in pack.iterdir()) == [
+        "curve.parquet", "measurements.parquet", "run.lock", "runs.jsonl",
+    ]  # fmt: skip
+
+
+def test_what_crashed_goes_on_from_its_checkpoint(sweep, store, breaks, tmp_path):
+    words = (*FOUR, *LANES, "--trainer.checkpoint_seconds", 1e-9, "--trainer.val_every", 5)
+    sweep(*words, "--store", tmp_path / "whole")
+    breaks(RuntimeError("boom"), after=12)
+    assert sweep(*words).code == 1
+    breaks(RuntimeError("made again"), before=10)
+    assert sweep(*words).code == 0
+    assert same(outcome(store), outcome(tmp_path / "whole"))
+
+
+def test_lanes_that_break_while_they_are_measured_are_trained_one_after_the_other(sweep, store, breaks):
+    breaks(RuntimeError("vmap: It looks like you're calling .item() on a Tensor.\nand more"))
+    answer = sweep(*FOUR)
+    assert (answer.code, answer.err) == (
+        0,
+        "synthetic: one run after the other, since lanes break here"
+        " (RuntimeError: vmap: It looks like you're calling .item() on a Tensor.)\n",
+    )
+    assert statuses(store) == {("completed", "lightning"): 4}
+
+
+def test_lanes_that_break_are_not_replaced_where_they_are_asked_for(sweep, store, breaks):
+    breaks(TypeError("boom"))
+    answer = sweep(*FOUR, "--engine", "lanes")
+    assert answer.code == 1
+    assert "ngd lanes broke: TypeError: boom; the traceback is in " in last_line(answer)
+
+
+def test_runs_that_break_on_their_own(sweep, store, monkeypatch):
+    monkeypatch.setattr("tasks.synthetic.AttentionClassifier.loss", lambda *args: 1 / 0)
+    answer = sweep(*FOUR, "--engine", "lightning")
+    assert answer.code == 1
+    assert "broke: ZeroDivisionError: division by zero; the traceback is in " in last_line(answer)
+    monkeypatch.undo()
+    monkeypatch.setenv("BENCH_STORE", str(store))
+    assert sweep(*FOUR, *LANES).code == 0
+    assert statuses(store) == {("completed", "lanes"): 3, ("completed", "lightning"): 1}
+
+
+# -- interrupted ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def interrupt(monkeypatch):
+    """Send this process a signal when a sweep has made so many steps of single runs."""
+    advance = SweepProgress.advance
+
+    def at(steps: int, number: int = signal.SIGINT) -> None:
+        def advance_and_interrupt(self, *args, **options):
+            advance(self, *args, **options)
+            if self.steps >= steps:
+                monkeypatch.setattr(SweepProgress, "advance", advance)
+                signal.raise_signal(number)
+
+        monkeypatch.setattr(SweepProgress, "advance", advance_and_interrupt)
+
+    return at
+
+
+STOPPED = "bench: stopped; what is finished is stored, and the same command goes on"
+OFTEN = ("--trainer.val_every", 4, "--trainer.checkpoint_seconds", 1e-9)
+
+
+@pytest.fixture
+def whole(sweep, tmp_path) -> dict[str, tuple[dict, dict]]:
+    """What an uninterrupted sweep finds out."""
+    assert sweep(*SIXTEEN, *LANES, *OFTEN, "--store", tmp_path / "whole").code == 0
+    return outcome(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_in_mid_block_and_the_same_command_goes_on(sweep, store, interrupt, whole, trained, number):
+    before = signal.getsignal(number)
+    interrupt(4 * STEPS + 4 * 12, number)
+    answer = sweep(*SIXTEEN, *LANES, *OFTEN)
+    assert (answer.code, answer.out) == (130, "")
+    assert answer.err.splitlines()[-1] == STOPPED
+    assert signal.getsignal(number) == before
+    assert statuses(store) == {("completed", "lanes"): 4}
+    (left,) = Store(store).unfinished_packs()
+    assert (list(left.configs), left.busy) == (trained[-1], False)
+    finished = {path: path.stat().st_mtime_ns for path in (store / next(iter(packs(store)))).iterdir()}
+    trained.clear()
+    answer = sweep(*SIXTEEN, *LANES, *OFTEN)
+    assert (answer.code, answer.err) == (0, "4 of 16 runs are stored\n")
+    assert list(map(len, trained)) == [4, 4, 4]
+    assert trained[0] == list(left.configs)
+    assert finished == {path: path.stat().st_mtime_ns for path in finished}
+    assert same(outcome(store), whole)
+
+
+def test_an_interrupted_block_goes_on_where_it_was(sweep, store, interrupt, breaks):
+    interrupt(4 * 12)
+    assert sweep(*FOUR, *LANES, *OFTEN).code == 130
+    breaks(RuntimeError("made again"), before=12)
+    assert sweep(*FOUR, *LANES, *OFTEN).code == 0
+    assert all((Store(store).tables(run_id)["curve"]["step"] == np.arange(1, 21)).all() for run_id in outcome(store))
+
+
+def test_a_sweep_may_be_interrupted_more_than_once(sweep, store, interrupt, whole):
+    for steps in (4 * 4, 4 * 8, 4 * 16):
+        interrupt(steps)
+        assert sweep(*SIXTEEN, *LANES, *OFTEN).code == 130
+    assert sweep(*SIXTEEN, *LANES, *OFTEN).code == 0
+    assert same(outcome(store), whole)
+
+
+def test_a_second_signal_ends_at_once(sweep, store, interrupt, whole, monkeypatch):
+    interrupt(4 * STEPS + 4 * 8)
+    save = Watcher._save
+
+    def save_and_interrupt(self, trainer):
+        if self.stop.signal is not None:
+            signal.raise_signal(signal.SIGINT)
+        save(self, trainer)
+
+    monkeypatch.setattr(Watcher, "_save", save_and_interrupt)
+    answer = sweep(*SIXTEEN, *LANES, *OFTEN)
+    assert (answer.code, answer.out) == (130, "")
+    assert "Traceback" not in answer.err
+    assert statuses(store) == {("completed", "lanes"): 4}
+    assert sweep(*SIXTEEN, *LANES, *OFTEN).code == 0
+    assert same(outcome(store), whole)
+
+
+def test_a_signal_with_the_last_block_is_too_late_to_stop(sweep, interrupt):
+    interrupt(4 * STEPS)
+    answer = sweep(*FOUR, *LANES)
+    assert answer.code == 0
+    assert "opt.lr" in answer.out
+
+
+def test_a_signal_between_blocks_begins_none(sweep, store, interrupt, trained):
+    interrupt(4 * STEPS)
+    answer = sweep(*SIXTEEN, *LANES)
+    assert (answer.code, answer.err.splitlines()[-1]) == (130, STOPPED)
+    assert list(map(len, trained)) == [4]
+    assert statuses(store) == {("completed", "lanes"): 4}
+
+
+def test_a_signal_while_it_is_measured_begins_no_block(sweep, store, monkeypatch):
+    measure = bench.sweep.Choices._measure
+
+    def measure_and_interrupt(self, group):
+        signal.raise_signal(signal.SIGTERM)
+        return measure(self, group)
+
+    monkeypatch.setattr(bench.sweep.Choices, "_measure", measure_and_interrupt)
+    answer = sweep(*FOUR, "--engine", "lanes")
+    assert (answer.code, answer.err.splitlines()[-1]) == (130, STOPPED)
+    assert not store.exists()
+
+
+@pytest.mark.parametrize(("step", "status"), [(8, "killed"), (STEPS, "completed")])
+def test_a_signal_among_single_runs(sweep, store, monkeypatch, step, status):
+    update = Progress.update
+
+    def update_and_interrupt(self, now, *rest):
+        if now >= step:
+            signal.raise_signal(signal.SIGINT)
+        update(self, now, *rest)
+
+    words = (*FOUR, "--engine", "lightning", "--trainer.val_every", 4)
+    with monkeypatch.context() as patch:
+        patch.setattr(Progress, "update", update_and_interrupt)
+        answer = sweep(*words)
+    assert (answer.code, answer.out, answer.err.splitlines()[-1]) == (130, "", STOPPED)
+    assert Counter(run.status for run in Store(store).runs()) == {status: 1}
+    assert sweep(*words).code == 0
+    assert statuses(store) == {("completed", "lightning"): 4}
+
+
+# -- several at once ------------------------------------------------------------------------------------------------
+
+
+class Asleep:
+    """The module `time` for a sweep that waits: what is due happens when it sleeps."""
+
+    def __init__(self, *due: Callable[[], object]) -> None:
+        self.due = list(due)
+
+    perf_counter = staticmethod(time.perf_counter)
+
+    def sleep(self, seconds: float) -> None:
+        self.due.pop(0)()
+
+
+def test_what_another_process_trains_is_waited_for(sweep, store, monkeypatch, trained, tmp_path):
+    sweep(*FOUR, *LANES, "--store", tmp_path / "other")
+    done = {run.run_id: run for run in Store(tmp_path / "other").runs()}
+    configs = {run_id: run.config for run_id, run in done.items()}
+    pack = Store(store).begin_pack(configs)
+    monkeypatch.setattr(bench.sweep, "time", Asleep(lambda: None, lambda: pack.end(list(done.values()))))
+    monkeypatch.setattr(SweepProgress, "LINE_SECONDS", 0)
+    trained.clear()
+    answer = sweep(*FOUR, *LANES)
+    assert answer.code == 0
+    assert trained == []
+    assert "4/4 runs" in answer.err.splitlines()[-1]
+
+
+def test_what_another_process_gives_up_is_trained(sweep, store, monkeypatch, trained):
+    pack = Store(store).begin_pack({config.run_id: {} for config in configs_of(store)[1:]})
+    monkeypatch.setattr(bench.sweep, "time", Asleep(pack.abandon))
+    assert sweep(*FOUR, *LANES).code == 0
+    assert Counter(run_id for block in trained for run_id in block) == {c.run_id: 1 for c in configs_of(store)}
+    assert len(trained[0]) == 1
+
+
+def test_a_signal_ends_the_waiting(sweep, store, monkeypatch):
+    pack = Store(store).begin_pack({config.run_id: {} for config in configs_of(store)})
+    monkeypatch.setattr(bench.sweep, "time", Asleep(lambda: signal.raise_signal(signal.SIGINT)))
+    answer = sweep(*FOUR, *LANES)
+    assert (answer.code, answer.err.splitlines()[-1]) == (130, STOPPED)
+    pack.abandon()
+
+
+def test_a_block_that_another_process_has_just_trained_is_not_trained_again(sweep, store):
+    sweep(*FOUR, *LANES)
+    before = {path: path.stat().st_mtime_ns for path in store.rglob("*")}
+    (grid,) = blocks(configs_of(store), 4)
+    with pytest.raises(RunBusy, match="has just trained"):
+        bench.sweep.train_block(grid, bench.sweep.StopRequest(), SweepProgress("", max))
+    assert {path: path.stat().st_mtime_ns for path in store.rglob("*")} == before
+
+
+def test_a_pack_that_ends_while_its_lock_is_waited_for_is_not_begun_again(store, monkeypatch):
+    take = bench.store.take_lock
+    pack = Store(store).begin_pack({"a": {}})
+
+    def wait(*args: object) -> int:
+        pack.end([RunResult("a", {}, "completed")])
+        return take(*args)
+
+    monkeypatch.setattr("bench.packs.take_lock", wait)
+    with pytest.raises(RunBusy, match=r"lanes-\w+ has just been trained"):
+        Store(store).begin_pack({"a": {}})
+    monkeypatch.undo()
+    assert Store(store).get("a").status == "completed"
+    Store(store).begin_pack({"a": {}}).abandon()
+
+
+def test_another_process_may_take_the_same_block_first(sweep, store, monkeypatch, trained):
+    begin, busy = Store.begin_pack, [RunBusy("at once")]
+
+    def begin_pack(self, configs):
+        if busy:
+            raise busy.pop()
+        return begin(self, configs)
+
+    monkeypatch.setattr(Store, "begin_pack", begin_pack)
+    assert sweep(*FOUR, *LANES).code == 0
+    assert list(map(len, trained)) == [4, 4]
+    assert statuses(store) == {("completed", "lanes"): 4}
+
+
+def test_a_pack_with_lanes_of_another_sweep_is_left_alone(sweep, store, interrupt, trained):
+    interrupt(6 * 8)
+    assert (
+        sweep("--opt", "ngd", "--opt.lr", "0.1,1,2", "--seeds", 2, "--engine", "lanes", "--width", 6, *OFTEN).code
+        == 130
+    )
+    (left,) = Store(store).unfinished_packs()
+    before = {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in left.folder.iterdir()}
+    trained.clear()
+    assert sweep(*FOUR, *LANES, *OFTEN).code == 0
+    assert list(map(len, trained)) == [4]
+    assert Store(store).unfinished_packs() == [left]
+    assert {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in left.folder.iterdir()} == before
+
+
+@pytest.mark.parametrize("engine", ["lanes", "lightning"])
+def test_a_run_that_was_begun_on_its_own_goes_on_on_its_own(sweep, store, trained, engine):
+    one, *_ = configs_of(store)
+    Store(store).begin(RunResult(one.run_id, one.model_dump(mode="json"), "killed")).end(keep_checkpoint=False)
+    answer = sweep(*FOUR, "--engine", engine, "--width", 4)
+    assert answer.code == 0
+    assert [one.run_id] in trained
+    assert Counter(run_id for block in trained for run_id in block) == {c.run_id: 1 for c in configs_of(store)}
+    assert {run.status for run in Store(store).runs()} == {"completed"}
+
+
+@pytest.mark.parametrize("engine", ["lanes", "lightning"])
+def test_a_run_that_bench_fit_trains_now_is_waited_for(sweep, store, monkeypatch, trained, engine):
+    one, *_ = configs_of(store)
+    folder = Store(store).begin(RunResult(one.run_id, one.model_dump(mode="json"), "running"))
+
+    def ends() -> None:
+        folder.result.status = "completed"
+        folder.result.final = 0.5
+        folder.end(keep_checkpoint=False)
+
+    monkeypatch.setattr(bench.sweep, "time", Asleep(ends))
+    assert sweep(*FOUR, "--engine", engine, "--width", 4).code == 0
+    assert Store(store).get(one.run_id).final == 0.5
+    assert len(outcome(store)) == 4
+
+
+# -- in processes of their own --------------------------------------------------------------------------------------
+
+
+class Program:
+    """A command in a process of its own, which a server that has imported everything forks off: importing takes long."""
+
+    def __init__(self, folder: Path, words: tuple[object, ...], begin: Callable[..., None], *args: object) -> None:
+        self.out, self.err = folder / "out", folder / "err"
+        folder.mkdir()
+        server = multiprocessing.get_context("forkserver")
+        server.set_forkserver_preload(["bench.sweep", "bench.sensitivity", "tests.test_sweep"])
+        self.process = server.Process(target=command, args=(folder, list(map(str, words)), begin, args))
+        self.process.start()
+
+    def end(self) -> tuple[int | None, str, str]:
+        """Wait for it: exit code, standard output, standard error."""
+        self.process.join()
+        return self.process.exitcode, self.out.read_text(), self.err.read_text()
+
+
+def command(folder: Path, words: list[str], begin: Callable[..., None], args: tuple[Any, ...]) -> None:
+    """What the process does."""
+    os.chdir(folder)
+    for number, name in ((1, "out"), (2, "err")):
+        os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT), number)
+    warnings.simplefilter("error")
+    bench.sensitivity.write = lambda *args: []
+    begin(*args)
+    main(words)
+
+
+def die_at(steps: int) -> None:
+    """Be killed when so many steps of single runs have been made."""
+    advance = SweepProgress.advance
+
+    def advance_and_die(self, *args, **options):
+        advance(self, *args, **options)
+        if self.steps >= steps:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    SweepProgress.advance = advance_and_die
+
+
+def meet(store: Path, journal: Path) -> None:
+    """Write down what is trained, and wait in the first block until somebody else is in one as well."""
+    block, step = bench.sweep.train_block, Lanes.step
+
+    def train_block(grid, *args, **options):
+        results = block(grid, *args, **options)
+        with journal.open("a") as file:
+            file.writelines(f"{os.getpid()} {config.run_id}\n" for row in grid for config in row)
+        return results
+
+    def step_together(self):
+        while len(list(store.glob("lanes-*/lanes.json"))) < 2 and not packs(store):
+            time.sleep(0.01)
+        return step(self)
+
+    bench.sweep.train_block, Lanes.step = train_block, step_together
+
+
+def have_little_memory(more: int) -> None:
+    """Have so many bytes more than now, with everything imported."""
+    os.environ["ARROW_DEFAULT_MEMORY_POOL"] = "system"  # its own one may turn round for ever where it gets nothing
+    import_module("pyarrow.parquet")
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = pages * os.sysconf("SC_PAGE_SIZE") + more
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def lose_standard_error() -> None:
+    """Write into a pipe that nobody reads."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    os.dup2(writing, 2)
+    SweepProgress.LINE_SECONDS = 0
+
+
+def test_kill_9_in_mid_block(sweep, store, whole, trained, tmp_path):
+    words = ("sweep", *SMALL, *SIXTEEN, *LANES, *OFTEN, "--store", store)
+    code, out, _ = Program(tmp_path / "killed", words, die_at, 4 * STEPS + 4 * 12).end()
+    assert (code, out) == (-signal.SIGKILL, "")
+    assert statuses(store) == {("completed", "lanes"): 4}
+    (left,) = Store(store).unfinished_packs()
+    assert not left.busy
+    finished = {path: path.stat().st_mtime_ns for path in (store / next(iter(packs(store)))).iterdir()}
+    trained.clear()
+    assert sweep(*SIXTEEN, *LANES, *OFTEN).code == 0
+    assert trained[0] == list(left.configs)
+    assert list(map(len, trained)) == [4, 4, 4]
+    assert finished == {path: path.stat().st_mtime_ns for path in finished}
+    assert same(outcome(store), whole)
+
+
+def test_two_processes_share_the_work(store, whole, tmp_path):
+    words = ("sweep", *SMALL, *SIXTEEN, *LANES, *OFTEN, "--store", store)
+    journal = tmp_path / "journal"
+    programs = [Program(tmp_path / name, words, meet, store, journal) for name in ("left", "right")]
+    ends = [program.end() for program in programs]
+    assert [code for code, _, _ in ends] == [0, 0], ends
+    assert ends[0][1] == ends[1][1] != ""
+    lines = [line.split() for line in journal.read_text().splitlines()]
+    assert Counter(run_id for _, run_id in lines) == dict.fromkeys(whole, 1)
+    assert len({pid for pid, _ in lines}) == 2
+    assert list(packs(store).values()) == [4] * 4
+    assert same(outcome(store), whole)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not keep this limit")
+def test_where_memory_is_really_short(store, tmp_path):
+    task = ("--task", "mha_dm1", "--task.n", 200, "--task.T", 50, "--task.d", 100, "--task.n_test", 10)
+    words = (
+        "sweep",
+        *task,
+        "--opt",
+        "gd",
+        "--opt.lr",
+        "1e-3:1:32",
+        "--seeds",
+        1,
+        "--trainer.max_steps",
+        2,
+        "--device",
+        "cpu",
+    )
+    program = Program(
+        tmp_path / "short",
+        (*words, "--store", store, "--engine", "lanes", "--width", 32),
+        have_little_memory,
+        300 * 2**20,
+    )
+    code, out, err = program.end()
+    assert code == 0, err
+    assert "32 lanes at once need more memory than there is; going on with 16\n" in err
+    assert "gd" in out
+    assert statuses(store) == {("completed", "lanes"): 32}
+
+
+def test_a_standard_error_that_nobody_reads_ends_nothing(store, tmp_path):
+    words = ("sweep", *SMALL, *FOUR, "--store", store, "--engine", "lanes")
+    code, out, _ = Program(tmp_path / "deaf", words, lose_standard_error).end()
+    assert code == 0
+    assert "opt.lr" in out
+    assert statuses(store) == {("completed", "lanes"): 4}
+
+
+# -- disks ----------------------------------------------------------------------------------------------------------
+
+
+def full_disk(store: Path) -> str:
+    return f"cannot write to the store {store}: No space left on device"
+
+
+def test_a_full_disk_at_the_start_of_a_block(sweep, store, monkeypatch):
+    with monkeypatch.context() as full:
+        full.setattr(bench.store.json, "dump", no_space)
+        answer = sweep(*FOUR, *LANES)
+    assert (answer.code, last_line(answer)) == (1, full_disk(store))
+    assert sweep(*FOUR, *LANES).code == 0
+
+
+@pytest.mark.parametrize("table", ["append_curve", "append_measurements"])
+def test_a_full_disk_in_mid_block(sweep, store, monkeypatch, whole, table):
+    append = getattr(PackFolder, table)
+
+    def appended(self, *args):
+        if len(packs(store)) == 1:
+            with bench.store.disk_errors(self.store):
+                no_space()
+        append(self, *args)
+
+    with monkeypatch.context() as full:
+        full.setattr(PackFolder, table, appended)
+        answer = sweep(*SIXTEEN, *LANES, *OFTEN)
+    assert (answer.code, last_line(answer)) == (1, full_disk(store))
+    assert statuses(store) == {("completed", "lanes"): 4}
+    assert sweep(*SIXTEEN, *LANES, *OFTEN).code == 0
+    assert same(outcome(store), whole)
+
+
+def test_a_full_disk_for_a_checkpoint(sweep, store, monkeypatch):
+    with monkeypatch.context() as full:
+        full.setattr("lightning.pytorch.Trainer.save_checkpoint", no_space)
+        answer = sweep(*FOUR, *LANES, *OFTEN)
+    assert answer.code == 1
+    assert "No space left on device" in last_line(answer)
+    assert sweep(*FOUR, *LANES, *OFTEN).code == 0
+
+
+@pytest.mark.parametrize("name", ["curve.parquet", "runs.jsonl"])
+def test_a_full_disk_at_the_end_of_a_block_keeps_what_there_is(sweep, store, monkeypatch, breaks, name):
+    moved = Path.replace
+    with monkeypatch.context() as full:
+        full.setattr(Path, "replace", lambda self, to: no_space() if to.name == name else moved(self, to))
+        answer = sweep(*FOUR, *LANES, *OFTEN)
+    assert (answer.code, last_line(answer)) == (1, full_disk(store))
+    breaks(RuntimeError("made again"), before=12)
+    assert sweep(*FOUR, *LANES, *OFTEN).code == 0
+    assert statuses(store) == {("completed", "lanes"): 4}
+
+
+def test_a_store_that_may_only_be_read(sweep, store, monkeypatch):
+    opened = os.open
+
+    def read_only(path, flags, *mode, **more):  # permissions do not bind root, who may run this
+        if str(path).startswith(str(store)) and flags & os.O_CREAT:
+            raise OSError(errno.EROFS, "Read-only file system")
+        return opened(path, flags, *mode, **more)
+
+    monkeypatch.setattr(os, "open", read_only)
+    answer = sweep(*FOUR, *LANES)
+    assert (answer.code, last_line(answer)) == (
+        2, f"cannot write to the store {store}: Read-only file system; choose another with --store DIR",
+    )  # fmt: skip
+
+
+def test_a_folder_for_the_output_that_is_none(cli, store, here):
+    (here / "file").touch()
+    for out in ("file", "file/below"):
+        answer = cli("sweep", *SMALL, *FOUR, "--out", out)
+        assert answer.code == 2
+        assert last_line(answer).startswith(f"cannot write to {out}: ")
+        assert last_line(answer).endswith("; choose another with --out DIR")
+    assert not store.exists()
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC, errno.EACCES])
+def test_a_folder_for_the_output_that_cannot_be_written_is_found_before_anything_is_trained(
+    cli, store, monkeypatch, number
+):
+    def refuse(self: Path, content: bytes) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Path, "write_bytes", refuse)
+    answer = cli("sweep", *SMALL, *FOUR)
+    assert (answer.code, last_line(answer)) == (
+        2, f"cannot write to swept/synthetic: {os.strerror(number)}; choose another with --out DIR",
+    )  # fmt: skip
+    assert not store.exists()
+
+
+def test_an_output_that_breaks_after_the_training_costs_no_run(cli, store, here, monkeypatch, trained):
+    with monkeypatch.context() as full:
+        full.setattr(Path, "write_text", no_space)
+        answer = cli("sweep", *SMALL, *FOUR, *LANES)
+    assert (answer.code, last_line(answer)) == (
+        2, "cannot write to swept/synthetic: No space left on device; choose another with --out DIR",
+    )  # fmt: skip
+    trained.clear()
+    assert cli("sweep", *SMALL, *FOUR, *LANES).code == 0
+    assert trained == []
+    assert sorted(path.name for path in (here / "swept" / "synthetic").iterdir()) == FILES
+
+
+# -- progress -------------------------------------------------------------------------------------------------------
+
+
+def test_progress_is_a_line_now_and_then(sweep, monkeypatch):
+    monkeypatch.setattr(SweepProgress, "LINE_SECONDS", 0)
+    lines = sweep("--opt", "gd", "--opt.lr", 1, "--opt.weight_decay", "0,1e300", "--seeds", 2, *LANES).err.splitlines()
+    assert all(line.startswith("sweep synthetic  ") for line in lines)
+    counts = [line.split("  ")[1].split(", ")[:2] for line in lines]
+    assert counts[0] == ["0/4 runs", "4 lanes alive"]
+    assert ["2/4 runs", "2 lanes alive"] in counts
+    assert counts[-1] == ["4/4 runs", "0 lanes alive"]
+    assert lines[-1].endswith("(gd lr 1)")
+    assert "trial-steps/s, best 0.3" in lines[-1]
+
+
+def test_short_sweeps_say_nothing(sweep):
+    assert sweep(*FOUR, *LANES).err == ""
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        (120, r"4/4 runs, 0 lanes alive, [\d,]+ trial-steps/s, best \S+ \(\w+ lr 1\)"),
+        (80, r"4/4 runs, 0 alive, [\d,]+ steps/s"),
+    ],
+)
+def test_progress_on_a_terminal_is_one_line(sweep, monkeypatch, columns, words):
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    shown = Terminal()
+    monkeypatch.setattr(sys, "stderr", shown)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERM", "xterm")
+    answer = sweep(*FOUR, *LANES)
+    assert answer.code == 0
+    lines = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", shown.getvalue()).replace("\r", "\n").split("\n")
+    assert max(map(len, lines)) <= columns
+    assert re.fullmatch(f"sweep synthetic ━+ {words} *", [line for line in lines if line][-1])
+    assert "opt.lr" in answer.out
+
+
+class Closed(io.StringIO):
+    """A standard error that was closed."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+
+@pytest.mark.parametrize("stream", [None, Closed()], ids=["none", "closed"])
+@pytest.mark.parametrize("engine", ["auto", "lanes", "lightning"])
+def test_without_a_standard_error_a_sweep_goes_on(sweep, store, monkeypatch, stream, engine):
+    monkeypatch.setattr(SweepProgress, "LINE_SECONDS", 0)
+    monkeypatch.setattr(sys, "stderr", stream)
+    answer = sweep(*FOUR, "--engine", engine)
+    assert answer.code == 0
+    assert answer.out.splitlines()[0] == "ngd"
+    assert len(outcome(store)) == 4
+    assert sweep(*FOUR, "--engine", engine).out == answer.out
+
+
+# -- words ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("", "--opt is missing: name one or more optimizers, such as --opt ngd,adam"),
+        ("--opt ngd", "--task is missing; see `bench list tasks`"),
+        ("--task synthetc --opt ngd", "unknown task 'synthetc'; did you mean 'synthetic'?"),
+        ("--task synthetic --opt ngd,adm", "unknown optimizer 'adm'; did you mean 'adam'?"),
+        ("--task synthetic --opt ngd --opt.lrr 1,2", "unknown option '--opt.lrr'; did you mean '--opt.lr'?"),
+        ("--task synthetic --opt ngd --opt.lr 1e-3:1e1", "--opt.lr 1e-3:1e1: a grid is LOW:HIGH:POINTS"),
+        ("--task synthetic --opt ngd --lr 1,2", "unknown option '--lr'; did you mean '--opt.lr'?"),
+        (
+            "--task synthetic --opt ngd --max_steps 5",
+            "unknown option '--max_steps'; did you mean '--trainer.max_steps'?",
+        ),
+        ("--task synthetic --opt ngd --seed 3", "--seed 3: a sweep has several; write --seeds 3,... or --seeds COUNT"),
+        ("--task synthetic --opt ngd --seed=3", "--seed 3: a sweep has several; write --seeds 3,... or --seeds COUNT"),
+        ("--task synthetic --opt ngd --seeds x", "--seeds x: write how many (--seeds 32), or which (--seeds 3,5,8)"),
+        ("--task synthetic --opt ngd --seeds -3", "--seeds -3: write how many"),
+        ("--task synthetic --opt ngd --sead 3", "unknown option '--sead'; did you mean '--seeds'?"),
+        ("--task synthetic --opt ngd --widht 3", "unknown option '--widht'; did you mean '--width'?"),
+        ("--task synthetic --opt ngd --dry-rum", "unknown option '--dry-rum'; did you mean '--dry-run'?"),
+        ("--task synthetic --opt ngd --jsn", "unknown option '--jsn'; did you mean '--json'?"),
+        ("--task synthetic --opt ngd --tuned", "--tuned needs a value"),
+        ("--task synthetic --opt ngd --tuned yes", "unknown option '--tuned'"),
+        ("--task synthetic --opt ngd --engine lane", "invalid choice: 'lane'"),
+        ("--task synthetic --opt ngd --memory lots", "--memory lots: write a share of what is free"),
+        ("--task synthetic --opt ngd --width 0", "--width 0: it must be at least 1"),
+        ("--task synthetic --opt ngd --width wide", "--width: invalid int value: 'wide'"),
+        ("--task synthetic --opt ngd --device tpu", "--device 'tpu': input should be 'cpu', 'cuda', 'mps' or 'auto'"),
+        ("--task synthetic --opt ngd --data_seed x", "--data_seed 'x': input should be a valid integer"),
+        ("--task synthetic --opt", "--opt: expected one argument"),
+        ("--task synthetic --opt ngd --opt.lr", "--opt.lr needs a value"),
+        ("synthetic --opt ngd", "unexpected word 'synthetic': settings are written --name value"),
+        ("--task synthetic --opt ngd --opt.lr 1 2", "unexpected word '2'"),
+        ("--task synthetic --opt sgd 5 --opt.nesterov", "unexpected word '5'"),
+    ],
+)
+def test_a_wrong_request(cli, store, here, words, message):
+    answer = cli("sweep", *words.split())
+    assert answer.code == 2
+    assert message in last_line(answer)
+    assert answer.err.count("\n") == 1
+    assert list(here.iterdir()) == []
+
+
+def test_settings_may_be_written_in_any_order_and_form(cli):
+    one = cli(
+        "sweep",
+        "--opt.lr=0.1:1:3",
+        "--opt",
+        "sgd",
+        "--opt.nesterov",
+        "--opt.momentum=.9",
+        *SMALL,
+        "--dry-run",
+        "--seeds=2",
+    )
+    other = cli(
+        "sweep",
+        *SMALL,
+        "--opt=sgd",
+        "--seeds",
+        2,
+        "--dry-run",
+        "--opt.momentum",
+        0.9,
+        "--opt.lr",
+        "0.1:1:3",
+        "--opt.nesterov",
+        "true",
+    )
+    assert one == other
+    assert one.code == 0
+    assert len(one.out.splitlines()) == 6
+
+
+def test_help_says_how_grids_lists_and_seeds_are_written(cli):
+    text = " ".join(cli("sweep", "--help").out.split())
+    for words in ("LOW:HIGH:POINTS", "--opt.lr 1e-3:1e1:16", "--opt.adam.lr", "32 is 0 to 31", "swept/TASK", "80%"):
+        assert words in text

@@ -1,0 +1,218 @@
+"""What is decided about a run from its numbers alone."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bench.store import RunResult
+from bench.watch import DIVERGED_FACTOR, Look, Watch, look
+from tests.tiny import TINY
+
+NAN, INF = float("nan"), float("inf")
+
+
+def rows_of(**columns: Any) -> np.ndarray:
+    """Steps of one run, shape (steps, 1, 4); what is not given is 1."""
+    steps = len(next(iter(columns.values())))
+    names = ("loss", "norm", "raw", "applied")
+    return np.stack([np.array(columns.get(name, [1.0] * steps), dtype=float) for name in names], axis=1)[:, None]
+
+
+def seen(**changes: Any) -> Look:
+    return replace(Look(steps=4, bad=False, first=1.0, median=1.0, capped=0, skipped=0, last_norm=1.0), **changes)
+
+
+def watch(full_batch: bool = False, **spec: Any) -> Watch:
+    return Watch(RunResult("run", {}), replace(TINY, **spec), "val", full_batch)
+
+
+# -- look -----------------------------------------------------------------------------------------------------------
+
+
+def test_finite_steps_all_count() -> None:
+    rows = rows_of(loss=[5, 1, 4, 2], norm=[3, 2, 1, 7], raw=[2, 2, 2, 2], applied=[2, 1, 2, 1])
+    assert look(rows, full_batch=False) == [Look(4, False, 5.0, 4.0, 2, 0, 7.0)]
+    assert look(rows[:1], full_batch=True) == [Look(1, False, 5.0, 5.0, 0, 0, 3.0)]
+
+
+@pytest.mark.parametrize("full_batch", [False, True])
+@pytest.mark.parametrize("bad", [NAN, INF, -INF])
+@pytest.mark.parametrize("column", ["loss", "norm"])
+def test_steps_count_up_to_the_first_that_is_not_finite(column: str, bad: float, full_batch: bool) -> None:
+    values = [1.0, 2.0, bad, 4.0, bad]
+    rows = rows_of(**{"loss": [1.0] * 5, "norm": [1.0] * 5, column: values}, raw=[2] * 5, applied=[1] * 5)
+    (found,) = look(rows, full_batch=full_batch)
+    assert (found.steps, found.bad, found.capped) == (3, True, 3)
+    (found,) = look(rows[:2], full_batch=full_batch)
+    assert (found.steps, found.bad, found.capped) == (2, False, 2)
+
+
+def test_the_first_step_may_be_the_bad_one() -> None:
+    (found,) = look(rows_of(loss=[NAN, 1.0]), full_batch=False)
+    assert (found.steps, found.bad) == (1, True)
+    assert np.isnan(found.first)
+    assert np.isnan(found.median)
+
+
+@pytest.mark.parametrize(
+    ("norms", "steps", "last"),
+    [([2, 1, 0, 0], 3, 0), ([2, 1, 1, 0], 4, 0), ([0, 0, 0, 0], 1, 0), ([0, 0, 1, 1], 4, 1), ([0, 1, 0, 0], 3, 0)],
+)
+def test_in_the_full_batch_steps_count_up_to_the_first_of_the_last_zero_gradients(
+    norms: list[float], steps: int, last: float
+) -> None:
+    rows = rows_of(loss=[4, 3, 2, 1], norm=norms, raw=[2] * 4, applied=[1] * 4)
+    (found,) = look(rows, full_batch=True)
+    assert (found.steps, found.bad, found.capped, found.last_norm) == (steps, False, steps, last)
+    assert found.median == sorted([4, 3, 2, 1][:steps])[steps // 2]
+    (found,) = look(rows, full_batch=False)
+    assert (found.steps, found.median, found.last_norm) == (4, 3, norms[-1])
+
+
+def test_zero_gradients_before_and_after_a_bad_step_do_not_hide_it() -> None:
+    for norms, steps in (([1, NAN, 0, 0], 2), ([0, 0, NAN, 0], 3), ([1, 0, 0, INF], 4)):
+        (found,) = look(rows_of(norm=norms), full_batch=True)
+        assert (found.steps, found.bad) == (steps, True)
+
+
+def test_a_cap_that_equals_the_step_does_not_bind_and_nan_is_no_cap() -> None:
+    (found,) = look(rows_of(raw=[1, 2, INF, NAN, 1], applied=[1, 1, 1, 1, NAN]), full_batch=False)
+    assert found.capped == 2
+
+
+def test_under_a_scaler_an_overflowed_gradient_is_a_skipped_step() -> None:
+    rows = rows_of(norm=[INF, 1, NAN, 1], raw=[0, 1, 0, 1], applied=[0, 1, 0, 1])
+    (found,) = look(rows, full_batch=False, scaled=True)
+    assert (found.steps, found.bad, found.skipped) == (4, False, 2)
+    (found,) = look(rows, full_batch=False)
+    assert (found.steps, found.bad, found.skipped) == (1, True, 1)
+    (found,) = look(rows_of(loss=[1, NAN, 1], norm=[INF, 1, INF]), full_batch=False, scaled=True)
+    assert (found.steps, found.bad, found.skipped) == (2, True, 1)
+    (found,) = look(rows_of(norm=[1, INF, 0]), full_batch=True, scaled=True)
+    assert (found.steps, found.bad, found.skipped) == (3, False, 1)
+
+
+@pytest.mark.parametrize(
+    ("losses", "median"), [([3], 3), ([1, 3], 3), ([9, 1, 5], 5), ([1, 5, 2, INF], 5), ([9, 1, INF, 0, 0], 9)]
+)
+def test_the_median_is_that_of_the_steps_that_count(losses: list[float], median: float) -> None:
+    (found,) = look(rows_of(loss=losses), full_batch=False)
+    assert found.median == median
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("full_batch", [False, True])
+def test_runs_are_looked_at_each_for_itself(full_batch: bool, scaled: bool) -> None:
+    draw = np.random.default_rng(0)
+    rows = draw.choice([0.0, 1.0, 2.0, NAN, INF], size=(5, 300, 4), p=[0.3, 0.3, 0.3, 0.05, 0.05])
+    rows[2:, :50, 1] = 0
+    alone = [look(rows[:, i : i + 1], full_batch=full_batch, scaled=scaled)[0] for i in range(300)]
+    assert repr(look(rows, full_batch=full_batch, scaled=scaled)) == repr(alone)
+    assert len({found.steps for found in alone}) == 5
+    assert {found.bad for found in alone} == {False, True}
+
+
+# -- Watch ----------------------------------------------------------------------------------------------------------
+
+
+def test_steps_add_up_and_the_cap_share_leaves_out_skipped_steps() -> None:
+    run = watch()
+    run.take(seen(steps=4, capped=1, skipped=2))
+    run.take(seen(steps=3, capped=2))
+    run.close()
+    assert (run.running, run.result.steps, run.result.skipped, run.result.cap_share) == (True, 7, 2, 3 / 5)
+
+
+@pytest.mark.parametrize("steps", [0, 4])
+def test_a_run_without_a_step_that_counts_has_no_cap_share(steps: int) -> None:
+    run = watch()
+    run.take(seen(steps=steps, skipped=steps))
+    run.close()
+    assert run.result.cap_share is None
+
+
+@pytest.mark.parametrize("first", [0.0, 0.5, -3.0])
+def test_a_loss_that_grows_beyond_the_factor_has_diverged(first: float) -> None:
+    bound, run = DIVERGED_FACTOR * (1 + abs(first)), watch()
+    run.take(seen(first=first, median=first))
+    run.take(seen(first=1e9, median=bound))
+    assert run.running
+    run.take(seen(first=1e9, median=bound * 1.001))
+    assert (run.result.status, run.result.steps) == ("diverged", 12)
+    assert run.result.reason == f"the loss grew from {first:.3g} to {bound * 1.001:.3g} by step 12"
+
+
+def test_a_step_that_is_not_finite_ends_the_run_there() -> None:
+    run = watch(full_batch=True)
+    run.take(seen(steps=3, bad=True, median=NAN, last_norm=0.0))
+    assert (run.result.status, run.result.reason) == ("diverged", "loss or gradient is not finite at step 3")
+
+
+@pytest.mark.parametrize(
+    ("full_batch", "status", "reason"),
+    [(True, "completed", "converged: the gradient is 0 in this precision"), (False, "running", None)],
+)
+def test_a_zero_gradient_is_the_end_in_the_full_batch_only(full_batch: bool, status: str, reason: str | None) -> None:
+    run = watch(full_batch)
+    run.take(seen(last_norm=0.0))
+    assert (run.result.status, run.result.reason) == (status, reason)
+
+
+@pytest.mark.parametrize(
+    ("mode", "values", "kept", "reached"),
+    [("max", [0.1, 0.3, 0.2, 0.5, 0.5], [1, 1, 0, 1, 0], 16), ("min", [0.9, 0.7, 0.8, 0.5, 0.4], [1, 1, 0, 1, 1], 16)],
+)
+def test_the_best_step_is_the_first_of_the_best_and_the_target_is_reached_once(
+    mode: str, values: list[float], kept: list[int], reached: int
+) -> None:
+    run = watch(mode=mode, target=0.5)
+    for value, keep in zip(values, kept, strict=True):
+        run.take(seen())
+        run.result.train_s += 1.5
+        assert run.validated({"accuracy": value, "loss": 0.0}) == keep
+    result = run.result
+    assert (result.steps_to_target, result.seconds_to_target) == (reached, 6.0)
+    assert result.best_step == [4, 8, 12, 16, 20][max(i for i, keep in enumerate(kept) if keep)]
+    assert result.validations[1] == {"step": 8, "train_s": 3.0, "accuracy": values[1], "loss": 0.0}
+
+
+def test_without_a_target_none_is_reached() -> None:
+    run = watch(target=None)
+    run.validated({"accuracy": 1.0})
+    assert run.result.steps_to_target is None
+
+
+@pytest.mark.parametrize("bad", [NAN, INF])
+def test_metrics_that_are_not_finite_end_the_run_and_are_not_kept(bad: float) -> None:
+    run = watch()
+    run.take(seen())
+    assert not run.validated({"accuracy": 1.0, "loss": bad})
+    assert (run.result.status, run.result.validations, run.result.best_step) == ("diverged", [], None)
+    assert run.result.reason == "the val metrics are not finite at step 4"
+    assert run.reported("final", {"accuracy": bad}) is None
+    assert run.result.metrics == {}
+    assert run.reported("final", {"accuracy": 0.25}) == 0.25
+    assert run.result.metrics == {"final": {"accuracy": 0.25}}
+
+
+def test_a_watch_goes_on_from_its_state() -> None:
+    steps = [
+        seen(first=2.0, median=2.0, capped=1, steps=3),
+        seen(first=9.0, capped=2),
+        seen(first=9.0, median=250.0, skipped=1),
+        seen(first=9.0, median=301.0),
+    ]
+    whole, parts = watch(), watch()
+    for i, step in enumerate(steps):
+        resumed = watch()
+        resumed.load_state_dict(parts.state_dict())
+        parts = resumed
+        for run in (whole, parts):
+            run.take(step)
+            run.validated({"accuracy": [0.2, 0.6, 0.4, 0.6][i]})
+    for run in (whole, parts):
+        run.close()
+    assert vars(whole.result) == vars(parts.result)
+    assert (whole.result.status, whole.result.best_step, whole.result.cap_share) == ("diverged", 7, 3 / 14)
