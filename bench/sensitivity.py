@@ -8,11 +8,11 @@ import csv
 import json
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from scipy.special import bdtr
@@ -61,6 +61,7 @@ class Curve:
 
     Attributes:
         name: what legend and table call it.
+        x: the setting that it goes over.
         points: in the order of x.
         best: index of the best median, the middle one of equals; None if more than half diverged everywhere.
         usable: indices of the ends of the stretch around the best with medians nearly as good; None where x does not
@@ -68,6 +69,7 @@ class Curve:
     """
 
     name: str
+    x: str
     points: list[Point]
     best: int | None
     usable: tuple[int, int] | None
@@ -91,8 +93,8 @@ class Sensitivity:
         results: all runs; those that have not ended are in no curve.
         varied: dotted names of the settings that were varied.
         mode: whether the metric is better when smaller ("min") or greater ("max").
-        x: the setting that the curves go over.
-        numeric, log: whether it is a number, and one to be shown on a logarithmic axis.
+        x: the setting, or the settings, that the curves go over.
+        numeric, log: whether these are numbers, and numbers to be shown on a logarithmic axis.
         curves: in the order of the runs.
         above_infimum: the metric is a loss whose infimum is known and left out: near it only the difference tells.
     """
@@ -114,9 +116,9 @@ class Sensitivity:
 
 
 def analyse(results: Sequence[RunResult], varied: Sequence[str], mode: Literal["min", "max"]) -> Sensitivity:
-    """Curves of the final metric over the first varied setting that takes several numbers.
+    """Curves of the final metric, of each optimizer over the first varied setting of which it takes several numbers.
 
-    Where there is none, it is the first that takes several values, else the first, else the optimizer.
+    Where one has none, all go over the first setting that takes several values, else the first, else the optimizer.
 
     Args:
         results: runs of one task.
@@ -129,24 +131,46 @@ def analyse(results: Sequence[RunResult], varied: Sequence[str], mode: Literal["
     ended = [(settings_of(result.config), result) for result in results if result.status in FINISHED]
     if not ended:
         raise UserError(f"none of the {len(results)} runs of the sweep has ended, so there is nothing to compare")
-    values = {name: dict.fromkeys(_hashable(own.get(name)) for own, _ in ended) for name in varied if name != "opt"}
-    several = [name for name in values if len(values[name]) > 1]
-    numbers = [name for name in values if all(map(_is_number, values[name]))]
-    x = next(iter([*(name for name in several if name in numbers), *several, *numbers, *values]), "opt")
-    others, numeric = [name for name in several if name != x], x in numbers
+    axes = {
+        opt: _axis([own for own, _ in ended if own["opt"] == opt], varied) for opt in {o["opt"]: 0 for o, _ in ended}
+    }
+    if not all(axis.numeric for axis in axes.values()):  # one axis for all, of words
+        axes = dict.fromkeys(axes, _axis([own for own, _ in ended], varied))
+    numeric = all(axis.numeric for axis in axes.values())
     above = all(run.metric == "loss" and _excess(run) is not None for _, run in ended if run.final is not None)
     groups: dict[tuple[Any, ...], dict[Any, list[End]]] = {}
     for own, result in ended:
-        key = own["opt"], *(f"{name.rpartition('.')[2]} {_text(own.get(name))}" for name in others)
-        at = own[x] if numeric else _text(own.get(x))
+        axis = axes[own["opt"]]
+        key = own["opt"], *(f"{name.rpartition('.')[2]} {_text(own.get(name))}" for name in axis.others)
+        at = own[axis.x] if numeric else _text(own.get(axis.x))
         final = _excess(result) if above else result.final
         groups.setdefault(key, {}).setdefault(at, []).append(None if result.status == "diverged" else final)
     curves = []
     for key, finals in groups.items():
         points = [_point(at, finals[at], mode) for at in (sorted(finals) if numeric else finals)]
-        curves.append(_curve(", ".join(key), points, mode, numeric, CONVERGED if above else -math.inf))
-    log = numeric and min(values[x]) > 0 and max(values[x]) > 10 * min(values[x])
+        least = CONVERGED if above else -math.inf
+        curves.append(_curve(", ".join(key), axes[key[0]].x, points, mode, numeric, least))
+    xs = [point.x for curve in curves for point in curve.points] if numeric else [0]
+    log = min(xs) > 0 and max(xs) > 10 * min(xs)
+    x = " or ".join(dict.fromkeys(axis.x for axis in axes.values()))
     return Sensitivity(results, varied, mode, x, numeric, log, curves, above)
+
+
+class _Axis(NamedTuple):
+    """What the curves of some runs go over, whether it is a number, and what else takes several values."""
+
+    x: str
+    numeric: bool
+    others: list[str]
+
+
+def _axis(settings: Sequence[Mapping[str, Any]], varied: Sequence[str]) -> _Axis:
+    there = [name for name in varied if name != "opt" and any(name in own for own in settings)]
+    values = {name: dict.fromkeys(_hashable(own.get(name)) for own in settings) for name in there}
+    several = [name for name in values if len(values[name]) > 1]
+    numbers = [name for name in values if all(map(_is_number, values[name]))]
+    x = next(iter([*(name for name in several if name in numbers), *several, *numbers, *values]), "opt")
+    return _Axis(x, x in numbers, [name for name in several if name != x])
 
 
 def _hashable(value: Any) -> Any:
@@ -186,21 +210,21 @@ def _point(x: Any, finals: Sequence[End], mode: str) -> Point:
     return Point(x, n, finals.count(None), quantile(0.5), ends(quantile(0.25), quantile(0.75)), interval)
 
 
-def _curve(name: str, points: list[Point], mode: str, numeric: bool, least: float) -> Curve:
+def _curve(name: str, x: str, points: list[Point], mode: str, numeric: bool, least: float) -> Curve:
     medians = [None if point.median is None else max(point.median, least) for point in points]
     there = [median for median in medians if median is not None]
     if not there:
-        return Curve(name, points, None, None)
+        return Curve(name, x, points, None, None)
     top = min(there) if mode == "min" else max(there)
     equal = [i for i, median in enumerate(medians) if median == top]
     best = equal[(len(equal) - 1) // 2]
     if not numeric or len(points) == 1:
-        return Curve(name, points, best, None)
+        return Curve(name, x, points, best, None)
     limit = max(top, USABLE_FACTOR * top) if mode == "min" else top - USABLE_SHARE * abs(top)
     bad = [median is None or (median > limit if mode == "min" else median < limit) for median in medians]
     first = next((i + 1 for i in range(best, -1, -1) if bad[i]), 0)
     last = next((i - 1 for i in range(best, len(points)) if bad[i]), len(points) - 1)
-    return Curve(name, points, best, (first, last))
+    return Curve(name, x, points, best, (first, last))
 
 
 # -- words ------------------------------------------------------------------------------------------------------------
@@ -210,14 +234,14 @@ def lines(sweep: Sensitivity) -> list[str]:
     """The table for a terminal: a block for each curve, with `*` at the best."""
     text = []
     for curve in sweep.curves:
-        rows = [_head(sweep), *_rows(curve)]
+        rows = [_head(sweep, curve), *_rows(curve)]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         text += [curve.name, *("  ".join(map(str.rjust, row, widths)) for row in rows), *_summary(sweep, curve), ""]
     return [*text, *_notes(sweep)]
 
 
-def _head(sweep: Sensitivity) -> list[str]:
-    return ["", sweep.x, f"median {sweep.metric}", "middle half of the seeds", "95 % interval", "diverged"]
+def _head(sweep: Sensitivity, curve: Curve) -> list[str]:
+    return ["", curve.x, f"median {sweep.metric}", "middle half of the seeds", "95 % interval", "diverged"]
 
 
 def _rows(curve: Curve) -> list[list[str]]:
@@ -240,16 +264,16 @@ def _range(ends: tuple[End, End] | None) -> str:
 
 def _summary(sweep: Sensitivity, curve: Curve) -> list[str]:
     if curve.best is None:
-        return [f"no best: more than half of the seeds diverged at every {sweep.x}"]
+        return [f"no best: more than half of the seeds diverged at every {curve.x}"]
     best = curve.points[curve.best]
-    at = f"best {sweep.x} {_text(best.x, 4)}: median {sweep.metric} {_number(best.median)}"
+    at = f"best {curve.x} {_text(best.x, 4)}: median {sweep.metric} {_number(best.median)}"
     text = [f"{at}, 95 % interval {_range(best.interval)} ({best.seeds} seeds)" if best.interval else at]
     if curve.usable is not None:
         low, high = (curve.points[i].x for i in curve.usable)
         rule = f"at most {USABLE_FACTOR} times" if sweep.mode == "min" else f"at most {USABLE_SHARE:.0%} below"
         factor = f", {'at least ' if curve.may_be_wider else ''}a factor of {high / low:.3g}" if low > 0 else ""
         stretch = f"{_text(low, 4)} to {_text(high, 4)}{factor}" if low < high else "that value alone, on this grid"
-        text.append(f"usable {sweep.x} (median {rule} the best; our rule): {stretch}")
+        text.append(f"usable {curve.x} (median {rule} the best; our rule): {stretch}")
     return text + ["the best lies at the edge of the grid: widen it"] * curve.at_edge
 
 
@@ -319,7 +343,7 @@ def _page(sweep: Sensitivity, command: str) -> str:
     row = len(seeds) > 1 and seeds == list(range(seeds[0], seeds[-1] + 1))
     lines = [f"# {sweep.metric} against {sweep.x}", "", f"Made by `{command}`.", "", "![figure](sensitivity.png)"]
     for curve in sweep.curves:
-        lines += ["", f"## {curve.name}", "", *markdown_table(_head(sweep), _rows(curve)), ""]
+        lines += ["", f"## {curve.name}", "", *markdown_table(_head(sweep, curve), _rows(curve)), ""]
         lines += [f"* {line}" for line in _summary(sweep, curve)]
     lines += [
         "", "## Runs", "",

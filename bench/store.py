@@ -429,6 +429,8 @@ def take_lock(folder: Path, what: str) -> int:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        except FileNotFoundError:  # another has removed the folder in between
+            continue
         except OSError as error:
             raise UserError(
                 f"cannot write to the store {folder.parent}: {error.strerror}; choose another with --store DIR"

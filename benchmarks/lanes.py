@@ -38,7 +38,7 @@ def measure(quick: bool) -> list[Row]:
     """Time of a step of one run: in lanes, in a bare loop, in `bench fit`; what storing costs; time by number of lanes."""
     keep_freed_memory()
     # The max-margin problems of an instance are solved before training, and take longer than it here.
-    with TemporaryDirectory() as folder, patch("tasks.synthetic.MOST_CONSTRAINTS", 0):
+    with TemporaryDirectory() as folder, patch("tasks.max_margin.MOST_CONSTRAINTS", 0):
         store = Path(folder)
         return [*against_loops(quick, store), *storing(quick, store), *by_width(quick), *whole_sweep(quick, store)]
 

@@ -306,7 +306,7 @@ class TokenClassifier(Task):
     def _goals(self) -> dict[str, Tensor | None]:
         """The directions that training is compared with, as unit vectors, where there are any."""
         return {
-            name: None if isinstance(found, str) else unit(found[0].flatten()).to(self.head.W)
+            name: None if isinstance(found, str) else unit(found[0].flatten()).to(self.head.W.device, self.head.W.dtype)
             for name, found in self.data.directions().items()
         }
 

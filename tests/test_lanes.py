@@ -559,9 +559,10 @@ OTHERS = [
 AVERAGED = other("averaged", "tests.test_lanes:Averaged")
 ONE_BY_ONE = [*OTHERS, *(replace(spec, update=None) for spec in OPTIMIZERS.values())]
 AT_ONCE = [spec for spec in OPTIMIZERS.values() if spec.update]
-each_way = pytest.mark.parametrize(
-    "spec", [*AT_ONCE, *ONE_BY_ONE], ids=lambda spec: f"{spec.name}-{'together' if spec.update else 'one by one'}"
-)
+
+
+def way(spec: OptimizerSpec) -> str:
+    return f"{spec.name}-{'together' if spec.update else 'one by one'}"
 
 
 @pytest.fixture
@@ -571,19 +572,17 @@ def opt(spec: OptimizerSpec, monkeypatch: pytest.MonkeyPatch) -> str:
     return spec.name
 
 
-MILD = lrs(0.01, 0.05)
+DRAWN = {"task__dropout": 0.2, "trainer__gradient_clip_val": 0.2, "data_seed": 7}
+RUNS = [*((spec, {}) for spec in OTHERS), *((spec, DRAWN) for spec in (*AT_ONCE, *ONE_BY_ONE))]
 
 
 @pytest.mark.parametrize(
-    "words",
-    [{}, {"trainer__gradient_clip_val": 0.2, "data_seed": 7, "task__dropout": 0.2}],
-    ids=["plain", "clipped and dropped out"],
+    ("spec", "words"), RUNS, ids=[f"{way(spec)}{'-drawn and clipped' * bool(words)}" for spec, words in RUNS]
 )
-@each_way
 def test_lanes_of_any_optimizer_are_the_runs_that_fit_makes(
     spec: OptimizerSpec, opt: str, words: Settings, store: Path
 ) -> None:
-    grid = block(store, "net", opt, MILD, trainer__max_steps=25, **words)
+    grid = block(store, "net", opt, lrs(0.01, 0.05), trainer__max_steps=25, trainer__val_every=10, **words)
     lanes = lanes_of(grid)
     assert gap(lanes[0], fit(grid[0][0])) < 1e-9
     assert gap(lanes[-1], fit(grid[-1][-1])) < 1e-9  # another problem, other hyperparameters
@@ -798,13 +797,15 @@ def elsewhere(grid: Grid) -> Grid:
 
 def interrupted_block(store: Path, opt: str, **words: Any) -> Grid:
     """A block of which one lane diverges early."""
-    words = {"task__dropout": 0.2, "trainer__gradient_clip_val": 0.2, "trainer__max_steps": 24} | words
+    words = (
+        {"task__dropout": 0.2, "trainer__gradient_clip_val": 0.2, "trainer__max_steps": 24}
+        | words
+        | {"trainer__val_every": 8}
+    )
     return block(store, "net", opt, lrs(0.01, 1e200, 0.05), **words)
 
 
-@pytest.mark.parametrize(
-    "spec", [*AT_ONCE, *OTHERS, AVERAGED], ids=lambda spec: f"{spec.name}-{'together' if spec.update else 'one by one'}"
-)
+@pytest.mark.parametrize("spec", [*AT_ONCE, *OTHERS, AVERAGED], ids=way)
 def test_a_block_that_was_stopped_goes_on_as_if_it_had_not_been(spec: OptimizerSpec, opt: str, store: Path) -> None:
     grid, stop = interrupted_block(store, opt), StopRequest()
     whole = lanes_of(elsewhere(grid))

@@ -217,7 +217,7 @@ def test_optimizers_alone_can_be_compared(varied, tmp_path):
 
 def test_a_single_value_and_seed_has_a_table_and_a_figure(tmp_path):
     sweep = analyse(at(0.1, 1.5), ["opt.lr"], "min")
-    assert sweep.curves[0] == Curve("gd", [Point(0.1, 1, 0, 1.5, (1.5, 1.5), None)], 0, None)
+    assert sweep.curves[0] == Curve("gd", "opt.lr", [Point(0.1, 1, 0, 1.5, (1.5, 1.5), None)], 0, None)
     assert lines(sweep)[-2] == "best opt.lr 0.1: median train loss 1.5"
     write(tmp_path, sweep)
 
@@ -291,7 +291,7 @@ def test_json_is_strict_and_says_what_the_table_says():
         "x": "opt.lr", "varied": ["opt.lr"], "metric": "train/loss", "mode": "min",
         "runs": {"completed": 2, "diverged": 2},
         "curves": [{
-            "name": "gd", "best": 0, "usable": [0, 0], "at_edge": True, "may_be_wider": True,
+            "name": "gd", "x": "opt.lr", "best": 0, "usable": [0, 0], "at_edge": True, "may_be_wider": True,
             "points": [
                 {"x": 0.1, "seeds": 2, "diverged": 0, "median": 1.5, "quartiles": [1, 2], "interval": None},
                 {"x": 0.2, "seeds": 2, "diverged": 2, "median": None, "quartiles": [None, None], "interval": None},
@@ -444,3 +444,16 @@ def test_odd_values_can_be_drawn(medians, tmp_path):
     sweep = analyse(grid(*medians), ["opt.lr"], "min")
     write(tmp_path, sweep)
     assert bool(make(sweep).axes[0].texts) == (medians == (None, None))
+
+
+def test_optimizers_that_vary_different_settings_go_over_their_own(tmp_path):
+    results = at(0.1, 2.0) + at(1.0, 1.0)
+    results += at(1.0, 3.0, opt="sps", opt__max_step=0.5) + at(1.0, 4.0, opt="sps", opt__max_step=5.0)
+    sweep = analyse(results, ["opt.lr", "opt.max_step"], "min")
+    assert [(c.name, c.x, [p.x for p in c.points], c.best) for c in sweep.curves] == [
+        ("gd", "opt.lr", [0.1, 1.0], 1),
+        ("sps", "opt.max_step", [0.5, 5.0], 0),
+    ]
+    assert sweep.x == "opt.lr or opt.max_step"
+    assert "best opt.max_step 0.5: median train loss 3" in "\n".join(lines(sweep))
+    assert all(path.is_file() for path in write(tmp_path, sweep))
