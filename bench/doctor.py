@@ -234,7 +234,9 @@ def store_findings(store: Path) -> list[Finding]:
     found.append(Finding("ok", "store", f"{store}, runs: {by_status or 'none yet'}"))
     for folder in kept.unreadable():
         fix = "copy it again from where it came, or delete the folder and train again"
-        found.append(Finding("FAIL", "store", f"unreadable run {folder}: its record or tables are missing or damaged; {fix}"))
+        found.append(
+            Finding("FAIL", "store", f"unreadable run {folder}: its record or tables are missing or damaged; {fix}")
+        )
     return found
 
 

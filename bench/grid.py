@@ -167,7 +167,8 @@ def _list(text: str) -> list[str]:
 
 def block_key(config: RunConfig) -> tuple[Any, ...]:
     """What lanes of one block share: all but the seeds and hyperparameters that are numbers with a fraction."""
-    static = {name: None if _is_number(value) else repr(value) for name, value in config.opt_options.items()}
+    # Tuples, such as Adam's betas, are shared: rounded to float32 with the others, 1 - beta would differ from a run alone.
+    static = {k: None if isinstance(value, float) else repr(value) for k, value in config.opt_options.items()}
     rest = config.model_dump(mode="json", exclude={"opt_options", "seed", "data_seed"})
     return repr(rest), repr(static)
 
@@ -175,10 +176,6 @@ def block_key(config: RunConfig) -> tuple[Any, ...]:
 def problem_key(config: RunConfig) -> tuple[int, int]:
     """What lanes of one row of a block share, beyond that."""
     return config.seed, config.data_seed
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, float) or (isinstance(value, tuple) and all(map(_is_number, value)))
 
 
 def blocks(configs: Sequence[RunConfig], width: int) -> Iterator[list[list[RunConfig]]]:

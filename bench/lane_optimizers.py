@@ -207,9 +207,6 @@ def beside(x: Tensor, like: Tensor) -> Tensor:
 
 def _gathered(values: Sequence[Any], like: Tensor, *, always: bool = False) -> tuple[Any, Any]:
     """A hyperparameter of all lanes and its `in_dims`: as it is where all agree, else (or `always`) as a tensor."""
-    if isinstance(values[0], tuple | list):
-        parts = [_gathered(part, like) for part in zip(*values, strict=True)]
-        return tuple(value for value, _ in parts), tuple(dim for _, dim in parts)
     if not always and all(value == values[0] for value in values):
         return values[0], None
     return torch.tensor(values, dtype=scalar_dtype(like.dtype), device=like.device), 0

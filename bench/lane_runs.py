@@ -16,7 +16,17 @@ from bench.lanes import Lanes, LanesModule
 from bench.memory import ran_out
 from bench.packs import PackFolder
 from bench.progress import SweepProgress
-from bench.runner import StepRanges, build, make_plan, make_trainer, new_result, quiet, val_every
+from bench.runner import (
+    StepRanges,
+    as_stored,
+    build,
+    make_plan,
+    make_trainer,
+    new_result,
+    peak_memory,
+    quiet,
+    val_every,
+)
 from bench.store import RunResult, Store
 from bench.watch import Watch, look
 
@@ -70,26 +80,27 @@ def train_block(
     """
     first = grid[0][0]
     configs = [config for row in grid for config in row]
-    lanes = make_lanes(grid, compiled=compiled, solved=True)
-    results = [new_result(config, task) for row, task in zip(grid, lanes.tasks, strict=True) for config in row]
-    for result in results:
-        result.engine = "lanes"
     store = Store(first.store)
-    if any(store.finished(result.run_id) for result in results):  # while the lanes were made
-        raise RunBusy("another process has just trained some of these runs")
-    pack = store.begin_pack({result.run_id: result.config for result in results})
-    resume = pack.checkpoint.is_file()
-    recorder = LanesRecorder(
-        results, lanes, configs, pack, stop, progress, val_every=val_every(first, lanes.plan, lanes.tasks[0])
-    )
-    module = LanesModule(lanes)
+    _refuse_if_taken(store, configs)
+    pack = store.begin_pack({config.run_id: as_stored(config) for config in configs})
+    lanes: Lanes | None = None
     try:
+        _refuse_if_taken(store, configs, pack)  # by another that cuts its blocks elsewhere, at the same time
+        lanes = make_lanes(grid, compiled=compiled, solved=True)
+        results = [new_result(config, task) for row, task in zip(grid, lanes.tasks, strict=True) for config in row]
+        for result in results:
+            result.engine = "lanes"
+        due = val_every(first, lanes.plan, lanes.tasks[0])
+        recorder = LanesRecorder(results, lanes, configs, pack, stop, progress, val_every=due)
+        module, resume = LanesModule(lanes), pack.checkpoint.is_file()
         with quiet():
             trainer = make_trainer(first, [recorder])
-            steps = StepRanges(module, recorder.val_every, first.task_spec.steps_per_call)
+            steps = StepRanges(module, due, first.task_spec.steps_per_call)
             trainer.fit(module, steps, ckpt_path=pack.checkpoint if resume else None, weights_only=True)
         if recorder.killed:
             return None
+        for result in results:
+            result.memory = peak_memory()
         pack.end(results)
     except SystemExit:
         if stop.signal is None:
@@ -106,8 +117,17 @@ def train_block(
         ) from error
     finally:
         pack.abandon()
-        vars(lanes).clear()  # a Trainer is a circle of references, which would keep the weights for a while
+        if lanes is not None:
+            vars(lanes).clear()  # a Trainer is a circle of references, which would keep the weights for a while
     return results
+
+
+def _refuse_if_taken(store: Store, configs: Sequence[RunConfig], own: PackFolder | None = None) -> None:
+    """Raise RunBusy if another process trains some of the runs, or has just done so."""
+    wanted = {config.run_id for config in configs}
+    packs = [pack for pack in store.unfinished_packs() if own is None or pack.folder != own.folder]
+    if any(pack.busy and wanted & pack.configs.keys() for pack in packs) or any(map(store.finished, wanted)):
+        raise RunBusy("another process trains some of these runs, or has just done so")
 
 
 class LanesRecorder(Watcher):
@@ -181,7 +201,7 @@ class LanesRecorder(Watcher):
         ended = [watch for watch in training if not watch.running]
         lanes.keep(lanes.final, self._mask(ended))
         self._update_alive()
-        self._advance(len(rows) * len(training), ended)
+        self._advance(len(rows) * len(training), ended, looked_at)
         if lanes.alive.any():
             number, _ = self.agree(trainer)
             self.killed = bool(number)
@@ -220,9 +240,10 @@ class LanesRecorder(Watcher):
             values = torch.stack([torch.stack(list(found.values()), dim=-1).flatten(0, 1) for _, found in points])
             self.pack.append_measurements(names, [step for step, _ in points], values.cpu().double().numpy())
 
-    def _advance(self, steps: int, ended: Sequence[Watch]) -> None:
+    def _advance(self, steps: int, ended: Sequence[Watch], evaluated: Sequence[Watch] = ()) -> None:
         share = self.lanes.steps_done / self.lanes.plan.total_steps
-        self.progress.advance(steps, int(self.lanes.alive.sum()), [watch.result for watch in ended], share)
+        alive = int(self.lanes.alive.sum())
+        self.progress.advance(steps, alive, [w.result for w in ended], share, [w.result for w in evaluated])
 
     def _rows(self, values: dict[str, NDArray[np.float64]]) -> list[dict[str, float]]:
         columns = [column.ravel().tolist() for column in values.values()]

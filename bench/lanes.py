@@ -24,7 +24,7 @@ from bench.lane_optimizers import OneByOne, Together, Weights, beside
 from optimizers import OptimizerSpec
 from tasks.base import Outcome, Plan, Task
 from tasks.dropout import use_batch_dropout
-from tasks.order import BatchOrder
+from tasks.order import BatchOrder, micro_batches_per_rank
 
 
 @contextmanager
@@ -51,6 +51,7 @@ class Lanes:
         weights: parameters by name, shape (G, R, ...).
         best, final: the same, of each lane's best step and of its last one, where it has had them.
         steps_done: optimizer steps made.
+        cuts: first row, and the first after, of each micro-batch.
         alive: lanes that still train, shape (G, R); what becomes of the others' weights matters no more.
     """
 
@@ -89,8 +90,10 @@ class Lanes:
         self.best: Weights = {name: w.clone() for name, w in self.weights.items()}
         self.final: Weights = {name: w.clone() for name, w in self.weights.items()}
         self._whole: Any = None
-        # Dropout and augmentation are drawn problem by problem.
-        self.apart = self._draws()
+        cuts = micro_batches_per_rank(self.plan.batch_size, 1, self.plan.micro_batch_size)
+        self.cuts = [(self.plan.batch_size * i // cuts, self.plan.batch_size * (i + 1) // cuts) for i in range(cuts)]
+        # Dropout and augmentation are drawn problem by problem, and buffers may belong to one.
+        self.apart = self._draws() or any(True for _ in tasks[0].buffers())
         self.stepper = Together(self.weights, plans, spec, compiled=compiled) if spec.pure_update else OneByOne(self)
 
     @property
@@ -115,7 +118,7 @@ class Lanes:
         self.steps_done += 1
         return torch.stack([loss, norm, raw, applied])
 
-    def update(self) -> Callable[[], object]:
+    def update_alone(self) -> Callable[[], object]:
         """The optimizer's part of a step alone, as often as it is called."""
         loss, grads = self.evaluate(self.steps_done)
         norm = self._norm(grads.values())
@@ -123,24 +126,36 @@ class Lanes:
 
     def evaluate(self, step: int) -> tuple[Tensor, Weights]:
         """Losses of the step's batches, shape (G, R), and gradients by name, shape (G, R, ...)."""
-        weights = {name: w.detach().requires_grad_(name in self.trained) for name, w in self.weights.items()}
-        with torch.enable_grad():
-            loss = self._outcome(weights, self._batches(step)).loss
-            grads = torch.autograd.grad(loss.sum(), [weights[name] for name in self.trained], allow_unused=True)
-        return loss.detach(), {n: g for n, g in zip(self.trained, grads, strict=True) if g is not None}
+        return self._gradients(
+            self.weights, lambda weights, first, last: self._outcome(weights, self._batches(step, first, last))
+        )
 
-    @_without_warning()
     def evaluate_lane(self, step: int, g: int, r: int, params: Mapping[str, Tensor]) -> tuple[Tensor, Weights]:
         """For one lane at other weights: loss, shape (), and gradients of its own shapes, clipped if they are to be."""
-        own = {name: params.get(name, w[g, r]) for name, w in self.weights.items()}
-        weights = {name: w.detach()[None].requires_grad_(name in self.trained) for name, w in own.items()}
-        with torch.enable_grad():
-            loss = self.tasks[g].loss_at(weights, self._batch(step, g)).loss[0]
-            grads = torch.autograd.grad(loss, [weights[name] for name in self.trained], allow_unused=True)
-        clipped, *_ = self._clip(
-            {n: grad[None] for n, grad in zip(self.trained, grads, strict=True) if grad is not None}
+        own = {name: params.get(name, w[g, r])[None] for name, w in self.weights.items()}
+        loss, grads = self._gradients(
+            own, lambda weights, first, last: self.tasks[g].loss_at(weights, self._batch(step, g, first, last))
         )
-        return loss.detach(), {name: grad[0, 0] for name, grad in clipped.items()}
+        clipped, *_ = self._clip({name: grad[None] for name, grad in grads.items()})
+        return loss[0], {name: grad[0, 0] for name, grad in clipped.items()}
+
+    @_without_warning()
+    @torch.enable_grad()
+    def _gradients(self, weights: Weights, outcome: Callable[[Weights, int, int], Outcome]) -> tuple[Tensor, Weights]:
+        """Losses of the batch and their gradients, summed over its micro-batches."""
+        weights = {name: w.detach().requires_grad_(name in self.trained) for name, w in weights.items()}
+        leaves = [weights[name] for name in self.trained]
+        total, grads = None, {}
+        for first, last in self.cuts:
+            loss = outcome(weights, first, last).loss
+            if len(self.cuts) > 1:
+                loss = loss * ((last - first) / self.plan.batch_size)
+            parts = torch.autograd.grad(loss.sum(), leaves, allow_unused=True)
+            found = {name: part for name, part in zip(self.trained, parts, strict=True) if part is not None}
+            grads = {name: grads[name] + part for name, part in found.items()} if grads else found
+            total = loss.detach() if total is None else total + loss.detach()
+        assert total is not None
+        return total, grads
 
     @torch.no_grad()
     def measure(self) -> dict[str, Tensor]:
@@ -174,7 +189,7 @@ class Lanes:
                 batches = [task.data.batch(split, slice(start, start + rows)) for task in self.tasks]
                 with self.forward_context():
                     outcome = self._outcome(weights or self.weights, batches if self.apart else _stacked(batches))
-                total += outcome.loss.double().cpu() * outcome.labels.shape[2]
+                total += outcome.loss.cpu().double() * outcome.labels.shape[2]
                 for score in scores.values():
                     score.update(outcome.predictions, outcome.labels)
         mean = total / size
@@ -183,7 +198,7 @@ class Lanes:
             offsets = torch.tensor([[task.data.loss_offset[split]] for task in self.tasks], dtype=torch.float64)
             values = {"loss": mean + offsets, "excess": mean}
         values |= {name: score.compute() for name, score in scores.items()}
-        return {name: value.double().cpu().numpy() for name, value in values.items()}
+        return {name: value.cpu().double().numpy() for name, value in values.items()}
 
     @torch.no_grad()
     def keep(self, which: Weights, chosen: NDArray[np.bool_]) -> None:
@@ -212,30 +227,38 @@ class Lanes:
 
     # -- inside -----------------------------------------------------------------------------------------------------
 
-    def _batch(self, step: int, g: int) -> Any:
+    def _batch(self, step: int, g: int, first: int, last: int) -> Any:
+        """Rows `first` up to `last` of a problem's batch."""
         task, rows = self.tasks[g], self.orders[g].rows(step)
         where = task.randomness
-        where.step, where.batch_size, where.rows = step, len(rows), slice(0, len(rows))
-        return task.data.batch("train", rows, where)
+        where.step, where.batch_size, where.rows = step, len(rows), slice(first, last)
+        return task.data.batch("train", rows if last - first == len(rows) else rows[first:last], where)
 
-    def _batches(self, step: int) -> Any:
-        """The batches of all problems: stacked, or a list where they are used one by one."""
+    def _batches(self, step: int, first: int, last: int) -> Any:
+        """The same of all problems: stacked, or a list where they are used one by one."""
         if self._whole is not None:
             return self._whole
-        batches = [self._batch(step, g) for g in range(len(self.tasks))]
+        batches = [self._batch(step, g, first, last) for g in range(len(self.tasks))]
         if self.apart:
             return batches
         stacked = _stacked(batches)
-        if self.full_batch:
+        if self.full_batch and len(self.cuts) == 1:
             self._whole = stacked  # always the same
         return stacked
 
     @_without_warning()
     def _draws(self) -> bool:
-        """Whether training draws random numbers."""
-        batch = self._batch(0, 0)
+        """Whether training draws random numbers.
+
+        Raises:
+            RuntimeError: it draws them from torch's global state, which lanes would share.
+        """
+        before = torch.random.get_rng_state()
+        batch = self._batch(0, 0, *self.cuts[0])
         with torch.no_grad():
             self.tasks[0].loss_at({name: w[0, :1] for name, w in self.weights.items()}, batch)
+        if not torch.equal(before, torch.random.get_rng_state()):
+            raise RuntimeError("the task draws from torch's global random state, not from the batch's `randomness`")
         return self.tasks[0].randomness.drawn
 
     @_without_warning()

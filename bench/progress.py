@@ -106,14 +106,26 @@ class SweepProgress:
                 self._bar.stop()
                 self._bar = None
 
-    def advance(self, steps: int, alive: int, ended: Sequence["RunResult"], share: float = 0.0) -> None:
-        """So many steps were made since the last call, so many lanes still train, and these runs have ended.
+    def advance(
+        self,
+        steps: int,
+        alive: int,
+        ended: Sequence["RunResult"],
+        share: float = 0.0,
+        evaluated: Sequence["RunResult"] = (),
+    ) -> None:
+        """Take over how it gets on.
 
-        `share` is how far those that still train are, from 0 to 1.
+        Args:
+            steps: made since the last call, by all runs together.
+            alive: lanes that still train.
+            ended: runs that have ended since.
+            share: how far those that still train are, from 0 to 1.
+            evaluated: those of which there is a new evaluation, beside the ended ones.
         """
         self.steps += steps
         self.ended += len(ended)
-        for result in ended:
+        for result in (*ended, *evaluated):
             value = result.validations[-1].get(result.metric) if result.validations else None
             if result.status == "diverged" or value is None:
                 continue

@@ -129,11 +129,15 @@ def build(config: RunConfig, data: TaskData | None = None) -> tuple[Task, Plan]:
     return task, plan
 
 
+def as_stored(config: RunConfig) -> dict[str, Any]:
+    """The configuration as a record holds it: without the places of this machine."""
+    return config.model_dump(mode="json", exclude={"data", "store", "logger"})
+
+
 def new_result(config: RunConfig, task: Task) -> RunResult:
     """The record of a run that is about to begin."""
     return RunResult(
-        run_id=config.run_id, config=config.model_dump(mode="json", exclude={"data", "store", "logger"}),
-        versions=versions(config), metric=config.task_spec.metric, split=task.data.report, part=task.data.part,
+        run_id=config.run_id, config=as_stored(config), versions=versions(config), metric=config.task_spec.metric, split=task.data.report, part=task.data.part,
         environment=environment(config), facts=task.data.facts(),
     )  # fmt: skip
 

@@ -51,7 +51,7 @@ class RunResult:
         wall_s: seconds from first step to end, evaluation included; train_s: without evaluation.
         cap_share: share of steps whose applied step was below the raw one.
         part: what part of the data was used, or None for the whole.
-        memory: peak bytes on host and device.
+        memory: peak bytes on host and device, of the process; lanes share it.
         environment: machine, devices, threads.
         facts: what is known of the instance of the problem (`TaskData.facts`).
         engine: what trained it: `lightning`, a run for itself, or `lanes`, many runs of a task as one program.
@@ -425,13 +425,13 @@ def take_lock(folder: Path, what: str) -> int:
         UserError: the store cannot be written.
     """
     path = folder / "run.lock"
-    for _ in range(20):  # a reader that looks whether the run is alive holds the lock for an instant
+    for attempt in range(20):  # a reader that looks whether the run is alive holds the lock for an instant
         try:
             folder.mkdir(parents=True, exist_ok=True)
             lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        except FileNotFoundError:  # another has removed the folder in between
-            continue
         except OSError as error:
+            if isinstance(error, FileNotFoundError) and attempt < 19:
+                continue  # another has removed the folder in between
             raise UserError(
                 f"cannot write to the store {folder.parent}: {error.strerror}; choose another with --store DIR"
             ) from None

@@ -2,7 +2,7 @@
 
 import gc
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, Literal
@@ -136,11 +136,16 @@ class Choices:
         costs: dict[int, float] = {}
         each = 0.0
         for lanes in (w for w in _WIDTHS if w < 4 * len(group) and each * w <= limit):
-            grid = next(blocks(group, min(lanes, len(group))))
+            grid = _typical(group, lanes)
             count = sum(map(len, grid))
             try:
                 with watch_peak(first.device) as peak:
-                    costs[count] = _seconds(make_lanes(grid).step) / count
+                    trial = make_lanes(grid)
+                    trial.cuts = trial.cuts[:1]  # a micro-batch tells as much as the batch
+                    costs[count] = _seconds(trial.step) / count
+                    trial.measure()
+                weights = sum(w.nbytes for w in trial.weights.values())
+                del trial
             except UserError:
                 raise
             except Exception as error:
@@ -150,8 +155,10 @@ class Choices:
                     return Choice(lanes=True, width=count)  # it breaks again in training, which records how
                 self.say(f"{first.task}: one run after the other, since lanes break here ({first_line(error)})")
                 return Choice(lanes=False, width=1)
-            each = max(each, peak.bytes / count) if count > 1 else 0.0
-            if lanes > 16 and costs[count] > 0.95 * min(cost for w, cost in costs.items() if w != count):
+            gc.collect()  # lanes and their optimizers are circles of references
+            # Another optimizer of the sweep may keep two more values of each weight.
+            each = (peak.bytes + 2 * weights) / count
+            if lanes > 16 and costs[count] > 0.95 * min((cost for w, cost in costs.items() if w != count), default=inf):
                 break
         # Of widths that cost about the same the least: it suffers less from others who use the caches.
         best = min(costs.values(), default=inf)
@@ -168,8 +175,8 @@ class Choices:
             )
         else:
             self.say(
-                f"{first.task}: {width} lanes at once; a step of one takes {1e6 * best:,.0f} us,"
-                f" {1e6 * alone:,.0f} us in a plain loop"
+                f"{first.task}: {width} lanes at once; a step of one takes {1e6 * best:,.0f} us"
+                + (f", {1e6 * alone:,.0f} us in a plain loop" if alone < inf else "")
             )
         return Choice(lanes=pays or self.engine == "lanes", width=width)
 
@@ -178,23 +185,25 @@ class Choices:
         spec = group[0].opt_spec
         if spec.pure_update is None:
             return False
-        grid = next(blocks(group, width))
+        grid, sizes = _typical(group, width), {sum(map(len, grid)) for grid in blocks(group, width)}
         try:
             lanes = make_lanes(grid)
-            plain = _seconds(lanes.update())
+            plain, steps = _seconds(lanes.update_alone()), lanes.plan.total_steps
+            del lanes
+            gc.collect()
         except UserError:
             raise
         except Exception:  # so it will in training, which records how
             return False
-        share = len(group) / sum(map(len, grid)) * lanes.plan.total_steps  # updates of such a block in all
+        share = len(group) / sum(map(len, grid)) * steps  # updates of such a block in all
         if share * plain < COMPILE_SECONDS:
             return False
         try:
-            update = make_lanes(grid, compiled=True).update()
+            update = make_lanes(grid, compiled=True).update_alone()
             begun = time.perf_counter()
             update()
             update()  # the first step has no state yet, which is another program
-            compiling = time.perf_counter() - begun
+            compiling = (time.perf_counter() - begun) * len(sizes)  # each size is a program of its own
             compiled = _seconds(update)
         except Exception as error:  # whatever a compiler may lack on this machine
             self.say(f"{spec.name}: torch.compile does not work here ({first_line(error)}); going on without it")
@@ -205,6 +214,11 @@ class Choices:
             f" {'used' if pays else 'not used'} for {share * plain:,.0f} s of updates"
         )
         return pays
+
+
+def _typical(group: Sequence[RunConfig], width: int) -> Grid:
+    """The largest block that the runs are cut into."""
+    return max(blocks(group, min(width, len(group))), key=lambda grid: sum(map(len, grid)))
 
 
 def why_no_lanes(config: RunConfig) -> str | None:
@@ -228,7 +242,7 @@ def _as_lanes(
 ) -> bool:
     """Train a group in blocks; False if a signal asked to stop."""
     width, widest, short = choice.width, inf, False
-    left, trained = dict(group), set[str]()
+    left, trained, waiting = dict(group), set[str](), False
     while True:
         if short:
             gc.collect()  # what the error has left behind
@@ -257,9 +271,10 @@ def _as_lanes(
             grid = _rows(fresh[run_id] for run_id in begun[0])
         elif free:
             grid = next(blocks(free, width))
-        else:  # another process trains all that is left
-            time.sleep(0.5)
+        else:
+            waiting = _wait(fresh, waiting, progress)
             continue
+        waiting = False
         try:
             results = train_block(grid, stop, progress, compiled=choice.compiled)
             if results is None:
@@ -286,11 +301,20 @@ def _rows(configs: Iterable[RunConfig]) -> Grid:
     return list(rows.values())
 
 
-def _one_by_one(waiting: Sequence[RunConfig], stop: StopRequest, progress: SweepProgress) -> bool:
+def _wait(runs: Collection[object], waiting: bool, progress: SweepProgress) -> bool:
+    """Wait for other processes, and say so the first time."""
+    if not waiting:
+        progress.say(f"waiting for {len(runs)} runs that other processes train")
+    time.sleep(0.5)
+    return True
+
+
+def _one_by_one(left: Sequence[RunConfig], stop: StopRequest, progress: SweepProgress) -> bool:
     """Train runs one after the other; False if a signal asked to stop."""
-    while waiting:
+    waiting = False
+    while left:
         busy: list[RunConfig] = []
-        for config in waiting:
+        for config in left:
             if stop.signal is not None:
                 return False
             try:
@@ -303,21 +327,21 @@ def _one_by_one(waiting: Sequence[RunConfig], stop: StopRequest, progress: Sweep
             if result.status == "killed":
                 return False
             progress.advance(result.steps, 1, [result])
-        waiting = busy
-        if waiting:
-            time.sleep(0.5)
+        if busy:
+            waiting = _wait(busy, waiting and len(busy) == len(left), progress)
+        left = busy
     return True
 
 
 def single_step(config: RunConfig) -> Callable[[], object]:
-    """One step of a run in a plain loop."""
+    """One step of a run on its first micro-batch, in a plain loop."""
     task, plan = build(config)
     device = torch.device(config.device)
     dtype = torch.float64 if config.precision == "64-true" else torch.float32
     task.to(device, dtype)
     task.data.to(device, dtype)
     optimizer: Any = plan.make_optimizer(task.parameters())
-    rows = torch.arange(plan.batch_size, device=device)
+    rows = torch.arange(min(plan.batch_size, plan.micro_batch_size), device=device)
     task.randomness.rows, task.randomness.batch_size = slice(0, len(rows)), len(rows)
 
     def step() -> None:

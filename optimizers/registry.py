@@ -72,9 +72,9 @@ class OptimizerSpec:
        whose structure stays the same. `step_sizes`, if there, is the pair (raw, applied) that the curve shows
        in place of lr: the step before and after its cap, 0-dim.
      - `loss`: of the batch, 0-dim.
-     - `hparams`: all of the constructor's arguments by name. A float is a Python float where all runs agree, and else a
-       0-dim tensor, also within a tuple; `lr` is always a tensor. Anything else (flags, integers, None) is a plain
-       value, so that the function may branch on it.
+     - `hparams`: all of the constructor's arguments by name. `lr` is there and always a 0-dim tensor; any other
+       float is a Python float where all runs agree, and else a 0-dim tensor. Anything else (flags, integers, tuples,
+       None) is a plain value, so that the function may branch on it.
      - keywords: those of `STEP_KEYWORDS` that it names; computed from `grads` if None.
     """
 

@@ -246,21 +246,27 @@ class Heads(nn.Module):
         )
 
     def forward(self, tokens_BTd: Tensor) -> Tensor:
-        """Phi(X), shape (B,).
+        """Phi(X), shape (B,)."""
+        return model_outputs(tokens_BTd, self.W[None], self.U[None]).squeeze(1)
 
-        The textbook gradient of sum_s w_s v_s with respect to the logits, w_s (v_s - mean), cancels once one weight is
-        within rounding of 1. As in `tasks.attention.attended_mean`, the sum is therefore taken of differences to a
-        constant, here to the mean itself: rounded, it is then the value under the greatest weight, and needs no search.
-        """
-        W_dHd, U_Qd = side_by_side(self.W), by_row(self.U)
-        outputs = []
-        for tokens in pieces(tokens_BTd, len(self.W)):
-            weights_BSQ = attention_logits(tokens, W_dHd).softmax(1)
-            values_BSQ = (tokens.flatten(0, 1) @ U_Qd.T).view_as(weights_BSQ)
-            mean_B1Q = (weights_BSQ.detach() * values_BSQ.detach()).sum(1, keepdim=True)
-            rest_BQ = (weights_BSQ * (values_BSQ - mean_B1Q)).sum(1)
-            outputs.append((mean_B1Q.squeeze(1) + rest_BQ).sum(1))
-        return torch.cat(outputs) / sqrt(len(self.W))
+
+def model_outputs(tokens_BTd: Tensor, W_KHdd: Tensor, U_KHTd: Tensor) -> Tensor:
+    """Phi(X) at K points, shape (B, K): the heads of all points as those of one model.
+
+    The textbook gradient of sum_s w_s v_s with respect to the logits, w_s (v_s - mean), cancels once one weight is
+    within rounding of 1. As in `tasks.attention.attended_mean`, the sum is therefore taken of differences to a
+    constant, here to the mean itself: rounded, it is then the value under the greatest weight, and needs no search.
+    """
+    K, H, T, _ = U_KHTd.shape
+    W_dHd, U_Qd = side_by_side(W_KHdd.flatten(0, 1)), by_row(U_KHTd.flatten(0, 1))
+    parts = []
+    for tokens in pieces(tokens_BTd, K * H):
+        weights_BSQ = attention_logits(tokens, W_dHd).softmax(1)
+        values_BSQ = (tokens.flatten(0, 1) @ U_Qd.T).view_as(weights_BSQ)
+        mean_B1Q = (weights_BSQ.detach() * values_BSQ.detach()).sum(1, keepdim=True)
+        rest_BQ = (weights_BSQ * (values_BSQ - mean_B1Q)).sum(1)
+        parts.append((mean_B1Q.squeeze(1) + rest_BQ).view(-1, T, K, H).sum((1, 3)))
+    return torch.cat(parts) / sqrt(H)
 
 
 class MultiHeadClassifier(Task):
@@ -289,6 +295,13 @@ class MultiHeadClassifier(Task):
         tokens_BTd, signs_B, labels_B = batch
         output_B = self.heads(tokens_BTd)
         return Outcome(logistic_loss(signs_B * output_B).mean(), (output_B.detach() > 0).long(), labels_B)
+
+    def loss_at(self, weights: Mapping[str, Tensor], batch: Samples) -> Outcome:
+        """`loss` at K points."""
+        tokens_BTd, signs_B, labels_B = batch
+        output_KB = model_outputs(tokens_BTd, weights["heads.W"], weights["heads.U"]).T
+        loss_K = logistic_loss(signs_B * output_KB).mean(1)
+        return Outcome(loss_K, (output_KB.detach() > 0).long(), labels_B.expand_as(output_KB))
 
     def metrics(self) -> dict[str, Metric]:
         """Share of sequences on the right side of 0; 0 itself counts as label -1."""

@@ -738,7 +738,9 @@ def test_what_another_process_trains_is_waited_for(sweep, store, monkeypatch, tr
     answer = sweep(*FOUR, *LANES)
     assert answer.code == 0
     assert trained == []
-    assert "4/4 runs" in answer.err.splitlines()[-1]
+    assert answer.err.splitlines()[0] == "waiting for 4 runs that other processes train"
+    assert "4/4 runs" in answer.err.splitlines()[1]
+    assert answer.err.count("\n") == 2
 
 
 def test_what_another_process_gives_up_is_trained(sweep, store, monkeypatch, trained):
@@ -832,8 +834,9 @@ def test_a_run_that_bench_fit_trains_now_is_waited_for(sweep, store, monkeypatch
         folder.result.final = 0.5
         folder.end(keep_checkpoint=False)
 
-    monkeypatch.setattr(bench.sweep, "time", Asleep(ends))
-    assert sweep(*FOUR, "--engine", engine, "--width", 4).code == 0
+    monkeypatch.setattr(bench.sweep, "time", Asleep(lambda: None, ends))
+    answer = sweep(*FOUR, "--engine", engine, "--width", 4)
+    assert (answer.code, answer.err) == (0, "waiting for 1 runs that other processes train\n")
     assert Store(store).get(one.run_id).final == 0.5
     assert len(outcome(store)) == 4
 
@@ -1052,6 +1055,23 @@ def test_a_store_that_may_only_be_read(sweep, store, monkeypatch):
     assert (answer.code, last_line(answer)) == (
         2, f"cannot write to the store {store}: Read-only file system; choose another with --store DIR",
     )  # fmt: skip
+
+
+def test_a_store_that_cannot_be_made(sweep, monkeypatch, store):
+    made = Path.mkdir
+
+    def vanish(self: Path, *args: Any, **options: Any) -> None:
+        made(self, *args, **options)
+        if self.parent == store:
+            self.rmdir()
+
+    monkeypatch.setattr(Path, "mkdir", vanish)
+    answer = sweep(*FOUR, *LANES)
+    assert answer.code == 2
+    assert (
+        last_line(answer)
+        == f"cannot write to the store {store}: No such file or directory; choose another with --store DIR"
+    )
 
 
 def test_a_folder_for_the_output_that_is_none(cli, store, here):
