@@ -278,14 +278,10 @@ class Task(pl.LightningModule, ABC):
     @final
     @contextmanager
     def in_eval_mode(self, optimizer: Any) -> Iterator[None]:
-        """The model, and an optimizer that keeps other weights for evaluation (schedule-free methods), in eval mode."""
-        modes = [getattr(optimizer, mode, None) for mode in ("eval", "train")]
+        """The model, and an optimizer that keeps other weights for evaluation, in eval mode."""
         self.eval()
-        if modes[0]:
-            modes[0]()
-        yield
-        if modes[1]:
-            modes[1]()
+        with evaluation_weights(optimizer):
+            yield
         self.train()
 
     @final
@@ -314,6 +310,17 @@ class Task(pl.LightningModule, ABC):
         """Take up the position in the run."""
         self.steps_done = checkpoint["steps_done"]
         self.best_weights = checkpoint["best_weights"]
+
+
+@contextmanager
+def evaluation_weights(optimizer: Any) -> Iterator[None]:
+    """In eval mode an optimizer that keeps other weights for evaluation (schedule-free methods)."""
+    evaluate, train = (getattr(optimizer, mode, None) for mode in ("eval", "train"))
+    if evaluate:
+        evaluate()
+    yield
+    if train:
+        train()
 
 
 def once_known(loss: Tensor, params: Sequence[Tensor], evaluate: Callable[[], Tensor]) -> Callable[[], Tensor]:
@@ -376,7 +383,7 @@ class _Loop:
         """Keep the weights after so many steps for `measure`, if they are to be measured."""
         every = self.plan.measure_every
         if every and (done % every == 0 or done == self.plan.total_steps):
-            with self.task.in_eval_mode(self.optimizer):
+            with evaluation_weights(self.optimizer):  # not the model: walking through its modules takes longer
                 weights = {name: whole(p.detach()).clone() for name, p in self.named_parameters}
             self.noted.append((done, weights))
 

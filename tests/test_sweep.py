@@ -144,7 +144,20 @@ def tiny_task() -> Iterator[None]:
 
 
 def test_every_run_of_a_sweep_is_an_ordinary_run(cli, store, here):
-    words = ("--opt", "ngd,adam", "--opt.lr", "0.1,1", "--opt.adam.lr", "0.01,0.1", "--seeds", 2, "--engine", "lanes")
+    words = (
+        "--opt",
+        "ngd,adam",
+        "--opt.lr",
+        "0.1,1",
+        "--opt.adam.lr",
+        "0.01,0.1",
+        "--seeds",
+        2,
+        "--engine",
+        "lanes",
+        "--width",
+        4,
+    )
     named = strict_json(cli("sweep", *SMALL, *words, "--dry-run", "--json").out)
     answer = cli("sweep", *SMALL, *words, "--out", "here/below")
     assert answer.code == 0, answer.err
@@ -170,7 +183,7 @@ def test_every_run_of_a_sweep_is_an_ordinary_run(cli, store, here):
     typed = (
         "bench sweep --task synthetic --trainer.max_steps 20 --device cpu --opt ngd,adam --opt.lr 0.1,1 --opt.adam.lr"
     )
-    assert f"Made by `{typed} 0.01,0.1 --seeds 2 --engine lanes --out here/below`." in page
+    assert f"Made by `{typed} 0.01,0.1 --seeds 2 --engine lanes --width 4 --out here/below`." in page
     with (folder / "sensitivity.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert {row["run_id"]: float(row["final"]) for row in rows} == {run.run_id: run.final for run in runs.values()}
@@ -182,7 +195,7 @@ def test_every_run_of_a_sweep_is_an_ordinary_run(cli, store, here):
 
 
 def test_json_is_one_object_and_nothing_else(cli, store, here):
-    answer = cli("sweep", *SMALL, *FOUR, "--json")
+    answer = cli("sweep", *SMALL, *FOUR, *LANES, "--json")
     assert answer.code == 0
     assert answer.out.count("\n") == 1
     found = strict_json(answer.out)
@@ -217,7 +230,7 @@ def test_a_dry_run_lists_the_runs_and_writes_nothing(cli, store, here):
 
 
 def test_the_same_command_trains_nothing_again(sweep, store, trained):
-    first = sweep(*FOUR)
+    first = sweep(*FOUR, *LANES)
     assert trained
     trained.clear()
     before = outcome(store)
@@ -228,7 +241,7 @@ def test_the_same_command_trains_nothing_again(sweep, store, trained):
 
 
 def test_stored_runs_are_shown_without_what_trains(sweep, store, here):
-    sweep(*FOUR)
+    sweep(*FOUR, *LANES)
     words = ["sweep", *map(str, SMALL), *map(str, FOUR), "--store", str(store)]
     code = f"import sys; from bench.cli import _dispatch; _dispatch({words}); assert not {{'torch', 'lightning'}} & set(sys.modules)"
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True)
@@ -236,9 +249,9 @@ def test_stored_runs_are_shown_without_what_trains(sweep, store, here):
 
 
 def test_a_wider_grid_trains_what_is_new(sweep, store, trained):
-    sweep(*FOUR, "--engine", "lanes")
+    sweep(*FOUR, *LANES)
     trained.clear()
-    answer = sweep("--opt", "ngd,gd", "--opt.lr", "0.1,0.5,1", "--seeds", 3, "--engine", "lanes")
+    answer = sweep("--opt", "ngd,gd", "--opt.lr", "0.1,0.5,1", "--seeds", 3, *LANES)
     assert "4 of 18 runs are stored\n" in answer.err
     new = [run_id for block in trained for run_id in block]
     wide = {config.run_id for config in configs_of(store, "ngd,gd", "0.1,0.5,1", "3")}
@@ -247,7 +260,7 @@ def test_a_wider_grid_trains_what_is_new(sweep, store, trained):
 
 
 def test_lanes_with_different_budgets_end_on_their_own(sweep, store):
-    answer = sweep(*FOUR, "--trainer.max_steps", "10,15", "--engine", "lanes", "--json")
+    answer = sweep(*FOUR, "--trainer.max_steps", "10,15", *LANES, "--json")
     assert strict_json(answer.out)["varied"] == ["trainer.max_steps", "opt.lr"]
     steps = Counter((run.config["trainer"]["max_steps"], run.steps) for run in Store(store).runs())
     assert steps == {(10, 10): 4, (15, 15): 4}
@@ -266,7 +279,7 @@ def test_a_lane_that_converges_or_diverges_ends_early_and_the_others_go_on(sweep
 
 def test_both_engines_give_the_same_results(sweep, store, tmp_path):
     words = ("--opt", "ngd,ps,adam", "--opt.lr", "0.1", "--seeds", "3,5")
-    assert sweep(*words, "--engine", "lanes").code == 0
+    assert sweep(*words, *LANES).code == 0
     assert sweep(*words, "--engine", "lightning", "--store", tmp_path / "alone").code == 0
     together, alone = outcome(store), outcome(tmp_path / "alone")
     assert together.keys() == alone.keys()
@@ -338,10 +351,10 @@ def test_what_is_left_of_one_optimizer_does_not_decide_for_the_others(sweep, sec
     assert sorted(map(len, trained)) == [2, 10]
 
 
-@pytest.mark.parametrize(("memory", "widths"), [("200", [2, 2, 2, 2]), ("100K", [8])])
+@pytest.mark.parametrize(("memory", "widths"), [("2.5G", [2, 2, 2, 2]), ("100G", [8])])
 def test_memory_bounds_the_width(sweep, seconds, trained, monkeypatch, memory, widths):
     seconds(1e-3, 1e-4)
-    monkeypatch.setattr(bench.sweep, "watch_peak", lambda device: nullcontext(Peak(800)))
+    monkeypatch.setattr(bench.sweep, "watch_peak", lambda device: nullcontext(Peak(8 * 2**30)))
     monkeypatch.setattr(bench.sweep, "_WIDTHS", (8,))
     sweep("--opt", "ngd", "--opt.lr", "0.01:1:4", "--seeds", 2, "--memory", memory)
     assert list(map(len, trained)) == widths
@@ -763,7 +776,7 @@ def test_a_block_that_another_process_has_just_trained_is_not_trained_again(swee
     sweep(*FOUR, *LANES)
     before = {path: path.stat().st_mtime_ns for path in store.rglob("*")}
     (grid,) = blocks(configs_of(store), 4)
-    with pytest.raises(RunBusy, match="has just trained"):
+    with pytest.raises(RunBusy, match="or has just done so"):
         bench.sweep.train_block(grid, bench.sweep.StopRequest(), SweepProgress("", max))
     assert {path: path.stat().st_mtime_ns for path in store.rglob("*")} == before
 
