@@ -244,7 +244,7 @@ class Recorder(Watcher):
 
     def _report(self, which: str, task: Task) -> float | None:
         """Record the metrics of the present weights on the reporting split; None if they are not finite."""
-        return self.watch.reported(which, task.evaluate(self.result.split))
+        return self.watch.reported(which, task.evaluate(self.result.split, best=which == "best"))
 
     def _validate(self, task: Task) -> None:
         with self.aside():

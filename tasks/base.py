@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.func import functional_call, vmap
 from torch.optim import Optimizer
-from torchmetrics import MeanMetric, Metric, MetricCollection
+from torchmetrics import Metric, MetricCollection
 
 from optimizers.global_norm import global_norm
 from tasks.dropout import BatchRandomness, use_batch_dropout
@@ -246,32 +246,30 @@ class Task(pl.LightningModule, ABC):
 
     @final
     @torch.no_grad()
-    def evaluate(self, split: str) -> dict[str, float]:
+    def evaluate(self, split: str, *, best: bool = False) -> dict[str, float]:
         """Loss and metrics over a whole split, in eval mode; every rank computes all of it.
 
         Args:
             split: a key of `data.sizes`.
+            best: the weights are those of `load_best_weights`, which are for evaluation already.
 
         Returns:
             Values by name, "loss" among them, and "excess", the loss above its infimum, where `data.loss_offset` has that
             of the split. They may be infinite or NaN if the weights are.
         """
         metrics = MetricCollection(dict(self.metrics())).to(self.device)
-        loss = (
-            MeanMetric(nan_strategy="disable")
-            .to(self.device)
-            .set_dtype(torch.float64 if self.device.type != "mps" else torch.float32)
-        )
-        for metric in (*metrics.values(), loss):
+        # In float64, where the device has it. Not torchmetrics' mean, which without its check for NaN forgets the weights.
+        total = torch.zeros((), dtype=torch.float32 if self.device.type == "mps" else torch.float64, device=self.device)
+        for metric in metrics.values():
             metric.sync_on_compute = False
         size = self.plan.evaluation_batch_size
-        with self.in_eval_mode(self.optimizers(use_pl_optimizer=False)):
+        with self.in_eval_mode(None if best else self.optimizers(use_pl_optimizer=False)):
             for start in range(0, self.data.sizes[split], size):
                 with self.trainer.precision_plugin.forward_context():
                     outcome = self.loss(self.data.batch(split, slice(start, start + size)))
-                loss.update(outcome.loss, len(outcome.labels))
+                total += outcome.loss.to(total) * len(outcome.labels)
                 metrics.update(outcome.predictions, outcome.labels)
-        mean, offset = float(loss.compute()), self.data.loss_offset.get(split)
+        mean, offset = float(total) / self.data.sizes[split], self.data.loss_offset.get(split)
         values = {"loss": mean} if offset is None else {"loss": mean + offset, "excess": mean}
         return values | {name: float(value) for name, value in metrics.compute().items()}
 
@@ -287,8 +285,9 @@ class Task(pl.LightningModule, ABC):
     @final
     @torch.no_grad()
     def keep_best_weights(self) -> None:
-        """Remember the present weights as the best on the selection split."""
-        self.best_weights = {name: value.detach().clone() for name, value in self.state_dict().items()}
+        """Remember the present weights, as they are evaluated, as the best on the selection split."""
+        with evaluation_weights(self.optimizers(use_pl_optimizer=False)):
+            self.best_weights = {name: value.detach().clone() for name, value in self.state_dict().items()}
 
     @final
     @torch.no_grad()

@@ -570,7 +570,9 @@ def opt(spec: OptimizerSpec, monkeypatch: pytest.MonkeyPatch) -> str:
     return spec.name
 
 
-DRAWN = {"task__dropout": 0.2, "trainer__gradient_clip_val": 0.2, "data_seed": 7}
+DRAWN = {
+    "task__dropout": 0.2, "trainer__gradient_clip_val": 0.2, "trainer__micro_batch_size": 4, "data_seed": 7,
+}  # fmt: skip
 RUNS = [*((spec, {}) for spec in OTHERS), *((spec, DRAWN) for spec in (*AT_ONCE, *ONE_BY_ONE))]
 
 
@@ -586,6 +588,15 @@ def test_lanes_of_any_optimizer_are_the_runs_that_fit_makes(
     assert gap(lanes[-1], fit(grid[-1][-1])) < 1e-9  # another problem, other hyperparameters
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("spec", [other("sam", "tests.test_lanes:Sam", again=True)], ids=way_of)
+def test_a_vit_too_is_evaluated_again_where_a_lane_is(
+    spec: OptimizerSpec, opt: str, dropout: float, store: Path
+) -> None:
+    grid = block(store, "tiny", opt, lrs(0.001, 0.01), trainer__max_steps=10, task__dropout=dropout)
+    assert gap(lanes_of(grid), fits(grid)) < 1e-9
+
+
 @pytest.mark.parametrize("spec", [AVERAGED], ids=["averaged"])
 def test_weights_for_evaluation_are_what_is_measured_validated_and_kept_as_best(
     spec: OptimizerSpec, opt: str, store: Path
@@ -594,7 +605,7 @@ def test_weights_for_evaluation_are_what_is_measured_validated_and_kept_as_best(
     lanes = lanes_of(grid)
     for lane, alone in zip(lanes, fits(grid), strict=True):
         records = [told["record"] for told in (lane, alone)]
-        best, _ = ((record.pop("best"), record["metrics"].pop("best")) for record in records)
+        best = records[0]["best"], records[0]["metrics"]["best"]
         assert gap(lane, alone) < 1e-9
         ended = {"trainer__max_steps": records[0]["best_step"], "seeds": (records[0]["config"]["seed"],)}
         lr = records[0]["config"]["opt_options"]["lr"]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from torch import Tensor
 
-from tasks.max_margin import NO_MARGIN, AttentionSVM, attention_svm, separator, solve
+from tasks.max_margin import NO_MARGIN, AttentionSVM, attention_svm, fact, or_reason, separator, solve
 
 SHAPES = [
     (1, 2, 1),
@@ -310,3 +310,29 @@ def test_arguments_that_do_not_fit_are_refused() -> None:
     for labels in (torch.ones(2), torch.tensor([0, 1, 1]), torch.tensor([1, -1, 2])):
         with pytest.raises(ValueError, match="3 numbers"):
             separator(tokens[:, 0], labels)
+
+
+# -- answers for a run's record ---------------------------------------------------------------------------------------
+
+
+def test_a_problem_without_an_answer_gives_the_reason() -> None:
+    def solve_hopeless() -> None:
+        raise ArithmeticError("no luck")
+
+    assert or_reason(3001, lambda: None) == "not solved: 3001 constraints are more than 3000"
+    assert or_reason(3000, lambda: None) == "infeasible: no direction meets all constraints"
+    assert or_reason(1, solve_hopeless) == "not solved: no luck"
+    assert fact("not solved: no luck") == {"solved": False, "reason": "not solved: no luck"}
+
+
+def test_an_answer_is_kept_as_plain_numbers() -> None:
+    tokens, optimal = draw("normal", 3, 3, 5, seed=1)
+    both = or_reason(6, lambda: attention_svm(tokens, optimal)), separator(tokens[:, 0], torch.ones(3))
+    for found in both:
+        assert found is not None
+        assert not isinstance(found, str)
+        known = fact(found)
+        assert {name: type(value) for name, value in known.items()} == {
+            "solved": bool, "norm": float, "support": int, "violation": float, "duality_gap": float
+        }  # fmt: skip
+        assert known["norm"] == pytest.approx(float(found[0].norm()), rel=1e-12)
