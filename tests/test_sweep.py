@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 import warnings
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -523,8 +524,6 @@ def test_a_lane_that_does_not_fit_alone_may_fit_without_lanes(sweep, store, brea
 
 
 def test_a_block_leaves_no_weights_behind(sweep, monkeypatch):
-    import weakref
-
     kept: list[weakref.ref[torch.Tensor]] = []
     make = bench.lane_runs.make_lanes
 
