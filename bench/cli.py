@@ -288,10 +288,10 @@ def _sweep(words: list[str]) -> int:
         progress.say(f"bench: {len(runs)} runs")
         return 0
     from bench import sensitivity
-    from bench.reproduce import _make as make_folder
+    from bench.reproduce import make_output
 
     folder = args.out or Path("swept") / configs[0].task
-    make_folder(folder)  # before hours of training
+    make_output(folder)  # before hours of training
     store = Store(args.store)
     results = [result for config in configs if (result := store.finished(config.run_id))]
     if len(results) == len(configs):

@@ -184,7 +184,7 @@ def reproduce(
     points = [
         (point, *planned(full.at(point))) for point in (full.search.points if version.search and full.search else [])
     ]
-    _make(folder)
+    make_output(folder)
     if not train(todo, say):
         return None
     arms, records, without = collect(todo)
@@ -207,7 +207,7 @@ def reproduce(
     return result
 
 
-def _make(folder: Path) -> None:
+def make_output(folder: Path) -> None:
     """Make the output's folder, and find out before hours of training whether it can be written."""
     probe = folder / f"probe-{uuid4().hex}.tmp"
     try:
