@@ -329,6 +329,8 @@ class _RawTable:
 
 
 def _folders(store: Path) -> list[Path]:
+    if not store.is_dir():
+        return []  # what writes to it says so
     with os.scandir(store) as entries:
         return sorted(store / entry.name for entry in entries if entry.name.startswith(_PREFIX) and entry.is_dir())
 

@@ -45,6 +45,8 @@ class Point:
         median: of the final metric; the worst of the other seeds if exactly half diverged.
         quartiles: lower and upper; between them lies the middle half of the seeds.
         interval: of the median, by order statistics: at least 95 % whatever the distribution; None below 6 seeds.
+        choice: median of the last evaluation during training, on the selection split: by it the best is chosen, so that
+            the test set has no part in that; None where runs keep no evaluations.
     """
 
     x: Any
@@ -53,6 +55,7 @@ class Point:
     median: End
     quartiles: tuple[End, End]
     interval: tuple[End, End] | None
+    choice: End = None
 
 
 @dataclass(frozen=True)
@@ -138,20 +141,21 @@ def analyse(results: Sequence[RunResult], varied: Sequence[str], mode: Literal["
         axes = dict.fromkeys(axes, _axis([own for own, _ in ended], varied))
     numeric = all(axis.numeric for axis in axes.values())
     above = all(run.metric == "loss" and _excess(run) is not None for _, run in ended if run.final is not None)
-    groups: dict[tuple[Any, ...], dict[Any, list[End]]] = {}
+    groups: dict[tuple[Any, ...], dict[Any, list[tuple[End, End]]]] = {}
     for own, result in ended:
         axis = axes[own["opt"]]
         key = own["opt"], *(f"{name.rpartition('.')[2]} {_text(own.get(name))}" for name in axis.others)
         at = own[axis.x] if numeric else _text(own.get(axis.x))
         final = _excess(result) if above else result.final
-        groups.setdefault(key, {}).setdefault(at, []).append(None if result.status == "diverged" else final)
+        ends = (None, None) if result.status == "diverged" else (final, _selected(result, above))
+        groups.setdefault(key, {}).setdefault(at, []).append(ends)
     curves = []
     for key, finals in groups.items():
         points = [_point(at, finals[at], mode) for at in (sorted(finals) if numeric else finals)]
         least = CONVERGED if above else -math.inf
         curves.append(_curve(", ".join(key), axes[key[0]].x, points, mode, numeric, least))
     xs = [point.x for curve in curves for point in curve.points] if numeric else [0]
-    log = min(xs) > 0 and max(xs) > 10 * min(xs)
+    log = min(xs) > 0 and max(xs) > 9.99 * min(xs)  # a decade or more
     x = " or ".join(dict.fromkeys(axis.x for axis in axes.values()))
     return Sensitivity(results, varied, mode, x, numeric, log, curves, above)
 
@@ -166,6 +170,7 @@ class _Axis(NamedTuple):
 
 def _axis(settings: Sequence[Mapping[str, Any]], varied: Sequence[str]) -> _Axis:
     there = [name for name in varied if name != "opt" and any(name in own for own in settings)]
+    there.sort(key=lambda name: (name != "opt.lr", not name.startswith("opt.")))  # what a sweep is mostly about
     values = {name: dict.fromkeys(_hashable(own.get(name)) for own in settings) for name in there}
     several = [name for name in values if len(values[name]) > 1]
     numbers = [name for name in values if all(map(_is_number, values[name]))]
@@ -189,8 +194,13 @@ def _excess(run: RunResult) -> float | None:
     return run.metrics.get("final", {}).get("excess")
 
 
-def _point(x: Any, finals: Sequence[End], mode: str) -> Point:
+def _selected(run: RunResult, above: bool) -> float | None:
+    return run.validations[-1].get("excess" if above else run.metric) if run.validations else None
+
+
+def _point(x: Any, ends_of_runs: Sequence[tuple[End, End]], mode: str) -> Point:
     sign = 1 if mode == "min" else -1
+    finals, selected = zip(*ends_of_runs, strict=True)
     badness = sorted(math.inf if final is None else sign * final for final in finals)
     n = len(badness)
 
@@ -207,11 +217,16 @@ def _point(x: Any, finals: Sequence[End], mode: str) -> Point:
     # The median lies outside of k-th best and k-th worst only if fewer than k of n fair coins show heads, or tails.
     k = int((bdtr(np.arange(n), n, 0.5) <= 0.025).sum())
     interval = ends(end(badness[k - 1]), end(badness[n - k])) if k else None
-    return Point(x, n, finals.count(None), quantile(0.5), ends(quantile(0.25), quantile(0.75)), interval)
+    quartiles, median = ends(quantile(0.25), quantile(0.75)), quantile(0.5)
+    if selected == finals or all(value is None for value in selected):
+        return Point(x, n, finals.count(None), median, quartiles, interval)
+    badness = sorted(math.inf if value is None else sign * value for value in selected)
+    return Point(x, n, finals.count(None), median, quartiles, interval, quantile(0.5))
 
 
 def _curve(name: str, x: str, points: list[Point], mode: str, numeric: bool, least: float) -> Curve:
-    medians = [None if point.median is None else max(point.median, least) for point in points]
+    by = [point.median if point.choice is None else point.choice for point in points]
+    medians = [None if median is None else max(median, least) for median in by]
     there = [median for median in medians if median is not None]
     if not there:
         return Curve(name, x, points, None, None)
@@ -281,11 +296,14 @@ def _notes(sweep: Sensitivity) -> list[str]:
     count = Counter(run.status for run in sweep.results)
     out = ", ".join(f"{n} {status}" for status, n in count.items() if status not in FINISHED)
     fine = f"note: losses less than {CONVERGED:g} above the infimum count as equal (our rule)"
+    apart = "note: the best was chosen on the last evaluation during training, not on what is shown"
+    other = any(point.choice is not None for curve in sweep.curves for point in curve.points)
     late = f"note: runs that count as they were at the time limit: {count['timeout']}"
     return (
         [f"note: runs left out, since they have not ended: {out}"] * bool(out)
         + [late] * bool(count["timeout"])
         + [fine] * sweep.above_infimum
+        + [apart] * other
     )
 
 
@@ -319,12 +337,14 @@ def write(folder: Path, sweep: Sensitivity, command: str = "bench sweep") -> lis
         md.write_text(_page(sweep, command), "utf-8")
         with table.open("w", encoding="utf-8", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
-            writer.writerow([*names, *facts])
+            writer.writerow([*names, *facts, "final_excess"])
             for result in sweep.results:
                 own = settings_of(result.config)
-                writer.writerow([*(own.get(name) for name in names), *(getattr(result, fact) for fact in facts)])
+                writer.writerow(
+                    [*(own.get(name) for name in names), *(getattr(result, fact) for fact in facts), _excess(result)]
+                )
         with drawing.house_style():
-            figure = make(sweep)
+            figure = make(sweep, CONVERGED)
             for path, fact in ((png, "Software"), (pdf, "CreationDate")):
                 image = BytesIO()  # matplotlib's own writing of a PDF fails without an OSError on a full disk
                 figure.savefig(image, format=path.suffix[1:], dpi=drawing.DPI, metadata={fact: None})

@@ -15,14 +15,18 @@ if TYPE_CHECKING:
     from bench.sensitivity import Curve, Sensitivity
 
 
-def make(sweep: "Sensitivity") -> "Figure":
-    """The figure, not yet written: the final metric above, the share of diverged seeds below."""
+def make(sweep: "Sensitivity", least: float = 0.0) -> "Figure":
+    """The figure, not yet written: the final metric above, the share of diverged seeds below.
+
+    Values above an infimum are shown down to `least`.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     points = [point for curve in sweep.curves for point in curve.points]
     ends = [end for p in points if p.median is not None for end in (p.median, *p.quartiles) if end is not None]
-    numbers = np.clip(ends or [0.5], -1e199, 1e199)  # what matplotlib can put ticks around
+    # What matplotlib can put ticks around; and losses that are as good as at their infimum are not told apart.
+    numbers = np.clip(ends or [0.5], least if sweep.above_infimum else -1e150, 1e150)
     positive = numbers[numbers > 1e-300]
     log = bool(sweep.mode == "min" and min(numbers) >= 0 and positive.size and max(positive) > 10 * min(positive))
     place = {x: x if sweep.numeric else i for i, x in enumerate(dict.fromkeys(point.x for point in points))}
@@ -57,7 +61,9 @@ def make(sweep: "Sensitivity") -> "Figure":
         figure.align_labels()
         seeds = " to ".join(map(str, sorted({min(p.seeds for p in points), max(p.seeds for p in points)})))
         text = f"Lines: median over {seeds} seeds, with any that diverged as worst; bands: middle half of the seeds; rings: best."
-        if log and len(positive) < len(numbers):
+        if sweep.above_infimum and min(ends, default=1) < least:
+            text += f" Values below {least:g} are drawn there."
+        elif log and len(positive) < len(numbers):
             text += " Values of 0 are drawn at the lower edge."
         text = drawing.wrap_text(figure, text, drawing.SMALL, width - 0.1)
         artists = drawing.add_legend(figure, handles), figure.supxlabel(text, x=0.05 / width, ha="left", color="0.25")

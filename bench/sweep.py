@@ -170,8 +170,8 @@ class Choices:
             self.say(f"{first.task}: one run after the other, since memory is short")
         elif self.engine == "auto" and not pays:
             self.say(
-                f"{first.task}: one run after the other, since {width} lanes together take {best / alone:.2g} times as long"
-                " for a step of each (--engine lanes uses lanes all the same)"
+                f"{first.task}: one run after the other, since a step in lanes (at best {width} at once) takes {best / alone:.2g} times as long"
+                " (--engine lanes uses lanes all the same)"
             )
         else:
             self.say(
@@ -203,14 +203,14 @@ class Choices:
             begun = time.perf_counter()
             update()
             update()  # the first step has no state yet, which is another program
-            compiling = (time.perf_counter() - begun) * len(sizes)  # each size is a program of its own
+            compiling = (time.perf_counter() - begun) * (len(sizes) - 1)  # of other sizes; this one is there now
             compiled = _seconds(update)
         except Exception as error:  # whatever a compiler may lack on this machine
             self.say(f"{spec.name}: torch.compile does not work here ({first_line(error)}); going on without it")
             return False
         pays = share * (plain - compiled) > compiling
         self.say(
-            f"{spec.name}: torch.compile makes the update {plain / compiled:.2g} times as fast, in {compiling:.0f} s;"
+            f"{spec.name}: torch.compile makes the update {plain / compiled:.2g} times as fast, and {compiling:.0f} s more of compiling;"
             f" {'used' if pays else 'not used'} for {share * plain:,.0f} s of updates"
         )
         return pays

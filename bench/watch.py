@@ -123,7 +123,7 @@ class Watch:
         elif seen.median > DIVERGED_FACTOR * (1 + abs(self.first_loss)):
             self.diverged(f"the loss grew from {self.first_loss:.3g} to {seen.median:.3g} by step {result.steps}")
         elif self.full_batch and seen.last_norm == 0:
-            result.status, result.reason = "completed", "converged: the gradient is 0 in this precision"
+            result.status, result.reason = "completed", "converged: the norm of the gradient is 0 in this precision"
 
     def validated(self, values: Mapping[str, float]) -> bool:
         """Note the values on the selection split; True if these weights are the best so far."""

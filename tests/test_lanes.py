@@ -678,7 +678,7 @@ def test_a_converged_lane_keeps_its_final_weights_while_the_block_goes_on(store:
     lanes = [{"lr": 0.3, "momentum": 0.9}, {"lr": 0.001, "momentum": 0.9}]  # momentum moves weights without a gradient
     grid = block(store, "hinge", "gd", lanes, seeds=(0,), trainer__max_steps=120)
     converged, other = lanes_of(grid)
-    assert converged["record"]["reason"] == "converged: the gradient is 0 in this precision"
+    assert converged["record"]["reason"] == "converged: the norm of the gradient is 0 in this precision"
     assert converged["record"]["steps"] < other["record"]["steps"] == 120
     assert [lane["record"]["status"] for lane in (converged, other)] == ["completed"] * 2
     for lane, alone in zip((converged, other), fits(grid), strict=True):

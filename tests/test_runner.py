@@ -105,7 +105,7 @@ def test_the_polyak_step_of_the_curve_is_that_of_loss_norm_and_known_minimum(sto
 
 def test_polyak_goes_on_until_the_gradient_is_zero_in_float64_and_says_so(store: Path) -> None:
     result = fit(store, "synthetic", "ps", opt__c=1.0)
-    assert (result.status, result.reason) == ("completed", "converged: the gradient is 0 in this precision")
+    assert (result.status, result.reason) == ("completed", "converged: the norm of the gradient is 0 in this precision")
     assert 300 < result.steps < 600
     rows = curve(store, result)
     assert all(value is not None for row in rows for value in row.values())

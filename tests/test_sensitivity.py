@@ -155,9 +155,9 @@ def test_nothing_is_best_where_most_diverged():
 
 
 @pytest.mark.parametrize(
-    ("values", "log"), [((1.0, 10.0), False), ((1.0, 10.1), True), ((0.0, 100.0), False), ((1, 20), True)]
+    ("values", "log"), [((1.0, 9.0), False), ((1.0, 10.0), True), ((0.0, 100.0), False), ((1, 20), True)]
 )
-def test_x_is_logarithmic_where_it_is_positive_and_spans_more_than_a_decade(values, log):
+def test_x_is_logarithmic_where_it_is_positive_and_spans_a_decade(values, log):
     assert analyse([one for v in values for one in at(v, 1.0)], ["opt.lr"], "min").log == log
 
 
@@ -293,8 +293,8 @@ def test_json_is_strict_and_says_what_the_table_says():
         "curves": [{
             "name": "gd", "x": "opt.lr", "best": 0, "usable": [0, 0], "at_edge": True, "may_be_wider": True,
             "points": [
-                {"x": 0.1, "seeds": 2, "diverged": 0, "median": 1.5, "quartiles": [1, 2], "interval": None},
-                {"x": 0.2, "seeds": 2, "diverged": 2, "median": None, "quartiles": [None, None], "interval": None},
+                {"x": 0.1, "seeds": 2, "diverged": 0, "median": 1.5, "quartiles": [1, 2], "interval": None, "choice": None},
+                {"x": 0.2, "seeds": 2, "diverged": 2, "median": None, "quartiles": [None, None], "interval": None, "choice": None},
             ],
         }],
     }  # fmt: skip
@@ -313,7 +313,7 @@ def test_files_are_written_and_the_same_every_time(tmp_path, mode):
     with table.open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == len(sweep.results)
-    names = ["opt", "opt.lr", "seed", "status", "final", "best", "steps_to_target", "run_id"]
+    names = ["opt", "opt.lr", "seed", "status", "final", "best", "steps_to_target", "run_id", "final_excess"]
     assert list(rows[0]) == names
     for row, result in zip(rows, sweep.results, strict=True):
         assert float(row["opt.lr"]) == result.config["opt_options"]["lr"]
@@ -457,3 +457,20 @@ def test_optimizers_that_vary_different_settings_go_over_their_own(tmp_path):
     assert sweep.x == "opt.lr or opt.max_step"
     assert "best opt.max_step 0.5: median train loss 3" in "\n".join(lines(sweep))
     assert all(path.is_file() for path in write(tmp_path, sweep))
+
+
+def test_the_best_is_chosen_on_the_selection_split_and_shown_on_the_other():
+    results = at(0.1, 0.5, 0.6, opt="gd") + at(1.0, 0.4, 0.4, opt="gd")  # better on the test set
+    for result, value in zip(results, (0.1, 0.2, 0.3, 0.3), strict=True):
+        result.validations = [{"step": 1, "train_s": 0.0, result.metric: value}]
+    sweep = analyse(results, ["opt.lr"], "min")
+    (curve,) = sweep.curves
+    assert [(p.median, round(p.choice, 6)) for p in curve.points] == [(0.55, 0.15), (0.4, 0.3)]
+    assert (curve.best, curve.usable) == (0, (0, 1))
+    assert any("chosen on the last evaluation during training" in line for line in lines(sweep))
+
+
+def test_the_learning_rate_is_the_axis_before_other_settings():
+    results = [run("gd", 0, 1.0, opt__lr=lr, task__d=d) for lr in (0.1, 1.0) for d in (2, 4)]
+    sweep = analyse(results, ["task.d", "opt.lr"], "min")
+    assert (sweep.x, sweep.log, [curve.name for curve in sweep.curves]) == ("opt.lr", True, ["gd, d 2", "gd, d 4"])

@@ -152,7 +152,7 @@ def test_a_step_that_is_not_finite_ends_the_run_there() -> None:
 
 @pytest.mark.parametrize(
     ("full_batch", "status", "reason"),
-    [(True, "completed", "converged: the gradient is 0 in this precision"), (False, "running", None)],
+    [(True, "completed", "converged: the norm of the gradient is 0 in this precision"), (False, "running", None)],
 )
 def test_a_zero_gradient_is_the_end_in_the_full_batch_only(full_batch: bool, status: str, reason: str | None) -> None:
     run = watch(full_batch)
