@@ -295,7 +295,7 @@ def _summary(sweep: Sensitivity, curve: Curve) -> list[str]:
 def _notes(sweep: Sensitivity) -> list[str]:
     count = Counter(run.status for run in sweep.results)
     out = ", ".join(f"{n} {status}" for status, n in count.items() if status not in FINISHED)
-    fine = f"note: losses less than {CONVERGED:g} above the infimum count as equal (our rule)"
+    fine = f"note: losses less than {CONVERGED:g} above the infimum count as equal, and the middle of equals is the best (our rule)"
     apart = "note: the best was chosen on the last evaluation during training, not on what is shown"
     other = any(point.choice is not None for curve in sweep.curves for point in curve.points)
     late = f"note: runs that count as they were at the time limit: {count['timeout']}"
