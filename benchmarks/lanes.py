@@ -154,7 +154,7 @@ def as_lanes(configs: Grid) -> Timed:
         with progress.showing(len(configs)):
             results = train_block(configs, StopRequest(), progress)
         assert results is not None
-        assert {result.steps for result in results} == {configs[0][0].trainer.max_steps}
+        assert max(result.steps for result in results) == configs[0][0].trainer.max_steps
         rmtree(configs[0][0].store)
         return sum(result.train_s for result in results)
 

@@ -16,7 +16,6 @@ def to_local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor  # type: ignore[operator]
 
 
-@torch.no_grad()
 def global_norm(tensors: Sequence[Tensor]) -> Tensor:
     """Euclidean norm of all elements of all tensors together.
 
@@ -33,7 +32,13 @@ def global_norm(tensors: Sequence[Tensor]) -> Tensor:
         return torch.zeros(())
     first = tensors[0]
     if len(tensors) == 1 and first.numel() < 16 * _ROW and not hasattr(first, "to_local"):
-        return torch.linalg.vector_norm(first, dtype=scalar_dtype(first.dtype))
+        # A small model's step notices how long `no_grad` takes.
+        return torch.linalg.vector_norm(first.detach(), dtype=scalar_dtype(first.dtype))
+    return _global_norm(tensors)
+
+
+@torch.no_grad()
+def _global_norm(tensors: Sequence[Tensor]) -> Tensor:
     dtype = scalar_dtype(max((t.dtype for t in tensors), key=lambda d: torch.finfo(d).bits))
     by_device: dict[torch.device, list[Tensor]] = {}
     shards: dict[object, list[Tensor]] = {}  # by mesh
