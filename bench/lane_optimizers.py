@@ -50,7 +50,7 @@ class Together:
             values = [hparams[name] for hparams in given]
             self.hparams[name], differs[name] = _gathered(values, first, always=name == "lr")
         self.keywords = sorted(spec.update_keywords)
-        self.update = _for_all(spec.pure_update, tuple(self.keywords), _Dims(differs), compiled)
+        self.update = _for_all(spec.pure_update, tuple(self.keywords), tuple(differs.items()), compiled)
 
     @torch.no_grad()
     def step(self, loss: Tensor, grads: Weights, norms: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -93,15 +93,10 @@ class Together:
         self.state = tree_map(lambda x: x.to(self.hparams["lr"].device), state)
 
 
-class _Dims(dict[str, Any]):
-    """`in_dims` of hyperparameters by name; hashable, since nobody changes them."""
-
-    def __hash__(self) -> int:  # type: ignore[override]
-        return hash(repr(self))
-
-
 @cache
-def _for_all(update: Callable[..., Any], keywords: Sequence[str], differs: _Dims, compiled: bool) -> Callable[..., Any]:
+def _for_all(
+    update: Callable[..., Any], keywords: Sequence[str], differs: tuple[tuple[str, Any], ...], compiled: bool
+) -> Callable[..., Any]:
     """The pure update of one run, for all lanes; the same function for all blocks, so that it is compiled once."""
 
     def one(grads: Any, state: Any, params: Any, loss: Any, hparams: Any, norms: Any) -> Any:
