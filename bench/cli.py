@@ -241,7 +241,9 @@ def _sweep(words: list[str]) -> int:
     parser.add_argument(
         "--memory", default="80%", help="what lanes may take: a share of what is free, or a size (default 80%%)"
     )
-    parser.add_argument("--width", type=int, help="lanes at once, at most (default: measured)")
+    parser.add_argument(
+        "--width", type=int, help="lanes at once; nothing is measured then, and auto takes lanes (default: measured)"
+    )
     parser.add_argument("--out", type=Path, help="where table and plot go (default: swept/TASK)")
     parser.add_argument("--device", default="auto", help="cpu, cuda, mps or auto (default auto)")
     parser.add_argument("--precision", help="32-true or 64-true as lanes; the task's own by default")
