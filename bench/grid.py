@@ -57,7 +57,7 @@ def configurations(
             raise UserError(
                 f"--{option}: {name} has no such option; write --opt.{having[0]}{option[3:]} to give it to {having[0]} alone"
             )
-        values = {key: _values(key, value, task, name) for key, value in settings.items()}
+        values = {key: _once(values_of(key, value, task, name)) for key, value in settings.items()}
         if not any(key.startswith("opt.") and len(several) > 1 for key, several in values.items()):
             for key, span in OPTIMIZERS[name].search.items():
                 values.setdefault(f"opt.{key}", log_grid(span.low, span.high, DEFAULT_POINTS))
@@ -109,8 +109,13 @@ def read_seeds(text: str) -> list[int]:
 
 
 def log_grid(low: float, high: float, points: int) -> list[float]:
-    """Values from low to high, even in the logarithm, rounded to four digits so that they can be typed again."""
-    return [float(f"{low * (high / low) ** (i / (points - 1)):.4g}") for i in range(points)]
+    """Values from low to high, even in the logarithm, as they can be typed again."""
+    return [typed(low * (high / low) ** (i / (points - 1))) for i in range(points)]
+
+
+def typed(value: float) -> float:
+    """The value rounded to four digits, so that it can be typed again."""
+    return float(f"{value:.4g}")
 
 
 def _by_optimizer(words: Mapping[str, Any], names: Sequence[str]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
@@ -129,8 +134,18 @@ def _by_optimizer(words: Mapping[str, Any], names: Sequence[str]) -> tuple[dict[
     return common, own
 
 
-def _values(key: str, raw: Any, task: str, opt: str) -> Sequence[Any]:
-    """The values that a word stands for; most stand for themselves."""
+def values_of(key: str, raw: Any, task: str, opt: str) -> list[Any]:
+    """The values that a setting stands for, a grid's or a list's; most stand for themselves.
+
+    Args:
+        key: the setting, in dotted form.
+        raw: its word, or a value of another type.
+        task: what has the options `task.*`; nothing is known of them if empty.
+        opt: what has the options `opt.*`.
+
+    Raises:
+        UserError: a grid is malformed, or a list empty.
+    """
     group, _, name = key.partition(".")
     if not isinstance(raw, str) or not name:
         return [raw]
@@ -141,23 +156,39 @@ def _values(key: str, raw: Any, task: str, opt: str) -> Sequence[Any]:
     )
     if "," not in raw or (name in options and get_origin(options[name].type) is tuple):
         return [raw]
-    values = list(dict.fromkeys(_list(raw)))
+    values = _list(raw)
     if not values:
         raise UserError(f"--{key} {raw}: the list is empty")
     return values
 
 
+def ends_of_range(low: str, high: str) -> tuple[float, float]:
+    """The ends of a range that is searched in the logarithm.
+
+    Raises:
+        ValueError: they are no numbers with 0 < low < high, or too far apart to be computed with.
+    """
+    ends = float(low), float(high)
+    if not 1e-100 <= ends[0] < ends[1] <= 1e100:
+        raise ValueError
+    return ends
+
+
 def _grid(key: str, raw: str) -> list[float]:
     try:
-        one, other, count = raw.split(":")
-        low, high, points = float(one), float(other), int(count)
-    except ValueError:
-        low, high, points = 0.0, 0.0, 0
-    if not (1e-100 <= low < high <= 1e100 and points >= 2):
+        *ends, count = raw.split(":")
+        (low, high), points = ends_of_range(*ends), int(count)
+        if points < 2:
+            raise ValueError
+    except (ValueError, TypeError):
         raise UserError(
             f"--{key} {raw}: a grid is LOW:HIGH:POINTS with 0 < LOW < HIGH and at least 2 points, such as 1e-3:1e1:16"
-        )
+        ) from None
     return log_grid(low, high, points)
+
+
+def _once(values: list[Any]) -> list[Any]:
+    return list(dict.fromkeys(values)) if len(values) > 1 else values
 
 
 def _list(text: str) -> list[str]:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import bdtr
@@ -21,16 +21,12 @@ from bench import drawing
 from bench.config import settings_of
 from bench.errors import UserError
 from bench.reproduction import markdown_table, words
+from bench.selection import CONVERGED, End, Mode, above_infimum, best_index, final_value, seed_median, selected
 from bench.sensitivity_plot import make
 from bench.store import FINISHED, RunResult, plain
 
-End = float | None
-"""A number, or None for `diverged`."""
-
 USABLE_FACTOR = 2
 """How many times the best a loss may be in the usable range: about twice the steps, where it falls as 1/t. Ours."""
-CONVERGED = 1e-16
-"""Losses that are less than this above their infimum are equally good. Ours."""
 USABLE_SHARE = 0.05
 """How far a metric that is maximised may be below the best there, as a share of the best. Ours."""
 
@@ -46,7 +42,8 @@ class Point:
         quartiles: lower and upper; between them lies the middle half of the seeds.
         interval: of the median, by order statistics: at least 95 % whatever the distribution; None below 6 seeds.
         choice: median of the last evaluation during training, on the selection split: by it the best is chosen, so that
-            the test set has no part in that; None where runs keep no evaluations.
+            the test set has no part in that; None where runs keep no evaluations, and where half of the seeds or more
+            diverged, which is never the best.
     """
 
     x: Any
@@ -66,7 +63,7 @@ class Curve:
         name: what legend and table call it.
         x: the setting that it goes over.
         points: in the order of x.
-        best: index of the best median, the middle one of equals; None if more than half diverged everywhere.
+        best: index of the best median, the middle one of equals; None if half of the seeds or more diverged everywhere.
         usable: indices of the ends of the stretch around the best with medians nearly as good; None where x does not
             take several numbers.
     """
@@ -104,7 +101,7 @@ class Sensitivity:
 
     results: Sequence[RunResult]
     varied: Sequence[str]
-    mode: Literal["min", "max"]
+    mode: Mode
     x: str
     numeric: bool
     log: bool
@@ -118,7 +115,7 @@ class Sensitivity:
         return f"{run.split} {run.metric}" + " above its infimum" * self.above_infimum
 
 
-def analyse(results: Sequence[RunResult], varied: Sequence[str], mode: Literal["min", "max"]) -> Sensitivity:
+def analyse(results: Sequence[RunResult], varied: Sequence[str], mode: Mode) -> Sensitivity:
     """Curves of the final metric, of each optimizer over the first varied setting of which it takes several numbers.
 
     Where one has none, all go over the first setting that takes several values, else the first, else the optimizer.
@@ -140,20 +137,18 @@ def analyse(results: Sequence[RunResult], varied: Sequence[str], mode: Literal["
     if not all(axis.numeric for axis in axes.values()):  # one axis for all, of words
         axes = dict.fromkeys(axes, _axis([own for own, _ in ended], varied))
     numeric = all(axis.numeric for axis in axes.values())
-    above = all(run.metric == "loss" and _excess(run) is not None for _, run in ended if run.final is not None)
+    above = above_infimum([run for _, run in ended])
     groups: dict[tuple[Any, ...], dict[Any, list[tuple[End, End]]]] = {}
     for own, result in ended:
         axis = axes[own["opt"]]
         key = own["opt"], *(f"{name.rpartition('.')[2]} {_text(own.get(name))}" for name in axis.others)
         at = own[axis.x] if numeric else _text(own.get(axis.x))
-        final = _excess(result) if above else result.final
-        ends = (None, None) if result.status == "diverged" else (final, _selected(result, above))
-        groups.setdefault(key, {}).setdefault(at, []).append(ends)
+        groups.setdefault(key, {}).setdefault(at, []).append((final_value(result, above), selected(result, above)))
     curves = []
-    for key, finals in groups.items():
-        points = [_point(at, finals[at], mode) for at in (sorted(finals) if numeric else finals)]
+    for key, ends in groups.items():
+        found = [_point(at, ends[at], mode) for at in (sorted(ends) if numeric else ends)]
         least = CONVERGED if above else -math.inf
-        curves.append(_curve(", ".join(key), axes[key[0]].x, points, mode, numeric, least))
+        curves.append(_curve(", ".join(key), axes[key[0]].x, found, mode, numeric, least))
     xs = [point.x for curve in curves for point in curve.points] if numeric else [0]
     log = min(xs) > 0 and max(xs) > 9.99 * min(xs)  # a decade or more
     x = " or ".join(dict.fromkeys(axis.x for axis in axes.values()))
@@ -194,13 +189,10 @@ def _excess(run: RunResult) -> float | None:
     return run.metrics.get("final", {}).get("excess")
 
 
-def _selected(run: RunResult, above: bool) -> float | None:
-    return run.validations[-1].get("excess" if above else run.metric) if run.validations else None
-
-
-def _point(x: Any, ends_of_runs: Sequence[tuple[End, End]], mode: str) -> Point:
+def _point(x: Any, ends_of_runs: Sequence[tuple[End, End]], mode: Mode) -> tuple[Point, End]:
+    """A point, and the score by which it may be chosen."""
     sign = 1 if mode == "min" else -1
-    finals, selected = zip(*ends_of_runs, strict=True)
+    finals, chosen_by = zip(*ends_of_runs, strict=True)
     badness = sorted(math.inf if final is None else sign * final for final in finals)
     n = len(badness)
 
@@ -218,25 +210,20 @@ def _point(x: Any, ends_of_runs: Sequence[tuple[End, End]], mode: str) -> Point:
     k = int((bdtr(np.arange(n), n, 0.5) <= 0.025).sum())
     interval = ends(end(badness[k - 1]), end(badness[n - k])) if k else None
     quartiles, median = ends(quantile(0.25), quantile(0.75)), quantile(0.5)
-    if selected == finals or all(value is None for value in selected):
-        return Point(x, n, finals.count(None), median, quartiles, interval)
-    badness = sorted(math.inf if value is None else sign * value for value in selected)
-    return Point(x, n, finals.count(None), median, quartiles, interval, quantile(0.5))
+    score = seed_median(chosen_by, mode)
+    choice = None if chosen_by == finals else score
+    return Point(x, n, finals.count(None), median, quartiles, interval, choice), score
 
 
-def _curve(name: str, x: str, points: list[Point], mode: str, numeric: bool, least: float) -> Curve:
-    by = [point.median if point.choice is None else point.choice for point in points]
-    medians = [None if median is None else max(median, least) for median in by]
-    there = [median for median in medians if median is not None]
-    if not there:
-        return Curve(name, x, points, None, None)
-    top = min(there) if mode == "min" else max(there)
-    equal = [i for i, median in enumerate(medians) if median == top]
-    best = equal[(len(equal) - 1) // 2]
-    if not numeric or len(points) == 1:
+def _curve(name: str, x: str, found: list[tuple[Point, End]], mode: Mode, numeric: bool, least: float) -> Curve:
+    points, scores = [point for point, _ in found], [None if s is None else max(s, least) for _, s in found]
+    best = best_index(scores, mode, least)
+    if best is None or not numeric or len(points) == 1:
         return Curve(name, x, points, best, None)
+    top = scores[best]
+    assert top is not None
     limit = max(top, USABLE_FACTOR * top) if mode == "min" else top - USABLE_SHARE * abs(top)
-    bad = [median is None or (median > limit if mode == "min" else median < limit) for median in medians]
+    bad = [score is None or (score > limit if mode == "min" else score < limit) for score in scores]
     first = next((i + 1 for i in range(best, -1, -1) if bad[i]), 0)
     last = next((i - 1 for i in range(best, len(points)) if bad[i]), len(points) - 1)
     return Curve(name, x, points, best, (first, last))
@@ -279,7 +266,7 @@ def _range(ends: tuple[End, End] | None) -> str:
 
 def _summary(sweep: Sensitivity, curve: Curve) -> list[str]:
     if curve.best is None:
-        return [f"no best: more than half of the seeds diverged at every {curve.x}"]
+        return [f"no best: half of the seeds or more diverged at every {curve.x}"]
     best = curve.points[curve.best]
     at = f"best {curve.x} {_text(best.x, 4)}: median {sweep.metric} {_number(best.median)}"
     text = [f"{at}, 95 % interval {_range(best.interval)} ({best.seeds} seeds)" if best.interval else at]

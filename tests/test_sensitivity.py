@@ -140,15 +140,36 @@ def test_best_usable_range_and_edge(medians, mode, best, usable, at_edge, may_be
     assert (curve.at_edge, curve.may_be_wider) == (at_edge, may_be_wider)
 
 
-def test_the_best_has_at_most_half_of_its_seeds_diverged():
+def test_the_best_has_less_than_half_of_its_seeds_diverged():
     curve = only([*at(0.1, 5.0, 6.0, 7.0), *at(0.2, 0.1, None, None), *at(0.4, 4.0, 4.0, None)])
     assert [p.median for p in curve.points] == [6, None, 4]
     assert curve.best == 2
 
 
-def test_nothing_is_best_where_most_diverged():
-    curve = only([*at(0.1, None, None), *at(0.2, None, 1.0, None)])
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_where_exactly_half_diverged_the_median_is_shown_but_not_chosen_nor_usable(mode):
+    good, bad = (0.1, 5.0) if mode == "min" else (5.0, 0.1)
+    curve = only([*at(0.1, bad, bad), *at(0.2, bad, bad), *at(0.4, good, good, None, None)], mode=mode)
+    assert [p.median for p in curve.points] == [bad, bad, good]
+    assert (curve.best, curve.usable) == (0, (0, 1))
+
+
+def test_a_point_is_not_chosen_where_half_diverged_though_the_others_were_evaluated():
+    results = [*at(0.1, 5.0, 5.0), *at(0.2, 0.1, None)]
+    for result in results:
+        result.validations = [{"step": 1, "train_s": 0.0, "loss": 0.01 if result.final is None else result.final / 2}]
+    curve = only(results)
+    assert [(p.median, p.choice) for p in curve.points] == [(5, 2.5), (0.1, None)]
+    assert curve.best == 0
+
+
+@pytest.mark.parametrize("few", [(None, 1.0, None), (None, 1.0)])
+def test_nothing_is_best_where_half_diverged_or_more(few):
+    curve = only([*at(0.1, None, None), *at(0.2, *few)])
     assert (curve.best, curve.usable, curve.at_edge, curve.may_be_wider) == (None, None, False, False)
+    assert lines(analyse(at(0.2, *few), ["opt.lr"], "min"))[-2].startswith(
+        "no best: half of the seeds or more diverged"
+    )
 
 
 # -- axes and curves ------------------------------------------------------------------------------------------------
@@ -280,7 +301,7 @@ def test_the_closing_lines_say_what_the_grid_cannot():
     assert "edge" not in text
     text = "\n".join(lines(analyse(grid(0.1, 0.9, 0.88, 0.1), ["opt.lr"], "max")))
     assert "(median at most 5% below the best; our rule): 0.2 to 0.4, a factor of 2" in text
-    assert "no best: more than half of the seeds diverged at every opt.lr" in lines(
+    assert "no best: half of the seeds or more diverged at every opt.lr" in lines(
         analyse(grid(None, None), ["opt.lr"], "min")
     )
 

@@ -1,0 +1,150 @@
+"""Selection: which value a run is chosen by, medians in which divergence is worst, and the middle one of equals."""
+
+import math
+import statistics
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bench.selection import CONVERGED, above_infimum, best_index, final_value, seed_median, selected
+from bench.store import RunResult
+
+often = settings(max_examples=300, deadline=None, derandomize=True, database=None)
+ends = st.none() | st.floats(-100, 100)
+modes = st.sampled_from(["min", "max"])
+
+
+def run(final=None, status="completed", metric="loss", excess=None, evaluations=()) -> RunResult:
+    values = {metric: final} | ({} if excess is None else {"excess": excess})
+    return RunResult(
+        "run", {}, status, metric=metric, split="test", final=final,
+        metrics={} if final is None else {"final": values},
+        validations=[{"step": i, "train_s": 0.0, **values} for i, values in enumerate(evaluations)],
+    )  # fmt: skip
+
+
+# -- the value of a run ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("result", "above", "final", "value"),
+    [
+        (run(3.0), False, 3, 3),
+        (run(3.0, evaluations=[{"loss": 9.0}, {"loss": 4.0}]), False, 3, 4),  # the last
+        (run(3.0, status="timeout", evaluations=[{"loss": 4.0}]), False, 3, 4),
+        (run(0.9, metric="accuracy", evaluations=[{"loss": 4.0, "accuracy": 0.5}]), False, 0.9, 0.5),
+        (run(3.0, excess=1.0), True, 1, 1),
+        (run(3.0, excess=1.0, evaluations=[{"loss": 4.0, "excess": 2.0}]), True, 1, 2),
+        (run(3.0, excess=1.0, evaluations=[{"loss": 4.0, "excess": 2.0}]), False, 3, 4),
+        (run(3.0, excess=0.0, evaluations=[{"loss": 4.0, "excess": 0.0}]), True, 0, 0),
+        (run(3.0, excess=1.0, evaluations=[{"loss": 4.0}]), True, 1, 1),  # the infimum of that split is not known
+        (run(None), False, None, None),
+        (run(None, evaluations=[{"loss": 4.0}]), False, None, 4),
+        (run(3.0, status="diverged", evaluations=[{"loss": 4.0}]), False, None, None),
+        (run(3.0, status="diverged"), False, None, None),
+        (run(3.0, status="diverged", excess=1.0), True, None, None),
+    ],
+)
+def test_the_value_of_a_run(result, above, final, value):
+    assert (final_value(result, above), selected(result, above)) == (final, value)
+
+
+@pytest.mark.parametrize(
+    ("runs", "above"),
+    [
+        ([run(3.0, excess=1.0), run(2.0, excess=0.0)], True),
+        ([run(3.0, excess=1.0), run(2.0)], False),
+        ([run(3.0, excess=1.0), run(None)], True),  # one without a value says nothing
+        ([run(3.0, excess=1.0, status="diverged")], True),
+        ([run(0.5, metric="accuracy", excess=1.0)], False),
+        ([run(3.0)], False),
+    ],
+)
+def test_whether_losses_are_compared_above_their_infimum(runs, above):
+    assert above_infimum(runs) is above
+
+
+# -- over seeds -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("values", "mode", "median"),
+    [
+        ([3.0, 1.0, 2.0], "min", 2),
+        ([4.0, 1.0, 3.0, 2.0], "min", 2.5),
+        ([1.0], "max", 1),
+        ([1.0, 2.0, 3.0, None], "min", 2.5),
+        ([1.0, 2.0, 3.0, None], "max", 1.5),
+        ([1.0, 2.0, None], "min", 2),
+        ([1.0, 2.0, None], "max", 1),
+        ([1.0, None], "min", None),  # exactly half
+        ([1.0, 2.0, None, None], "max", None),
+        ([1.0, None, None], "min", None),
+        ([None], "min", None),
+        ([], "min", None),
+        ([1e308, 1.7e308], "min", None),
+    ],
+)
+def test_the_median_over_seeds(values, mode, median):
+    assert seed_median(values, mode) == median
+
+
+@often
+@given(st.lists(ends, max_size=9), modes, st.randoms())
+def test_a_median_has_half_of_the_seeds_on_either_side(values, mode, draw):
+    median = seed_median(values, mode)
+    lost = values.count(None)
+    assert (median is None) == (2 * lost >= len(values))
+    shuffled = draw.sample(values, len(values))
+    assert seed_median(shuffled, mode) == median
+    if median is None:
+        return
+    if not lost:
+        assert median == statistics.median(values)
+    worse = [v for v in values if v is None or (v > median if mode == "min" else v < median)]
+    better = [v for v in values if v is not None and (v < median if mode == "min" else v > median)]
+    assert max(len(worse), len(better)) <= len(values) / 2
+
+
+@often
+@given(st.lists(st.floats(-100, 100), min_size=1, max_size=9), modes, st.data())
+def test_divergence_never_makes_a_median_better(values, mode, data):
+    i = data.draw(st.integers(0, len(values) - 1))
+    before, after = seed_median(values, mode), seed_median([*values[:i], None, *values[i + 1 :]], mode)
+    assert before is not None
+    assert after is None or (after >= before if mode == "min" else after <= before)
+
+
+# -- over settings --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("scores", "mode", "least", "best"),
+    [
+        ([9.0, 1.0, 2.0], "min", -math.inf, 1),
+        ([9.0, 1.0, 2.0], "max", -math.inf, 0),
+        ([None, 3.0, None], "min", -math.inf, 1),
+        ([1.0, 1.0, 1.0], "min", -math.inf, 1),
+        ([1.0, 1.0, 1.0, 1.0], "min", -math.inf, 1),  # of two in the middle the first
+        ([1.0, 5.0, 1.0, 5.0, 1.0], "max", -math.inf, 1),
+        ([1e-17, 1e-30, 0.0, 1e-3], "min", CONVERGED, 1),
+        ([1e-17, 1e-30, 0.0, 1e-3], "min", -math.inf, 2),
+        ([None, None], "max", -math.inf, None),
+        ([], "min", -math.inf, None),
+        ([0.0, -0.0], "min", -math.inf, 0),
+    ],
+)
+def test_the_best_is_the_middle_one_of_equals(scores, mode, least, best):
+    assert best_index(scores, mode, least) == best
+
+
+@often
+@given(st.lists(ends, max_size=9), modes, st.sampled_from([-math.inf, CONVERGED, 1.0]))
+def test_nothing_is_better_than_the_best(scores, mode, least):
+    best = best_index(scores, mode, least)
+    there = [max(score, least) for score in scores if score is not None]
+    assert (best is None) == (not there)
+    if best is not None:
+        assert scores[best] is not None
+        assert max(scores[best], least) == (min(there) if mode == "min" else max(there))
