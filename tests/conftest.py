@@ -16,6 +16,8 @@ import pytest
 
 from bench.cli import main
 
+pytest_plugins = ["tests.services"]
+
 
 class Answer(NamedTuple):
     """What a command gave: exit code, standard output, standard error."""
