@@ -32,11 +32,18 @@ class StopRequest:
 
     Attributes:
         signal: the one that asked the run to stop, or None.
+        pruned: why the run is to be stopped although nobody sent a signal, or None.
     """
 
     def __init__(self) -> None:
         self.signal: int | None = None
+        self.pruned: str | None = None
         self._listening = False
+
+    def prune(self, reason: str) -> None:
+        """Stop the run at hand as a signal would, and nothing else."""
+        if self.signal is None:
+            self.signal, self.pruned = signal.SIGTERM, reason
 
     def note(self, number: int, frame: FrameType | None = None) -> None:
         """Handle a signal.
@@ -265,7 +272,8 @@ class Recorder(Watcher):
         self._clock()
         if number:
             self.result.status = "killed"
-            self.result.reason = f"stopped by {signal.Signals(number).name} at step {self.result.steps}"
+            why = self.stop.pruned or f"stopped by {signal.Signals(number).name}"
+            self.result.reason = f"{why} at step {self.result.steps}"
         elif timeout:
             self.result.status = "timeout"
             self.result.reason = f"max_seconds={self.max_seconds:g} were over at step {self.result.steps}"

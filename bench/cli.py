@@ -7,20 +7,12 @@ import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
-from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from bench.errors import UserError, unknown
 from bench.machine import is_main_process
-
-
-class _Parser(argparse.ArgumentParser):
-    def __init__(self, **options: Any) -> None:
-        super().__init__(allow_abbrev=False, **options)  # `--seed` must not pass for `--seeds`
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}; see `{self.prog} --help`")
+from bench.words import Parser, add_places, dotted_apart, read, split
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -42,8 +34,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _dispatch(words: list[str]) -> int:
-    commands = {"fit": _fit, "sweep": _sweep, "reproduce": _reproduce, "list": _list, "show": _show, "doctor": _doctor}
-    parser = _Parser(
+    commands = {
+        "fit": _fit, "sweep": _sweep, "tune": _tuning, "suite": _tuning, "studies": _tuning, "worker": _tuning,
+        "reproduce": _reproduce, "list": _list, "show": _show, "doctor": _doctor,
+    }  # fmt: skip
+    parser = Parser(
         prog="bench",
         description="Compare optimizers on attention models.",
         epilog="Start with: bench fit --task synthetic --opt ngd",
@@ -54,6 +49,10 @@ def _dispatch(words: list[str]) -> int:
     sub = parser.add_subparsers(dest="command", metavar="COMMAND")
     sub.add_parser("fit", help="train one task with one optimizer and store the result")
     sub.add_parser("sweep", help="train many learning rates and seeds as one program: table and plot of sensitivity")
+    sub.add_parser("tune", help="find an optimizer's hyperparameters on a task, with many workers")
+    sub.add_parser("suite", help="tune optimizers on tasks at equal budgets, then run the winners, as one plan")
+    sub.add_parser("studies", help="list studies, or show what one has found, with a smaller budget too")
+    sub.add_parser("worker", help="join a study, from any machine that reaches its database")
     sub.add_parser("reproduce", help="run a paper's experiment: figure, data and tested claims")
     sub.add_parser("list", help="list tasks or optimizers")
     sub.add_parser("show", help="describe a task, an optimizer or a paper's experiment")
@@ -61,7 +60,8 @@ def _dispatch(words: list[str]) -> int:
     if words and not words[0].startswith("-"):
         if words[0] not in commands:
             raise unknown("command", words[0], commands)
-        return commands[words[0]](words[1:])
+        command = commands[words[0]]
+        return command(words) if command is _tuning else command(words[1:])
     args = parser.parse_args(words)
     if args.version:
         from bench import __version__
@@ -76,7 +76,7 @@ def _dispatch(words: list[str]) -> int:
 
 
 def _fit(words: list[str]) -> int:
-    settings, flags = _split(
+    settings, flags = split(
         words, valued={"config", "resume"}, switches={"tuned", "rerun", "dry-run", "json", "help", "h"}
     )
     if "help" in flags or "h" in flags:
@@ -99,6 +99,10 @@ def _fit(words: list[str]) -> int:
         path = Path(flags["config"]) if "config" in flags else None
         places = {"data": os.environ.get("BENCH_DATA", "data"), "store": store}
         config = resolve(settings, config=path, tuned="tuned" in flags, fallback=places)
+    if "tuned" in flags:
+        from bench.config import tuned_file
+
+        print(f"bench: settings from {tuned_file(config.task, config.opt)}", file=sys.stderr)
     if "dry-run" in flags:
         return _dry_run(config, as_json="json" in flags)
     result = _stored_result(config) if "rerun" not in flags else None
@@ -118,49 +122,6 @@ def _fit(words: list[str]) -> int:
         else:
             print("\n".join(result_lines(result, config.store)))
     return {"killed": 130, "failed": 1}.get(result.status, 0)
-
-
-def _split(words: list[str], valued: set[str], switches: set[str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Words into settings (`--opt.lr 0.1`, `--opt.lr=0.1`) and flags of the command itself."""
-    settings: dict[str, Any] = {}
-    flags: dict[str, str] = {}
-    i = 0
-    while i < len(words):
-        word = words[i]
-        i += 1
-        if not word.startswith("-") or word == "-":
-            raise UserError(f"unexpected word {word!r}: settings are written --name value")
-        name, equals, value = word.lstrip("-").partition("=")
-        name = name if name in switches else name.replace("-", "_")
-        if name in switches:
-            if equals:
-                raise UserError(f"--{name} is a switch and takes no value")
-            flags[name] = ""
-            continue
-        if not equals:
-            following = words[i] if i < len(words) else None
-            if following is not None and (not following.startswith("--")):
-                value, i = following, i + 1
-            elif name.startswith(("task.", "opt.")):
-                settings[name] = True  # --task.flip; an option that is no boolean will miss its value
-                continue
-            else:
-                raise UserError(f"--{name} needs a value: --{name} VALUE")
-        (flags if name in valued else settings)[name] = value
-    return settings, flags
-
-
-def _dotted_apart(words: list[str]) -> tuple[list[str], list[str]]:
-    """The words of the command itself, and the settings in dotted form with their values."""
-    own: list[str] = []
-    dotted: list[str] = []
-    awaits_value = False
-    for word in words:
-        setting = word.startswith(("--task.", "--opt.", "--trainer."))
-        value = awaits_value and not word.startswith("--")
-        (dotted if setting or value else own).append(word)
-        awaits_value = setting and "=" not in word
-    return own, dotted
 
 
 def _stored_config(store: Path, run_id: str, settings: dict[str, Any]) -> Any:
@@ -222,7 +183,7 @@ def _dry_run(config: Any, *, as_json: bool) -> int:
 
 
 def _sweep(words: list[str]) -> int:
-    parser = _Parser(
+    parser = Parser(
         prog="bench sweep",
         description="Train many settings and seeds of a task, as one program where that is faster, and show how the"
         " result depends on them.",
@@ -250,18 +211,9 @@ def _sweep(words: list[str]) -> int:
     parser.add_argument("--data_seed", "--data-seed", help="decides the order of the samples; the seed by default")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     parser.add_argument("--dry-run", action="store_true", help="list the runs and stop")
-    _add_places(parser)
+    add_places(parser)
     command = shlex.join(["bench", "sweep", *words])
-    words, dotted = _dotted_apart(words)
-    args, more = parser.parse_known_args(words)
-    known = [flag for action in parser._actions for flag in action.option_strings]
-    for word in (word.partition("=")[0] for word in more):
-        if word.startswith("--") and word != "--seed" and get_close_matches(word, known, cutoff=0.7):
-            raise unknown("option", word, known)
-    settings, _ = _split([*more, *dotted], valued=set(), switches=set())
-    for name in ("task", "opt", "precision", "data_seed"):
-        if getattr(args, name) is not None:
-            settings[name] = getattr(args, name)
+    args, settings = read(parser, words, ("task", "opt", "precision", "data_seed"))
     if args.width is not None and args.width < 1:
         raise UserError(f"--width {args.width}: it must be at least 1")
     from bench.config import settings_of
@@ -280,10 +232,10 @@ def _sweep(words: list[str]) -> int:
     memory = read_memory(args.memory, configs[0].device)
     if args.dry_run:
         check_all(configs)
-        settings = {config.run_id: settings_of(config.model_dump()) for config in configs}
+        resolved = {config.run_id: settings_of(config.model_dump()) for config in configs}
         runs = {
             run_id: {name: own[name] for name in ("opt", *varied, "seed") if name in own}
-            for run_id, own in settings.items()
+            for run_id, own in resolved.items()
         }
         lines = [f"{run_id}  {as_words(own)}" for run_id, own in runs.items()]
         print(json.dumps(plain(runs)) if args.json else "\n".join(lines))
@@ -316,11 +268,17 @@ def _sweep(words: list[str]) -> int:
     return 0
 
 
+def _tuning(words: list[str]) -> int:
+    from bench.tuning_cli import COMMANDS
+
+    return COMMANDS[words[0]](words[1:])
+
+
 # -- reproduce ----------------------------------------------------------------------------------------------------
 
 
 def _reproduce(words: list[str]) -> int:
-    parser = _Parser(
+    parser = Parser(
         prog="bench reproduce",
         description="Run a paper's experiment and write a figure, the data behind it, and a page with tested claims.",
         epilog="Settings in dotted form, as in `bench fit`, are changed in all arms: --trainer.max_epochs 5."
@@ -346,9 +304,9 @@ def _reproduce(words: list[str]) -> int:
         "--out", type=Path, help="where the output goes (default: reproduced/NAME, NAME-quick, NAME-changed)"
     )
     parser.add_argument("--device", default="auto", help="cpu, cuda, mps or auto (default auto)")
-    _add_places(parser)
-    words, dotted = _dotted_apart(words)
-    changes, _ = _split(dotted, valued=set(), switches=set())
+    add_places(parser)
+    words, dotted = dotted_apart(words)
+    changes, _ = split(dotted, valued=set(), switches=set())
     args = parser.parse_args(words)
     from bench.experiments import experiments, title
     from bench.report import claim_lines
@@ -385,7 +343,7 @@ def _reproduce(words: list[str]) -> int:
 
 
 def _list(words: list[str]) -> int:
-    parser = _Parser(prog="bench list", description="List what there is.")
+    parser = Parser(prog="bench list", description="List what there is.")
     parser.add_argument("what", choices=("tasks", "optimizers", "runs"))
     parser.add_argument(
         "--store",
@@ -410,7 +368,7 @@ def _list(words: list[str]) -> int:
 
 
 def _show(words: list[str]) -> int:
-    parser = _Parser(prog="bench show", description="Describe a task, an optimizer or a paper's experiment.")
+    parser = Parser(prog="bench show", description="Describe a task, an optimizer or a paper's experiment.")
     parser.add_argument("name")
     name = parser.parse_args(words).name
     from bench.describe import describe_optimizer, describe_task
@@ -432,23 +390,12 @@ def _show(words: list[str]) -> int:
 
 
 def _doctor(words: list[str]) -> int:
-    parser = _Parser(prog="bench doctor", description="Check this machine, its data and its store.")
-    _add_places(parser)
+    parser = Parser(prog="bench doctor", description="Check this machine, its data and its store.")
+    add_places(parser)
     args = parser.parse_args(words)
     from bench.doctor import examine
 
     return examine(args.data, args.store)
-
-
-def _add_places(parser: argparse.ArgumentParser) -> None:
-    for name, what, folder in (("data", "where datasets lie", "data"), ("store", "where runs are kept", "runs")):
-        variable = f"BENCH_{name.upper()}"
-        parser.add_argument(
-            f"--{name}",
-            help=f"{what} (default: ${variable}, else ./{folder})",
-            type=Path,
-            default=Path(os.environ.get(variable, folder)),
-        )
 
 
 if __name__ == "__main__":

@@ -286,14 +286,27 @@ def configs_folder() -> Path:
     return here / "configs" if (here / "configs").is_dir() else here.parent / "configs"
 
 
-def tuned_settings(task: str, opt: str) -> dict[str, Any]:
-    """The tuned settings of a task and optimizer.
+def tuned_file(task: str, opt: str) -> Path:
+    """The tuned settings of a task and optimizer: what `bench tune` wrote here, in `tuned`, comes before what is shipped.
 
     Raises:
         UserError: nothing was tuned for them.
     """
-    path = configs_folder() / "tuned" / task / f"{opt}.yaml"
-    if not path.is_file():
-        there = sorted(f"{p.parent.name}/{p.stem}" for p in (configs_folder() / "tuned").glob("*/*.yaml"))
-        raise UserError(f"nothing is tuned for {task} with {opt}; there is {', '.join(there) or 'nothing yet'}")
-    return {k: v for k, v in flatten_yaml(path).items() if k not in ("task", "opt")}
+    places = (Path("tuned"), configs_folder() / "tuned")
+    for folder in places:
+        if (folder / task / f"{opt}.yaml").is_file():
+            return folder / task / f"{opt}.yaml"
+    there = sorted({f"{path.parent.name}/{path.stem}" for folder in places for path in folder.glob("*/*.yaml")})
+    raise UserError(
+        f"nothing is tuned for {task} with {opt}; there is {', '.join(there) or 'nothing yet'};"
+        f" `bench tune --task {task} --opt {opt}` does it"
+    )
+
+
+def tuned_settings(task: str, opt: str) -> dict[str, Any]:
+    """The tuned hyperparameters of a task and optimizer.
+
+    Raises:
+        UserError: nothing was tuned for them.
+    """
+    return {k: v for k, v in flatten_yaml(tuned_file(task, opt)).items() if k not in ("task", "opt")}

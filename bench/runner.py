@@ -34,7 +34,13 @@ from tasks.seeding import derive_seed
 from tasks.sharding import ShardedStrategy
 
 
-def run(config: RunConfig, *, rerun: bool = False, progress: bool = True) -> RunResult:
+def run(
+    config: RunConfig,
+    *,
+    rerun: bool = False,
+    progress: bool | Callable[[int, str], Progress] = True,
+    stop: StopRequest | None = None,
+) -> RunResult:
     """Train as configured and store the result; or return it, if the store has it.
 
     A run that was interrupted goes on where it stopped. With several devices Lightning starts the other ranks with
@@ -43,7 +49,8 @@ def run(config: RunConfig, *, rerun: bool = False, progress: bool = True) -> Run
     Args:
         config: from `bench.config.resolve`.
         rerun: train again even if the result is stored or could be continued.
-        progress: show a progress bar on standard error.
+        progress: show a progress bar on standard error; or what makes another display, from the total of steps and a label.
+        stop: by which somebody else may ask the run to stop; it listens to signals as well.
 
     Raises:
         UserError: the configuration cannot be run, data are missing, or the store cannot be written.
@@ -66,10 +73,11 @@ def run(config: RunConfig, *, rerun: bool = False, progress: bool = True) -> Run
     result = new_result(config, task)
     loggers = _loggers(config) if main else []  # before the run is begun: it may complain, and it writes nothing yet
     folder = store.begin(result, resume=resume) if main else None
-    stop = StopRequest()
+    stop = stop or StopRequest()
+    label = f"{config.task} {config.opt}"
     recorder = Recorder(
         result, config.task_spec, folder, checkpoint, stop,
-        Progress(plan.total_steps, f"{config.task} {config.opt}", enabled=progress and main),
+        progress(plan.total_steps, label) if callable(progress) else Progress(plan.total_steps, label, enabled=progress and main),
         task=task, val_every=val_every(config, plan, task), max_seconds=config.trainer.max_seconds,
         checkpoint_seconds=config.trainer.checkpoint_seconds, loggers=loggers,
     )  # fmt: skip

@@ -19,6 +19,7 @@ from bench.memory import free_memory, give_back, keep_freed_memory, ran_out, wat
 from bench.progress import SweepProgress
 from bench.runner import build, run
 from bench.store import FINISHED, RunResult, Store
+from tasks.base import Plan, Task
 
 Engine = Literal["auto", "lanes", "lightning"]
 
@@ -127,7 +128,7 @@ class Choices:
         """Time some steps at growing widths, as long as lanes get cheaper and fit into memory."""
         first = group[0]
         try:
-            alone = _seconds(single_step(first))
+            alone = seconds_of(single_step(first))
         except UserError:
             raise
         except Exception:  # so it will in training, which records how
@@ -142,7 +143,7 @@ class Choices:
                 with watch_peak(first.device) as peak:
                     trial = make_lanes(grid)
                     trial.cuts = trial.cuts[:1]  # a micro-batch tells as much as the batch
-                    costs[count] = _seconds(trial.step) / count
+                    costs[count] = seconds_of(trial.step) / count
                     trial.measure()
                 weights = sum(w.nbytes for w in trial.weights.values())
                 del trial
@@ -158,7 +159,9 @@ class Choices:
             gc.collect()  # lanes and their optimizers are circles of references
             # Another optimizer of the sweep may keep two more values of each weight.
             each = (peak.bytes + 2 * weights) / count
-            if lanes > 16 and costs[count] > 0.95 * min((cost for w, cost in costs.items() if w != count), default=inf):
+            # Where a step is long it is arithmetic that takes the time, and more lanes will not change that.
+            enough = lanes > 16 or costs[count] * count > _MEASURE_SECONDS
+            if enough and costs[count] > 0.95 * min((cost for w, cost in costs.items() if w != count), default=inf):
                 break
         # Of widths that cost about the same the least: it suffers less from others who use the caches.
         best = min(costs.values(), default=inf)
@@ -188,7 +191,7 @@ class Choices:
         grid, sizes = _typical(group, width), {sum(map(len, grid)) for grid in blocks(group, width)}
         try:
             lanes = make_lanes(grid)
-            plain, steps = _seconds(lanes.update_alone()), lanes.plan.total_steps
+            plain, steps = seconds_of(lanes.update_alone()), lanes.plan.total_steps
             del lanes
             gc.collect()
         except UserError:
@@ -204,7 +207,7 @@ class Choices:
             update()
             update()  # the first step has no state yet, which is another program
             compiling = (time.perf_counter() - begun) * (len(sizes) - 1)  # of other sizes; this one is there now
-            compiled = _seconds(update)
+            compiled = seconds_of(update)
         except Exception as error:  # whatever a compiler may lack on this machine
             self.say(f"{spec.name}: torch.compile does not work here ({first_line(error)}); going on without it")
             return False
@@ -333,9 +336,10 @@ def _one_by_one(left: Sequence[RunConfig], stop: StopRequest, progress: SweepPro
     return True
 
 
-def single_step(config: RunConfig) -> Callable[[], object]:
-    """One step of a run on its first micro-batch, in a plain loop."""
-    task, plan = build(config)
+def single_step(config: RunConfig, task: Task | None = None, plan: Plan | None = None) -> Callable[[], object]:
+    """One step of a run on its first micro-batch, in a plain loop; task and plan are built if they are not given."""
+    if task is None or plan is None:
+        task, plan = build(config)
     device = torch.device(config.device)
     dtype = torch.float64 if config.precision == "64-true" else torch.float32
     task.to(device, dtype)
@@ -353,7 +357,7 @@ def single_step(config: RunConfig) -> Callable[[], object]:
     return step
 
 
-def _seconds(step: Callable[[], object]) -> float:
+def seconds_of(step: Callable[[], object]) -> float:
     """Seconds of a step: the least of three, each over as many calls as make it long enough to time."""
 
     def timed(calls: int) -> float:

@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from bench.cli import _split
+from bench.words import split
 from bench.config import resolve
 from bench.options import read_options
 from tests.tiny import ROOT
@@ -33,7 +33,7 @@ def test_the_first_thing_in_the_readme_is_one_line_of_set_up() -> None:
 @pytest.mark.parametrize("words", FITS)
 def test_every_run_in_the_readme_is_a_legal_configuration(words: str) -> None:
     switches = {"tuned", "rerun", "dry-run", "json"}
-    settings, flags = _split(shlex.split(words), valued={"config", "resume"}, switches=switches)
+    settings, flags = split(shlex.split(words), valued={"config", "resume"}, switches=switches)
     assert resolve(settings, tuned="tuned" in flags).run_id.startswith(f"{settings['task']}-{settings['opt']}-")
 
 

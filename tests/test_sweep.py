@@ -318,7 +318,7 @@ def seconds(monkeypatch) -> Callable[[float, float], None]:
 
     def take(alone: float, lanes: float) -> None:
         monkeypatch.setattr(bench.sweep, "single_step", lambda config: "alone")
-        monkeypatch.setattr(bench.sweep, "_seconds", lambda step: {"alone": alone}.get(step, lanes))
+        monkeypatch.setattr(bench.sweep, "seconds_of", lambda step: {"alone": alone}.get(step, lanes))
 
     return take
 

@@ -1,0 +1,76 @@
+"""Studies on Slurm: the script of `bench tune --slurm` on a real one, with PostgreSQL."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.slurm import script
+from bench.studies import Studies
+from bench.study import Study
+from bench.tune import make_request, make_spec
+from tests.daemons import until
+
+WORDS = ["--task", "synthetic", "--opt", "gd", "--seeds", "1", "--report_seeds", "2", "--trainer.max_steps", "20000"]
+# Long enough to be caught in the middle: each evaluation and measurement is a moment at which a signal is heard.
+WORDS += ["--trials", "3", "--trainer.val_every", "1000", "--engine", "lightning"]
+
+
+def bench(*words: str, env: dict[str, str], cwd: Path) -> str:
+    command = [sys.executable, "-m", "bench.cli", *words]
+    done = subprocess.run(command, env=env, cwd=cwd, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def study(url: str, tmp_path: Path, **settings: str) -> Study:
+    words = {"task": "synthetic", "opt": "ngd", **settings}
+    places = {"data": tmp_path, "store": tmp_path}
+    spec = make_spec(words, sampler=None, seeds=[1000], report_seeds=[0], prune=False, places=places)
+    made = Studies(url).create(spec)
+    made.ask(make_request(spec.design, 9))
+    return made
+
+
+def test_script_asks_for_a_gpu_a_task_and_holds_no_password(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/studies.db"
+    text = script(study(url, tmp_path), "4", {"data": "d", "store": tmp_path}, "auto", ["--partition=gpu"])
+    assert "#SBATCH --array=0-3" in text
+    assert "#SBATCH --gres=gpu:1" in text
+    assert "#SBATCH --partition=gpu" in text
+    assert "studies.db" not in text
+    assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
+
+
+def test_script_for_a_cpu_asks_for_no_gpu_and_auto_has_no_more_tasks_than_trials(tmp_path: Path) -> None:
+    made = study(f"sqlite:///{tmp_path}/studies.db", tmp_path, device="cpu")
+    text = script(made, "auto", {"data": "d", "store": tmp_path}, "auto", [])
+    assert "gres" not in text
+    assert "#SBATCH --array=0-7" in text
+
+
+@pytest.mark.slurm
+def test_array_survives_a_requeue_and_each_task_has_its_gpu(slurm, postgres_url: str, tmp_path: Path) -> None:
+    env = os.environ | slurm.env | {"BENCH_STORAGE": postgres_url, "OMP_NUM_THREADS": "1"}
+    said = bench("tune", *WORDS, "--workers", "2", "--name", "s", "--store", "runs", "--slurm", env=env, cwd=tmp_path)
+    assert "Submitted batch job" in said
+    job = said.split("Submitted batch job ")[1].partition(",")[0]
+    made = Studies(postgres_url).open("s")
+
+    def at_work() -> bool:
+        return sum(trial.state == "running" for trial in made.trials()) == 2
+
+    until(at_work, "both tasks have a trial", seconds=120)
+    before = [trial.worker for trial in made.trials() if trial.state == "running"]
+    assert {worker["gpus"] for worker in before} == {"0", "1"}
+    slurm.requeue(f"{job}_1")
+    until(lambda: not slurm("squeue", "-h"), "the array has ended", seconds=300)
+    trials = made.trials()
+    assert [trial.state for trial in trials] == ["completed"] * len(trials)
+    assert sum(trial.kind == "fresh" for trial in trials) == 2
+    assert any("SIGTERM" in (trial.reason or "") for trial in trials)  # given back, and made by the next task
+    found = bench("tune", "--resume", "s", "--store", "runs", "--out", "out", env=env, cwd=tmp_path)
+    assert "fresh" in found
+    assert (tmp_path / "out" / "synthetic" / "gd.yaml").is_file()
