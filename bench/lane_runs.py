@@ -180,8 +180,7 @@ class LanesRecorder(Watcher):
         """Take over the curves of the steps just made, and decide how each lane goes on."""
         lanes = self.lanes
         training = [watch for watch in self.watches if watch.running]
-        rows = torch.stack(pl_module.history).flatten(2).cpu().double().numpy().transpose(0, 2, 1)
-        pl_module.history.clear()
+        rows = pl_module.history.flatten(2).cpu().double().numpy().transpose(0, 2, 1)
         rows[..., 0] += self.offsets
         for watch, seen in zip(self.watches, look(rows, full_batch=lanes.full_batch), strict=True):
             if watch.running:

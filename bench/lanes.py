@@ -301,15 +301,16 @@ class LanesModule(pl.LightningModule):
     """Lanes as Lightning trains and saves them: a "batch" is a range of optimizer steps.
 
     Attributes:
-        history: of each step since the last look, shape (4, G, R).
+        history: of each step since the last look, shape (steps, 4, G, R).
         measured: the steps after which it was measured since the last look, with the values by name, shape (G, R).
     """
+
+    history: Tensor
 
     def __init__(self, lanes: Lanes) -> None:
         super().__init__()
         self.automatic_optimization = False
         self.lanes, self.plan = lanes, lanes.plan
-        self.history: list[Tensor] = []
         self.measured: list[tuple[int, dict[str, Tensor]]] = []
 
     @property
@@ -326,8 +327,10 @@ class LanesModule(pl.LightningModule):
         lanes = self.lanes
         if steps[0] == 0:
             self._measure(0)
-        for step in range(*steps):
-            self.history.append(lanes.step())
+        # At once: small tensors that stay between large ones that come and go would split the memory that is kept.
+        self.history = torch.empty(steps[1] - steps[0], 4, *lanes.shape, dtype=lanes.dtype, device=lanes.device)
+        for row, step in zip(self.history, range(*steps), strict=True):
+            row.copy_(lanes.step())
             self._measure(step + 1)
 
     def _measure(self, done: int) -> None:

@@ -8,8 +8,8 @@ def attended_mean(logits: Tensor, values: Tensor, dim: int = -1) -> Tensor:
     """sum_t softmax(logits)_t values_t over a dimension, the last by default, with a gradient that survives saturation.
 
     The textbook gradient with respect to the logits, p_t (v_t - mean), cancels once one weight is within rounding of 1.
-    Measured from the value under the greatest weight (a constant shift, which changes neither sum nor gradient), the
-    differences that matter are kept to full relative precision.
+    The sum is therefore taken of differences to a constant, which changes neither sum nor gradient: to the mean itself,
+    correctly rounded. It is then the value under the greatest weight, without a search for that.
 
     Args:
         logits: shape (..., T) if `dim` is the last.
@@ -20,9 +20,10 @@ def attended_mean(logits: Tensor, values: Tensor, dim: int = -1) -> Tensor:
         The shape of the logits without that dimension.
     """
     weights = logits.softmax(dim)
-    top = logits.detach().argmax(dim, keepdim=True)
-    reference = values.gather(dim, top)
-    return reference.squeeze(dim) + (weights * (values - reference)).sum(dim)
+    fixed, known = weights.detach(), values.detach()
+    mean = (fixed * known).sum(dim, keepdim=True)
+    mean = mean + (fixed * (known - mean)).sum(dim, keepdim=True)  # alone, the first is off by some last places
+    return mean.squeeze(dim) + (weights * (values - mean)).sum(dim)
 
 
 def logistic_loss(margins: Tensor) -> Tensor:

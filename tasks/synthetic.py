@@ -206,29 +206,40 @@ class AttentionHead(nn.Module):
         return torch.bmm(tokens_BTd, query_Bd[:, :, None]).squeeze(-1)
 
 
-class _Queries(torch.autograd.Function):
-    """x W^T with a gradient for W that lies in memory as W does; torch's own is transposed, which optimizers pay for."""
+class _StackedLogits(torch.autograd.Function):
+    """`stacked_logits` with a gradient for W that lies in memory as W does; tokens, which are data, get none.
 
-    generate_vmap_rule = True
+    Torch's own gradients of W and of the queries are transposed: optimizers pay for the one, and the other is copied.
+    """
 
     @staticmethod
-    def forward(x_Bd: Tensor, W_Pd: Tensor) -> Tensor:
-        return x_Bd @ W_Pd.T
+    def forward(tokens_BTd: Tensor, W_Kdd: Tensor) -> Tensor:
+        query_BKd = (tokens_BTd[..., 0, :] @ W_Kdd.flatten(-3, -2).mT).unflatten(-1, W_Kdd.shape[-3:-1])
+        return tokens_BTd @ query_BKd.mT
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
         ctx.save_for_backward(inputs[0])
 
     @staticmethod
-    def backward(ctx: Any, grad_BP: Tensor) -> tuple[None, Tensor]:  # type: ignore[override]
-        return None, grad_BP.transpose(-1, -2) @ ctx.saved_tensors[0]
+    def backward(ctx: Any, grad_BTK: Tensor) -> tuple[None, Tensor]:  # type: ignore[override]
+        (tokens_BTd,) = ctx.saved_tensors
+        grad_BKd = grad_BTK.mT @ tokens_BTd
+        return None, (grad_BKd.flatten(-2).mT @ tokens_BTd[..., 0, :]).unflatten(-2, grad_BKd.shape[-2:])
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, int | None], *args: Tensor) -> tuple[Tensor, int]:
+        """The same with one dimension more in front; the rule that torch would make takes 0.3 ms longer."""
+        stacked = (
+            x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
+            for x, dim in zip(args, in_dims, strict=True)
+        )
+        return _StackedLogits.apply(*stacked), 0
 
 
 def stacked_logits(tokens_BTd: Tensor, W_Kdd: Tensor) -> Tensor:
     """Attention logits X W x_1 of K heads, shape (B, T, K): as few and as great products as there can be."""
-    K, d, _ = W_Kdd.shape
-    query_BKd = _Queries.apply(tokens_BTd[:, 0], W_Kdd.reshape(K * d, d)).view(-1, K, d)
-    return torch.bmm(tokens_BTd, query_BKd.transpose(1, 2))
+    return _StackedLogits.apply(tokens_BTd, W_Kdd)
 
 
 class TokenClassifier(Task):

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.autograd import gradcheck
+from torch.func import vmap
 
 from bench.config import resolve
 from bench.runner import run
@@ -24,6 +25,7 @@ from tasks.synthetic import (
     MixtureTokenData,
     TokenClassifier,
     TokenData,
+    stacked_logits,
 )
 
 F64 = torch.float64
@@ -104,10 +106,43 @@ def test_saturation_on_another_token_keeps_the_gradient_too() -> None:
     torch.testing.assert_close(logits.grad, expected, rtol=1e-12, atol=0)
 
 
+@pytest.mark.parametrize("lead", [8, 14, 16, 17, 18, 25])
+def test_values_far_from_0_do_not_hide_the_gradient_between_them(lead: int) -> None:
+    # What they differ by is far below the rounding of the mean, where the greatest weight is within rounding of 1.
+    generator = torch.Generator().manual_seed(lead)
+    values = 1 + 1e-3 * torch.rand(50, 6, generator=generator)
+    logits = torch.randn(50, 6, generator=generator)
+    logits[:, 2] += lead
+    logits.requires_grad_()
+    attended_mean(logits, values).sum().backward()
+    weights, known = logits.detach().double().softmax(1), values.double()
+    apart = known - known[:, 2:3]
+    expected = weights * (apart - (weights * apart).sum(1, keepdim=True))
+    torch.testing.assert_close(logits.grad, expected.float(), rtol=1e-4, atol=0)
+
+
 def test_attended_mean_passes_gradcheck() -> None:
     generator = torch.Generator().manual_seed(0)
     logits, values = (torch.randn(3, 4, dtype=F64, generator=generator, requires_grad=True) for _ in range(2))
     assert gradcheck(attended_mean, (logits, values))
+
+
+@pytest.mark.parametrize("in_dims", [(0, 0), (1, 2), (0, None), (None, 0)])
+def test_stacked_logits_of_many_problems_and_their_gradient_are_those_of_the_definition(in_dims: Any) -> None:
+    generator = torch.Generator().manual_seed(0)
+    both = [torch.randn(shape, dtype=F64, generator=generator) for shape in ((3, 5, 4, 6), (3, 2, 6, 6))]
+    tokens, W = (x[0] if dim is None else x.movedim(0, dim) for x, dim in zip(both, in_dims, strict=True))
+    W.requires_grad_()
+    X, heads = (
+        x[None].expand(3, *x.shape) if i is None else x.movedim(i, 0) for x, i in zip((tokens, W), in_dims, strict=True)
+    )
+    expected = torch.einsum("gbtd,gkde,gbe->gbtk", X, heads, X[:, :, 0])
+    logits = vmap(stacked_logits, in_dims)(tokens, W)
+    torch.testing.assert_close(logits, expected, rtol=1e-13, atol=1e-13)
+    some = torch.randn(logits.shape, dtype=F64, generator=generator)
+    (grad,), (wanted,) = (torch.autograd.grad((x * some).sum(), W) for x in (logits, expected))
+    torch.testing.assert_close(grad, wanted, rtol=1e-13, atol=1e-13)
+    assert grad.is_contiguous() == W.is_contiguous()  # optimizers run through both together
 
 
 @pytest.mark.parametrize(("cls", "data_cls"), BOTH)
