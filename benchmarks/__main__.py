@@ -5,7 +5,7 @@ import os
 import time
 from importlib import import_module
 
-SUBJECTS = ("training", "synthetic", "lanes", "heads", "max_margin", "optimizers", "input", "startup")
+SUBJECTS = ("training", "synthetic", "lanes", "heads", "max_margin", "optimizers", "input", "startup", "tuning")
 
 
 def main() -> None:
