@@ -5,7 +5,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -55,7 +55,8 @@ class StopRequest:
             raise KeyboardInterrupt
         self.signal = number
         if is_main_process():
-            os.write(2, b"\nbench: finishing the steps at hand and saving; once more to stop at once\n")
+            with suppress(OSError):  # nobody may listen any more
+                os.write(2, b"\nbench: finishing the steps at hand and saving; once more to stop at once\n")
 
     def take_over(self) -> None:
         """Handle the signals, in place of whoever does now; Lightning's own handler ends a run without a checkpoint."""

@@ -26,6 +26,8 @@ Engine = Literal["auto", "lanes", "lightning"]
 _WIDTHS = tuple(4**k for k in range(9))
 COMPILE_SECONDS = 10
 """Seconds of updates from which on it is tried whether `torch.compile` saves more than it takes. Ours."""
+LANES_GAIN = 0.9
+"""Lanes are used if a step takes less than this share of a step alone: short measurements are noisy, and runs alone are simpler. Ours."""
 _MEASURE_SECONDS = 0.2
 """Time a width at least so long, to choose between them."""
 
@@ -168,7 +170,7 @@ class Choices:
         width = next((w for w in sorted(costs) if costs[w] <= 1.15 * best), 1)
         if each:
             width = max(1, min(width, int(limit / each)))
-        pays = best < alone
+        pays = best < LANES_GAIN * alone
         if not costs:
             self.say(f"{first.task}: one run after the other, since memory is short")
         elif self.engine == "auto" and not pays:

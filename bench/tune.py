@@ -8,6 +8,7 @@ from bench.errors import UserError, unknown
 from bench.grid import read_seeds
 from bench.selection import CONVERGED
 from bench.space import Design, Range, read_space, space_as_json
+from bench.store import plain
 from bench.study import Study
 from bench.trials import Request, StudySpec
 from bench.tuning_progress import TuningProgress
@@ -60,7 +61,7 @@ def make_spec(
     design = Design(space, sampler or ("qmc" if ranges > 1 else "grid"))
     first = design.wanted({}, "min", CONVERGED, default_trials(design))[0].point
     config = resolve({**fixed, **first, "seed": seeds[0]}, fallback=places)
-    settings = settings_of(config.model_dump(mode="json", exclude={"data", "store", "logger", "seed"}))
+    settings = plain(settings_of(config.model_dump(exclude={"data", "store", "logger", "seed"})))
     left_out = {"task", "opt", *space} | ({"data_seed"} - fixed.keys())
     return StudySpec(
         task=config.task, opt=config.opt, versions={"task": config.task_spec.version, "opt": config.opt_spec.version},

@@ -63,6 +63,8 @@ class Worker:
             UserError: trials cannot be made here (data are missing, a device is not there, the store cannot be written).
         """
         self.study = study
+        if study.finished():  # or its first trials are there now
+            return True
         with self.stop.listening():
             lanes: int | None = None
             while self.stop.signal is None:
@@ -120,7 +122,7 @@ class Worker:
             raise
         except Exception as error:  # an attempt like any other, or it would be made again for ever
             traceback.print_exc()
-            made = f"{type(error).__name__}: {first_line(error)}"
+            made = first_line(error)
         if made is None:  # a sweep of lanes hears signals itself
             self.stop.signal = self.stop.signal or signal.SIGTERM
         for i, trial in enumerate(trials):
