@@ -8,7 +8,7 @@ import resource
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.metadata import version
@@ -126,7 +126,7 @@ def build(config: RunConfig, data: TaskData | None = None) -> tuple[Task, Plan]:
     try:
         data_names = inspect.signature(spec.data_cls.__init__).parameters
         of_data = {k: options.pop(k) for k in list(options) if k in data_names}
-        data = data or spec.data_cls(config.data, seed=config.seed, **of_data)
+        data = data or _load(spec.data_cls, config, of_data)
         with _default_dtype(torch.float64 if config.precision == "64-true" else torch.float32):
             task = spec.module_cls(data, **options)
     except ValueError as error:
@@ -135,6 +135,20 @@ def build(config: RunConfig, data: TaskData | None = None) -> tuple[Task, Plan]:
         raise UserError(str(error)) from None
     plan = task.plan = make_plan(config, task)
     return task, plan
+
+
+_loaded: dict[Any, TaskData] = {}
+
+
+def _load(data_cls: Any, config: RunConfig, options: Mapping[str, Any]) -> TaskData:
+    """The data; those that no seed changes are kept for the next run, which most often wants the same."""
+    if data_cls.seeded:
+        return data_cls(config.data, seed=config.seed, **options)
+    key = data_cls, config.data, repr(sorted(options.items()))
+    if key not in _loaded:
+        _loaded.clear()
+        _loaded[key] = data_cls(config.data, seed=config.seed, **options)
+    return _loaded[key]
 
 
 def as_stored(config: RunConfig) -> dict[str, Any]:
