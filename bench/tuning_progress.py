@@ -24,6 +24,7 @@ class TuningProgress:
     def __init__(self, label: str, metric: str, *, enabled: bool = True) -> None:
         self.label, self.metric, self.enabled = label, metric, enabled
         self.done, self.wanted, self.failed = 0, 0, 0
+        self._there: int | None = None  # trials that were done before
         self._rows: list[dict[str, str]] = [{}]
         self._live: Any = None
 
@@ -36,7 +37,8 @@ class TuningProgress:
             from rich.console import Console
             from rich.live import Live
 
-            self._live = Live(self._table(), console=Console(stderr=True), refresh_per_second=4, transient=True)
+            console = Console(stderr=True)
+            self._live = Live(get_renderable=self._table, console=console, refresh_per_second=4, transient=True)
             self._live.start()
         try:
             yield
@@ -51,7 +53,7 @@ class TuningProgress:
         settled = {trial.key for trial in trials if trial.state in ("completed", "pruned")}
         self.done, self.wanted = len(settled), max(len(points), asked)
         self.failed = sum(trial.state == "failed" for trial in trials)
-        self._refresh()
+        self._there = self.done if self._there is None else self._there
 
     def event(self, worker: int, event: Mapping[str, Any]) -> None:
         """Take over what a worker (`bench.worker.Worker`) tells."""
@@ -77,12 +79,10 @@ class TuningProgress:
         elif "idle" in event:
             row.clear()
             row["trial"] = "waits for the others"
-        self._refresh()
 
     def gone(self, worker: int) -> None:
         """A worker has nothing left to do."""
         self._rows[worker] = {"trial": "done"}
-        self._refresh()
 
     def say(self, line: str) -> None:
         """Show a line."""
@@ -96,28 +96,35 @@ class TuningProgress:
     def _say_ended(self, event: Mapping[str, Any]) -> None:
         if event["state"] == "given back":
             return
-        values = ["diverged" if run["value"] is None else f"{run['value']:.4g}" for run in event.get("runs", [])]
+        values = _spread([run["value"] for run in event.get("runs", [])])
         seconds = sum(run["wall_s"] for run in event.get("runs", []))
-        what = f"{self.metric} {', '.join(values)} ({duration(seconds)})" if values else event.get("reason", "")
+        what = f"{self.metric} {values} ({duration(seconds)})" if values else event.get("reason", "")
         state = "" if event["state"] == "completed" else f" {event['state']}"
         self.say(f"[{self.done}/{self.wanted}] {_name(event['ended'])}:{state} {what}")
 
-    def _refresh(self) -> None:
-        if self._live is not None:
-            self._live.update(self._table())
-
     def _table(self) -> Any:
+        from rich.console import Group
         from rich.table import Table
+        from rich.text import Text
 
-        spent = time.monotonic() - self._begun
+        spent, made = time.monotonic() - self._begun, self.done - (self._there or 0)
+        left = f", about {duration(spent / made * (self.wanted - self.done))} to go" if made else ""
         failed = f", {self.failed} attempts failed" if self.failed else ""
-        title = f"{self.label}: {self.done} of {self.wanted} trials{failed}, {duration(spent)}"
-        table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+        table = Table(box=None, pad_edge=False)
         for column in ("worker", "trial", "step", self.metric):
             table.add_column(column, no_wrap=True)
         for i, row in enumerate(self._rows):
             table.add_row(str(i + 1), row.get("trial", ""), row.get("step", ""), row.get("score", ""))
-        return table
+        return Group(Text(f"{self.label}: {self.done} of {self.wanted} trials{failed}, {duration(spent)}{left}"), table)
+
+
+def _spread(values: Sequence[float | None]) -> str:
+    """The values, or how far they spread if they are many; None is one that diverged."""
+    if len(values) <= 3:
+        return ", ".join("diverged" if value is None else f"{value:.4g}" for value in values)
+    there = [value for value in values if value is not None]
+    diverged = f", {len(values) - len(there)} diverged" * (len(there) < len(values))
+    return f"{min(there):.4g} to {max(there):.4g} ({len(values)} seeds{diverged})" if there else "diverged with all seeds"
 
 
 def _name(trial: Mapping[str, Any]) -> str:

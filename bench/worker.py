@@ -247,7 +247,7 @@ class _Shown(Progress):
         metric = TASKS[spec.task].metric
         if metric not in values:
             return
-        self.score = values[metric]
+        self.score = values.get("excess", values[metric]) if metric == "loss" else values[metric]
         self._tell(step)
         if self.first and self.worker.study.report(self.trial, step, values[metric]) and step < self.total:
             self.worker.stop.prune("worse than the median of the other trials")
