@@ -51,9 +51,9 @@ class StopRequest:
         Raises:
             KeyboardInterrupt: at the second one.
         """
-        if self.signal is not None:
+        if self.signal is not None and self.pruned is None:
             raise KeyboardInterrupt
-        self.signal = number
+        self.signal, self.pruned = number, None
         if is_main_process():
             with suppress(OSError):  # nobody may listen any more
                 os.write(2, b"\nbench: finishing the steps at hand and saving; once more to stop at once\n")

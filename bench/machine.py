@@ -35,36 +35,42 @@ def this_process() -> dict[str, Any]:
     """This process, so that others can see whether it lives."""
     return {
         "host": socket.gethostname(),
+        "boot": _boot(),
         "space": _pid_space(),
         "pid": os.getpid(),
         "started": _started(os.getpid()),
     }
 
 
-def is_dead(process: Mapping[str, Any]) -> bool:
-    """Whether a process of this machine is gone; False of those of other machines."""
-    if process.get("host") != socket.gethostname() or process.get("space") != _pid_space():
-        return False
-    return _started(process["pid"]) != process["started"]
+def lives(process: Mapping[str, Any]) -> bool | None:
+    """Whether a process (`this_process`) lives; None if it is one of another machine, of which nothing can be said."""
+    here = {"host": socket.gethostname(), "boot": _boot(), "space": _pid_space()}
+    if {name: process.get(name) for name in here} != here:
+        return None
+    return _started(process["pid"]) == process["started"]
 
 
 def _started(pid: int) -> str | None:
-    """When a process started: a number may be used again."""
+    """When a process started, since a number may be used again; None if there is none, nothing if that cannot be seen."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-        state, *fields = text.rpartition(")")[2].split()
-        return None if state == "Z" else fields[18]
-    except OSError:
-        pass
-    if Path("/proc/self/stat").exists():
-        return None
-    try:  # no /proc on a Mac
         os.kill(pid, 0)
     except ProcessLookupError:
         return None
     except PermissionError:
         pass
-    return ""
+    try:
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:  # a Mac, or another user's process
+        return ""
+    return None if state == "Z" else fields[18]
+
+
+def _boot() -> str:
+    """Machines may share a name, but not this."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
 
 
 def _pid_space() -> int:

@@ -43,6 +43,7 @@ def script(study: Study, workers: str, places: Mapping[str, Any], engine: str, o
         raise UserError(f"--trainer.num_nodes {nodes}: a task of the array has one machine; leave it out")
     places = {name: Path(place).absolute() for name, place in places.items()}
     command = [sys.executable, "-m", "bench.cli", "worker", "--study", study.name, "--engine", engine]
+    command += ["--shared-by", str(count)]
     command += [word for name, place in places.items() for word in (f"--{name}", str(place))]
     gpus = [] if settings["device"] == "cpu" else [f"--gres=gpu:{devices}"]
     directives = [

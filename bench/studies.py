@@ -1,6 +1,7 @@
 """The studies of a database: SQLite on one machine, PostgreSQL on several. With `study.py` the only place that names optuna."""
 
 import fcntl
+import re
 import warnings
 import weakref
 from collections.abc import Iterator
@@ -13,12 +14,13 @@ import sqlalchemy as sa
 import sqlalchemy.exc
 from optuna.storages import RDBStorage
 
+from bench.doctor import first_line
 from bench.errors import RunFailed, UserError, unknown
 from bench.study import DIRECTIONS, FRESH, Study
 from bench.trials import Request, StudySpec
 
 HEARTBEAT_SECONDS = 15
-"""Seconds between the signs of life of a trial's worker; after four times as much silence the trial is retried. Ours."""
+"""Seconds between the signs of life of a trial's worker; after four times as much silence the trial is tried again. Ours."""
 _EXAMPLES = "sqlite:///studies.db or postgresql+psycopg://user:password@host/database"
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -48,7 +50,7 @@ class Studies:
                 raise UserError(f"--storage {self.shown}: name a file, such as sqlite:///studies.db")
             arguments: dict[str, Any] = {"timeout": 60}  # seconds to wait for another writer
         else:
-            arguments = {"connect_timeout": 10}
+            arguments = {"connect_timeout": 10, "keepalives_idle": 20, "keepalives_interval": 10, "keepalives_count": 3}
         options = {"connect_args": arguments, "pool_pre_ping": True}
         with self.errors(), warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
@@ -57,23 +59,22 @@ class Studies:
             self._engine = sa.create_engine(self.url, **options)
             weakref.finalize(self, self._engine.dispose)  # or connections would end without a goodbye
             with self.lock():  # two processes that make the tables at once would fail
-                self.rdb = RDBStorage(
-                    self.url.render_as_string(hide_password=False), engine_kwargs=options,
-                    heartbeat_interval=heartbeat, grace_period=4 * heartbeat,
-                )  # fmt: skip
+                try:
+                    self.rdb = RDBStorage(self.url.render_as_string(hide_password=False), engine_kwargs=options)
+                except RuntimeError as error:  # tables of another version of Optuna
+                    raise UserError(f"--storage {self.shown}: {first_line(error)}") from None
                 weakref.finalize(self, self.rdb.engine.dispose)
         self.heartbeat = heartbeat
 
     @property
     def shown(self) -> str:
         """The URL without its password."""
-        return self.url.render_as_string(hide_password=True)
+        return self.url.set(query={}).render_as_string(hide_password=True)
 
     def names(self) -> list[str]:
         """Names of all studies."""
         with self.errors():
-            there = {study.study_name: study.user_attrs for study in optuna.get_all_study_summaries(self.rdb)}
-        return sorted(name for name, attrs in there.items() if "bench" in attrs)
+            return sorted(study.study_name for study in self.rdb.get_all_studies() if "bench" in study.user_attrs)
 
     def open(self, name: str) -> "Study":
         """The study of this name.
@@ -93,10 +94,12 @@ class Studies:
             UserError: under this name there is a study of something else; the message says what differs.
         """
         name = name or spec.name
+        if not re.fullmatch(r"[\w.+-]+", name):
+            raise UserError(f"--name {name}: a name has letters, digits, dots, - and _ and nothing else")
         with self.errors(), self.lock():
             study = self._find(name)
             if study is None:
-                if name.endswith(FRESH) or (self._there(name) and not self._there(name + FRESH)):
+                if self._there(name) and not self._there(name + FRESH):
                     raise UserError(f"--name {name}: {self.shown} has something else of this name; choose another")
                 for part in (name + FRESH, name):
                     optuna.create_study(
@@ -126,10 +129,7 @@ class Studies:
         return Study(self, name, StudySpec.model_validate(attrs["bench"]))
 
     def _there(self, name: str) -> bool:
-        try:
-            return self.id_of(name) is not None
-        except KeyError:
-            return False
+        return name in {study.study_name for study in self.rdb.get_all_studies()}
 
     def id_of(self, name: str) -> int:
         """Optuna's number of a study."""
@@ -144,12 +144,11 @@ class Studies:
                 fcntl.flock(file, fcntl.LOCK_EX)
                 yield
         else:
-            with self._engine.connect() as connection:
-                connection.execute(sa.text("SELECT pg_advisory_lock(726173)"))
-                try:
-                    yield
-                finally:
-                    connection.execute(sa.text("SELECT pg_advisory_unlock(726173)"))
+            with self._engine.begin() as connection:
+                # A machine that loses its power says no goodbye.
+                connection.execute(sa.text("SET LOCAL idle_in_transaction_session_timeout = '60s'"))
+                connection.execute(sa.text("SELECT pg_advisory_xact_lock(726173)"))
+                yield
 
     @contextmanager
     def errors(self) -> Iterator[None]:
@@ -170,7 +169,7 @@ class Studies:
             raise UserError(f"--storage {self.shown}: unknown driver; write {_EXAMPLES}") from None
         except optuna.exceptions.StorageInternalError as error:
             raise self._refused(error.__cause__ or error) from None
-        except (sqlalchemy.exc.SQLAlchemyError, OSError, RuntimeError) as error:
+        except (sqlalchemy.exc.SQLAlchemyError, OSError) as error:
             raise self._refused(error) from None
 
     def _refused(self, error: BaseException) -> UserError:

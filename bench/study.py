@@ -11,25 +11,26 @@ made under one lock of the database that goes with its process. So no process is
 import math
 import threading
 import time
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import optuna
-from optuna.storages import fail_stale_trials
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from bench.errors import UserError
-from bench.machine import is_dead
+from bench.errors import RunFailed, UserError
+from bench.machine import lives
 from bench.selection import CONVERGED, End, above_infimum, final_value, seed_median, selected
 from bench.space import Axis, Point, Range, Space, Wanted, point_key
 from bench.store import RunResult, plain
 from bench.trials import Request, State, StudySpec, Trial
+from optimizers import OPTIMIZERS
+from tasks import TASKS
 
 if TYPE_CHECKING:
     from bench.studies import Studies
 
+T = TypeVar("T")
 REFINE_ROUND = 2
 """Trials that TPE suggests at once: more keep more workers busy and know less. Ours."""
 FRESH = " (fresh seeds)"
@@ -57,6 +58,7 @@ class Study:
     def __init__(self, studies: "Studies", name: str, spec: StudySpec) -> None:
         self.studies, self.name, self.spec = studies, name, spec
         self._rdb = studies.rdb
+        self._watched: dict[tuple[bool, int], tuple[Any, float, float]] = {}
         self._ids = {fresh: studies.id_of(name + FRESH * fresh) for fresh in (False, True)}
 
     @property
@@ -67,13 +69,16 @@ class Study:
 
     def ask(self, request: Request) -> Request:
         """Ask for more: of each number the greater one holds; the latest word on retries and the report holds."""
-        with self.studies.errors(), self.studies.lock():
+
+        def grow() -> Request:
             old = self.request
             grown = {name: max(getattr(old, name), getattr(request, name)) for name in ("trials", "total", "refine")}
             self.spec.design.wanted({}, self.spec.mode, CONVERGED, grown["trials"], grown["total"])  # or it refuses
             new = request.model_copy(update=grown)
             self._rdb.set_study_user_attr(self._ids[False], "request", new.model_dump())
-        return new
+            return new
+
+        return self._insist(grow)
 
     def trials(self, *, fresh: bool | None = None) -> list[Trial]:
         """All attempts at all trials in their order, those of the fresh seeds last.
@@ -125,12 +130,9 @@ class Study:
 
         Must be called under the lock.
         """
-        for dead in [trial for trial in self.trials() if trial.state == "running" and is_dead(trial.worker)]:
-            self._end(dead, TrialState.FAIL, reason="its worker died")
-        for part in (False, True):
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-                fail_stale_trials(optuna.load_study(study_name=self.name + FRESH * part, storage=self._rdb))
+        for trial in self.trials():
+            if trial.state == "running" and (why := self._dead(trial)):
+                self._end(trial, TrialState.FAIL, reason=why)
         trials = self.trials(fresh=False)
         request = self.request
         known, least = self.scores(trials)
@@ -155,10 +157,43 @@ class Study:
                 fresh = self.trials(fresh=True)
         return [*trials, *fresh]
 
+    def _dead(self, trial: Trial) -> str | None:
+        """Why the worker of a running trial is taken for dead, or None.
+
+        Of a worker on another machine only its beat can be seen. It must have stood still for as long as we have watched
+        it, without a pause: after an outage of the database, or of this machine, all beats are old.
+        """
+        alive = lives(trial.worker)
+        if alive is not None:
+            return None if alive else "its worker died"
+        now, heartbeat = time.monotonic(), self.studies.heartbeat
+        sign = trial.worker, trial.beat
+        before, since, last = self._watched.get((trial.fresh, trial.number), (None, now, now))
+        if sign != before or now - last > 2 * heartbeat:
+            since = now
+        self._watched[trial.fresh, trial.number] = sign, since, now
+        return "its worker fell silent" if now - since > 4 * heartbeat else None
+
     def finished(self) -> bool:
         """Whether nothing is left to do."""
-        with self.studies.errors(), self.studies.lock():
-            return all(trial.state not in ("waiting", "running") for trial in self.advance())
+        return self._insist(lambda: all(trial.state not in ("waiting", "running") for trial in self.advance()))
+
+    def refuse_other_versions(self) -> None:
+        """Refuse to train for a study that another version of its task or optimizer began.
+
+        Raises:
+            UserError: with the versions.
+        """
+        spec = self.spec
+        here = {
+            kind: getattr(known.get(name), "version", None)
+            for kind, known, name in (("task", TASKS, spec.task), ("opt", OPTIMIZERS, spec.opt))
+        }
+        if here != spec.versions:
+            raise UserError(
+                f"study {self.name} was begun with versions {spec.versions} of {spec.task} and {spec.opt}, and here are {here}:"
+                " their results cannot be mixed; begin another study"
+            )
 
     def best(self, trials: Sequence[Trial]) -> Trial | None:
         """The trial with the best score, the middle one of equals along the main axis; None if none has a score."""
@@ -194,11 +229,7 @@ class Study:
             direction=DIRECTIONS[self.spec.mode],
             sampler=optuna.samplers.TPESampler(seed=len(known), n_startup_trials=0),
         )
-        half = math.sqrt(10)
-        space: Space = {
-            name: Range(best.point[name] / half, best.point[name] * half) if isinstance(axis, Range) else axis
-            for name, axis in self.spec.axes.items()
-        }
+        space = self.spec.design.around(best.point)
         worst = math.inf if self.spec.mode == "min" else -math.inf
         near = {name: _distribution(axis) for name, axis in space.items()}
         for trial in trials:
@@ -223,11 +254,15 @@ class Study:
         """Take a waiting trial; an empty list if others still work, None if nothing is left to do.
 
         Args:
-            worker: who takes it (`me`).
+            worker: who takes it (`bench.machine.this_process`).
             shared_by: take many, so that so many workers have about the same number.
         """
-        with self.studies.errors(), self.studies.lock():
+
+        def take() -> list[Trial] | None:
             trials = self.advance()
+            mine = [trial for trial in trials if trial.state == "running" and trial.worker == dict(worker)]
+            if mine:  # the database went away when we took them
+                return mine
             waiting = [trial for trial in trials if trial.state == "waiting"]
             waiting = [trial for trial in waiting if trial.fresh == waiting[0].fresh]
             running = [trial for trial in trials if trial.state == "running"]
@@ -238,41 +273,46 @@ class Study:
                 self._rdb.set_trial_user_attr(number, "worker", dict(worker))
                 if trial.reason is not None:  # why it was given back
                     self._rdb.set_trial_user_attr(number, "reason", None)
-                self._rdb.record_heartbeat(number)  # first: a trial that runs without one would never count as dead
                 self._rdb.set_trial_state_values(number, TrialState.RUNNING)
                 trial.state, trial.worker, trial.reason = "running", dict(worker), None
             return waiting if waiting or running else None
+
+        return self._insist(take)
 
     def complete(self, trial: Trial, runs: Sequence[RunResult]) -> bool:
         """Record what came of a trial; False if it was taken for dead meanwhile and given to another worker."""
         value = seed_median([value_of(run, trial.fresh) for run in runs], self.spec.mode)
         worst = math.inf if self.spec.mode == "min" else -math.inf
-        return self._settle(trial, TrialState.COMPLETE, runs=runs, value=worst if value is None else value)
+        return self._insist(
+            lambda: self._end(trial, TrialState.COMPLETE, runs=runs, value=worst if value is None else value)
+        )
 
     def prune(self, trial: Trial, runs: Sequence[RunResult], reason: str) -> bool:
         """Record that a trial was stopped early."""
-        return self._settle(trial, TrialState.PRUNED, runs=runs, reason=reason)
+        return self._insist(lambda: self._end(trial, TrialState.PRUNED, runs=runs, reason=reason))
 
     def fail(self, trial: Trial, reason: str) -> bool:
         """Record that an attempt came to nothing; `advance` tries again unless it was the last."""
-        return self._settle(trial, TrialState.FAIL, reason=reason)
+        return self._insist(lambda: self._end(trial, TrialState.FAIL, reason=reason))
 
     def give_back(self, trial: Trial, reason: str) -> bool:
         """Put a trial back as if nobody had taken it: the worker was asked to stop."""
-        return self._settle(trial, TrialState.WAITING, reason=reason)
+        return self._insist(lambda: self._end(trial, TrialState.WAITING, reason=reason))
 
     def report(self, trial: Trial, step: int, value: float) -> bool:
         """Record an evaluation during a trial's first run, and say whether the trial is to be stopped.
 
-        It is if the value is worse than the median of the other trials at that step, with four of them at least.
+        It is if its best value so far is worse than the median of those of other completed trials at that step, four at least.
+        No evaluation is worth a run: if the database is away, nothing is recorded.
         """
-        with self.studies.errors():
+        with suppress(UserError), self.studies.errors():
             self._rdb.set_trial_intermediate_value(self._id(trial), step, value)
             if not self.spec.prune or trial.fresh:
                 return False
             study = optuna.load_study(study_name=self.name, storage=self._rdb)
             pruner = optuna.pruners.MedianPruner(n_startup_trials=4)
             return pruner.prune(study, self._rdb.get_trial(self._id(trial)))
+        return False
 
     @contextmanager
     def alive(self, trials: Sequence[Trial]) -> Iterator[None]:
@@ -280,10 +320,12 @@ class Study:
         done = threading.Event()
 
         def beat() -> None:
+            count = 0
             while not done.wait(self.studies.heartbeat):
+                count += 1
                 for trial in trials:
                     with suppress(Exception):  # the database may be away for a while; the end of a trial insists
-                        self._rdb.record_heartbeat(self._id(trial))
+                        self._rdb.set_trial_user_attr(self._id(trial), "beat", count)
 
         thread = threading.Thread(target=beat, daemon=True)
         thread.start()
@@ -293,17 +335,16 @@ class Study:
             done.set()
             thread.join()
 
-    def _settle(self, trial: Trial, state: TrialState, **attributes: Any) -> bool:
-        """End a trial, and insist for a while if the database is away: what was trained must not be lost."""
-        for pause in (1, 2, 5, 10, 30, None):
+    def _insist(self, change: Callable[[], T]) -> T:
+        """Make a change under the lock, and insist for a while if the database is away: nothing must be lost."""
+        for pause in (1, 2, 5, 10, 30, 60):
             try:
                 with self.studies.errors(), self.studies.lock():
-                    return self._end(trial, state, **attributes)
-            except UserError:
-                if pause is None:
-                    raise
+                    return change()
+            except RunFailed:
                 time.sleep(pause)
-        raise AssertionError
+        with self.studies.errors(), self.studies.lock():
+            return change()
 
     def _end(
         self, trial: Trial, state: TrialState, *, value: float | None = None, reason: str | None = None,
@@ -326,13 +367,12 @@ class Study:
 
 def _trial(frozen: FrozenTrial, fresh: bool) -> Trial:
     attrs = frozen.user_attrs
-    state = _STATES[frozen.state]
-    reason = attrs.get("reason")
+    state, reason = _STATES[frozen.state], attrs.get("reason")
     return Trial(
         number=frozen.number, state=state, point=attrs["point"], kind=attrs["kind"], seeds=attrs["seeds"],
         runs=[RunResult(**run) for run in attrs.get("runs", [])],
-        reason=reason or ("its worker fell silent" if state == "failed" else None),
-        worker=attrs.get("worker", {}), seconds=frozen.duration.total_seconds() if frozen.duration else None, fresh=fresh,
+        reason=reason, worker=attrs.get("worker", {}), beat=attrs.get("beat"),
+        seconds=frozen.duration.total_seconds() if frozen.duration else None, fresh=fresh,
     )  # fmt: skip
 
 

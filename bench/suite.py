@@ -10,15 +10,14 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from bench import sensitivity, tuned
-from bench.config import configs_folder, on_device, read_yaml
+from bench.config import configs_folder, read_yaml
 from bench.errors import UserError, unknown
 from bench.grid import read_seeds
 from bench.reproduction import duration
-from bench.selection import CONVERGED
 from bench.studies import Studies
 from bench.study import Study
 from bench.trials import Request, StudySpec
-from bench.tune import make_request, make_spec, tuning_seeds
+from bench.tune import default_trials, make_request, make_spec, tuning_seeds
 from bench.tuning_progress import TuningProgress, spoken
 from bench.workers import Workers
 from tasks import TASKS
@@ -74,9 +73,9 @@ class Suite(BaseModel):
             places: where data and store are.
 
         Raises:
-            UserError: a setting is unknown or illegal.
+            UserError: a setting is unknown or illegal, or budgets cannot be made equal.
         """
-        return [
+        specs = [
             make_spec(
                 {**self.settings, **own_task, **own_opt, "task": task, "opt": opt},
                 sampler=self.tune.sampler, seeds=tuning_seeds(_text(self.tune.seeds)),
@@ -85,6 +84,13 @@ class Suite(BaseModel):
             for task, own_task in _by_name(self.tasks).items()
             for opt, own_opt in _by_name(self.optimizers).items()
         ]  # fmt: skip
+        fixed = [spec for spec in specs if not spec.design.can_grow]
+        if fixed and len({(default_trials(spec.design), spec.design.can_grow) for spec in specs}) > 1:
+            raise UserError(
+                f"{fixed[0].opt}: a list of values cannot be topped up to the number of trials of the others;"
+                " give a range (LOW:HIGH), or lists of one length to all"
+            )
+        return specs
 
 
 def _by_name(entries: Mapping[str, Settings | None] | Sequence[str]) -> dict[str, Settings]:
@@ -189,18 +195,13 @@ def measured(places: Mapping[str, Any], threads: int) -> Callable[[StudySpec], f
     def measure(spec: StudySpec) -> float:
         key = f"{spec.task} {sorted((k, str(v)) for k, v in spec.settings.items() if not k.startswith('opt.'))}"
         if key not in known:
-            config = on_device(spec.config(first_point(spec), spec.seeds[0], places))
+            config = spec.typical(places)
             task, made = build(config)
             micro = math.ceil(made.batch_size / min(made.batch_size, made.micro_batch_size))
             known[key] = seconds_of(single_step(config, task, made)) * micro * made.total_steps
         return known[key]
 
     return measure
-
-
-def first_point(spec: StudySpec) -> Mapping[str, Any]:
-    """The middle of a study's space."""
-    return spec.design.wanted({}, spec.mode, CONVERGED, make_request(spec.design, None).trials)[0].point
 
 
 def plan_lines(steps: Sequence[Step], workers: int) -> list[str]:
@@ -256,12 +257,12 @@ def carry_out(
             for (study, request), total in zip(own, totals, strict=True):
                 if not _work(study, request.model_copy(update={"total": total}), workers, say):
                     return None
-            counts = [len(tuned.outcome(study).scored) for study, _ in own]
-            goals = [max(counts) if study.spec.design.can_grow else 0 for study, _ in own]
-            if all(goal <= count for goal, count in zip(goals, counts, strict=True)):
+            found = [tuned.outcome(study) for study, _ in own]
+            most = max(len(each.scored) + len(each.refined) for each in found)
+            totals = [most - len(each.refined) for each in found]
+            if all(total <= len(each.scored) for total, each in zip(totals, found, strict=True)):
                 break
-            say(f"{task}: a grid has grown, so all get {max(counts)} trials")
-            totals = goals
+            say(f"{task}: a grid has grown, so all get {most} trials")
         for (study, request), total in zip(own, totals, strict=True):
             if not _work(study, request.model_copy(update={"total": total, "report": True}), workers, say):
                 return None
@@ -274,7 +275,7 @@ def _work(study: Study, request: Request, workers: Workers, say: Callable[[str],
         return True
     what = "fresh seeds of the winner" if request.report else "tuning"
     say(f"{study.spec.task} {study.spec.opt}: {what} (study {study.name})")
-    return workers.work(study, TuningProgress(f"study {study.name}", TASKS[study.spec.task].metric))
+    return workers.work(study, TuningProgress(f"study {study.name}", study.spec.metric))
 
 
 def result_lines(found: Sequence[tuned.Outcome]) -> list[str]:
@@ -299,7 +300,7 @@ def result_lines(found: Sequence[tuned.Outcome]) -> list[str]:
             interval = each.fresh_interval
             rows.append(
                 [
-                    each.study.spec.opt, str(len(each.scored)),
+                    each.study.spec.opt, str(len(each.scored) + len(each.refined)),
                     "none" if each.best is None else spoken(each.best.point),
                     "-" if each.score is None else f"{each.score:.4g}",
                     "-" if interval is None else f"{interval.mean:.4g}",

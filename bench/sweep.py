@@ -40,6 +40,7 @@ def sweep(
     engine: Engine = "auto",
     width: int | None = None,
     memory: int | None = None,
+    stop: StopRequest | None = None,
 ) -> list[RunResult] | None:
     """Make the runs that the store does not have, and return all of them; None if a signal asked to stop.
 
@@ -53,6 +54,7 @@ def sweep(
         engine: `lanes`, `lightning` (one run after the other), or what is faster.
         width: lanes of a block at most; measured by default.
         memory: bytes that a block may take; 80 % of what is free by default.
+        stop: by which somebody else may ask the sweep to stop; it listens to signals as well.
 
     Raises:
         UserError: a run cannot be made, or not with this engine.
@@ -64,7 +66,7 @@ def sweep(
     todo = {config.run_id: config for config in configs if store.finished(config.run_id) is None}
     if len(todo) < len(configs):
         say(f"{len(configs) - len(todo)} of {len(configs)} runs are stored")
-    stop = StopRequest()
+    stop = stop or StopRequest()
     groups: dict[tuple[object, ...], dict[str, RunConfig]] = {}
     for run_id, config in todo.items():
         groups.setdefault(block_key(config), {})[run_id] = config

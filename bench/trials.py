@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -9,9 +10,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from bench.config import RunConfig, resolve
+from bench.config import RunConfig, on_device, resolve
 from bench.selection import Mode
-from bench.space import Design, Point, Space, point_key, space_from_json
+from bench.space import Design, Point, Range, Space, point_key, space_from_json
 from bench.store import RunResult
 from tasks import TASKS
 
@@ -60,6 +61,11 @@ class StudySpec(BaseModel):
         return space_from_json(self.space)
 
     @property
+    def metric(self) -> str:
+        """What is compared."""
+        return TASKS[self.task].metric
+
+    @property
     def mode(self) -> Mode:
         """Whether the metric is better when smaller or greater."""
         return TASKS[self.task].mode
@@ -77,6 +83,16 @@ class StudySpec(BaseModel):
         """
         names = {"task": self.task, "opt": self.opt, "seed": seed}
         return resolve({**self.settings, **point, **names, **places})
+
+    def typical(self, places: Mapping[str, Any]) -> RunConfig:
+        """A run from the middle of the space, with its device decided.
+
+        Raises:
+            UserError: the device is not there.
+        """
+        values = {name: axis[0] for name, axis in self.axes.items() if not isinstance(axis, Range)}
+        middle = {name: math.sqrt(axis.low * axis.high) for name, axis in self.axes.items() if isinstance(axis, Range)}
+        return on_device(self.config(values | middle, self.seeds[0], places))
 
     def differences(self, other: "StudySpec") -> list[str]:
         """What differs, a line each: `name: here / there`."""
@@ -119,6 +135,7 @@ class Trial:
         runs: what came of them; without evaluations but the last.
         reason: why it failed, was pruned or given back.
         worker: who has it, or had it last.
+        beat: the last sign of life of that worker, if it has given one.
         seconds: from its claim to its end, if it has ended.
         fresh: whether it belongs to the fresh seeds.
     """
@@ -131,6 +148,7 @@ class Trial:
     runs: list[RunResult] = field(default_factory=list)
     reason: str | None = None
     worker: dict[str, Any] = field(default_factory=dict)
+    beat: int | None = None
     seconds: float | None = None
     fresh: bool = False
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from bench.config import RunConfig, on_device, resolve, settings_of
+from bench.config import resolve, settings_of
 from bench.errors import UserError, unknown
 from bench.grid import read_seeds
 from bench.selection import CONVERGED
@@ -113,6 +113,7 @@ def make_request(
         )
     trials = usual if trials is None else trials
     refine = trials - usual if tpe else 0
+    design.wanted({}, "min", CONVERGED, trials - refine)  # or it refuses, before there is a study
     return Request(trials=trials - refine, refine=refine, retries=retries, report=report)
 
 
@@ -130,16 +131,9 @@ def work(study: Study, workers: str, places: Mapping[str, Any], engine: str, pro
         UserError: there are not so many devices, or trials cannot be made here.
         RunFailed: workers die as soon as they are started.
     """
-    config = typical(study, places)
-    cut = slots(workers, config)
+    study.refuse_other_versions()
+    cut = slots(workers, study.spec.typical(places), study.request.trials)
     if study.finished():
         return True
     with Workers(study.studies, cut, places, engine) as pool:
         return pool.work(study, progress)
-
-
-def typical(study: Study, places: Mapping[str, Any]) -> RunConfig:
-    """A run of the study."""
-    spec = study.spec
-    first = spec.design.wanted({}, spec.mode, CONVERGED, max(1, study.request.trials))[0].point
-    return on_device(spec.config(first, spec.seeds[0], places))

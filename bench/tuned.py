@@ -14,7 +14,7 @@ from bench.reproduction import duration
 from bench.selection import End, above_infimum, final_value
 from bench.space import point_key
 from bench.stats import Interval, t_interval
-from bench.store import RunResult, plain
+from bench.store import RunResult, plain, replacing
 from bench.study import Study
 from bench.trials import Trial
 from bench.tuning_progress import spoken
@@ -35,6 +35,7 @@ class Outcome:
         scores: of the points by `point_key`; None for those without one.
         best: the winner, or None if no trial has a score.
         fresh: the winner's runs on the fresh seeds that are there.
+        fresh_failed: why others of them came to nothing, by seed.
         lr_at_boundary: whether the best value of the axis along which the design goes, most often lr, lies at the boundary of
             those tried.
         missing: points that the budget would have tried and the study has not.
@@ -46,6 +47,7 @@ class Outcome:
     scores: Mapping[str, End]
     best: Trial | None
     fresh: list[RunResult]
+    fresh_failed: Mapping[int, str]
     lr_at_boundary: bool
     missing: int
 
@@ -77,7 +79,10 @@ class Outcome:
 
     @property
     def cost(self) -> dict[str, float]:
-        """Seconds of training and gradients of a batch, of the trials and of the fresh seeds."""
+        """Seconds of training and gradients of a batch (optimizer steps), of the trials and of the fresh seeds.
+
+        Attempts that came to nothing are left out.
+        """
         return {
             "trial_seconds": round(sum(run.wall_s for run in self.runs), 1),
             "trial_gradient_evaluations": sum(run.steps for run in self.runs),
@@ -100,7 +105,7 @@ def outcome(study: Study, budget: int | None = None) -> Outcome:
     own = [trial for trial in trials if not trial.fresh]
     scores, least = study.scores(own)
     request, spec = study.request, study.spec
-    if budget is not None and budget > request.trials:
+    if budget is not None and not 1 <= budget <= request.trials:
         raise UserError(
             f"--budget {budget}: {study.name} has {request.trials} trials in its design; ask for at most that"
         )
@@ -112,24 +117,16 @@ def outcome(study: Study, budget: int | None = None) -> Outcome:
     scored = [last[key] for w in wanted if (key := point_key(w.point)) in scores]
     refined = [] if budget is not None else [t for k, t in last.items() if t.kind == "refinement" and k in scores]
     best = study.best([*scored, *refined])
-    fresh = [
-        trial
-        for trial in trials
-        if trial.fresh and trial.state == "completed" and best is not None and trial.point == best.point
-    ]
-    fresh.sort(key=lambda trial: trial.seeds)
+    winner = [trial for trial in trials if trial.fresh and best is not None and trial.point == best.point]
+    fresh = sorted((trial for trial in winner if trial.state == "completed"), key=lambda trial: trial.seeds)
+    failed = {trial.seeds[0]: trial.reason or "" for trial in winner if trial.state == "failed"}
+    for trial in winner:
+        if trial.state != "failed":
+            failed.pop(trial.seeds[0], None)
     tried = [trial.point for trial in (*scored, *refined)]
     edge = best is not None and spec.design.at_boundary(tried, best.point)
-    return Outcome(
-        study,
-        scored,
-        refined,
-        scores,
-        best,
-        [run for trial in fresh for run in trial.runs],
-        edge,
-        len(wanted) - len(scored),
-    )
+    runs = [run for trial in fresh for run in trial.runs]
+    return Outcome(study, scored, refined, scores, best, runs, failed, edge, len(wanted) - len(scored))
 
 
 def lines(found: Outcome, shown: sensitivity.Sensitivity | None) -> list[str]:
@@ -183,6 +180,7 @@ def _notes(found: Outcome) -> list[str]:
     for trial in found.scored:
         if trial.state == "failed":
             notes.append(f"{spoken(trial.point)} failed: {trial.reason}")
+    notes += [f"fresh seed {seed} failed: {reason}" for seed, reason in found.fresh_failed.items()]
     return notes
 
 
@@ -199,7 +197,7 @@ def _fresh(found: Outcome) -> str:
     wide = (
         f", 95 % t-interval [{interval.low:.4g}, {interval.high:.4g}]" if interval.n > 1 else ": one run, no interval"
     )
-    left = len(spec.report_seeds) - interval.n
+    left = len(spec.report_seeds) - interval.n - len(found.fresh_failed)
     return f"{split} {interval.mean:.4g}{wide} (seeds {seeds})" + f", {left} still to come" * bool(left)
 
 
@@ -288,6 +286,7 @@ def tuned_yaml(found: Outcome) -> str:
             "fresh": {
                 "metric": f"{run.split}/{run.metric}{_above(found)}",
                 "values": found.fresh_values,
+                **({"failed": dict(found.fresh_failed)} if found.fresh_failed else {}),
                 "mean": interval and interval.mean,
                 "interval_95": [_finite(interval.low), _finite(interval.high)] if interval else None,
             },
@@ -330,9 +329,8 @@ def write(folder: Path, found: Outcome, command: str) -> list[Path]:
     path = folder / spec.task / f"{spec.opt}.yaml"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text(content, "utf-8")
-        temporary.replace(path)
+        with replacing(path) as temporary:
+            temporary.write_text(content, "utf-8")
     except OSError as error:
         raise UserError(
             f"cannot write {path}: {error.strerror or error}; choose another folder with --out DIR"

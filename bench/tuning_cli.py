@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.errors import UserError
+from bench.grid import read_seeds
 from bench.words import Parser, add_places, read
 
 if TYPE_CHECKING:
@@ -35,13 +36,10 @@ def _tune(words: list[str]) -> int:
     parser.add_argument(
         "--trials", type=int, help="settings that are tried (default: nine half decades around the range's middle)"
     )
-    parser.add_argument(
-        "--seeds", default="2", help="runs of a trial: how many (2 is 1000 and 1001), or which (5,6); default 2"
-    )
+    parser.add_argument("--seeds", help="runs of a trial: how many (2 is 1000 and 1001), or which (5,6); default 2")
     parser.add_argument(
         "--report_seeds",
         "--report-seeds",
-        default="5",
         help="fresh seeds of the winner: how many (5 is 0 to 4), or which",
     )
     parser.add_argument(
@@ -49,11 +47,12 @@ def _tune(words: list[str]) -> int:
         help="grid: half decades, more at an edge (default); qmc: quasi-random; tpe: the grid, then refinements around its best, labelled",
     )  # fmt: skip
     parser.add_argument(
-        "--prune", action="store_true", help="stop trials that are worse than the median of the others; labelled"
+        "--prune",
+        action="store_true",
+        default=None,
+        help="stop trials that are worse than the median of the others; labelled",
     )
-    parser.add_argument(
-        "--retries", type=int, default=2, help="how often a trial that came to nothing is tried again (default 2)"
-    )
+    parser.add_argument("--retries", type=int, help="how often a trial that came to nothing is tried again (default 2)")
     parser.add_argument("--name", help="of the study (default: TASK-OPT-HASH)")
     parser.add_argument("--resume", metavar="NAME", help="go on with this study as it was asked for")
     parser.add_argument(
@@ -67,7 +66,7 @@ def _tune(words: list[str]) -> int:
     parser.add_argument(
         "--slurm", action="store_true", help="submit the workers to Slurm as an array, one task a GPU, and stop"
     )
-    parser.add_argument("--print", action="store_true", help="with --slurm: print the script instead of submitting it")
+    parser.add_argument("--print", action="store_true", help="with --slurm: print the script, do not submit it")
     parser.add_argument(
         "--sbatch",
         default="",
@@ -85,38 +84,52 @@ def _tune(words: list[str]) -> int:
     from bench.tuning_progress import TuningProgress, spoken
 
     places = {"data": args.data, "store": args.store}
-    if args.resume:
-        if settings:
-            raise UserError(f"--resume takes the study's own settings; leave --{min(settings)} out")
-        study = _studies(args).open(args.resume)
+    tpe = args.sampler == "tpe"
+    study = _studies(args).open(args.resume) if args.resume else None
+    if study is not None:
+        own = {"seeds", "report_seeds", "prune", "name", *([] if tpe else ["sampler"])}
+        given = [*settings, *(name for name in sorted(own) if getattr(args, name) is not None)]
+        if given:
+            raise UserError(f"--resume takes the study's own settings; leave --{given[0]} out")
+        spec, name, request = study.spec, study.name, study.request
         if args.trials is not None:
-            study.ask(make_request(study.spec.design, args.trials, tpe=args.sampler == "tpe", retries=args.retries))
+            request = make_request(spec.design, args.trials, tpe=tpe, report=request.report)
+        if args.retries is not None:
+            request = request.model_copy(update={"retries": args.retries})
     else:
+        report = "5" if args.report_seeds is None else args.report_seeds
         spec = make_spec(
-            settings, sampler=None if args.sampler == "tpe" else args.sampler, seeds=tuning_seeds(args.seeds),
-            report_seeds=_report_seeds(args.report_seeds), prune=args.prune, places=places,
+            settings, sampler=None if tpe else args.sampler, seeds=tuning_seeds(args.seeds or "2"),
+            report_seeds=[] if report == "0" else read_seeds(report), prune=bool(args.prune), places=places,
         )  # fmt: skip
+        name = args.name or spec.name
         request = make_request(
-            spec.design, args.trials, tpe=args.sampler == "tpe", retries=args.retries, report=args.report_seeds != "0"
+            spec.design, args.trials, tpe=tpe, retries=2 if args.retries is None else args.retries, report=report != "0"
         )
-        wanted = spec.design.wanted({}, spec.mode, CONVERGED, request.trials)
-        if args.dry_run:
-            print(
-                "\n".join(spoken(w.point) for w in wanted) if not args.json else json.dumps([w.point for w in wanted])
-            )
-            print(
-                f"bench: {len(wanted)} trials of {len(spec.seeds)} seeds, study {args.name or spec.name}",
-                file=sys.stderr,
-            )
-            return 0
-        make_output(args.out)  # before hours of training
+    if args.dry_run:
+        points = [w.point for w in spec.design.wanted({}, spec.mode, CONVERGED, request.trials, request.total)]
+        print(json.dumps(points) if args.json else "\n".join(map(spoken, points)))
+        print(f"bench: {len(points)} trials of {len(spec.seeds)} seeds, study {name}", file=sys.stderr)
+        return 0
+    if args.slurm and args.storage is None:
+        raise UserError(
+            "--slurm: SQLite is not safe on the file systems that nodes share; give the address of a PostgreSQL"
+            " (--storage postgresql+psycopg://USER:PASSWORD@HOST/NAME, or $BENCH_STORAGE)"
+        )
+    make_output(args.out)  # before hours of training
+    if study is None:
         study = _studies(args).create(spec, args.name)
-        study.ask(request)
-    if args.slurm or args.print:
+    asked = study.ask(request)
+    if asked.trials > request.trials:
+        print(
+            f"bench: the study has {asked.trials} trials already; `bench studies {name} --budget {request.trials}` shows"
+            f" what {request.trials} would have found",
+            file=sys.stderr,
+        )
+    if args.slurm:
         return _slurm(study, args, places)
-    progress = TuningProgress(f"study {study.name}", _metric(study), enabled=True)
-    done = work(study, args.workers, places, args.engine, progress)
-    if not done:
+    progress = TuningProgress(f"study {study.name}", spec.metric)
+    if not work(study, args.workers, places, args.engine, progress):
         progress.say(
             f"bench: stopped; nothing is lost, and the same command (or bench tune --resume {study.name}) goes on"
         )
@@ -125,14 +138,15 @@ def _tune(words: list[str]) -> int:
 
 
 def _slurm(study: "Study", args: argparse.Namespace, places: Mapping[str, Any]) -> int:
+    from bench.reproduce import make_output
     from bench.slurm import script, submit
 
-    if study.studies.url.get_backend_name() == "sqlite" and args.storage is None:
-        raise UserError(
-            "--slurm: SQLite is not safe on the file systems that nodes share; give the address of a PostgreSQL"
-            " (--storage postgresql+psycopg://USER:PASSWORD@HOST/NAME, or $BENCH_STORAGE)"
-        )
-    text = script(study, args.workers, places, args.engine, shlex.split(args.sbatch))
+    try:
+        options = shlex.split(args.sbatch)
+    except ValueError as error:
+        raise UserError(f"--sbatch {args.sbatch}: {str(error).lower()}") from None
+    make_output(args.store)  # or Slurm could not write its log
+    text = script(study, args.workers, places, args.engine, options)
     if args.print:
         print(text, end="")
         return 0
@@ -141,18 +155,6 @@ def _slurm(study: "Study", args: argparse.Namespace, places: Mapping[str, Any]) 
         f"when it is done: bench tune --resume {study.name} writes the settings; bench studies {study.name} shows how far it is"
     )
     return 0
-
-
-def _report_seeds(text: str) -> list[int]:
-    from bench.grid import read_seeds
-
-    return [] if text == "0" else read_seeds(text)
-
-
-def _metric(study: "Study") -> str:
-    from tasks import TASKS
-
-    return TASKS[study.spec.task].metric
 
 
 def _show(study: "Study", budget: int | None, *, as_json: bool, out: Path | None = None, command: str = "") -> int:
@@ -246,6 +248,10 @@ def _worker(words: list[str]) -> int:
     with redirect_stdout(sys.stderr):
         from bench.worker import Worker, supervised
 
+        if study is None:  # whatever libraries print, C ones too, must not get among the events
+            out = os.fdopen(os.dup(1), "w")
+            os.dup2(2, 1)
+
         places = {"data": args.data, "store": args.store}
         tell = _as_events(out) if study is None else _as_lines(study)
         worker = Worker(places, tell, engine=args.engine, shared_by=args.shared_by)
@@ -267,7 +273,7 @@ def _as_events(out: Any) -> Callable[[Mapping[str, Any]], None]:
 def _as_lines(study: "Study") -> Callable[[Mapping[str, Any]], None]:
     from bench.tuning_progress import TuningProgress
 
-    progress = TuningProgress(f"study {study.name}", _metric(study))
+    progress = TuningProgress(f"study {study.name}", study.spec.metric)
 
     def tell(event: Mapping[str, Any]) -> None:
         if "ended" in event:
@@ -301,15 +307,13 @@ def _suite(words: list[str]) -> int:
     command = shlex.join(["bench", "suite", *_without_storage(words)])
     args = parser.parse_args(words)
     from bench import suite, tuned
-    from bench.config import on_device
     from bench.reproduce import make_output
     from bench.workers import Workers, slots
 
     places = {"data": args.data, "store": args.store}
     asked = suite.load(args.file)
     specs = asked.specs(places)
-    configs = [on_device(spec.config(suite.first_point(spec), spec.seeds[0], places)) for spec in specs]
-    cut = min((slots(args.jobs, config) for config in configs), key=len)
+    cut = min((slots(args.jobs, spec.typical(places)) for spec in specs), key=len)
     studies = _studies(args)
     if args.plan:
         with redirect_stdout(sys.stderr):

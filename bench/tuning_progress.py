@@ -80,10 +80,6 @@ class TuningProgress:
             row.clear()
             row["trial"] = "waits for the others"
 
-    def gone(self, worker: int) -> None:
-        """A worker has nothing left to do."""
-        self._rows[worker] = {"trial": "done"}
-
     def say(self, line: str) -> None:
         """Show a line."""
         if not self.enabled:
@@ -124,7 +120,9 @@ def _spread(values: Sequence[float | None]) -> str:
         return ", ".join("diverged" if value is None else f"{value:.4g}" for value in values)
     there = [value for value in values if value is not None]
     diverged = f", {len(values) - len(there)} diverged" * (len(there) < len(values))
-    return f"{min(there):.4g} to {max(there):.4g} ({len(values)} seeds{diverged})" if there else "diverged with all seeds"
+    return (
+        f"{min(there):.4g} to {max(there):.4g} ({len(values)} seeds{diverged})" if there else "diverged with all seeds"
+    )
 
 
 def _name(trial: Mapping[str, Any]) -> str:

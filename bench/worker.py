@@ -26,6 +26,7 @@ from bench.errors import RunBusy, RunFailed, UserError
 from bench.machine import this_process
 from bench.progress import Progress, SweepProgress
 from bench.runner import run
+from bench.space import point_key
 from bench.store import FINISHED, RunResult, Store
 from bench.study import Study, value_of
 from bench.sweep import Choices, Engine, sweep
@@ -37,6 +38,8 @@ Tell = Callable[[Mapping[str, Any]], None]
 
 IDLE_SECONDS = 1.0
 """Seconds between looks at a study in which only others have work. Ours."""
+MOST_FAILURES = 3
+"""Points that come to nothing, with no success between, before a worker says that its machine is to blame. Ours."""
 
 
 class Worker:
@@ -54,6 +57,7 @@ class Worker:
         self.engine: Engine = engine
         self.stop = StopRequest()
         self.me = this_process() | {"gpus": os.environ.get("CUDA_VISIBLE_DEVICES")}
+        self._failures = set[str]()
         self._choices = Choices(engine, None, None, lambda line: tell({"say": line}))
 
     def work(self, study: Study) -> bool:
@@ -61,7 +65,9 @@ class Worker:
 
         Raises:
             UserError: trials cannot be made here (data are missing, a device is not there, the store cannot be written).
+            RunFailed: several attempts in a row came to nothing.
         """
+        study.refuse_other_versions()
         self.study = study
         if study.finished():  # or its first trials are there now
             return True
@@ -70,6 +76,8 @@ class Worker:
             while self.stop.signal is None:
                 if lanes is None:
                     lanes = self._lanes()
+                    if self.stop.signal is not None:
+                        break
                 trials = self.study.claim(self.me, self.shared_by if lanes else None)
                 if trials is None:
                     return True
@@ -89,7 +97,8 @@ class Worker:
         if not waiting:
             return None
         configs = [config for trial in waiting for config in self._configs(trial)]
-        check(configs[0])
+        for config in configs:  # before anything is trained
+            check(config)
         if self.study.spec.prune or configs[0].trainer.devices * configs[0].trainer.num_nodes > 1:
             if self.engine == "lanes":
                 raise UserError(
@@ -101,6 +110,9 @@ class Worker:
 
     def _make(self, trials: Sequence[Trial], lanes: int | None) -> int | None:
         """Train the trials; what goes wrong is recorded with them. Returns how many lanes the next ones have."""
+        trials = [trial for trial in trials if self._legal(trial)]
+        if not trials:
+            return lanes
         for trial in trials:
             self.tell({"trial": _identity(trial)})
         try:
@@ -123,8 +135,9 @@ class Worker:
         except Exception as error:  # an attempt like any other, or it would be made again for ever
             traceback.print_exc()
             made = first_line(error)
-        if made is None:  # a sweep of lanes hears signals itself
-            self.stop.signal = self.stop.signal or signal.SIGTERM
+        self._failures = (
+            self._failures | {point_key(trial.point) for trial in trials} if isinstance(made, str) else set()
+        )
         for i, trial in enumerate(trials):
             if made is None:
                 name = signal.Signals(self.stop.signal or signal.SIGTERM).name
@@ -134,25 +147,34 @@ class Worker:
                 self.study.fail(trial, made)
                 self.tell({"ended": _identity(trial), "state": "failed", "reason": made})
             elif self.stop.pruned:
-                reason, self.stop.signal = self.stop.pruned, None
+                reason, self.stop.signal, self.stop.pruned = self.stop.pruned, None, None
                 self.study.prune(trial, made[i], reason)
                 self.tell({"ended": _identity(trial), "state": "pruned", "reason": reason})
-                self.stop.pruned = None
+            elif self.study.complete(trial, made[i]):
+                shown = [_shown(run, trial.fresh) for run in made[i]]
+                self.tell({"ended": _identity(trial), "state": "completed", "runs": shown})
             else:
-                self.study.complete(trial, made[i])
-                self.tell(
-                    {
-                        "ended": _identity(trial),
-                        "state": "completed",
-                        "runs": [_shown(run, trial.fresh) for run in made[i]],
-                    }
-                )
+                reason = "taken for dead meanwhile, and made by another worker"
+                self.tell({"ended": _identity(trial), "state": "lost", "reason": reason})
+        if len(self._failures) == MOST_FAILURES:
+            raise RunFailed(f"{MOST_FAILURES} trials in a row came to nothing here, the last: {made}")
         return lanes
+
+    def _legal(self, trial: Trial) -> bool:
+        """Whether a trial can be made; an extension may lead out of what a hyperparameter can be, and is a failed trial then."""
+        try:
+            for config in self._configs(trial):
+                check(config)
+        except UserError as error:
+            self.study.fail(trial, str(error))
+            self.tell({"ended": _identity(trial), "state": "failed", "reason": str(error)})
+            return False
+        return True
 
     def _as_lanes(self, trials: Sequence[Trial], width: int | None) -> list[list[RunResult]] | None:
         configs = [config for trial in trials for config in self._configs(trial)]
         show = _LanesShown(self.tell, self.study)
-        results = sweep(configs, show, show.say, engine="lanes", width=width)
+        results = sweep(configs, show, show.say, engine="lanes", width=width, stop=self.stop)
         if results is None:
             return None
         by_id = {result.run_id: result for result in results}
@@ -162,7 +184,6 @@ class Worker:
         """The runs of a trial in a list of its own; None if a signal asked to stop."""
         results: list[RunResult] = []
         for config in self._configs(trial):
-            check(config)
             ranks = config.trainer.devices * config.trainer.num_nodes
             result = self._apart(config) if ranks > 1 else self._here(config, trial, first=not results)
             if result is None or (result.status == "killed" and not self.stop.pruned):
@@ -198,7 +219,7 @@ class Worker:
             time.sleep(IDLE_SECONDS)  # its worker died, and it has not
         if stored is not None and stored.status in FINISHED:
             return stored
-        path = config.store / f"{config.run_id}.{os.getpid()}.json"
+        path = config.store / f"{config.run_id}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         settings = settings_of(config.model_dump(mode="json", exclude={"data", "store", "logger"}))
         path.write_text(json.dumps(settings), "utf-8")  # which is YAML

@@ -15,9 +15,8 @@ from queue import Empty, Queue
 from typing import Any
 
 from bench.config import RunConfig
-from bench.devices import visible_gpus
 from bench.errors import RunFailed, UserError
-from bench.machine import is_dead
+from bench.machine import lives
 from bench.studies import Studies
 from bench.study import Study
 from bench.tuning_progress import TuningProgress
@@ -50,22 +49,22 @@ class Slot:
         )
 
 
-def slots(workers: str, config: RunConfig) -> list[Slot]:
+def slots(workers: str, config: RunConfig, trials: int | None = None) -> list[Slot]:
     """Cut this machine into slots: each as many GPUs as a run wants, or a share of the processors.
 
     Args:
-        workers: how many, or `auto`: as many as the GPUs serve, on a CPU one for each processor.
+        workers: how many, or `auto`: as many as the GPUs serve; on a CPU one for each processor, but no more than trials.
         config: a run, with its device decided.
+        trials: of the study, if they are known.
 
     Raises:
         UserError: there are not so many.
     """
-    ranks = config.trainer.devices
-    cpus = _cpus()
+    ranks, cpus = config.trainer.devices, _cpus()
     gpus = _gpus() if config.device == "cuda" else []
-    most = max(1, len(gpus or cpus) // ranks)
+    most = 1 if config.device == "mps" else max(1, len(gpus or cpus) // ranks)
     try:
-        count = most if workers == "auto" else int(workers)
+        count = min(most, trials or most) if workers == "auto" else int(workers)
     except ValueError:
         count = 0
     if count < 1:
@@ -87,12 +86,10 @@ def _cpus() -> list[int]:
 
 
 def _gpus() -> list[str]:
-    given = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return (
-        [part for part in given.split(",") if part]
-        if given is not None
-        else [str(i) for i in range(len(visible_gpus()))]
-    )
+    import torch
+
+    given = [part for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if part]
+    return given or [str(i) for i in range(torch.cuda.device_count())]
 
 
 @dataclass
@@ -153,7 +150,7 @@ class Workers:
             with _sigterm_as_interrupt(), progress.showing(len(self.slots)):
                 for i in range(len(self.slots)):
                     self._send(i)
-                progress.counted(study.trials(), study.request.trials)
+                self._count()
                 while self._busy:
                     self._listen()
                     for worker in [worker for worker in self._running.values() if worker.process.poll() is not None]:
@@ -186,7 +183,7 @@ class Workers:
         environment["BENCH_STORAGE"] = self.studies.url.render_as_string(hide_password=False)
         process = subprocess.Popen(
             command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            text=True, start_new_session=True,  # Ctrl-C is for us, who hand it on
+            text=True, errors="replace", start_new_session=True,  # Ctrl-C is for us, who hand it on
         )  # fmt: skip
         if slot.cpus and hasattr(os, "sched_setaffinity"):
             with suppress(OSError):
@@ -225,9 +222,13 @@ class Workers:
                 if event.get("done") == self.study.name:
                     self._busy.discard(worker.slot)
                 if "ended" in event:
-                    self.progress.counted(self.study.trials(), self.study.request.trials)
+                    self._count()
                 self.progress.event(worker.slot, event)
                 worker, event = self._events.get_nowait()
+
+    def _count(self) -> None:
+        with suppress(RunFailed):  # the database is away; what is shown can wait
+            self.progress.counted(self.study.trials(), self.study.request.trials)
 
     def _replace(self, worker: _Process) -> bool:
         """Whether a worker that has ended is to be replaced."""
@@ -244,7 +245,7 @@ class Workers:
             self.progress.say(f"worker {worker.slot + 1} died ({how}); starting another")
             for trial in self.study.trials():
                 # The same number on another machine is another process.
-                ours = trial.worker.get("pid") == worker.process.pid and is_dead(trial.worker)
+                ours = trial.worker.get("pid") == worker.process.pid and lives(trial.worker) is False
                 if trial.state == "running" and ours:
                     self.study.fail(trial, f"its worker died ({how})")
         self._stillborn += not worker.began
