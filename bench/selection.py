@@ -6,7 +6,7 @@ the best: what it promises holds for the lucky half alone.
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from bench.store import RunResult
@@ -17,7 +17,7 @@ Mode = Literal["min", "max"]
 """Whether a metric is better when smaller or when greater."""
 
 CONVERGED = 1e-16
-"""Losses that are less than this above their infimum are equally good. Ours."""
+"""Losses that are less than this above their infimum, or above 0, are equally good. Ours."""
 
 
 def final_value(run: RunResult, above: bool) -> End:
@@ -61,6 +61,11 @@ def seed_median(values: Sequence[End], mode: Mode) -> End:
         return None
     median = statistics.median([*there, *[math.inf if mode == "min" else -math.inf] * lost])
     return median if math.isfinite(median) else None  # the mean of two values may be too great for a number
+
+
+def equal_below(scores: Iterable[End], metric: str) -> float:
+    """Below which scores count as equal: `CONVERGED` for losses, unless some are negative; minus infinity for others."""
+    return CONVERGED if metric == "loss" and all(score is None or score >= 0 for score in scores) else -math.inf
 
 
 def best_index(scores: Sequence[End], mode: Mode, least: float) -> int | None:

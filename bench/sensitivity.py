@@ -21,7 +21,17 @@ from bench import drawing
 from bench.config import settings_of
 from bench.errors import UserError
 from bench.reproduction import markdown_table, words
-from bench.selection import CONVERGED, End, Mode, above_infimum, best_index, final_value, seed_median, selected
+from bench.selection import (
+    CONVERGED,
+    End,
+    Mode,
+    above_infimum,
+    best_index,
+    equal_below,
+    final_value,
+    seed_median,
+    selected,
+)
 from bench.sensitivity_plot import make
 from bench.store import FINISHED, RunResult, plain
 
@@ -145,9 +155,9 @@ def analyse(results: Sequence[RunResult], varied: Sequence[str], mode: Mode) -> 
         at = own[axis.x] if numeric else _text(own.get(axis.x))
         groups.setdefault(key, {}).setdefault(at, []).append((final_value(result, above), selected(result, above)))
     curves = []
+    least = equal_below((end for of in groups.values() for ends in of.values() for _, end in ends), ended[0][1].metric)
     for key, ends in groups.items():
         found = [_point(at, ends[at], mode) for at in (sorted(ends) if numeric else ends)]
-        least = CONVERGED if above else -math.inf
         curves.append(_curve(", ".join(key), axes[key[0]].x, found, mode, numeric, least))
     xs = [point.x for curve in curves for point in curve.points] if numeric else [0]
     log = min(xs) > 0 and max(xs) > 9.99 * min(xs)  # a decade or more
@@ -283,13 +293,17 @@ def _notes(sweep: Sensitivity) -> list[str]:
     count = Counter(run.status for run in sweep.results)
     out = ", ".join(f"{n} {status}" for status, n in count.items() if status not in FINISHED)
     fine = f"note: losses less than {CONVERGED:g} above the infimum count as equal, and the middle of equals is the best (our rule)"
+    shown = [
+        x for curve in sweep.curves for point in curve.points for x in (point.median, point.choice) if x is not None
+    ]
+    small = sweep.mode == "min" and bool(shown) and 0 <= min(shown) < CONVERGED
     apart = "note: the best was chosen on the last evaluation during training, not on what is shown"
     other = any(point.choice is not None for curve in sweep.curves for point in curve.points)
     late = f"note: runs that count as they were at the time limit: {count['timeout']}"
     return (
         [f"note: runs left out, since they have not ended: {out}"] * bool(out)
         + [late] * bool(count["timeout"])
-        + [fine] * sweep.above_infimum
+        + [fine] * (sweep.above_infimum or small)
         + [apart] * other
     )
 

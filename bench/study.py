@@ -20,7 +20,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from bench.errors import RunFailed, UserError
 from bench.machine import lives
-from bench.selection import CONVERGED, End, above_infimum, final_value, seed_median, selected
+from bench.selection import CONVERGED, End, above_infimum, equal_below, final_value, seed_median, selected
 from bench.space import Axis, Point, Range, Space, Wanted, point_key
 from bench.store import RunResult, plain
 from bench.trials import Request, State, StudySpec, Trial
@@ -105,8 +105,7 @@ class Study:
 
         Returns:
             Median over the seeds of the last evaluation on the selection split, by `point_key`: None where half of the
-            seeds diverged, the trial was pruned, or all attempts failed. The bound is -inf unless losses are above
-            a known infimum.
+            seeds diverged, the trial was pruned, or all attempts failed. The bound is `equal_below`.
         """
         retries = self.request.retries
         runs = [run for trial in trials if trial.state == "completed" for run in trial.runs]
@@ -123,7 +122,7 @@ class Study:
                 failures[key] = failures.get(key, 0) + 1
                 if failures[key] > retries:
                     known.setdefault(key, None)
-        return known, CONVERGED if above else -math.inf
+        return known, equal_below(known.values(), self.spec.metric)
 
     def advance(self) -> list[Trial]:
         """Add the trials that are wanted now and not there, free those of dead workers, and return all.

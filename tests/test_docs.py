@@ -9,9 +9,9 @@ from types import ModuleType
 import pytest
 import torch
 
-from bench.words import split
 from bench.config import resolve
 from bench.options import read_options
+from bench.words import split
 from tests.tiny import ROOT
 
 README, CONTRIBUTING = ((ROOT / name).read_text("utf-8") for name in ("README.md", "CONTRIBUTING.md"))
