@@ -1,0 +1,863 @@
+"""Studies without training: what many processes that take trials from a database may rely on."""
+
+import itertools
+import math
+import multiprocessing
+import os
+import re
+import signal
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import optuna
+import pytest
+
+from bench import tuned
+from bench.errors import RunFailed, UserError
+from bench.machine import this_process
+from bench.store import RunResult
+from bench.studies import Studies
+from bench.study import Study
+from bench.trials import Request, StudySpec, Trial
+from bench.tune import make_request, make_spec
+from tasks import TASKS
+from tests.daemons import free_ports, until
+
+if TYPE_CHECKING:
+    from tests.postgres import Server
+
+ELSEWHERE = {"host": "another machine", "space": 0, "pid": 1, "started": "0"}
+Score = Callable[[float], float | None]
+_claims = itertools.count()
+
+processes = multiprocessing.get_context("forkserver")
+processes.set_forkserver_preload(["bench.tune", "bench.studies", "tests.conftest"])
+
+
+def me() -> dict[str, Any]:
+    """A worker in this process, another one each time."""
+    return this_process() | {"claim": next(_claims)}
+
+
+def valley(lr: float) -> float:
+    """A score that is best at 0.1."""
+    return abs(math.log10(lr) + 1)
+
+
+def slope(lr: float) -> float:
+    """A score that is the better, the smaller the rate."""
+    return 10 + math.log10(lr)
+
+
+def spec(*, seeds: Iterable[int] = (1000, 1001), reports: Iterable[int] = (0, 1), **words: Any) -> StudySpec:
+    settings = {"task": "synthetic", "opt": "sgd", "opt.lr": "1e-3:1e1", "trainer.max_steps": "20", "device": "cpu"}
+    settings |= {name.replace("__", "."): value for name, value in words.items()}
+    prune = settings.pop("prune", False)
+    sampler = settings.pop("sampler", None)
+    return make_spec(
+        settings, sampler=sampler, seeds=list(seeds), report_seeds=list(reports), prune=bool(prune), places={}
+    )
+
+
+def made(trial: Trial, score: Score, *, metric: str = "loss") -> list[RunResult]:
+    """Results as if the runs of a trial had been trained."""
+    value = score(trial.point["opt.lr"])
+    options = {name.removeprefix("opt."): setting for name, setting in trial.point.items()}
+    return [
+        RunResult(
+            run_id=f"{trial.point}-{seed}", config={"opt": "sgd", "opt_options": options, "seed": seed},
+            status="completed" if value is not None else "diverged", metric=metric, split="train",
+            final=None if value is None else value + seed / 1e6, steps=20, wall_s=0.5, train_s=0.5,
+            validations=[{"step": step, metric: value} for step in (10, 20) if value is not None],
+        )
+        for seed in trial.seeds
+    ]  # fmt: skip
+
+
+def drain(study: Study, score: Score = valley) -> list[Trial]:
+    """Do all that is to be done, as one worker."""
+    done = []
+    while (claimed := study.claim(me())) is not None:
+        for trial in claimed:
+            assert study.complete(trial, made(trial, score))
+        done += claimed
+    return done
+
+
+def begin(url: str, trials: int = 9, *, name: str | None = None, heartbeat: int = 15, **words: Any) -> Study:
+    request = {key: words.pop(key) for key in ("total", "refine", "retries", "report") if key in words}
+    study = Studies(url, heartbeat).create(spec(**words), name)
+    study.ask(Request(trials=trials, **request))
+    return study
+
+
+def claim_one(study: Study, worker: dict[str, Any] | None = None) -> Trial:
+    claimed = study.claim(worker or me())
+    assert claimed is not None
+    (trial,) = claimed
+    return trial
+
+
+def attempts(study: Study, **wanted: Any) -> list[tuple[str, str | None]]:
+    """State and reason of all attempts at the trial of a point."""
+    return [(trial.state, trial.reason) for trial in study.trials() if trial.point == wanted["at"].point]
+
+
+def states(study: Study) -> Counter[tuple[str, str]]:
+    return Counter((trial.kind, trial.state) for trial in study.trials())
+
+
+@pytest.fixture
+def sqlite_url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/here/studies.db"
+
+
+@pytest.fixture(params=["sqlite_url", "postgres_url"])
+def url(request: pytest.FixtureRequest) -> str:
+    """A fresh database."""
+    return request.getfixturevalue(request.param)
+
+
+# -- processes --------------------------------------------------------------------------------------------------------
+
+
+def _met(barrier: Barrier, say: Any, work: Callable[[], Any]) -> None:
+    try:
+        barrier.wait(60)
+        answer = work()
+    except BaseException as error:
+        answer = error
+    say.put(answer)
+    barrier.wait(60)  # one that has ended would be taken for dead by the others
+
+
+def together(*work: Callable[[], Any]) -> list[Any]:
+    """What these calls return, each in a process of its own, all at the same moment; the processes have ended."""
+    say, barrier = processes.SimpleQueue(), processes.Barrier(len(work))
+    children = [processes.Process(target=_met, args=(barrier, say, each)) for each in work]
+    for child in children:
+        child.start()
+    answers = [say.get() for _ in children]
+    for child in children:
+        child.join()
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            raise answer
+    return answers
+
+
+def in_a_process(work: Callable[[], Any]) -> Any:
+    """What the call returns in a process, which has ended."""
+    return together(work)[0]
+
+
+def _create(url: str) -> tuple[str, int]:
+    study = begin(url)
+    assert not study.finished()  # which adds the trials
+    return study.name, study.studies.id_of(study.name)
+
+
+def _open(url: str, name: str, heartbeat: int = 15) -> Study:
+    return Studies(url, heartbeat).open(name)
+
+
+def _claim(url: str, name: str) -> Trial:
+    return claim_one(_open(url, name))
+
+
+def _claim_all(url: str, name: str) -> list[int]:
+    study = _open(url, name)
+
+    def claim() -> list[int]:
+        numbers = []
+        while claimed := study.claim(me()):
+            numbers += [trial.number for trial in claimed]
+        return numbers
+
+    with ThreadPoolExecutor(2) as threads:
+        return [number for part in threads.map(lambda _: claim(), range(2)) for number in part]
+
+
+def _look(url: str, name: str) -> int:
+    study = _open(url, name)
+    for _ in range(3):
+        study.finished()
+    return len(study.trials())
+
+
+def _drain(url: str, name: str) -> list[tuple[bool, int]]:
+    return [(trial.fresh, trial.number) for trial in drain(_open(url, name))]
+
+
+def _die_with_the_lock(url: str, name: str) -> None:
+    with _open(url, name).studies.lock():
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_processes_that_create_a_study_in_an_empty_database_at_once_make_one(url: str) -> None:
+    answers = together(*[partial(_create, url)] * 8)
+    assert len(set(answers)) == 1
+    studies = Studies(url)
+    assert studies.names() == [spec().name]
+    trials = studies.open(spec().name).trials()
+    assert [(trial.kind, trial.state) for trial in trials] == [("design", "waiting")] * 9
+    assert len({trial.key for trial in trials}) == 9
+
+
+def test_each_trial_is_claimed_by_one(url: str) -> None:
+    study = begin(url, 30)
+    claimed = together(*[partial(_claim_all, url, study.name)] * 4)
+    assert sorted(number for part in claimed for number in part) == list(range(30))
+    assert len({trial.key for trial in study.trials()}) == 30
+    assert states(study) == {("design", "running"): 30}
+
+
+def test_many_processes_finish_a_study_together_and_complete_each_trial_once(url: str) -> None:
+    study = begin(url, 12)
+    done = together(*[partial(_drain, url, study.name)] * 3)
+    assert sorted(each for part in done for each in part) == [(False, n) for n in range(12)] + [(True, 0), (True, 1)]
+    assert states(study) == {("design", "completed"): 12, ("fresh", "completed"): 2}
+    assert study.finished()
+
+
+def test_the_lock_goes_with_its_process(url: str) -> None:
+    study = begin(url)
+    child = processes.Process(target=_die_with_the_lock, args=(url, study.name))
+    child.start()
+    child.join()
+    assert child.exitcode == -signal.SIGKILL
+    assert claim_one(study).number == 0
+
+
+def test_a_worker_of_this_machine_that_has_ended_is_noticed_at_once(url: str) -> None:
+    study = begin(url, retries=1)
+    lost = in_a_process(partial(_claim, url, study.name))
+    assert attempts(study, at=lost) == [("running", None)]
+    claimed = {claim_one(study).number for _ in range(9)}
+    assert claimed == {*range(1, 10)}
+    assert attempts(study, at=lost) == [("failed", "its worker died"), ("running", None)]
+
+
+def test_a_worker_of_another_machine_counts_as_dead_when_it_is_silent_and_not_before(url: str) -> None:
+    study = begin(url, 3, heartbeat=1)
+    heard, silent = claim_one(study, ELSEWHERE), claim_one(study, ELSEWHERE | {"pid": 2})
+    assert heard.number != silent.number
+    assert not study.finished()
+    assert attempts(study, at=silent) == [("running", None)]
+    with study.alive([heard]):
+        until(lambda: (study.finished(), len(attempts(study, at=silent)) == 2)[1], "the silent one's end")
+        assert attempts(study, at=silent) == [("failed", "its worker fell silent"), ("waiting", None)]
+        assert attempts(study, at=heard) == [("running", None)]
+    assert study.complete(heard, made(heard, valley))
+    assert not study.complete(silent, made(silent, valley))
+    drain(study)
+    assert [state for state, _ in attempts(study, at=silent)][:2] == ["failed", "completed"]
+
+
+@pytest.mark.parametrize("late", ["complete", "prune", "fail", "give_back"])
+def test_a_worker_that_was_taken_for_dead_comes_too_late(url: str, late: str) -> None:
+    study = begin(url, 1, report=False)
+    lost = in_a_process(partial(_claim, url, study.name))
+    again = claim_one(study)
+    assert again.point == lost.point
+    words = {"complete": ([],), "prune": ([], "bad"), "fail": ("broke",), "give_back": ("stopped",)}
+    assert getattr(study, late)(lost, *words[late]) is False
+    assert study.complete(again, made(again, valley))
+    assert getattr(study, late)(lost, *words[late]) is False
+    assert getattr(study, late)(again, *words[late]) is False
+    assert attempts(study, at=lost) == [("failed", "its worker died"), ("completed", None)]
+    assert study.finished()
+
+
+# -- a trial's way ----------------------------------------------------------------------------------------------------
+
+
+def test_a_study_from_its_first_trial_to_the_winner_on_fresh_seeds(url: str) -> None:
+    study = begin(url, 3)
+    assert not study.finished()
+    first = claim_one(study)
+    assert (first.number, first.state, first.kind, first.seeds) == (0, "running", "design", [1000, 1001])
+    assert first.point == {"opt.lr": 0.1}
+    others = [claim_one(study) for _ in range(2)]
+    assert study.claim(me()) == []  # they still work
+    for trial in (first, *others):
+        assert study.complete(trial, made(trial, valley))
+    fresh = [claim_one(study) for _ in range(2)]
+    assert [(trial.point, trial.seeds, trial.kind, trial.fresh) for trial in fresh] == [
+        ({"opt.lr": 0.1}, [seed], "fresh", True) for seed in (0, 1)
+    ]
+    assert not study.finished()
+    for trial in fresh:
+        assert study.complete(trial, made(trial, valley))
+    assert study.claim(me()) is None
+    found = tuned.outcome(study)
+    assert (found.best and found.best.point, found.score, found.missing) == ({"opt.lr": 0.1}, 0.0, 0)
+    assert found.fresh_values == [0.0, 1e-6]
+    assert [run.config["seed"] for run in found.fresh] == [0, 1]
+    assert found.cost == {
+        "trial_seconds": 3.0, "trial_gradient_evaluations": 120, "fresh_seconds": 1.0, "fresh_gradient_evaluations": 40,
+    }  # fmt: skip
+    stored = study.trials()[0]
+    assert [run.validations for run in stored.runs] == [[{"step": 20, "loss": 0.0}]] * 2  # the last alone
+    assert stored.seconds is not None
+
+
+def test_a_trial_that_comes_to_nothing_is_tried_again_and_then_failed(url: str) -> None:
+    study = begin(url, 3, retries=2)
+    lost: list[Trial] = []
+    while (claimed := study.claim(me())) is not None:
+        for trial in claimed:
+            if trial.point["opt.lr"] == 0.1:
+                assert study.fail(trial, f"out of luck {len(lost)}")
+                lost.append(trial)
+            else:
+                assert study.complete(trial, made(trial, valley))
+    assert attempts(study, at=lost[0]) == [("failed", f"out of luck {i}") for i in range(3)]
+    assert study.finished()
+    found = tuned.outcome(study)
+    assert found.best is not None
+    assert found.best.point != lost[0].point
+    assert [trial.state for trial in found.scored].count("failed") == 1
+    assert "note     opt.lr 0.1 failed: out of luck 2" in tuned.lines(found, None)
+    # With more retries it gets another chance, and no more than that.
+    study.ask(study.request.model_copy(update={"retries": 3}))
+    (again,) = drain(study)[:1]
+    assert again.point == lost[0].point
+    assert [state for state, _ in attempts(study, at=lost[0])][:4] == ["failed"] * 3 + ["completed"]
+
+
+def test_a_study_in_which_everything_fails_ends_without_a_winner(url: str) -> None:
+    study = begin(url, 1, retries=0)
+    assert study.fail(claim_one(study), "no")
+    assert study.claim(me()) is None
+    found = tuned.outcome(study)
+    assert (found.best, found.score, found.fresh, found.missing) == (None, None, [], 0)
+    assert tuned.as_json(found)["tried"] == [
+        {"point": {"opt.lr": 0.1}, "kind": "design", "state": "failed", "score": None}
+    ]
+    with pytest.raises(UserError, match="no trial has a score, so there is nothing to write"):
+        tuned.tuned_yaml(found)
+
+
+def test_a_trial_that_is_given_back_waits_as_if_nobody_had_taken_it(url: str) -> None:
+    study = begin(url, 2, retries=0)
+    for _ in range(3):
+        trial = claim_one(study)
+        assert trial.number == 0
+        assert study.give_back(trial, "stopped by SIGTERM")
+        assert attempts(study, at=trial) == [("waiting", "stopped by SIGTERM")]
+    drain(study)
+    assert states(study)["design", "completed"] == 2
+
+
+def test_what_ended_well_has_no_reason_of_an_earlier_attempt(url: str) -> None:
+    study = begin(url, 1)
+    assert study.give_back(claim_one(study), "stopped by SIGTERM")
+    trial = claim_one(study)
+    assert attempts(study, at=trial) == [("running", None)]
+    assert study.complete(trial, made(trial, valley))
+    assert attempts(study, at=trial)[0] == ("completed", None)
+
+
+def test_a_pruned_trial_is_labelled_and_never_best(url: str) -> None:
+    study = begin(url, 3, prune=True)
+    best = claim_one(study)
+    assert best.point == {"opt.lr": 0.1}
+    assert study.prune(best, made(best, valley), "worse than the median")
+    drain(study)
+    assert attempts(study, at=best) == [("pruned", "worse than the median")]
+    found = tuned.outcome(study)
+    assert found.best is not None
+    assert found.best.point != best.point
+    assert "1 pruned (--prune)" in "\n".join(tuned.lines(found, None))
+    assert "opt.lr 0.1: pruned\n" in tuned.tuned_yaml(found)
+    assert "pruning: trials worse than the median of the others were stopped early\n" in tuned.tuned_yaml(found)
+
+
+def test_a_trial_is_to_be_pruned_if_it_is_worse_than_the_median_of_four_others(url: str) -> None:
+    study = begin(url, 9, prune=True, report=False)
+    other = begin(url, 9, name="without", report=False)
+    for value in (1.0, 2.0, 3.0, 4.0):
+        for each in (study, other):
+            trial = claim_one(each)
+            assert not each.report(trial, 10, value)
+            assert each.complete(trial, made(trial, valley))
+    trial, unpruned = claim_one(study), claim_one(other)
+    assert not study.report(trial, 10, 2.4)
+    assert study.report(trial, 20, 9.0) is False  # nobody else has come so far
+    assert study.report(claim_one(study), 10, 2.6)
+    assert not other.report(unpruned, 10, 99.0)
+
+
+@pytest.mark.parametrize(("task", "worst"), [("synthetic", math.inf), ("mnist", -math.inf)])
+def test_a_trial_whose_runs_diverge_is_worst(url: str, task: str, worst: float) -> None:
+    study = begin(url, 3, task=task)
+
+    def score(lr: float) -> float | None:
+        return None if lr > 0.2 else 0.5
+
+    metric = {math.inf: "loss", -math.inf: "accuracy"}[worst]
+    while (claimed := study.claim(me())) is not None:
+        for trial in claimed:
+            assert study.complete(trial, made(trial, score, metric=metric))
+    found = tuned.outcome(study)
+    assert found.scores['{"opt.lr": 0.3162}'] is None
+    assert found.best is not None
+    assert found.best.point["opt.lr"] < 0.2
+    shown = optuna.load_study(study_name=study.name, storage=study.studies.rdb)
+    assert [trial.value for trial in shown.trials if trial.params["opt.lr"] > 0.2] == [worst]
+
+
+def test_a_worker_may_take_its_share_of_what_is_left(url: str) -> None:
+    study = begin(url, 9)
+    first = study.claim(me(), 2)
+    assert first is not None
+    assert [trial.number for trial in first] == [0, 1, 2, 3, 4]
+    second = study.claim(me(), 2)
+    assert second is not None
+    assert [trial.number for trial in second] == [5, 6, 7, 8]
+    assert study.claim(me(), 2) == []
+
+
+def test_a_worker_that_did_not_hear_of_its_claim_has_its_trials_all_the_same(url: str) -> None:
+    study, worker = begin(url, 9), me()
+    first = study.claim(worker, 4)
+    assert first is not None
+    assert study.claim(worker, 4) == study.claim(worker) == study.trials()[: len(first)]
+    assert states(study) == {("design", "running"): 3, ("design", "waiting"): 6}
+
+
+# -- what comes next --------------------------------------------------------------------------------------------------
+
+
+def test_whatever_is_to_be_done_next_is_added_once_whoever_looks(url: str) -> None:
+    study = begin(url, 4, refine=3)
+
+    def settle(score: Score, count: int) -> None:
+        """Complete the trials that are there."""
+        for _ in range(count):
+            trial = claim_one(study)
+            assert study.complete(trial, made(trial, score))
+
+    def looked_at() -> Counter[tuple[str, str]]:
+        counts = together(*[partial(_look, url, study.name)] * 2)
+        assert len({len(study.trials()), *counts}) == 1
+        return Counter({key: n for key, n in states(study).items() if key[1] != "completed"})
+
+    def steep(lr: float) -> float:
+        return abs(math.log10(lr) + 2)
+
+    assert looked_at() == {("design", "waiting"): 4}
+    settle(steep, 4)  # the best is the smallest, 0.01: one decade further
+    assert looked_at() == {("extension", "waiting"): 2}
+    settle(steep, 2)
+    assert looked_at() == {("refinement", "waiting"): 2}
+    settle(steep, 2)
+    assert looked_at() == {("refinement", "waiting"): 1}
+    settle(steep, 1)
+    assert looked_at() == {("fresh", "waiting"): 2}
+    settle(steep, 2)
+    assert looked_at() == {}
+    assert study.finished()
+    before = len(study.trials())
+    study.ask(Request(trials=4, total=8, refine=3))
+    assert looked_at() == {("top-up", "waiting"): 2}
+    assert len(study.trials()) == before + 2
+    settle(steep, 2)
+    assert looked_at() == {}
+    refined = [trial for trial in study.trials() if trial.kind == "refinement"]
+    assert len({trial.key for trial in refined}) == 3
+    assert all(0.01 / 3.2 < trial.point["opt.lr"] < 0.01 * 3.2 for trial in refined)
+    assert all(trial.state == "completed" for trial in study.trials())
+
+
+def test_a_study_can_be_asked_for_more_and_never_for_less(url: str) -> None:
+    study = begin(url, 5)
+    drain(study)
+    assert study.ask(Request(trials=3)).trials == 5
+    assert study.finished()
+    assert study.ask(Request(trials=9, retries=7)).trials == 9
+    done = drain(study)
+    assert [trial.kind for trial in done].count("design") == 4
+    assert len({trial.key for trial in study.trials(fresh=False)}) == 9
+    assert _open(url, study.name).request == Request(trials=9, retries=7)
+
+
+@pytest.mark.parametrize(
+    ("request_", "words"),
+    [
+        (Request(trials=0), "--trials 0: at least one setting has to be tried"),
+        (Request(trials=5000), "--trials 5000: a grid of half decades has at most 500 points here"),
+    ],
+)
+def test_what_is_no_design_is_not_asked_for(sqlite_url: str, request_: Request, words: str) -> None:
+    study = Studies(sqlite_url).create(spec())
+    with pytest.raises(UserError, match=words):
+        study.ask(request_)
+    assert study.request == Request()
+
+
+def test_a_new_winner_has_fresh_seeds_of_its_own(sqlite_url: str) -> None:
+    study = begin(sqlite_url, 3)
+    drain(study, lambda lr: abs(math.log10(lr) + 1) % 1.5)  # the best of 3 is 0.1; of 9, 0.1 and others
+    first = tuned.outcome(study)
+    study.ask(Request(trials=9))
+    drain(study, lambda lr: valley(lr) if 0.01 < lr < 1 else -1 - lr % 0.003)
+    found = tuned.outcome(study)
+    assert first.best is not None
+    assert found.best is not None
+    assert first.best.point != found.best.point
+    assert len(found.fresh) == 2
+    assert [run.config["opt_options"]["lr"] for run in found.fresh] == [found.best.point["opt.lr"]] * 2
+    assert states(study)["fresh", "completed"] == 4
+
+
+def test_trials_that_somebody_added_with_another_tool_are_none_of_ours(url: str) -> None:
+    study = begin(url, 3)
+    shown = optuna.load_study(study_name=study.name, storage=study.studies.rdb)
+    shown.enqueue_trial({"opt.lr": 0.5})
+    drain(study)
+    assert {trial.point["opt.lr"] for trial in study.trials()} == {0.03162, 0.1, 0.3162}
+    assert tuned.outcome(study).missing == 0
+
+
+# -- budgets ----------------------------------------------------------------------------------------------------------
+
+
+def within(low: float, high: float) -> Score:
+    """A score that is best in the middle and diverges outside of a range."""
+    return lambda lr: abs(math.log10(lr / math.sqrt(low * high))) if low <= lr <= high else None
+
+
+@pytest.mark.parametrize(
+    ("score", "words"),
+    [
+        (valley, {}),
+        (lambda lr: abs(math.log10(lr) + 2.5), {}),
+        (within(3e-3, 0.2), {}),
+        (lambda lr: round(valley(lr)), {}),  # many are equal
+        (lambda lr: math.sin(17 * math.log10(lr)), {"sampler": "qmc"}),
+        (valley, {"sampler": "qmc", "opt__momentum": "0.1:0.9"}),
+    ],
+)
+def test_a_smaller_budget_replayed_is_what_a_real_study_of_it_finds(
+    sqlite_url: str, score: Score, words: dict[str, str]
+) -> None:
+    large = begin(sqlite_url, 13, **words)
+    drain(large, score)
+    for budget in (3, 4, 8, 13):
+        small = begin(sqlite_url, budget, name=f"of-{budget}", **words)
+        drain(small, score)
+        found, replayed = tuned.outcome(small), tuned.outcome(large, budget)
+        assert replayed.missing == 0
+        assert [trial.point for trial in replayed.scored] == [trial.point for trial in found.scored]
+        assert replayed.best is not None
+        assert found.best is not None
+        assert (replayed.best.point, replayed.score) == (found.best.point, found.score)
+        assert replayed.lr_at_boundary == found.lr_at_boundary
+        assert replayed.cost["trial_gradient_evaluations"] == found.cost["trial_gradient_evaluations"]
+        same = [tuned.as_json(each)["tried"] for each in (replayed, found)]
+        assert [each["score"] for each in same[0]] == [each["score"] for each in same[1]]
+    assert tuned.outcome(large, 13).best == tuned.outcome(large).best
+
+
+def test_a_budget_that_would_have_gone_where_nothing_was_tried_says_so(sqlite_url: str) -> None:
+    small = begin(sqlite_url, 2, name="downwards")
+    drain(small, slope)
+    assert tuned.outcome(small).missing == 0
+    assert len(tuned.outcome(small).scored) == 10  # as far as it may grow
+    with pytest.raises(UserError, match="--budget 3: downwards has 2 trials in its design; ask for at most that"):
+        tuned.outcome(small, 3)
+    large = begin(sqlite_url, 3, name="upwards")
+    drain(large, lambda lr: abs(math.log10(lr) + 1) if lr > 0.05 else 0.25)
+    assert tuned.outcome(large, 2).missing == 1  # two alone would have gone up from their edge, by a decade
+
+
+def test_refinements_count_for_no_budget(sqlite_url: str) -> None:
+    study = begin(sqlite_url, 5, refine=2)
+    drain(study, lambda lr: abs(math.log10(lr) + 1.1))
+    found, replayed = tuned.outcome(study), tuned.outcome(study, 5)
+    assert (len(found.scored), len(found.refined)) == (5, 2)
+    assert (len(replayed.scored), len(replayed.refined)) == (5, 0)
+    assert "2 refinements by TPE" in "\n".join(tuned.lines(found, None))
+    assert tuned.tuned_yaml(found).count("(refinement)") == 2
+
+
+def test_nothing_is_a_budget_of_none(sqlite_url: str) -> None:
+    study = begin(sqlite_url, 3)
+    with pytest.raises(UserError, match="--budget 0: "):
+        tuned.outcome(study, 0)
+
+
+def test_a_study_that_has_just_begun_has_found_nothing(sqlite_url: str) -> None:
+    study = begin(sqlite_url, 3)
+    found = tuned.outcome(study)
+    assert (found.best, found.score, found.missing, found.runs) == (None, None, 3, [])
+    assert "best     none: no trial has a score" in tuned.lines(found, None)
+
+
+# -- names and settings -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "difference"),
+    [
+        ({"task": "mha_dm1"}, 'task: "synthetic" there, "mha_dm1" now'),
+        ({"opt__lr": "1e-4:1e1"}, r"space: .*0\.001.* there, .*0\.0001.* now"),
+        ({"opt__lr": "0.1,1"}, r"space: .* there, .*0\.1, 1.* now"),
+        ({"trainer__max_steps": "40"}, "trainer.max_steps: 20 there, 40 now"),
+        ({"opt__momentum": "0.9"}, r"opt.momentum: 0(\.0)? there, 0.9 now"),
+        ({"opt": "ngd"}, 'opt: "sgd" there, "ngd" now'),
+        ({"seeds": [5, 6]}, r"seeds: \[1000, 1001\] there, \[5, 6\] now"),
+        ({"reports": [7]}, r"report_seeds: \[0, 1\] there, \[7\] now"),
+        ({"prune": True}, "prune: false there, true now"),
+        ({"sampler": "qmc"}, 'sampler: "grid" there, "qmc" now'),
+    ],
+)
+def test_a_study_of_something_else_under_the_same_name_is_refused_with_the_difference(
+    sqlite_url: str, words: dict[str, Any], difference: str
+) -> None:
+    studies = Studies(sqlite_url)
+    studies.create(spec(), "mine")
+    with pytest.raises(UserError, match=difference) as refused:
+        studies.create(spec(**words), "mine")
+    message = str(refused.value)
+    assert message.startswith(f"--name mine: {sqlite_url} has a study of this name with other settings (")
+    assert message.endswith("choose another --name, or the same settings")
+    assert "\n" not in message
+    assert studies.open("mine").spec == spec()
+
+
+def test_another_version_of_a_task_is_another_study(sqlite_url: str) -> None:
+    studies, old = Studies(sqlite_url), spec()
+    studies.create(old, "mine")
+    new = old.model_copy(update={"versions": {**old.versions, "task": 99}})
+    assert new.name != old.name
+    with pytest.raises(UserError, match=r'versions: .*"task": 2.* there, .*"task": 99.* now'):
+        studies.create(new, "mine")
+
+
+def test_nobody_trains_for_a_study_of_another_version(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = begin(sqlite_url)
+    study.refuse_other_versions()
+    monkeypatch.setitem(TASKS, "synthetic", replace(TASKS["synthetic"], version=99))
+    with pytest.raises(UserError, match=r"was begun with versions .*'task': 2.*, and here are .*'task': 99"):
+        study.refuse_other_versions()
+
+
+def test_studies_are_found_by_name(url: str) -> None:
+    studies = Studies(url)
+    assert studies.names() == []
+    optuna.create_study(storage=studies.rdb, study_name="somebody-else")
+    names = [studies.create(spec()).name, studies.create(spec(), "mine").name, studies.create(spec(opt="ngd")).name]
+    assert names[0].startswith("synthetic-sgd-")
+    assert names[2].startswith("synthetic-ngd-")
+    assert studies.names() == sorted(names)
+    assert studies.create(spec()).name == names[0]
+    assert Studies(url).open("mine").spec == spec()
+    for name in ("mime", "mine (fresh seeds)", "somebody-else"):
+        with pytest.raises(UserError, match="unknown study in "):
+            studies.open(name)
+    with pytest.raises(UserError, match=r"did you mean 'mine'\?"):
+        studies.open("mime")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("mine (fresh seeds)", "a name has letters, digits, dots, - and _ and nothing else"),
+        ("two words", "a name has letters, digits, dots, - and _ and nothing else"),
+        ("somebody-else", "has something else of this name; choose another"),
+    ],
+)
+def test_the_name_of_what_is_no_study_of_ours_is_not_taken(url: str, name: str, message: str) -> None:
+    studies = Studies(url)
+    studies.create(spec(), "mine")
+    optuna.create_study(storage=studies.rdb, study_name="somebody-else")
+    with pytest.raises(UserError, match=f"--name {re.escape(name)}: .*{message}"):
+        studies.create(spec(), name)
+    assert studies.names() == ["mine"]
+
+
+def test_a_study_whose_maker_died_on_the_way_is_made_anew(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    studies = Studies(url)
+
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(studies.rdb), "set_study_user_attr", die)
+        with pytest.raises(KeyboardInterrupt):
+            studies.create(spec(), "mine")
+    assert studies.names() == []
+    study = studies.create(spec(), "mine")
+    study.ask(Request(trials=3))
+    assert len(drain(study)) == 5
+
+
+def test_optuna_sees_an_ordinary_study(url: str) -> None:
+    study = begin(url, 5)
+    drain(study)
+    shown = optuna.load_study(study_name=study.name, storage=study.studies.rdb)
+    assert shown.best_params == {"opt.lr": 0.1}
+    assert shown.direction.name == "MINIMIZE"
+    assert sorted(trial.params["opt.lr"] for trial in shown.trials) == [0.01, 0.03162, 0.1, 0.3162, 1.0]
+
+
+# -- the database -----------------------------------------------------------------------------------------------------
+
+
+def refused(url: str) -> str:
+    with pytest.raises(UserError) as error:
+        Studies(url)
+    message = str(error.value)
+    assert "\n" not in message
+    assert message.startswith("--storage")
+    return message
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("studies.db", "this is no URL of a database, such as sqlite:///studies.db or postgresql+psycopg://"),
+        ("", "this is no URL of a database"),
+        ("postgresql+psycopg://bench:geheim@host:port/x", "this is no URL of a database"),
+        ("mysql://bench:geheim@host/x", "mysql://bench:***@host/x: studies live in SQLite or PostgreSQL"),
+        ("sqlite://", "name a file, such as sqlite:///studies.db"),
+        ("sqlite:///:memory:", "name a file, such as sqlite:///studies.db"),
+        ("postgresql+nonsense://bench:geheim@host/x", "unknown driver; write sqlite:///studies.db or"),
+        ("postgresql+psycopg2://bench:geheim@host/x", "the package psycopg2 is not installed; write postgresql+psycopg:"),
+    ],
+)  # fmt: skip
+def test_a_wrong_url_is_refused_in_one_line_without_its_password(url: str, words: str) -> None:
+    message = refused(url)
+    assert words in message
+    assert "geheim" not in message
+
+
+def test_a_missing_driver_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    message = refused("postgresql+psycopg://bench:geheim@127.0.0.1/x")
+    assert 'the package psycopg is not installed; pip install "attention-optimizer-bench[postgresql]"' in message
+    assert "geheim" not in message
+
+
+def test_a_url_of_postgresql_without_a_driver_has_the_right_one(postgres_url: str) -> None:
+    study = begin(postgres_url.replace("+psycopg", ""), 3)
+    assert len(drain(study)) == 5
+
+
+def test_a_server_that_is_not_there_is_named_without_the_password() -> None:
+    (port,) = free_ports(1)
+    message = refused(f"postgresql+psycopg://bench:geheim@127.0.0.1:{port}/x")
+    assert message.startswith(f"--storage postgresql+psycopg://bench:***@127.0.0.1:{port}/x: ")
+    assert message.endswith("; is the server there, and may we write to it?")
+    assert "refused" in message
+    assert "geheim" not in message
+
+
+def test_a_wrong_password_is_not_echoed(postgres_url: str, postgres_server: "Server") -> None:
+    message = refused(postgres_url.replace(postgres_server.password, "wrong-and-secret"))
+    assert "password authentication failed" in message
+    assert "wrong-and-secret" not in message
+    assert postgres_server.password not in message
+
+
+def test_a_database_that_is_not_there_is_named(postgres_url: str) -> None:
+    assert 'database "nobody" does not exist' in refused(f"{postgres_url.rpartition('/')[0]}/nobody")
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path / "file", Path("/proc/self")):  # root may write wherever it is possible
+        message = refused(f"sqlite:///{place}/studies.db")
+        assert message.endswith("; is the server there, and may we write to it?")
+
+
+def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "studies.db").write_text("It was a dark and stormy night. " * 100)
+    assert "file is not a database" in refused(f"sqlite:///{tmp_path}/studies.db")
+    assert (tmp_path / "studies.db").read_text().startswith("It was")
+
+
+def test_a_result_is_not_lost_because_the_database_is_away_for_a_while(
+    postgres_url: str, postgres_server: "Server", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = begin(postgres_url, 1, report=False)
+    trial = claim_one(study)
+    pauses: list[float] = []
+
+    def wait(seconds: float) -> None:
+        pauses.append(seconds)
+        with postgres_server.connect() as connection:
+            connection.execute("ALTER DATABASE bench WITH ALLOW_CONNECTIONS true")
+
+    monkeypatch.setattr("bench.study.time.sleep", wait)
+    with postgres_server.connect() as connection:
+        connection.execute("ALTER DATABASE bench WITH ALLOW_CONNECTIONS false")
+        connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = 'bench'")
+    assert study.complete(trial, made(trial, valley))
+    assert pauses == [1]
+    assert study.finished()
+
+
+def test_a_database_that_stays_away_is_said_in_the_end(
+    postgres_url: str, postgres_server: "Server", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = begin(postgres_url, 1, report=False)
+    trial = claim_one(study)
+    pauses: list[float] = []
+    monkeypatch.setattr("bench.study.time.sleep", pauses.append)
+    with postgres_server.connect() as connection:
+        connection.execute("ALTER DATABASE bench WITH ALLOW_CONNECTIONS false")
+        connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = 'bench'")
+    with pytest.raises(RunFailed, match="is not currently accepting connections; is the server there"):
+        study.complete(trial, made(trial, valley))
+    assert pauses == [1, 2, 5, 10, 30, 60]
+
+
+# -- what tuning asks for ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"task": ""}, "--task is missing"),
+        ({"task": "nmist"}, "unknown task 'nmist'; did you mean 'mnist'"),
+        ({"opt": "sgdd"}, "unknown optimizer 'sgdd'; did you mean 'sgd'"),
+        ({"opt__lrr": "1"}, "unknown option '--opt.lrr'; did you mean '--opt.lr'"),
+        ({"trainer__max_stepz": "1"}, "unknown option '--trainer.max_stepz'"),
+        ({"seed": "3"}, "--seed 3: trials have several; write --seeds 3,..."),
+        ({"logger": "csv"}, "--logger: trials have none"),
+        ({"seeds": [0, 5], "reports": [5, 6]}, "--seeds and --report_seeds share 5: a winner is flattered"),
+        ({"opt__lr": "1:0.1"}, "--opt.lr 1:0.1: a range is LOW:HIGH with 0 < LOW < HIGH"),
+        ({"opt__lr": "1:1"}, "--opt.lr 1:1: a range is LOW:HIGH with 0 < LOW < HIGH"),
+        ({"opt__lr": "0:1"}, "--opt.lr 0:1: a range is LOW:HIGH with 0 < LOW < HIGH"),
+        ({"opt__lr": "0.1"}, "nothing is left to tune"),
+    ],
+)
+def test_what_cannot_be_tuned_is_refused(words: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError) as error:
+        spec(**words)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_what_is_asked_for_when_nothing_is_said() -> None:
+    assert make_request(spec().design, None) == Request(trials=9)
+    assert make_request(spec(opt__lr="0.1,1").design, None) == Request(trials=2)
+    assert make_request(spec(opt__momentum="0,0.9").design, None) == Request(trials=18)
+    assert make_request(spec(sampler="qmc").design, None) == Request(trials=9)
+    assert make_request(spec().design, 12, tpe=True) == Request(trials=9, refine=3)
+    for trials in (None, 9, 3):
+        with pytest.raises(UserError, match="--sampler tpe refines a design of 9 trials: write --trials 12 for three"):
+            make_request(spec().design, trials, tpe=True)
+    with pytest.raises(UserError, match="--retries -1: it must be at least 0"):
+        make_request(spec().design, None, retries=-1)

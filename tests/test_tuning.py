@@ -1,0 +1,653 @@
+"""`bench tune`: real trainings with real workers, and what becomes of them when something is killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from sqlalchemy import create_engine, text
+
+from bench.cli import main
+from bench.config import on_device
+from bench.machine import lives
+from bench.space import point_key
+from bench.store import Store
+from bench.studies import Studies
+from bench.study import Study
+from bench.trials import Request, StudySpec
+from bench.tune import make_spec
+from bench.workers import Slot, Workers, slots
+from tests.daemons import until
+
+PATIENCE = 300.0  # seconds; starting takes ten, and the machines of a CI may be slow and shared
+SMALL = ("--task", "synthetic", "--opt", "sgd", "--opt.lr", "1e1:1e4", "--trainer.max_steps", 40, "--device", "cpu")
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Settings and plots go to a folder below the current one, unless told otherwise."""
+    monkeypatch.chdir(tmp_path)
+    # As many threads as here: another number rounds differently.
+    monkeypatch.setenv("OMP_NUM_THREADS", str(torch.get_num_threads()))
+    monkeypatch.delenv("BENCH_STORAGE", raising=False)
+    # So that a worker has one thread, however many there are of them.
+    monkeypatch.setattr("bench.workers._cpus", lambda: CPUS[:1])
+    return tmp_path
+
+
+@pytest.fixture
+def sqlite_url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/studies.db"
+
+
+def strict_json(text: str) -> Any:
+    def refuse(token: str):
+        raise AssertionError(f"{token} is not JSON")
+
+    assert text.count("\n") == 1
+    return json.loads(text, parse_constant=refuse)
+
+
+def last_line(answer) -> str:
+    """The error that a command ends with: one line on standard error, nothing on standard output."""
+    assert answer.out == ""
+    assert "Traceback" not in answer.err
+    assert answer.err.count("bench: error: ") == 1
+    return answer.err.splitlines()[-1].removeprefix("bench: error: ")
+
+
+def small_spec(**words: Any) -> StudySpec:
+    settings = {"task": "synthetic", "opt": "sgd", "opt.lr": "1e1:1e4", "trainer.max_steps": "40", "device": "cpu"}
+    settings |= {name.replace("__", "."): value for name, value in words.items()}
+    seeds, reports = settings.pop("seeds", [1000]), settings.pop("reports", [0])
+    prune, sampler = settings.pop("prune", False), settings.pop("sampler", None)
+    return make_spec(settings, sampler=sampler, seeds=seeds, report_seeds=reports, prune=prune, places={})
+
+
+def begin(url: str, trials: int, *, name: str | None = None, report: bool = True, **words: Any) -> Study:
+    study = Studies(url).create(small_spec(**words), name)
+    study.ask(Request(trials=trials, report=report))
+    return study
+
+
+def values(study: Study) -> dict[tuple[str, tuple[int, ...]], list[float | None]]:
+    """The final values of the runs of all trials that were completed."""
+    return {trial.key: [run.final for run in trial.runs] for trial in study.trials() if trial.state == "completed"}
+
+
+def states(study: Study) -> Counter[tuple[str, str]]:
+    return Counter((trial.kind, trial.state) for trial in study.trials())
+
+
+# -- from the command to the settings ---------------------------------------------------------------------------------
+
+
+def test_from_a_command_to_tuned_settings(cli, here: Path, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("tune", *SMALL, "--trials", 5, "--report_seeds", 3)
+    dry = cli(*words, "--dry-run")
+    assert dry.out.splitlines() == [f"opt.lr {lr}" for lr in ("316.2", "100", "1000", "31.62", "3162")]
+    name = dry.err.split()[-1]
+    assert dry.err == f"bench: 5 trials of 2 seeds, study {name}\n"
+    assert strict_json(cli(*words, "--dry-run", "--json").out)[1] == {"opt.lr": 100.0}
+    assert list(here.iterdir()) == []
+
+    answer = cli(*words, "--workers", 2, "--engine", "lightning")
+    assert answer.code == 0, answer.err
+    assert f"study    {name}: 5 trials of 2 seeds\n" in answer.out
+    assert "best     opt.lr 1000: selection loss above its infimum" in answer.out
+    assert "edge     lr_at_boundary: no\n" in answer.out
+    assert "use it: bench fit --task synthetic --opt sgd --tuned\n" in answer.out
+    for done in range(1, 6):
+        assert f"[{done}/5] opt.lr " in answer.err
+    assert answer.err.count("(fresh seed)") == 3
+    folder = here / "tuned" / "synthetic"
+    assert sorted(path.name for path in folder.rglob("*.*")) == [
+        "sensitivity.csv", "sensitivity.md", "sensitivity.pdf", "sensitivity.png", "sgd.yaml"
+    ]  # fmt: skip
+    runs = list(Store(store).runs())
+    assert Counter((run.status, run.engine, run.config["seed"]) for run in runs) == {
+        ("completed", "lightning", seed): n for seed, n in ((1000, 5), (1001, 5), (0, 1), (1, 1), (2, 1))
+    }
+
+    # The same command trains nothing; so do its short form and `bench studies`.
+    start = Workers._start
+    monkeypatch.setattr(Workers, "_start", lambda *_: pytest.fail("a worker was started"))
+    again = cli(*words, "--json")
+    assert (again.code, again.err) == (0, "")
+    found = strict_json(again.out)
+    assert found == strict_json(cli("tune", "--resume", name, "--json").out)
+    assert found == strict_json(cli("studies", name, "--json").out) | {"out": "tuned"}
+    assert (found["study"], found["trials"], found["best"], found["missing"]) == (name, 5, {"opt.lr": 1000.0}, 0)
+    assert found["fresh"]["seeds"] == [0, 1, 2]
+    assert found["cost"]["trial_gradient_evaluations"] == sum(run.steps for run in runs if run.config["seed"] > 999)
+    assert found["cost"]["fresh_gradient_evaluations"] == sum(run.steps for run in runs if run.config["seed"] < 999)
+    assert cli("studies").out.startswith(f"{name}  5 of 5 trials")
+    assert strict_json(cli("studies", "--json").out)[name]["best"] == "opt.lr 1000"
+
+    for own in (("--opt.lr", "1:2"), ("--prune",), ("--seeds", 3), ("--name", "other"), ("--sampler", "qmc")):
+        refused = cli("tune", "--resume", name, *own)
+        assert refused.code == 2
+        assert last_line(refused) == f"--resume takes the study's own settings; leave {own[0]} out"
+
+    # The settings are used by `bench fit`, which has that run already.
+    provenance = yaml.safe_load((folder / "sgd.yaml").read_text())["provenance"]
+    assert provenance["study"] == name
+    assert provenance["tuning_seeds"] == "1000, 1001"
+    assert provenance["fresh_seeds"] == "0 to 2"
+    assert provenance["fresh"]["values"] == found["fresh"]["values"]
+    fit = ("fit", "--task", "synthetic", "--opt", "sgd", "--trainer.max_steps", 40, "--device", "cpu")
+    for tuned in (("--tuned",), ("--config", "tuned/synthetic/sgd.yaml")):
+        assert cli(*fit, *tuned, "--seed", 2).err.endswith("bench: already stored; --rerun trains again\n")
+
+    # More trials go on from there, and a smaller budget is still what it was.
+    monkeypatch.setattr(Workers, "_start", start)
+    more = cli("tune", *SMALL, "--trials", 7, "--report_seeds", 3, "--workers", 1, "--engine", "lanes", "--json")
+    assert more.code == 0, more.err
+    assert [each["point"] for each in strict_json(more.out)["tried"][:5]] == [each["point"] for each in found["tried"]]
+    assert strict_json(more.out)["trials"] == 7
+    assert Counter(run.engine for run in Store(store).runs() if run.config["seed"] > 999) == {
+        "lightning": 10,
+        "lanes": 4,
+    }
+    replayed = strict_json(cli("studies", name, "--budget", 5, "--json").out)
+    assert {key: replayed[key] for key in ("best", "score", "tried")} == {
+        key: found[key] for key in ("best", "score", "tried")
+    }
+
+
+def test_lanes_find_what_lightning_finds(cli, tmp_path: Path) -> None:
+    found = {}
+    for engine in ("lightning", "lanes"):
+        study = begin(f"sqlite:///{tmp_path}/{engine}.db", 5, seeds=[1000, 1001], reports=[0, 1])
+        place = ("--storage", f"sqlite:///{tmp_path}/{engine}.db", "--store", tmp_path / engine)
+        assert cli("worker", "--study", study.name, "--engine", engine, *place).code == 0
+        assert {run.engine for run in Store(tmp_path / engine).runs()} == {engine}
+        found[engine] = strict_json(cli("studies", study.name, *place, "--json").out)
+    one, other = found.values()
+    assert one["best"] == other["best"] == {"opt.lr": 1000.0}
+    assert [each["point"] for each in one["tried"]] == [each["point"] for each in other["tried"]]
+    for a, b in zip(one["tried"], other["tried"], strict=True):
+        assert a["score"] == pytest.approx(b["score"], rel=1e-6, abs=1e-9)
+    assert one["fresh"]["values"] == pytest.approx(other["fresh"]["values"], rel=1e-6, abs=1e-9)
+
+
+# -- kills ------------------------------------------------------------------------------------------------------------
+
+CPUS = sorted(os.sched_getaffinity(0))
+LONG = {"opt__lr": "0.03,0.1,0.3,1", "trainer__max_steps": "6000", "trainer__checkpoint_seconds": "0.1"}
+LONG_WORDS = (
+    "--task", "synthetic", "--opt", "sgd", "--opt.lr", "0.03,0.1,0.3,1", "--trainer.max_steps", "6000",
+    "--trainer.checkpoint_seconds", "0.1", "--device", "cpu", "--seeds", "1000,", "--report_seeds", "0,",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, Any]:
+    """What the runs of the long study give if nobody kills anything."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    study = begin(f"sqlite:///{folder}/studies.db", 4, **LONG)
+    place = ("--storage", f"sqlite:///{folder}/studies.db", "--store", str(folder / "runs"))
+    with pytest.raises(SystemExit, match="0"):
+        main(["worker", "--study", study.name, "--engine", "lightning", *place])
+    found = values(study)
+    assert len(found) == 5
+    return found
+
+
+class Tuning:
+    """A real `bench tune`, with what it says in a file; it leads a group of processes as a job of a shell does."""
+
+    def __init__(self, folder: Path, url: str, workers: int) -> None:
+        self.said = folder / "said"
+        environment = os.environ | {"BENCH_STORAGE": url, "BENCH_STORE": str(folder / "runs")}
+        command = ["taskset", "-c", ",".join(map(str, CPUS[:workers]))]  # a processor for each worker: one thread
+        command += [sys.executable, "-m", "bench.cli", "tune", *LONG_WORDS, "--engine", "lightning"]
+        command += ["--workers", str(workers)]
+        with self.said.open("w") as file:
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment, cwd=folder,
+                process_group=0,
+            )  # fmt: skip
+
+    def workers(self) -> list[int]:
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        return [int(pid) for pid in children.read_text().split()]
+
+
+@pytest.fixture
+def tunings() -> Iterator[list[Tuning]]:
+    started: list[Tuning] = []
+    yield started
+    for tuning in started:
+        with suppress(ProcessLookupError):
+            os.killpg(tuning.process.pid, signal.SIGKILL)
+        tuning.process.wait()
+
+
+def gone(pid: int) -> bool:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    return True
+
+
+@pytest.mark.parametrize(
+    ("database", "number"),
+    [("sqlite_url", signal.SIGTERM), ("postgres_url", signal.SIGINT)],
+    ids=["sqlite", "postgresql"],
+)
+def test_whatever_is_killed_nothing_is_lost_and_nothing_done_twice(
+    cli, request: pytest.FixtureRequest, database: str, number: signal.Signals, tmp_path: Path,
+    undisturbed: dict[Any, Any], tunings: list[Tuning],
+) -> None:  # fmt: skip
+    url: str = request.getfixturevalue(database)
+    study, store = begin(url, 4, **LONG), Store(tmp_path / "runs")
+
+    def at_work() -> list[int]:
+        """Processes that are in the middle of a run."""
+        running = [trial for trial in study.trials() if trial.state == "running" and lives(trial.worker)]
+        configs = [on_device(study.spec.config(trial.point, trial.seeds[0], {})) for trial in running]
+        ids = [trial.worker["pid"] for trial in running]
+        return [pid for pid, config in zip(ids, configs, strict=True) if store.checkpoint(config.run_id).exists()]
+
+    def ended(*words: str) -> list[str | None]:
+        """Why trials that ended so, or wait again, did."""
+        return [trial.reason for trial in study.trials() if trial.state in words and trial.reason is not None]
+
+    # kill -9 of a worker: the supervisor gives its trial to another.
+    tuning = Tuning(tmp_path, url, 2)
+    tunings.append(tuning)
+    until(at_work, "a worker at work", PATIENCE)
+    killed = at_work()[0]
+    os.kill(killed, signal.SIGKILL)
+    until(lambda: "died (SIGKILL); starting another\n" in tuning.said.read_text(), "the supervisor's notice", PATIENCE)
+    until(lambda: ended("failed"), "the end of the attempt", PATIENCE)
+
+    # SIGTERM of a worker: it gives its trial back.
+    until(at_work, "a worker at work", PATIENCE)
+    stopped = at_work()[0]
+    os.kill(stopped, signal.SIGTERM)
+    until(lambda: gone(stopped), "the end of a worker", PATIENCE)
+    assert stopped not in at_work()
+
+    # kill -9 of the supervisor: its workers give their trials back and end, also one that has hardly begun.
+    until(at_work, "a worker at work", PATIENCE)
+    workers = tuning.workers()
+    assert not {killed, stopped} & {*workers}
+    tuning.process.kill()
+    tuning.process.wait()
+    until(lambda: all(map(gone, workers)), "the end of the workers", PATIENCE)
+    assert {state for _, state in states(study)} <= {"waiting", "completed", "failed"}
+    (reason,) = ended("failed")
+    assert reason in ("its worker died (SIGKILL)", "its worker died")  # the supervisor sees how, the other worker that
+    assert {*ended("waiting")} == {"the worker was stopped by SIGTERM"}
+    said = [line for line in tuning.said.read_text().splitlines() if line.startswith("worker ")]
+    assert [line.partition(" died ")[2] for line in said] == ["(SIGKILL); starting another"]
+
+    # A signal for the supervisor, or for all processes of the terminal.
+    tuning = Tuning(tmp_path, url, 1)
+    tunings.append(tuning)
+    until(at_work, "a worker at work", PATIENCE)
+    workers = tuning.workers()
+    os.killpg(tuning.process.pid, number)
+    assert tuning.process.wait() == 130
+    assert all(map(gone, workers))
+    assert {state for _, state in states(study)} <= {"waiting", "completed", "failed"}
+    assert tuning.said.read_text().endswith(
+        f"bench: stopped; nothing is lost, and the same command (or bench tune --resume {study.name}) goes on\n"
+    )
+
+    # The same command finishes.
+    answer = cli("tune", *LONG_WORDS, "--storage", url, "--workers", 1, "--engine", "lightning", "--json")
+    assert answer.code == 0, answer.err
+    assert states(study) == {("design", "completed"): 4, ("design", "failed"): 1, ("fresh", "completed"): 1}
+    assert values(study) == undisturbed
+    assert len(list(store.runs())) == 5
+    found = strict_json(answer.out)
+    assert (found["study"], found["best"], found["trials"], found["missing"]) == (study.name, {"opt.lr": 1.0}, 4, 0)
+
+
+def test_a_worker_with_lanes_that_is_asked_to_stop_gives_all_its_trials_back(
+    cli, sqlite_url: str, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from bench.lanes import Lanes
+
+    study = begin(sqlite_url, 5, trainer__max_steps="3000")
+    step, count = Lanes.step, 0
+
+    def stop_on_the_way(self: Lanes) -> Any:
+        nonlocal count
+        count += 1
+        if count == 1000:
+            signal.raise_signal(signal.SIGTERM)
+        return step(self)
+
+    words = ("worker", "--study", study.name, "--engine", "lanes", "--storage", sqlite_url)
+    with monkeypatch.context() as patch:
+        patch.setattr(Lanes, "step", stop_on_the_way)
+        assert cli(*words).code == 130
+    assert states(study) == {("design", "waiting"): 5}
+    assert {trial.reason for trial in study.trials()} == {"the worker was stopped by SIGTERM"}
+    assert [len(pack.configs) for pack in Store(store).unfinished_packs()] == [5]
+    assert cli(*words).code == 0
+    assert states(study) == {("design", "completed"): 5, ("fresh", "completed"): 1}
+    assert Store(store).unfinished_packs() == []
+
+
+# -- several workers on one database ----------------------------------------------------------------------------------
+
+
+def test_four_workers_on_postgresql_make_each_of_thirty_trials_once(postgres_url: str, tmp_path: Path) -> None:
+    study = begin(postgres_url, 30, sampler="qmc", report=False)
+    command = [sys.executable, "-m", "bench.cli", "worker", "--study", study.name, "--engine", "lightning"]
+    environment = os.environ | {"BENCH_STORAGE": postgres_url, "BENCH_STORE": str(tmp_path / "runs")}
+    engine = create_engine(postgres_url)
+    waiting = text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
+
+    def all_wait() -> bool:
+        with engine.connect() as connection:
+            return connection.scalar(waiting) == 4
+
+    workers: list[subprocess.Popen[str]] = []
+    try:
+        # The lock of studies, held by somebody who is not thrown out when that takes long.
+        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as holder:
+            holder.execute(text("SELECT pg_advisory_lock(726173)"))
+            for _ in range(4):
+                workers.append(subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment))
+            until(all_wait, "four workers that open the database", PATIENCE)
+            holder.execute(text("SELECT pg_advisory_unlock(726173)"))
+            holder.execute(text("SELECT pg_advisory_lock(726173)"))  # comes after them
+            until(all_wait, "four workers that want a trial", PATIENCE)
+            holder.execute(text("SELECT pg_advisory_unlock(726173)"))
+        said = [worker.communicate()[1] for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+        engine.dispose()
+    assert [worker.returncode for worker in workers] == [0] * 4, said
+    assert states(study) == {("design", "completed"): 30}
+    trials = study.trials()
+    assert len({trial.key for trial in trials}) == 30
+    assert {trial.worker["pid"] for trial in trials} == {worker.pid for worker in workers}
+    assert Counter(run.status for run in Store(tmp_path / "runs").runs()) == {"completed": 30}
+    assert sum(text.count("] opt.lr ") for text in said) == 30
+
+
+# -- what goes wrong --------------------------------------------------------------------------------------------------
+
+
+def break_at(lr: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every run with this learning rate breaks at its first step."""
+    step = torch.optim.SGD.step
+
+    def broken(self: torch.optim.SGD, *args: Any, **kwargs: Any) -> Any:
+        if self.param_groups[0]["lr"] == lr:
+            raise RuntimeError("the card fell out")
+        return step(self, *args, **kwargs)
+
+    monkeypatch.setattr(torch.optim.SGD, "step", broken)
+
+
+def test_a_run_that_breaks_is_tried_again_and_then_failed_while_the_study_goes_on(
+    cli, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = begin(sqlite_url, 5)
+    break_at(1000.0, monkeypatch)
+    answer = cli("worker", "--study", study.name, "--storage", sqlite_url, "--engine", "lightning")
+    assert answer.code == 0
+    assert states(study) == {("design", "completed"): 4, ("design", "failed"): 3, ("fresh", "completed"): 1}
+    reasons = {trial.reason for trial in study.trials() if trial.state == "failed"}
+    assert len(reasons) == 1
+    assert all("broke: RuntimeError: the card fell out; the traceback is in " in str(reason) for reason in reasons)
+    shown = cli("studies", study.name, "--storage", sqlite_url)
+    assert "5 trials of 1 seeds, 1 failed\n" in shown.out
+    assert "note     opt.lr 1000 failed: run synthetic-sgd-" in shown.out
+    assert shown.code == 0
+
+
+def test_what_breaks_outside_of_a_run_counts_as_an_attempt_too(
+    cli, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = begin(sqlite_url, 3, opt__lr="10,100,1000", report=False)
+    monkeypatch.setattr("bench.worker.run", lambda *_, **__: 1 / 0)
+    words = ("worker", "--study", study.name, "--storage", sqlite_url, "--engine", "lightning")
+    answer = cli(*words)
+    assert answer.code == 1
+    error = "3 trials in a row came to nothing here, the last: ZeroDivisionError: division by zero"
+    assert answer.err.splitlines()[-1] == f"bench: error: {error}"
+    assert states(study)["design", "failed"] == 3
+    assert [cli(*words).code for _ in range(3)] == [1, 1, 0]
+    assert states(study) == {("design", "failed"): 9}
+    assert {trial.reason for trial in study.trials()} == {"ZeroDivisionError: division by zero"}
+    assert cli("studies", study.name, "--storage", sqlite_url).code == 1
+
+
+def test_lanes_that_break_are_made_one_after_the_other(
+    cli, sqlite_url: str, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from bench.lanes import Lanes
+
+    study = begin(sqlite_url, 5)
+
+    def broken(self: Lanes) -> None:
+        raise RuntimeError("the card fell out")
+
+    monkeypatch.setattr(Lanes, "step", broken)
+    answer = cli("worker", "--study", study.name, "--storage", sqlite_url, "--engine", "lanes")
+    assert answer.code == 0
+    assert "lanes broke: RuntimeError: the card fell out" in answer.err
+    assert "; going on with one trial after the other\n" in answer.err
+    assert states(study) == {("design", "completed"): 5, ("fresh", "completed"): 1}
+    assert {run.engine for run in Store(store).runs()} == {"lightning"}
+
+
+def test_missing_data_are_said_once_and_all_trials_wait(cli, here: Path, sqlite_url: str) -> None:
+    words = ("tune", "--task", "mnist", "--opt", "sgd", "--device", "cpu", "--trials", 3, "--workers", 1)
+    answer = cli(*words, "--data", here / "none", "--storage", sqlite_url)
+    assert answer.code == 2
+    assert "none" in last_line(answer)
+    (name,) = Studies(sqlite_url).names()
+    assert states(Studies(sqlite_url).open(name)) == {("design", "waiting"): 3}
+
+
+def test_workers_that_die_at_once_are_not_started_for_ever(
+    cli, here: Path, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here / "broken").mkdir()
+    (here / "broken" / "torch.py").write_text("import sys; print('no torch for you', file=sys.stderr); sys.exit(7)\n")
+    monkeypatch.setenv("PYTHONPATH", str(here / "broken"))
+    answer = cli("tune", *SMALL, "--trials", 3, "--workers", 1, "--storage", sqlite_url)
+    assert answer.code == 1
+    assert last_line(answer) == "workers die as soon as they are started (exit code 7): no torch for you"
+    assert answer.err.count("died (exit code 7); starting another") == 3
+
+
+def test_a_trial_on_two_devices_is_a_bench_fit_of_its_own(cli, sqlite_url: str, tmp_path: Path) -> None:
+    study = begin(sqlite_url, 1, report=False, trainer__devices="2")
+    answer = cli("worker", "--study", study.name, "--storage", sqlite_url)
+    assert answer.code == 0, answer.err
+    assert states(study) == {("design", "completed"): 1}
+    fit = ("fit", "--task", "synthetic", "--opt", "sgd", "--trainer.max_steps", 40, "--device", "cpu", "--seed", 1000)
+    for trial in study.trials():
+        lr = ("--opt.lr", trial.point["opt.lr"])
+        stored = cli(*fit, *lr, "--trainer.devices", 2, "--json")
+        assert stored.err == "bench: already stored; --rerun trains again\n"
+        assert strict_json(stored.out)["final"] == trial.runs[0].final
+        alone = strict_json(cli(*fit, *lr, "--store", tmp_path / "alone", "--json").out)
+        assert trial.runs[0].final == pytest.approx(alone["final"], rel=1e-9)
+    assert list(Store(tmp_path / "runs").folder.glob("*.json")) == []
+
+
+def test_pruning_stops_bad_trials_and_finds_the_same(cli, sqlite_url: str, tmp_path: Path) -> None:
+    words = {"opt__lr": "1e0:1e5", "trainer__val_every": "5"}
+    found = {}
+    for prune in (False, True):
+        study = begin(sqlite_url, 9, prune=prune, **words)
+        place = ("--storage", sqlite_url, "--store", tmp_path / f"prune {prune}")  # a stored run is not stopped early
+        assert cli("worker", "--study", study.name, "--engine", "lightning", *place).code == 0
+        found[prune] = strict_json(cli("studies", study.name, "--storage", sqlite_url, "--json").out)
+        shown = cli("studies", study.name, "--storage", sqlite_url).out
+        assert ("pruned (--prune)" in shown) == prune
+    assert found[False]["pruning"] is False
+    assert found[True]["pruning"] is True
+    assert (found[True]["best"], found[True]["score"]) == (found[False]["best"], found[False]["score"])
+    assert found[True]["fresh"] == found[False]["fresh"]
+    pruned = [each["point"]["opt.lr"] for each in found[True]["tried"] if each["state"] == "pruned"]
+    assert pruned
+    assert max(pruned) < 100
+    stopped = {trial.point["opt.lr"]: trial for trial in study.trials() if trial.state == "pruned"}
+    assert all(trial.runs[0].steps < 40 for trial in stopped.values())
+    assert {trial.reason for trial in stopped.values()} == {"worse than the median of the other trials"}
+
+
+# -- slots ------------------------------------------------------------------------------------------------------------
+
+
+def cut(monkeypatch: pytest.MonkeyPatch, workers: str, *, cpus: int, gpus: int = 0, devices: int = 1) -> list[Slot]:
+    monkeypatch.setattr("bench.workers._cpus", lambda: list(range(cpus)))
+    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    config = small_spec(trainer__devices=str(devices)).config({"opt.lr": 1.0}, 0, {})
+    return slots(workers, config.model_copy(update={"device": "cuda" if gpus else "cpu"}))
+
+
+def test_processors_are_shared_by_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cut(monkeypatch, "auto", cpus=2) == [Slot((0,), (), 1), Slot((1,), (), 1)]
+    assert cut(monkeypatch, "1", cpus=4) == [Slot((0, 1, 2, 3), (), 4)]
+    assert cut(monkeypatch, "2", cpus=5) == [Slot((0, 1), (), 2), Slot((2, 3), (), 2)]
+    assert cut(monkeypatch, "auto", cpus=4, devices=2) == [Slot((0, 1), (), 1), Slot((2, 3), (), 1)]
+    assert cut(monkeypatch, "3", cpus=2) == [Slot((), (), 1)] * 3
+    assert Slot((0,), (), 3).environment == {"OMP_NUM_THREADS": "3"}
+
+
+def test_each_worker_has_its_own_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cut(monkeypatch, "auto", cpus=8, gpus=2) == [Slot((0, 1, 2, 3), ("0",), 4), Slot((4, 5, 6, 7), ("1",), 4)]
+    assert cut(monkeypatch, "auto", cpus=8, gpus=4, devices=2) == [
+        Slot((0, 1, 2, 3), ("0", "1"), 2), Slot((4, 5, 6, 7), ("2", "3"), 2),
+    ]  # fmt: skip
+    assert [slot.gpus for slot in cut(monkeypatch, "1", cpus=2, gpus=2)] == [("0",)]
+    assert Slot((), ("0", "1"), 2).environment == {"OMP_NUM_THREADS": "2", "CUDA_VISIBLE_DEVICES": "0,1"}
+    config = small_spec().config({"opt.lr": 1.0}, 0, {}).model_copy(update={"device": "cuda"})
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
+    assert [slot.gpus for slot in slots("auto", config)] == [("5",), ("7",)]
+
+
+@pytest.mark.parametrize(
+    ("workers", "message"),
+    [
+        ("3", "--workers 3: 2 GPUs serve 2 workers at 1 a run; use --workers 2"),
+        ("0", "--workers 0: write how many (--workers 2), or auto"),
+        ("-1", "--workers -1: write how many (--workers 2), or auto"),
+        ("many", "--workers many: write how many (--workers 2), or auto"),
+    ],
+)
+def test_workers_that_there_cannot_be(monkeypatch: pytest.MonkeyPatch, workers: str, message: str) -> None:
+    with pytest.raises(Exception, match=r"--workers") as refused:
+        cut(monkeypatch, workers, cpus=8, gpus=2)
+    assert str(refused.value) == message
+
+
+def test_a_worker_keeps_to_its_slot(here: Path, sqlite_url: str, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = here / "python"
+    program.write_text(
+        "#!/bin/sh\nread study\n"
+        'cpus=$(sed -n "s/Cpus_allowed_list:.//p" /proc/self/status)\n'
+        'echo "{\\"study\\": \\"$study\\", \\"threads\\": $OMP_NUM_THREADS, \\"gpus\\": \\"$CUDA_VISIBLE_DEVICES\\","'
+        ' "\\"cpus\\": \\"$cpus\\", \\"storage\\": \\"$BENCH_STORAGE\\", \\"words\\": \\"$*\\"}"\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setattr("bench.workers.sys.executable", str(program))
+    study = begin(sqlite_url, 1)
+    cpu = max(os.sched_getaffinity(0))
+    with Workers(study.studies, [Slot((cpu,), ("3",), 5)], {"store": store}, "lanes") as workers:
+        workers.study = study
+        workers._send(0)
+        _, said = workers._events.get(timeout=60)
+    assert said == {
+        "study": study.name, "threads": 5, "gpus": "3", "cpus": str(cpu), "storage": sqlite_url,
+        "words": f"-m bench.cli worker --events --engine lanes --shared-by 1 --store {store}",
+    }  # fmt: skip
+
+
+# -- words ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--trials 0", "--trials 0: at least one setting has to be tried"),
+        ("--trials -3", "--trials -3: at least one setting has to be tried"),
+        ("--trials x", "argument --trials: invalid int value: 'x'"),
+        ("--seeds 0", "--seeds 0: write how many"),
+        ("--seeds 0,1 --report_seeds 2", "--seeds and --report_seeds share 0, 1: a winner is flattered"),
+        ("--seed 3", "--seed 3: trials have several"),
+        ("--opt.lr 1:0.1", "--opt.lr 1:0.1: a range is LOW:HIGH with 0 < LOW < HIGH"),
+        ("--opt.lr 1:1", "--opt.lr 1:1: a range is LOW:HIGH with 0 < LOW < HIGH"),
+        ("--opt.lr 0.1", "nothing is left to tune"),
+        ("--opt.lrr 1:2", "unknown option '--opt.lrr'; did you mean '--opt.lr'?"),
+        ("--opt sgdd", "unknown optimizer 'sgdd'; did you mean 'sgd'?"),
+        ("--task syntetic", "unknown task 'syntetic'; did you mean 'synthetic'?"),
+        ("--trainer.max_stepz 3", "unknown option '--trainer.max_stepz'; did you mean '--trainer.max_steps'?"),
+        ("--trialz 3", "unknown option '--trialz'; did you mean '--trials'?"),
+        ("--sampler gird", "argument --sampler: invalid choice: 'gird'"),
+        ("--sampler tpe", "--sampler tpe refines a design of 9 trials: write --trials 12"),
+        ("--retries -1", "--retries -1: it must be at least 0"),
+        ("--workers 0", "--workers 0: write how many (--workers 2), or auto"),
+        ("--storage nonsense", "--storage: this is no URL of a database"),
+        ("--resume nobody", "unknown study in sqlite:///"),
+    ],
+)
+def test_words_that_make_no_study(cli, words: str, message: str) -> None:
+    answer = cli("tune", "--task", "synthetic", "--opt", "sgd", "--device", "cpu", *words.split())
+    assert answer.code == 2
+    assert message in last_line(answer)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("tune", "--task is missing; see `bench list tasks`"),
+        ("tune --task synthetic", "--opt is missing; see `bench list optimizers`"),
+        ("tune --resume nobody", "unknown study in sqlite:///"),
+        ("studies nobody", "unknown study in sqlite:///"),
+        ("studies --budget 3", "--budget 3: name a study: bench studies NAME --budget 3"),
+        ("worker", "--study"),
+        ("worker --study nobody", "unknown study in sqlite:///"),
+    ],
+)
+def test_words_without_a_study(cli, words: str, message: str) -> None:
+    answer = cli(*words.split())
+    assert answer.code == 2
+    assert message in last_line(answer)
+
+
+def test_a_password_is_neither_shown_nor_written(cli, here: Path, postgres_url: str) -> None:
+    study = begin(postgres_url, 3)
+    assert cli("worker", "--study", study.name, "--storage", postgres_url, "--engine", "lanes").code == 0
+    answer = cli("tune", "--resume", study.name, f"--storage={postgres_url}")
+    assert answer.code == 0
+    password = postgres_url.split(":")[2].partition("@")[0]
+    files = [path.read_bytes() for path in (here / "tuned").rglob("*") if path.is_file()]
+    assert len(files) == 5
+    assert not any(password.encode() in content for content in (*files, answer.out.encode(), answer.err.encode()))
+
+
+def test_no_studies_are_no_error(cli) -> None:
+    answer = cli("studies")
+    assert (answer.code, answer.err) == (0, "")
+    assert answer.out.startswith("no studies in sqlite:///")
+    assert cli("studies", "--json").out == "{}\n"
+
+
+def test_points_of_a_study_are_told_apart_by_their_numbers() -> None:
+    assert point_key({"opt.lr": 1}) == point_key({"opt.lr": 1.0})
