@@ -82,6 +82,7 @@ def _tune(words: list[str]) -> int:
     from bench.selection import CONVERGED
     from bench.tune import make_request, make_spec, tuning_seeds, work
     from bench.tuning_progress import TuningProgress, spoken
+    from bench.workers import slots
 
     places = {"data": args.data, "store": args.store}
     tpe = args.sampler == "tpe"
@@ -117,6 +118,8 @@ def _tune(words: list[str]) -> int:
             " (--storage postgresql+psycopg://USER:PASSWORD@HOST/NAME, or $BENCH_STORAGE)"
         )
     make_output(args.out)  # before hours of training
+    if not args.slurm:
+        slots(args.workers, spec.typical(places))  # refuses what this machine has not
     if study is None:
         study = _studies(args).create(spec, args.name)
     asked = study.ask(request)
