@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.slurm import script
+from bench.space import point_key
 from bench.studies import Studies
 from bench.study import Study
 from bench.tune import make_request, make_spec
@@ -70,7 +71,8 @@ def test_array_survives_a_requeue_and_each_task_has_its_gpu(slurm, postgres_url:
     trials = made.trials()
     assert [trial.state for trial in trials] == ["completed"] * len(trials)
     assert sum(trial.kind == "fresh" for trial in trials) == 2
-    assert any("SIGTERM" in (trial.reason or "") for trial in trials)  # given back, and made by the next task
+    assert len({point_key(trial.point) for trial in trials if not trial.fresh}) == sum(not t.fresh for t in trials)
+    assert "Restarts=1" in slurm("scontrol", "show", "job", f"{job}_1")
     found = bench("tune", "--resume", "s", "--store", "runs", "--out", "out", env=env, cwd=tmp_path)
     assert "fresh" in found
     assert (tmp_path / "out" / "synthetic" / "gd.yaml").is_file()
