@@ -28,6 +28,7 @@ import numpy as np
 import pytest
 import torch
 
+import bench.sensitivity
 import bench.store
 import bench.sweep
 from bench.callbacks import Watcher
