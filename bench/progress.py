@@ -27,7 +27,7 @@ class Progress:
 
     def start(self, step: int) -> None:
         """Begin at this step."""
-        if self.enabled and _on_terminal():
+        if self.enabled and on_terminal():
             from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
             from rich.progress import Progress as Bar
@@ -57,7 +57,7 @@ class Progress:
         text = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
         self._validated = f"  {split} acc {values['accuracy']:.3f}" if "accuracy" in values else ""
         if self.enabled and self._bar is None:
-            self.enabled = _say(f"{self.label}  step {step}/{self.total}  {split}: {text}")
+            self.enabled = say(f"{self.label}  step {step}/{self.total}  {split}: {text}")
 
     def stop(self) -> None:
         """Take the bar down."""
@@ -88,7 +88,7 @@ class SweepProgress:
         """Show the progress of so many runs while the context lasts."""
         self.runs = runs
         self._begun = self._said = time.monotonic()
-        if self.enabled and _on_terminal():
+        if self.enabled and on_terminal():
             from rich.console import Console
             from rich.progress import BarColumn, TextColumn
             from rich.progress import Progress as Bar
@@ -136,7 +136,7 @@ class SweepProgress:
 
     def say(self, line: str) -> None:
         """Show a line."""
-        _say(line)
+        say(line)
 
     def _show(self, alive: int, share: float) -> None:
         now = time.monotonic()
@@ -153,11 +153,12 @@ class SweepProgress:
             self.say(f"{self.label}  {values}")
 
 
-def _on_terminal() -> bool:
+def on_terminal() -> bool:
+    """Whether somebody watches standard error."""
     return sys.stderr is not None and sys.stderr.isatty()
 
 
-def _say(line: str) -> bool:
+def say(line: str) -> bool:
     """Print a line, if anybody can hear it: neither `2>&1 | head` nor `2>&-` must end what is trained."""
     if sys.stderr is None:
         return False

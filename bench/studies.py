@@ -2,7 +2,6 @@
 
 import fcntl
 import re
-import warnings
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -52,8 +51,7 @@ class Studies:
         else:
             arguments = {"connect_timeout": 10, "keepalives_idle": 20, "keepalives_interval": 10, "keepalives_count": 3}
         options = {"connect_args": arguments, "pool_pre_ping": True}
-        with self.errors(), warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        with self.errors():
             if kind == "sqlite":
                 Path(self.url.database or "").parent.mkdir(parents=True, exist_ok=True)
             self._engine = sa.create_engine(self.url, **options)

@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import optuna
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
+from bench.design import Wanted
 from bench.errors import RunFailed, UserError
 from bench.machine import lives
 from bench.selection import CONVERGED, End, above_infimum, equal_below, final_value, seed_median, selected
-from bench.space import Axis, Point, Range, Space, Wanted, point_key
+from bench.space import Axis, Point, Range, Space, point_key
 from bench.store import RunResult, plain
 from bench.trials import Request, State, StudySpec, Trial
 from optimizers import OPTIMIZERS

@@ -135,13 +135,13 @@ class Step:
         spec: what is tuned.
         trials: points that are wanted as far as is known, and how many of them are there.
         fresh: fresh seeds, and how many of them have been run.
-        seconds: what is left to train takes about so long on one worker; None if that is not known.
+        seconds: what is left to train takes about so long on one worker.
     """
 
     spec: StudySpec
     trials: tuple[int, int]
     fresh: tuple[int, int]
-    seconds: float | None
+    seconds: float
 
     @property
     def runs_left(self) -> int:
@@ -171,7 +171,7 @@ def plan(
             times = [run.wall_s for run in (*found.runs, *found.fresh)]
         else:
             trials, fresh, times = (request.trials, 0), (len(spec.report_seeds), 0), []
-        step = Step(spec, trials, fresh, None)
+        step = Step(spec, trials, fresh, 0.0)
         each = median(times) if times else measure(spec) if step.runs_left else 0.0
         steps.append(Step(spec, trials, fresh, each * step.runs_left))
     return steps
@@ -211,10 +211,10 @@ def plan_lines(steps: Sequence[Step], workers: int) -> list[str]:
         rows.append(
             [
                 step.spec.task, step.spec.opt, step.spec.name, f"{step.trials[1]}/{step.trials[0]}", f"{step.fresh[1]}/{step.fresh[0]}",
-                str(step.runs_left), duration((step.seconds or 0) / workers),
+                str(step.runs_left), duration(step.seconds / workers),
             ]
         )  # fmt: skip
-    seconds = sum(step.seconds or 0 for step in steps) / workers
+    seconds = sum(step.seconds for step in steps) / workers
     runs = sum(step.runs_left for step in steps)
     return [
         *table(rows),

@@ -11,8 +11,9 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from bench.config import RunConfig, on_device, resolve
+from bench.design import Design
 from bench.selection import Mode
-from bench.space import Design, Point, Range, Space, point_key, space_from_json
+from bench.space import Point, Range, Space, point_key, space_from_json
 from bench.store import RunResult
 from tasks import TASKS
 

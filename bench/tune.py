@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from bench.config import resolve, settings_of
+from bench.design import Design
 from bench.errors import UserError, unknown
 from bench.grid import read_seeds
 from bench.selection import CONVERGED
-from bench.space import Design, Range, read_space, space_as_json
+from bench.space import Range, read_space, space_as_json
 from bench.store import plain
 from bench.study import Study
 from bench.trials import Request, StudySpec

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from bench import sensitivity
+from bench.design import replay
 from bench.errors import UserError
 from bench.options import optimizer_options
+from bench.report import CAP_SHARE_TO_REPORT
 from bench.reproduction import duration
 from bench.selection import End, above_infimum, final_value
 from bench.space import point_key
@@ -20,8 +22,6 @@ from bench.trials import Trial
 from bench.tuning_progress import spoken
 from optimizers import OPTIMIZERS
 from tasks import TASKS
-
-CAP_SHARE_TO_REPORT = 0.9
 
 
 @dataclass(frozen=True)
@@ -110,11 +110,11 @@ def outcome(study: Study, budget: int | None = None) -> Outcome:
             f"--budget {budget}: {study.name} has {request.trials} trials in its design; ask for at most that"
         )
     total = request.total if budget is None else 0
-    wanted = spec.design.wanted(scores, spec.mode, least, request.trials if budget is None else budget, total)
+    found = replay(spec.design, scores, spec.mode, least, request.trials if budget is None else budget, total)
     last = {
         point_key(trial.point): trial for trial in own if trial.state != "failed" or point_key(trial.point) in scores
     }
-    scored = [last[key] for w in wanted if (key := point_key(w.point)) in scores]
+    scored = [last[each.key] for each in found.scored]
     refined = [] if budget is not None else [t for k, t in last.items() if t.kind == "refinement" and k in scores]
     best = study.best([*scored, *refined])
     winner = [trial for trial in trials if trial.fresh and best is not None and trial.point == best.point]
@@ -126,7 +126,7 @@ def outcome(study: Study, budget: int | None = None) -> Outcome:
     tried = [trial.point for trial in (*scored, *refined)]
     edge = best is not None and spec.design.at_boundary(tried, best.point)
     runs = [run for trial in fresh for run in trial.runs]
-    return Outcome(study, scored, refined, scores, best, runs, failed, edge, len(wanted) - len(scored))
+    return Outcome(study, scored, refined, scores, best, runs, failed, edge, len(found.missing))
 
 
 def lines(found: Outcome, shown: sensitivity.Sensitivity | None) -> list[str]:

@@ -112,6 +112,8 @@ def _tune(words: list[str]) -> int:
         print(json.dumps(points) if args.json else "\n".join(map(spoken, points)))
         print(f"bench: {len(points)} trials of {len(spec.seeds)} seeds, study {name}", file=sys.stderr)
         return 0
+    if args.print and not args.slurm:
+        raise UserError("--print prints the script of --slurm; write both")
     if args.slurm and args.storage is None:
         raise UserError(
             "--slurm: SQLite is not safe on the file systems that nodes share; give the address of a PostgreSQL"

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from bench.progress import _on_terminal, _say
+from bench.progress import on_terminal, say
 from bench.reproduction import duration
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class TuningProgress:
         """Show so many workers while the context lasts."""
         self._rows = [{"trial": "starting"} for _ in range(workers)]
         self._begun = time.monotonic()
-        if self.enabled and _on_terminal():
+        if self.enabled and on_terminal():
             from rich.console import Console
             from rich.live import Live
 
@@ -87,7 +87,7 @@ class TuningProgress:
         if self._live is not None:
             self._live.console.print(line, markup=False, highlight=False)
         else:
-            _say(line)
+            say(line)
 
     def _say_ended(self, event: Mapping[str, Any]) -> None:
         if event["state"] == "given back":
