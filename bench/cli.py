@@ -36,6 +36,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _dispatch(words: list[str]) -> int:
     commands = {
         "fit": _fit, "sweep": _sweep, "tune": _tuning, "suite": _tuning, "studies": _tuning, "worker": _tuning,
+        "leaderboard": _results,
         "reproduce": _reproduce, "list": _list, "show": _show, "doctor": _doctor,
     }  # fmt: skip
     parser = Parser(
@@ -54,6 +55,7 @@ def _dispatch(words: list[str]) -> int:
     sub.add_parser("studies", help="list studies, or show what one has found, with a smaller budget too")
     sub.add_parser("worker", help="join a study, from any machine that reaches its database")
     sub.add_parser("reproduce", help="run a paper's experiment: figure, data and tested claims")
+    sub.add_parser("leaderboard", help="rank optimizers from the stored runs, with intervals and ties")
     sub.add_parser("list", help="list tasks or optimizers")
     sub.add_parser("show", help="describe a task, an optimizer or a paper's experiment")
     sub.add_parser("doctor", help="check this machine, its data and its store")
@@ -61,7 +63,7 @@ def _dispatch(words: list[str]) -> int:
         if words[0] not in commands:
             raise unknown("command", words[0], commands)
         command = commands[words[0]]
-        return command(words) if command is _tuning else command(words[1:])
+        return command(words) if command in (_tuning, _results) else command(words[1:])
     args = parser.parse_args(words)
     if args.version:
         from bench import __version__
@@ -70,6 +72,12 @@ def _dispatch(words: list[str]) -> int:
     else:
         parser.print_help()
     return 0
+
+
+def _results(words: list[str]) -> int:
+    from bench.results_cli import main
+
+    return main(words)
 
 
 # -- fit ----------------------------------------------------------------------------------------------------------

@@ -18,6 +18,10 @@ Mode = Literal["min", "max"]
 
 CONVERGED = 1e-16
 """Losses that are less than this above their infimum, or above 0, are equally good. Ours."""
+USABLE_FACTOR = 2
+"""How many times the best a loss may be in the usable range: about twice the steps, where it falls as 1/t. Ours."""
+USABLE_SHARE = 0.05
+"""How far a metric that is maximised may be below the best there, as a share of the best. Ours."""
 
 
 def final_value(run: RunResult, above: bool) -> End:
@@ -83,3 +87,20 @@ def best_index(scores: Sequence[End], mode: Mode, least: float) -> int | None:
     top = min(there) if mode == "min" else max(there)
     equal = [i for i, score in enumerate(clipped) if score == top]
     return equal[(len(equal) - 1) // 2]
+
+
+def good_range(scores: Sequence[End], mode: Mode, best: int) -> tuple[int, int]:
+    """The ends of the stretch around the best in which scores are nearly as good.
+
+    Args:
+        scores: in the order of the setting; None for one that cannot be the best.
+        mode: of the metric.
+        best: index of the best, which has a score.
+    """
+    top = scores[best]
+    assert top is not None
+    limit = max(top, USABLE_FACTOR * top) if mode == "min" else top - USABLE_SHARE * abs(top)
+    bad = [score is None or (score > limit if mode == "min" else score < limit) for score in scores]
+    first = next((i + 1 for i in range(best, -1, -1) if bad[i]), 0)
+    last = next((i - 1 for i in range(best, len(scores)) if bad[i]), len(scores) - 1)
+    return first, last

@@ -23,22 +23,20 @@ from bench.errors import UserError
 from bench.reproduction import markdown_table, words
 from bench.selection import (
     CONVERGED,
+    USABLE_FACTOR,
+    USABLE_SHARE,
     End,
     Mode,
     above_infimum,
     best_index,
     equal_below,
     final_value,
+    good_range,
     seed_median,
     selected,
 )
 from bench.sensitivity_plot import make
 from bench.store import FINISHED, RunResult, plain
-
-USABLE_FACTOR = 2
-"""How many times the best a loss may be in the usable range: about twice the steps, where it falls as 1/t. Ours."""
-USABLE_SHARE = 0.05
-"""How far a metric that is maximised may be below the best there, as a share of the best. Ours."""
 
 
 @dataclass(frozen=True)
@@ -230,13 +228,7 @@ def _curve(name: str, x: str, found: list[tuple[Point, End]], mode: Mode, numeri
     best = best_index(scores, mode, least)
     if best is None or not numeric or len(points) == 1:
         return Curve(name, x, points, best, None)
-    top = scores[best]
-    assert top is not None
-    limit = max(top, USABLE_FACTOR * top) if mode == "min" else top - USABLE_SHARE * abs(top)
-    bad = [score is None or (score > limit if mode == "min" else score < limit) for score in scores]
-    first = next((i + 1 for i in range(best, -1, -1) if bad[i]), 0)
-    last = next((i - 1 for i in range(best, len(points)) if bad[i]), len(points) - 1)
-    return Curve(name, x, points, best, (first, last))
+    return Curve(name, x, points, best, good_range(scores, mode, best))
 
 
 # -- words ------------------------------------------------------------------------------------------------------------

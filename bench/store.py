@@ -28,6 +28,8 @@ Status = Literal["running", "completed", "diverged", "timeout", "failed", "kille
 FINISHED = ("completed", "diverged", "timeout")
 RESUMABLE = ("killed", "failed")
 TABLES = ("measurements", "curve")  # a column that both have is read from the first
+STUDIES = "studies"
+"""The folder of a store with the records of studies (`bench.stores.StudyRecord`)."""
 CURVE_FIELDS = ("step", "loss", "grad_norm", "raw_step", "applied_step")
 
 
@@ -109,7 +111,7 @@ class Store:
 
     def unreadable(self) -> list[Path]:
         """Folders of runs and packs whose records are missing or damaged, and packs whose tables are."""
-        packs = set(self._packs.folders())
+        packs = {*self._packs.folders(), self.folder / STUDIES}
         own = [p for p in self.folder.glob("*/") if p not in packs and p.is_dir() and _read(p / "run.json") is None]
         return sorted(own + self._packs.damaged())
 

@@ -16,7 +16,8 @@ from bench.reproduction import duration
 from bench.selection import End, above_infimum, final_value
 from bench.space import point_key
 from bench.stats import Interval, t_interval
-from bench.store import RunResult, plain, replacing
+from bench.store import RunResult, disk_errors, plain, replacing, write_json
+from bench.stores import StudyRecord, study_path
 from bench.study import Study
 from bench.trials import Trial
 from bench.tuning_progress import spoken
@@ -336,6 +337,32 @@ def write(folder: Path, found: Outcome, command: str) -> list[Path]:
             f"cannot write {path}: {error.strerror or error}; choose another folder with --out DIR"
         ) from None
     return [path, *sensitivity.write(path.with_suffix(""), analyse(found), command)]
+
+
+def remember(found: Outcome, store: Path) -> None:
+    """Leave the study's record in a store, so that boards need no database.
+
+    Raises:
+        RunFailed: the disk is full or gone.
+    """
+    spec, trials = found.study.spec, [*found.scored, *found.refined]
+    record = StudyRecord(
+        name=found.study.name, task=spec.task, opt=spec.opt, seeds=spec.seeds, axes=list(spec.axes), mode=spec.mode,
+        sampler=spec.sampler, prune=spec.prune,
+        trials=[
+            {
+                "point": trial.point, "kind": trial.kind, "state": trial.state,
+                "score": found.scores.get(point_key(trial.point)), "runs": [run.run_id for run in trial.runs],
+            }
+            for trial in trials
+        ],
+        winner=found.best.runs[0].run_id if found.best is not None and found.best.runs else None,
+        lr_at_boundary=found.lr_at_boundary, missing=found.missing,
+    )  # fmt: skip
+    path = study_path(store, found.study.name)
+    with disk_errors(store):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, vars(record), indent=1)
 
 
 def analyse(found: Outcome) -> sensitivity.Sensitivity:

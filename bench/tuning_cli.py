@@ -139,7 +139,7 @@ def _tune(words: list[str]) -> int:
             f"bench: stopped; nothing is lost, and the same command (or bench tune --resume {study.name}) goes on"
         )
         return 130
-    return _show(study, None, as_json=args.json, out=args.out, command=command)
+    return _show(study, None, as_json=args.json, out=args.out, command=command, store=args.store)
 
 
 def _slurm(study: "Study", args: argparse.Namespace, places: Mapping[str, Any]) -> int:
@@ -162,11 +162,21 @@ def _slurm(study: "Study", args: argparse.Namespace, places: Mapping[str, Any]) 
     return 0
 
 
-def _show(study: "Study", budget: int | None, *, as_json: bool, out: Path | None = None, command: str = "") -> int:
-    """Print what a study has found, and write it if there is a place for it."""
+def _show(
+    study: "Study",
+    budget: int | None,
+    *,
+    as_json: bool,
+    out: Path | None = None,
+    command: str = "",
+    store: Path | None = None,
+) -> int:
+    """Print what a study has found, and write it if there are places for it."""
     from bench import tuned
 
     found = tuned.outcome(study, budget)
+    if store is not None:
+        tuned.remember(found, store)
     shown = tuned.analyse(found) if found.runs else None
     paths = tuned.write(out, found, command) if out is not None and found.best is not None else []
     if as_json:
@@ -251,6 +261,7 @@ def _worker(words: list[str]) -> int:
     studies, out = _studies(args), sys.stdout
     study = studies.open(args.study) if args.study is not None else None
     with redirect_stdout(sys.stderr):
+        from bench import tuned
         from bench.worker import Worker, supervised
 
         if study is None:  # whatever libraries print, C ones too, must not get among the events
@@ -263,6 +274,7 @@ def _worker(words: list[str]) -> int:
         for each in [study] if study is not None else map(studies.open, supervised()):
             if not worker.work(each):
                 return 130
+            tuned.remember(tuned.outcome(each), args.store)
             tell({"done": each.name})
     return 0
 
@@ -339,6 +351,8 @@ def _suite(words: list[str]) -> int:
         say("bench: stopped; nothing is lost, and the same command goes on")
         return 130
     found = [tuned.outcome(study) for study in done]
+    for each in found:
+        tuned.remember(each, args.store)
     paths = suite.write(args.out, found, command)
     if args.json:
         print(json.dumps({"out": str(args.out), "studies": [tuned.as_json(each) for each in found]}))

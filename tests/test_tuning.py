@@ -183,9 +183,9 @@ def test_lanes_find_what_lightning_finds(cli, tmp_path: Path) -> None:
 # -- kills ------------------------------------------------------------------------------------------------------------
 
 CPUS = sorted(os.sched_getaffinity(0))
-LONG = {"opt__lr": "0.03,0.1,0.3,1", "trainer__max_steps": "6000", "trainer__checkpoint_seconds": "0.1"}
+LONG = {"opt__lr": "0.03,0.1,0.3,1", "trainer__max_steps": "20000", "trainer__checkpoint_seconds": "0.1"}
 LONG_WORDS = (
-    "--task", "synthetic", "--opt", "sgd", "--opt.lr", "0.03,0.1,0.3,1", "--trainer.max_steps", "6000",
+    "--task", "synthetic", "--opt", "sgd", "--opt.lr", "0.03,0.1,0.3,1", "--trainer.max_steps", "20000",
     "--trainer.checkpoint_seconds", "0.1", "--device", "cpu", "--seeds", "1000,", "--report_seeds", "0,",
 )  # fmt: skip
 

@@ -1,0 +1,277 @@
+"""Boards as text: for a terminal, as Markdown, CSV, JSON, TeX and HTML. Names may hold anything; they do no harm in any."""
+
+import csv
+import html
+import io
+import json
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from bench.boards.table import Board, Column, Table
+from bench.errors import UserError
+from bench.stats import Interval
+from bench.store import plain, replacing
+
+_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]+")
+"""Control characters, and those that turn the direction of text: a terminal would obey them."""
+
+
+def cell(value: Any, digits: int = 4) -> str:
+    """A value as a person reads it.
+
+    Args:
+        value: a number, an interval, a median with its ends, counts by name, words, a list of words, or None.
+        digits: of numbers.
+    """
+    if value is None or value == [] or value == {}:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, Interval):
+        wide = math.isfinite(value.low) or math.isfinite(value.high)
+        ends = f" [{number(value.low, digits)}, {number(value.high, digits)}]" if wide else ""
+        return number(value.mean, digits) + ends
+    if isinstance(value, dict) and value.keys() == {"median", "low", "high", "last"}:
+        return _median(value, digits)
+    if isinstance(value, dict):
+        return ", ".join(f"{count} {_clean(str(name))}" for name, count in value.items())
+    if isinstance(value, list | tuple):
+        return "; ".join(_clean(str(each)) for each in value)
+    return number(value, digits) if isinstance(value, int | float) else _clean(str(value))
+
+
+def number(value: float, digits: int = 4) -> str:
+    """A number to so many digits; whole numbers up to a million without an exponent."""
+    if isinstance(value, int) or (1e4 <= abs(value) < 1e6 and value == round(value)):
+        return f"{value:.0f}"
+    return f"{value:.{digits}g}"
+
+
+def _median(value: dict[str, float | None], digits: int) -> str:
+    def one(x: float | None) -> str:
+        last = value["last"]
+        return number(x, digits) if x is not None else "none" if last is None else f"> {number(last, digits)}"
+
+    if value["median"] is None and value["low"] is None:
+        return one(None)
+    return f"{one(value['median'])} [{one(value['low'])}, {one(value['high'])}]"
+
+
+def _clean(text: str) -> str:
+    return _UNPRINTABLE.sub(" ", text)
+
+
+def _rows(table: Table) -> list[list[str]]:
+    return [[cell(row.get(column.key), column.digits) for column in table.columns] for row in table.rows]
+
+
+def _head(table: Table) -> list[str]:
+    return [_clean(column.title) for column in table.columns]
+
+
+def _shown(table: Table) -> Table:
+    """The table without columns that say nothing in any row."""
+    said = [
+        c
+        for c in table.columns
+        if c.key in ("rank", "opt") or any(row.get(c.key) not in (None, [], {}) for row in table.rows)
+    ]
+    return Table(table.title, said, table.rows, table.notes, table.pairs)
+
+
+# -- text for people --------------------------------------------------------------------------------------------------
+
+
+def text(boards: Sequence[Board]) -> str:
+    """For a terminal."""
+    lines: list[str] = []
+    for board in boards:
+        lines += [board.title, "=" * len(board.title), ""]
+        for table in map(_shown, board.tables):
+            rows = [_head(table), *_rows(table)]
+            widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+            lines += [_clean(table.title), "-" * len(_clean(table.title))]
+            lines += ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+            lines += [f"  note: {_clean(note)}" for note in table.notes] + [""]
+        lines += [*(f"note: {_clean(note)}" for note in board.notes), ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def markdown(boards: Sequence[Board], level: int = 2) -> str:
+    """As Markdown.
+
+    Args:
+        boards: to write.
+        level: of the boards' headings.
+    """
+    lines: list[str] = []
+    for board in boards:
+        lines += [f"{'#' * level} {board.title}", ""]
+        for table in map(_shown, board.tables):
+            lines += [f"**{_in_markdown(table.title)}**", ""]
+            for row in [_head(table), ["---"] * len(table.columns), *_rows(table)]:
+                lines.append("| " + " | ".join(row if row[0] == "---" else map(_in_markdown, row)) + " |")
+            lines += ["", *(f"* {_in_markdown(note)}" for note in table.notes), ""]
+        lines += [*(f"{_in_markdown(note)[0].upper()}{_in_markdown(note)[1:]}.  " for note in board.notes), ""]
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip() + "\n"
+
+
+def _in_markdown(word: str) -> str:
+    word = html.escape(_clean(word), quote=False)
+    return re.sub(r"([\\`*_|\[\]~#!])", r"\\\1", word) if _is_wild(word) else word.replace("|", "\\|")
+
+
+def _is_wild(word: str) -> bool:
+    """Whether Markdown would take something in it for a link, code or an image; ordinary words stay as they are."""
+    return bool(re.search(r"[\\`*~#!]|\]\(|\[/|://|_\w*_|&", word))
+
+
+def tex(boards: Sequence[Board]) -> str:
+    """As LaTeX tables with booktabs."""
+    lines = ["% needs \\usepackage{booktabs}"]
+    for board in boards:
+        for table in map(_shown, board.tables):
+            lines += [
+                "\\begin{table}", "\\centering", f"\\caption{{{_in_tex(board.title)}: {_in_tex(table.title)}}}",
+                f"\\begin{{tabular}}{{{'l' * len(table.columns)}}}", "\\toprule",
+                " & ".join(map(_in_tex, _head(table))) + " \\\\", "\\midrule",
+                *(" & ".join(map(_in_tex, row)) + " \\\\" for row in _rows(table)),
+                "\\bottomrule", "\\end{tabular}", *(f"% {_clean(note)}" for note in (*table.notes, *board.notes)), "\\end{table}", "",
+            ]  # fmt: skip
+    return "\n".join(lines)
+
+
+_TEX = {
+    "\\": "\\textbackslash{}", "{": "\\{", "}": "\\}", "$": "\\$", "&": "\\&", "#": "\\#", "%": "\\%", "_": "\\_",
+    "^": "\\textasciicircum{}", "~": "\\textasciitilde{}", "<": "\\textless{}", ">": "\\textgreater{}", "|": "\\textbar{}",
+}  # fmt: skip
+
+
+def _in_tex(word: str) -> str:
+    return "".join(_TEX.get(letter, letter) for letter in word)
+
+
+def html_tables(boards: Sequence[Board]) -> str:
+    """As an HTML page of plain tables; `bench report` makes one with plots."""
+    parts = ['<!doctype html><html lang="en"><meta charset="utf-8"><title>Leaderboard</title>']
+    for board in boards:
+        parts.append(f"<h2>{html.escape(board.title)}</h2>")
+        for table in map(_shown, board.tables):
+            head = "".join(
+                f'<th scope="col" title="{html.escape(c.help)}">{html.escape(_clean(c.title))}</th>'
+                for c in table.columns
+            )
+            body = "".join(
+                "<tr>" + "".join(f"<td>{html.escape(word)}</td>" for word in row) + "</tr>" for row in _rows(table)
+            )
+            parts.append(
+                f"<table><caption>{html.escape(_clean(table.title))}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+            )
+            parts.append("<ul>" + "".join(f"<li>{html.escape(_clean(n))}</li>" for n in table.notes) + "</ul>")
+        parts.append("".join(f"<p>{html.escape(_clean(note))}</p>" for note in board.notes))
+    return "\n".join([*parts, "</html>", ""])
+
+
+# -- for programs -----------------------------------------------------------------------------------------------------
+
+
+def as_json(boards: Sequence[Board]) -> list[dict[str, Any]]:
+    """As strict JSON can hold them: numbers are finite or null, intervals are mean, low, high and n."""
+    return plain(
+        [
+            {
+                "board": board.name, "title": board.title, "notes": board.notes,
+                "tables": [
+                    {
+                        "title": table.title, "columns": [asdict(c) for c in table.columns], "notes": table.notes,
+                        "rows": [_values(row) for row in table.rows], "pairs": [_values(pair) for pair in table.pairs],
+                    }
+                    for table in board.tables
+                ],
+            }
+            for board in boards
+        ]
+    )  # fmt: skip
+
+
+def _values(row: dict[str, Any]) -> dict[str, Any]:
+    return {key: _finite(asdict(value)) if isinstance(value, Interval) else value for key, value in row.items()}
+
+
+def _finite(ends: dict[str, Any]) -> dict[str, Any]:
+    return {key: value if math.isfinite(value) else None for key, value in ends.items()}
+
+
+def json_text(boards: Sequence[Board]) -> str:
+    """See `as_json`."""
+    return json.dumps(as_json(boards), indent=1, allow_nan=False) + "\n"
+
+
+def comma_separated(boards: Sequence[Board]) -> str:
+    """As CSV, a row for each row of each table; an interval takes three columns."""
+    keys: dict[str, None] = {}
+    records: list[dict[str, Any]] = []
+    for board in boards:
+        for table in board.tables:
+            for row in table.rows:
+                record: dict[str, Any] = {"board": board.name, "table": table.title}
+                for column in table.columns:
+                    record |= _flat(column, row.get(column.key))
+                records.append(record)
+                keys |= dict.fromkeys(record)
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(keys)
+    for record in records:
+        writer.writerow([_in_csv(record.get(key)) for key in keys])
+    return file.getvalue()
+
+
+def _flat(column: Column, value: Any) -> dict[str, Any]:
+    if isinstance(value, Interval):
+        value = {"mean": value.mean, "low": value.low, "high": value.high}
+        return {column.key if k == "mean" else f"{column.key}_{k}": x for k, x in _finite(value).items()}
+    if isinstance(value, dict) and "median" in value:
+        return {f"{column.key}_{k}": value[k] for k in ("median", "low", "high")}
+    return {column.key: value if isinstance(value, int | float) or value is None else cell(value)}
+
+
+def _in_csv(value: Any) -> Any:
+    """A spreadsheet takes text that begins with one of these for a formula, and would carry it out."""
+    return f"'{value}" if isinstance(value, str) and value[:1] in "=+-@" and value != "-" else value
+
+
+FORMATS: dict[str, Callable[[Sequence[Board]], str]] = {
+    "table": text,
+    "md": markdown,
+    "csv": comma_separated,
+    "json": json_text,
+    "tex": tex,
+    "html": html_tables,
+}
+"""All formats by name."""
+
+
+def into(path: Path, boards: Sequence[Board]) -> None:
+    """Write boards as Markdown into a file, each between its markers `<!-- leaderboard NAME -->` and `<!-- /leaderboard -->`.
+
+    Raises:
+        UserError: the file is not there, lacks a marker, or cannot be written.
+    """
+    try:
+        content = path.read_text("utf-8")
+        for board in boards:
+            begin, end = f"<!-- leaderboard {board.name} -->", "<!-- /leaderboard -->"
+            head, found, rest = content.partition(begin)
+            _, closed, tail = rest.partition(end)
+            if not found or not closed:
+                raise UserError(f"{path} has no place for this board: put the lines {begin} and {end} there")
+            content = f"{head}{begin}\n{markdown([board], 4)}{end}{tail}"
+        with replacing(path) as temporary:
+            temporary.write_text(content, "utf-8")
+    except OSError as error:
+        raise UserError(f"cannot write into {path}: {error.strerror or error}") from None

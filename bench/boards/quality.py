@@ -1,0 +1,117 @@
+"""Quality: the final metric at the tuned settings and a fixed budget, against a fixed reference."""
+
+from bench import stats
+from bench.boards.shared import (
+    EVERY,
+    RANK,
+    WHO,
+    budget_notes,
+    common_seeds,
+    compare,
+    find_reference,
+    gaps_by_problem,
+    listed,
+    mean_interval,
+    metric_of,
+    rank_values,
+    unresolved,
+    who,
+)  # fmt: skip
+from bench.boards.table import Board, Column, Table
+from bench.entries import Collected, Entry, Seed
+from bench.selection import CONVERGED, End
+from bench.stats import Interval
+
+
+def quality(found: Collected, reference: str = "adam") -> Board:
+    """Final metric on the reporting split at the tuned settings and a fixed budget.
+
+    Args:
+        found: entries.
+        reference: optimizer that the others are compared with.
+    """
+    tables = []
+    for problem, entries in found.problems.items():
+        ref = find_reference(entries, reference)
+        metric, above = metric_of(problem, entries, ref)
+        mode = problem.mode
+
+        def final(entry: Entry, seed: Seed, above: bool = above) -> End:
+            return entry.value(seed, above)
+
+        order, ranks, pairs = compare(entries, final, mode)
+        rows = []
+        for i, rank in zip(order, ranks, strict=True):
+            entry = entries[i]
+            seeds = sorted(entry.runs)
+            rows.append(
+                who(entry) | rank_values(rank) | {
+                    "final": mean_interval(entry.values(seeds, above)) or _lost(entry),
+                    "difference": _difference(entry, ref, above, mode),
+                    "best": mean_interval(entry.values(seeds, above, best=True)),
+                    "trials": len(entry.study.trials) if entry.study else None,
+                    "is_reference": entry is ref,
+                }
+            )  # fmt: skip
+        named = f"{ref.name} ({ref.kind})" if ref is not None else "none"
+        better = "positive is better"
+        columns = [
+            *RANK, *WHO,
+            Column("final", metric, f"at the last step, mean over seeds with 95 % t-interval; {'greater' if mode == 'max' else 'smaller'} is better"),
+            Column("difference", f"against {named}", f"paired by seed, mean with 95 % t-interval; {better}"),
+            Column("best", "at the best step", "the same at the step that was best on the selection split: secondary, and flattered by the choice"),
+            Column("trials", "trials", "settings that were tried to find these"),
+            *EVERY,
+        ]  # fmt: skip
+        pairs_shown = listed(entries, pairs)
+        notes = unresolved(pairs_shown, [entries[i].name for i in order])
+        notes += budget_notes(entries)
+        if ref is None:
+            notes.append(f"the reference {reference} has no runs here, so there are no differences")
+        if any(isinstance(v, float) and v == CONVERGED for e in entries for v in e.values(e.runs, above)):
+            notes.append(f"losses below {CONVERGED:g} count as equal to it")
+        tables.append(Table(problem.name, columns, rows, notes, pairs_shown))
+    if len(tables) > 1:
+        tables.insert(0, _overall(found, reference))
+    notes = [
+        "rows that share a rank are not told apart by paired t-tests over common seeds (Holm over all pairs of a table, 5 % a table)",
+        "a run that diverged is worse than any number, so a row with one has no mean",
+    ]
+    return Board("quality", "Quality at a fixed budget", tables, notes)
+
+
+def _lost(entry: Entry) -> str:
+    return f"{entry.diverged} of {len(entry.runs)} diverged" if entry.diverged else "not known"
+
+
+def _difference(entry: Entry, ref: Entry | None, above: bool, mode: str) -> Interval | None:
+    if ref is None or entry is ref:
+        return None
+    seeds = common_seeds(entry, ref)
+    return stats.pair(entry.values(seeds, above), ref.values(seeds, above), mode).difference
+
+
+def _overall(found: Collected, reference: str) -> Table:
+    problems, gaps = gaps_by_problem(found, reference)
+    rows = []
+    for name, own in gaps.items():
+        there = {problem: own.get(problem, "no runs") for problem in problems}
+        lacking = [f"{problem.name}: {why}" for problem, why in there.items() if isinstance(why, str)]
+        known = [each for each in there.values() if not isinstance(each, str)]
+        interval = None if lacking else stats.hierarchical_interval(known)
+        rows.append({"opt": name, "gap": interval, "tasks": len(own), "lacking": lacking})
+    rows.sort(key=lambda row: (row["gap"] is None, -row["gap"].mean if row["gap"] else 0.0, row["opt"]))
+    columns = [
+        Column("opt", "optimizer", "name"),
+        Column(
+            "gap",
+            f"gap to {reference}",
+            "paired difference in units of the deviation over seeds, mean over tasks; positive is better; 95 % interval by a"
+            " hierarchical paired bootstrap (tasks, then seeds)",
+            3,
+        ),
+        Column("tasks", "tasks", f"problems with runs of it, of the {len(problems)} that the reference has"),
+        Column("lacking", "no number, since", "an entry that lacks a task or diverged on it has no overall gap"),
+    ]
+    few = f"{len(problems)} tasks say little about others: the interval covers less than 95 % (see results/statistics)"
+    return Table("over all tasks", columns, rows, [few] * (1 < len(problems) < 10))

@@ -1,0 +1,82 @@
+"""Robustness: how often runs diverge, how much seeds differ, and where an optimizer is worst."""
+
+import math
+from typing import Any
+
+from bench import stats
+from bench.boards.shared import EVERY, LEAST_SEEDS, WHO, gaps_by_problem, metric_of, who
+from bench.boards.table import Board, Column, Table
+from bench.entries import Collected
+from bench.selection import End
+
+
+def robustness(found: Collected, reference: str = "adam") -> Board:
+    """How often runs diverge, how much seeds differ, and where an optimizer is worst.
+
+    Args:
+        found: entries.
+        reference: optimizer that the worst task is told against.
+    """
+    tables = []
+    for problem, entries in found.problems.items():
+        metric, above = metric_of(problem, entries, None)
+        rows = []
+        for entry in entries:
+            values = entry.values(sorted(entry.runs), above)
+            trials = found.trial_runs(entry)
+            lost = sum(run.status == "diverged" for run in trials)
+            rows.append(
+                who(entry) | {
+                    "diverged": stats.share_interval(entry.diverged, len(entry.runs)),
+                    "diverged_trials": stats.share_interval(lost, len(trials)) if trials else None,
+                    "deviation": _deviation(values), "worst": _worst(values, problem.mode),
+                }
+            )  # fmt: skip
+        rows.sort(key=lambda row: (row["diverged"].mean, row["opt"]))
+        columns = [
+            *WHO,
+            Column("diverged", "diverged", "share of the runs of this row, exact 95 % interval", 2),
+            Column("diverged_trials", "diverged in tuning", "share of the runs of all trials of its study, exact 95 % interval", 2),
+            Column("deviation", "seed deviation", f"of the {metric}, 95 % interval for normal values; none if a run has no value"),
+            Column("worst", "worst seed", f"{metric}; a run that diverged is the worst there is"),
+            *EVERY,
+        ]  # fmt: skip
+        tables.append(Table(problem.name, columns, rows))
+    if len(tables) > 1:
+        tables.insert(0, _over_tasks(found, reference))
+    return Board(
+        "robustness", "Robustness", tables, ["rows are ordered by the share that diverged; no ranks are given here"]
+    )
+
+
+def _deviation(values: list[End]) -> stats.Interval | None:
+    there = [value for value in values if value is not None]
+    return stats.deviation_interval(there) if len(there) == len(values) >= LEAST_SEEDS else None
+
+
+def _worst(values: list[End], mode: str) -> float | str | None:
+    there = [value for value in values if value is not None]
+    if len(there) < len(values) or not there:
+        return "diverged"
+    return min(there) if mode == "max" else max(there)
+
+
+def _over_tasks(found: Collected, reference: str) -> Table:
+    problems, gaps = gaps_by_problem(found, reference)
+    rows: list[dict[str, Any]] = []
+    for name, own in gaps.items():
+        means = {
+            problem.name: -math.inf if isinstance(each, str) else float(each.mean()) for problem, each in own.items()
+        }
+        worst = min(means, key=lambda problem: (means[problem], problem))
+        each = next(each for problem, each in own.items() if problem.name == worst)
+        interval = None if isinstance(each, str) else stats.t_interval(each)
+        rows.append({"opt": name, "worst": worst, "gap": interval or each, "tasks": len(own)})
+    rows.sort(key=lambda row: row["opt"])
+    columns = [
+        Column("opt", "optimizer", "name"),
+        Column("worst", "worst task", f"where it is furthest behind {reference}"),
+        Column("gap", f"gap to {reference} there", "paired difference in units of the deviation over seeds, 95 % t-interval, which flatters the reference since the task was chosen; positive is better", 3),
+        Column("tasks", "tasks", f"problems with runs of it, of the {len(problems)} that the reference has"),
+    ]  # fmt: skip
+    return Table("over all tasks", columns, rows)

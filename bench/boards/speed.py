@@ -1,0 +1,96 @@
+"""Speed: steps and seconds to a target. A run that misses it is censored, not dropped."""
+
+import math
+from collections.abc import Sequence
+
+from bench import stats
+from bench.boards.shared import EVERY, RANK, WHO, compare, listed, rank_values, unresolved, who
+from bench.boards.table import Board, Column, Table
+from bench.entries import Collected, Entry, Seed
+from bench.selection import End
+from bench.store import RunResult
+
+
+def reached(run: RunResult, target: float | None, mode: str) -> tuple[int | None, float | None]:
+    """Steps and seconds to the target: the task's own, or any other, from the evaluations during training."""
+    if target is None:
+        return run.steps_to_target, run.seconds_to_target
+    for row in run.validations:
+        value = row.get(run.metric)
+        if value is not None and (value >= target if mode == "max" else value <= target):
+            return row["step"], row.get("train_s")
+    return None, None
+
+
+def speed(found: Collected, target: float | None = None) -> Board:
+    """Steps and seconds to the target, and how many runs reach it.
+
+    Args:
+        found: entries.
+        target: value of the metric on the selection split; the task's own by default.
+    """
+    tables, notes = [], []
+    for problem, entries in found.problems.items():
+        goal = problem.spec.target if target is None else target
+        if goal is None:
+            notes.append(f"{problem.name} has no target: give one with --target, or see the board `theory`")
+            continue
+        mode = problem.mode
+
+        def steps(entry: Entry, seed: Seed, mode: str = mode) -> End:
+            at = reached(entry.runs[seed], target, mode)[0]
+            return None if at is None else math.log(max(1, at))
+
+        order, ranks, pairs = compare(entries, steps, "min")
+        machines = {name for entry in entries for name in entry.machines}
+        rows = []
+        for i, rank in zip(order, ranks, strict=True):
+            entry = entries[i]
+            runs = list(entry.runs.values())
+            at = [reached(run, target, mode) for run in runs]
+            median = median_steps(entry, [step for step, _ in at])
+            seconds = _median([s for _, s in at], [math.inf if r.status == "diverged" else r.train_s for r in runs])
+            count = sum(step is not None for step, _ in at)
+            rows.append(
+                who(entry) | rank_values(rank) | {
+                    "reached": stats.share_interval(count, len(runs)), "count": f"{count} of {len(runs)}",
+                    "steps": median, "budget": max(run.steps for run in runs),
+                    "seconds": seconds if len(machines) == 1 else None,
+                }
+            )  # fmt: skip
+        columns = [
+            *RANK, *WHO,
+            Column("count", "reached", f"runs whose selection {problem.spec.metric} reached {goal:g}"),
+            Column("reached", "share", "of runs that reached the target, exact 95 % interval", 2),
+            Column("steps", "median steps", "optimizer steps to the target, 95 % interval (Kaplan-Meier); runs that missed it are censored"),
+            Column("seconds", "median seconds", "of training to the target, within one type of machine"),
+            *EVERY,
+        ]  # fmt: skip
+        pairs_shown = listed(entries, pairs)
+        own = unresolved(pairs_shown, [entries[i].name for i in order])
+        own.append("steps are those of the evaluation that first saw the target")
+        own.append(
+            f"machine: {machines.pop()}"
+            if len(machines) == 1
+            else f"seconds are not compared, since the runs are of {len(machines)} types of machine: {'; '.join(sorted(machines))}"
+        )
+        tables.append(Table(f"{problem.name}: {problem.spec.metric} {goal:g}", columns, rows, own, pairs_shown))
+    ties = "ranks: paired t-tests of log steps, and of how many runs missed the target (Boschloo), Holm over all pairs; a miss is worse than any number of steps"
+    return Board("speed", "Speed to a target", tables, [ties, *notes])
+
+
+def median_steps(entry: Entry, reached: Sequence[float | None]) -> dict[str, float | None]:
+    """Median of the steps at which runs reached something, with its interval; `last` is the last step that was seen.
+
+    Args:
+        entry: whose runs.
+        reached: by run; None for one that did not get there.
+    """
+    return _median(reached, [math.inf if run.status == "diverged" else run.steps for run in entry.runs.values()])
+
+
+def _median(times: Sequence[float | None], ended: Sequence[float]) -> dict[str, float | None]:
+    """Median time with its ends; `last` is the last time that was seen."""
+    median, low, high = stats.median_time(times, ended)
+    last = max([t for t in times if t is not None] + [t for t in ended if math.isfinite(t)], default=None)
+    return {"median": median, "low": low, "high": high, "last": last}

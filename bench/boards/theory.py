@@ -1,0 +1,162 @@
+"""The theory: on the synthetic tasks, how soon the direction is found and at which rate the loss falls."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from bench import stats
+from bench.arms import Array
+from bench.arms import Table as Columns
+from bench.boards.shared import EVERY, RANK, WHO, compare, listed, mean_interval, rank_values, unresolved, who
+from bench.boards.speed import median_steps
+from bench.boards.table import Board, Column, Table
+from bench.entries import Collected, Entry, Seed
+from bench.selection import CONVERGED, End
+from bench.stats import LEAST_POINTS, Interval
+from bench.store import RunResult
+
+ALIGNED = 0.99
+"""Cosine of the angle at which a direction counts as found. PAPERS.md names none; ours."""
+ALIGNMENTS = ("alignment", "align_W")
+"""Columns that hold the cosine with the direction of the theory: W_mm, or the planted head."""
+
+Tables = Callable[[str], Mapping[str, Columns]]
+"""A run's tables by its id, as `Store.tables` gives them."""
+
+
+def theory(found: Collected, tables: Tables) -> Board:
+    """Steps to alignment 0.99, fitted rates, and whether the max-margin problem has a solution.
+
+    Args:
+        found: entries; those on tasks that measure something are shown.
+        tables: reads a run's tables.
+    """
+    shown, missing = [], []
+    for problem, entries in found.problems.items():
+        if problem.spec.measure_every is None:
+            continue
+        read = {
+            (i, seed): _join(tables(run.run_id)) for i, entry in enumerate(entries) for seed, run in entry.runs.items()
+        }
+        at = {id(entry): i for i, entry in enumerate(entries)}
+        column = next((name for name in ALIGNMENTS if any(name in own for own in read.values())), None)
+        if column is None:
+            missing.append(f"{problem.name} measures no alignment, so that only its rate is shown")
+
+        def steps(entry: Entry, seed: Seed, read: Any = read, at: Any = at, column: str | None = column) -> End:
+            step = _first_aligned(read[at[id(entry)], seed], column)
+            return None if step is None or entry.runs[seed].status == "diverged" else math.log(max(1, step))
+
+        order, ranks, pairs = (
+            compare(entries, steps, "min") if column else (range(len(entries)), [None] * len(entries), {})
+        )
+        rows = []
+        for i, rank in zip(order, ranks, strict=True):
+            entry, own = entries[i], [read[i, seed] for seed in entries[i].runs]
+            first = [None if (x := steps(entry, seed)) is None else math.exp(x) for seed in entry.runs]
+            rates = [loss_rate(each) for each in own]
+            rows.append(
+                who(entry) | rank_values(rank) | {
+                    "aligned": f"{sum(step is not None for step in first)} of {len(first)}" if column else None,
+                    "steps": median_steps(entry, first) if column else None,
+                    "alignment": mean_interval([_last(each, column) for each in own]) if column else None,
+                    "rate": _mean(rates), "direction": _mean([direction_rate(each) for each in own]),
+                    "solved": _solved(list(entry.runs.values())), "trials": len(entry.study.trials) if entry.study else None,
+                }
+            )  # fmt: skip
+        columns = [
+            *(RANK if column else []), *WHO,
+            *([
+                Column("aligned", "aligned", f"runs whose {column} reached {ALIGNED}"),
+                Column("steps", "median steps", f"optimizer steps until {column} is {ALIGNED}, 95 % interval (Kaplan-Meier); runs that do not get there are censored"),
+                Column("alignment", "at the end", "alignment at the last step, mean over seeds with 95 % t-interval"),
+            ] if column else []),
+            Column("rate", "loss rate", f"b of loss ~ t^b over the last decade of steps in which the loss (above its infimum, where that is known) is at least {CONVERGED:g}, mean over seeds with 95 % t-interval", 3),
+            *([Column("direction", "direction rate", "b of distance of directions ~ t^b over the last decade of steps, mean over seeds with 95 % t-interval", 3)] if column == "alignment" else []),
+            Column("solved", "W_mm feasible", "instances whose max-margin problem has a solution to compare with"),
+            Column("trials", "trials", "settings that were tried to find these"),
+            *EVERY,
+        ]  # fmt: skip
+        pairs_shown = listed(entries, pairs)
+        notes = unresolved(pairs_shown, [entries[i].name for i in order])
+        every = sorted({run.config["trainer"]["measure_every"] for entry in entries for run in entry.runs.values()})
+        if column:
+            notes.append(
+                f"alignment is measured every {' or '.join(map(str, every))} steps, so a step is known to that"
+            )
+        notes += _reasons(entries)
+        shown.append(Table(problem.name, columns, rows, notes, pairs_shown))
+    none = ["no runs of a task of the theory: `bench suite theory` makes some"] * (not shown)
+    ties = "ranks: paired t-tests of log steps, and of how many runs are not aligned (Boschloo), Holm over all pairs; settings were tuned for the loss, not for alignment"
+    return Board("theory", "The theory's tasks", shown, [ties, *missing, *none])
+
+
+def _join(tables: Mapping[str, Columns]) -> Columns:
+    """The measurements, with the training loss and norm of the curve where the steps are the same ones."""
+    measured, curve = tables.get("measurements", {}), tables.get("curve", {})
+    return {**{f"curve.{name}": column for name, column in curve.items()}, **measured}
+
+
+def _first_aligned(own: Columns, column: str | None) -> float | None:
+    if column is None or column not in own:
+        return None
+    there = np.flatnonzero(own[column] >= ALIGNED)
+    return float(own["step"][there[0]]) if there.size else None
+
+
+def _last(own: Columns, column: str | None) -> float | None:
+    if column is None or column not in own or not len(own[column]) or not np.isfinite(own[column][-1]):
+        return None
+    return float(own[column][-1])
+
+
+def loss_rate(own: Columns) -> float | None:
+    """Exponent of the training loss over the last decade of steps; None where it has too few values."""
+    if "curve.loss" not in own:
+        return None
+    return _exponent(own["curve.step"], own["curve.loss"])
+
+
+def direction_rate(own: Columns) -> float | None:
+    """Exponent of the distance of directions over the last decade of steps; None where it has too few values."""
+    if "distance" not in own:
+        return None
+    return _exponent(own["step"], own["distance"])
+
+
+def _exponent(step: Array, value: Array) -> float | None:
+    there = np.isfinite(value) & (step > 0) & (value >= CONVERGED)
+    # Until it first falls below: what comes after that is rounding.
+    low = np.flatnonzero(np.isfinite(value) & (value < CONVERGED))
+    if low.size:
+        there &= step < step[low[0]]
+    x, y = step[there], value[there]
+    if x.size:
+        x, y = x[x >= x[-1] / 10], y[x >= x[-1] / 10]
+    if np.unique(x).size < LEAST_POINTS:
+        return None
+    kept = stats.thin(x)
+    return stats.slope(np.log(x[kept]), np.log(y[kept]))[0] if np.unique(x[kept]).size >= LEAST_POINTS else None
+
+
+def _mean(values: list[float | None]) -> Interval | str | None:
+    there = [value for value in values if value is not None]
+    if not there:
+        return None
+    return (
+        stats.t_interval(there)
+        if len(there) == len(values)
+        else f"{len(values) - len(there)} of {len(values)} runs too short"
+    )
+
+
+def _solved(runs: list[RunResult]) -> str | None:
+    facts = [fact for run in runs for fact in run.facts.values() if isinstance(fact, dict) and "solved" in fact]
+    return f"{sum(bool(fact['solved']) for fact in facts)} of {len(facts)}" if facts else None
+
+
+def _reasons(entries: list[Entry]) -> list[str]:
+    why = sorted({f"{n} is {r}" for entry in entries for run in entry.runs.values() for n, r in run.unsolved.items()})
+    return [f"nothing is compared with {reason}" for reason in why]

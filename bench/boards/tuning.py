@@ -1,0 +1,105 @@
+"""Tuning: what a budget of trials gives, how wide the range of good settings is, and what is gained over the defaults."""
+
+import math
+
+from bench import stats
+from bench.boards.shared import EVERY, WHO, budget_notes, common_seeds, metric_of, who
+from bench.boards.table import Board, Column, Table
+from bench.entries import Collected, Entry
+from bench.selection import CONVERGED, best_index, good_range
+from bench.stats import Interval
+
+SHOWN_BUDGETS = (1, 2, 4, 8, 16, 32)
+
+
+def tuning(found: Collected) -> Board:
+    """What a budget of tuning gives: expected score after k trials, how wide the good range is, what tuning gains.
+
+    Args:
+        found: entries; those that were tuned are shown.
+    """
+    tables = []
+    for problem, entries in found.problems.items():
+        tuned = [entry for entry in entries if entry.study is not None]
+        if not tuned:
+            continue
+        most = max(len(entry.study.trials) for entry in tuned if entry.study)
+        budgets = [k for k in SHOWN_BUDGETS if k < most] + [most]
+        rows = []
+        for entry in tuned:
+            assert entry.study is not None
+            expected = expected_scores(entry)
+            basin = basin_width(entry)
+            rows.append(
+                who(entry) | {f"k{k}": expected[k - 1] if k <= len(expected) else None for k in budgets} | {
+                    "trials": len(expected), "expected": expected, "basin": basin and basin[0], "open": basin and basin[1],
+                    "basin_text": _basin_text(basin), "gain": _gain(entry, found),
+                    "diverged_trials": sum(trial["score"] is None for trial in entry.study.trials),
+                }
+            )  # fmt: skip
+        rows.sort(key=lambda row: (row["opt"],))
+        score = "selection " + problem.spec.metric
+        columns = [
+            *WHO,
+            Column("trials", "trials", "settings that were tried"),
+            *(Column(f"k{k}", f"k = {k}", f"expected {score} of the best of k of the trials, drawn at random; none while all k may diverge") for k in budgets),
+            Column("basin_text", "good range (decades)", "of the first searched setting, around the best, with scores nearly as good (as `bench sweep` counts); at least, where it reaches the grid's edge"),
+            Column("diverged_trials", "no score", "trials of which half of the seeds or more diverged, or that failed"),
+            Column("gain", "tuned against default", "paired by seed on the reporting split, 95 % t-interval; positive: tuning helps"),
+            *EVERY,
+        ]  # fmt: skip
+        lacking = [row["opt"] for row in rows if row["gain"] is None]
+        notes = budget_notes(entries)
+        if lacking:
+            notes.append(
+                f"no runs with the default settings on the same seeds: {', '.join(lacking)}"
+                f" (bench fit --task {problem.task} --opt {lacking[0]} --seed 0, and so on)"
+            )
+        tables.append(Table(problem.name, columns, rows, notes))
+    note = (
+        "scores are those of the tuning seeds on the selection split, which flatter the best; no ranks are given here"
+    )
+    none = ["no entry was tuned: `bench tune` or `bench suite` does it"] * (not tables)
+    return Board("tuning", "What tuning takes and gives", tables, [note, *none])
+
+
+def expected_scores(entry: Entry) -> list[float | None]:
+    """Expected selection score of the best of k trials of the entry's study, by k."""
+    assert entry.study is not None
+    return stats.expected_best([trial["score"] for trial in entry.study.trials], entry.study.mode)
+
+
+def basin_width(entry: Entry) -> tuple[float, bool] | None:
+    """Width in decades of the good range of the first searched setting, and whether it may be wider; None if there is none."""
+    study = entry.study
+    assert study is not None
+    axis = next(iter(study.axes), None)
+    scores = {}
+    for trial in study.trials:
+        value = trial["point"].get(axis)
+        if isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
+            scores.setdefault(float(value), []).append(trial["score"])
+    if len(scores) < 2 or any(len(of) > 1 for of in scores.values()):
+        return None
+    xs = sorted(scores)
+    least = CONVERGED if entry.problem.spec.metric == "loss" else -math.inf
+    own = [None if scores[x][0] is None else max(scores[x][0], least) for x in xs]
+    best = best_index(own, study.mode, least)
+    if best is None:
+        return None
+    usable = good_range(own, study.mode, best)
+    return math.log10(xs[usable[1]] / xs[usable[0]]), usable[0] == 0 or usable[1] == len(xs) - 1
+
+
+def _basin_text(basin: tuple[float, bool] | None) -> str | None:
+    return None if basin is None else f"{'at least ' * basin[1]}{basin[0]:.2g}"
+
+
+def _gain(entry: Entry, found: Collected) -> Interval | None:
+    """What tuning gains over the default settings; None if there are no such runs on common seeds, or one diverged."""
+    default = found.default_of(entry)
+    if default is None or default is entry:
+        return None
+    seeds = common_seeds(entry, default)
+    above = metric_of(entry.problem, [entry, default], entry)[1]
+    return stats.pair(entry.values(seeds, above), default.values(seeds, above), entry.problem.mode).difference

@@ -1,0 +1,141 @@
+"""The commands that show results: leaderboard, report, plot."""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from bench.errors import UserError
+from bench.words import Parser
+
+BOARD_NAMES = ("quality", "speed", "tuning", "robustness", "theory")
+FORMAT_NAMES = ("table", "md", "csv", "json", "tex", "html")
+
+
+def add_choice(parser: argparse.ArgumentParser) -> None:
+    """Give a command the options that say which runs it looks at."""
+    parser.add_argument("--task", type=_names, metavar="A,B", help="only these tasks")
+    parser.add_argument("--opt", type=_names, metavar="A,B", help="only these optimizers")
+    parser.add_argument(
+        "--store", action="append", type=Path, metavar="DIR",
+        help="where runs are kept; several are read as one (default: $BENCH_STORE, else ./runs)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--settings", choices=("best", "tuned", "default", "all"), default="best",
+        help="of each optimizer: best takes the tuned ones, else the defaults, else those set by hand if there is one such",
+    )  # fmt: skip
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="NAME=VALUE",
+        help="only runs with this setting (trainer.max_steps=1000, task.H=4), version (versions.torch=2.15.0) or engine",
+    )  # fmt: skip
+    parser.add_argument("--mixed-versions", action="store_true", help="compare runs of different versions all the same")
+    parser.add_argument(
+        "--reference", default="adam", help="optimizer that the others are compared with (default adam)"
+    )
+    parser.add_argument(
+        "--target", type=float, help="of the board `speed`: a value of the metric (default: the task's)"
+    )
+
+
+def _names(word: str) -> list[str]:
+    return [name for name in word.split(",") if name]
+
+
+def asked(args: argparse.Namespace) -> tuple[Any, Any]:
+    """The stores, and what boards are made of.
+
+    Raises:
+        UserError: there is nothing to show, or a word is misspelt.
+    """
+    from bench.boards import Asked
+    from bench.entries import collect
+    from bench.stores import Stores
+
+    only: dict[str, str] = {}
+    for word in args.only:
+        name, equals, value = word.partition("=")
+        if not equals:
+            raise UserError(f"--only {word}: write NAME=VALUE, as in --only trainer.max_steps=1000")
+        only[name.removeprefix("--")] = value
+    stores = Stores(args.store or [Path(os.environ.get("BENCH_STORE", "runs"))])
+    found = collect(
+        stores, tasks=args.task, opts=args.opt, only=only, settings=args.settings, mixed_versions=args.mixed_versions
+    )
+    known = sorted({entry.opt for entry in found.entries})
+    if args.reference not in known and args.reference != "adam":
+        raise UserError(f"--reference {args.reference}: no runs of it are shown; there are {', '.join(known)}")
+    return stores, Asked(found, stores.tables, args.reference, args.target)
+
+
+def warn(stores: Any, found: Any) -> int:
+    """Say on standard error what is damaged or left out; the exit code that this means."""
+    for path in stores.unreadable:
+        print(
+            f"bench: warning: {path} is damaged or not whole, so it is left out; copy it again or delete it",
+            file=sys.stderr,
+        )
+    for run_id in stores.conflicts:
+        print(f"bench: warning: {run_id} has different results in different stores; one is taken", file=sys.stderr)
+    for note in found.notes:
+        print(f"bench: note: {note}", file=sys.stderr)
+    return 1 if stores.unreadable else 0
+
+
+def _leaderboard(words: list[str]) -> int:
+    parser = Parser(
+        prog="bench leaderboard",
+        description="Rank optimizers from the stored runs: means and intervals over seeds, and one rank for those that are not told apart.",
+        epilog="Boards: quality (final metric at the tuned settings), speed (steps and seconds to the target), tuning (what a budget of trials"
+        " gives), robustness (divergence, seeds), theory (alignment, rates). Exit code 1: a run could not be read.",
+    )
+    parser.add_argument("--board", choices=(*BOARD_NAMES, "all"), default="quality", help="default quality")
+    parser.add_argument("--format", choices=FORMAT_NAMES, help="default table, or what the name of the file says")
+    parser.add_argument("-o", "--out", type=Path, metavar="FILE", help="write there instead of to standard output")
+    parser.add_argument(
+        "--into",
+        type=Path,
+        metavar="FILE.md",
+        help="write Markdown between the markers of this board in a file that has them",
+    )
+    add_choice(parser)
+    args = parser.parse_args(words)
+    from bench.boards import BOARDS
+    from bench.boards.formats import FORMATS, into
+
+    by_ending = {".md": "md", ".csv": "csv", ".json": "json", ".tex": "tex", ".html": "html"}
+    kind = args.format or by_ending.get(args.out.suffix if args.out else "", "table")
+    stores, what = asked(args)
+    names = BOARD_NAMES if args.board == "all" else (args.board,)
+    boards = [BOARDS[name](what) for name in names]
+    code = warn(stores, what.found)
+    if args.into is not None:
+        into(args.into, boards)
+        print(f"written into {args.into}", file=sys.stderr)
+    elif args.out is not None:
+        write_text(args.out, FORMATS[kind](boards))
+        print(f"written to {args.out}", file=sys.stderr)
+    else:
+        print(FORMATS[kind](boards), end="")
+    return code
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file in one atomic step.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    from bench.store import replacing
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as temporary:
+            temporary.write_text(text, "utf-8")
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}; choose another file with -o") from None
+
+
+def main(words: list[str]) -> int:
+    """One of the commands, with its name first."""
+    return {"leaderboard": _leaderboard}[words[0]](words[1:])

@@ -1,0 +1,150 @@
+"""Several stores read as one, and studies' records: what boards are made of."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from bench.errors import UserError
+from bench.selection import Mode
+from bench.store import FINISHED, STUDIES, RunResult, Store, plain
+
+
+class Stores:
+    """Runs and studies of one or more stores; what lies in several counts once.
+
+    Of two records of one run a finished one comes first, then the one whose text comes first: the order of the stores
+    decides nothing.
+
+    Args:
+        folders: of the stores.
+
+    Raises:
+        UserError: a folder is not there.
+    """
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        for folder in folders:
+            if not folder.is_dir():
+                raise UserError(f"there is no store {folder}; {HOW_TO_FILL}")
+        self.stores = [Store(folder) for folder in dict.fromkeys(folder.resolve() for folder in folders)]
+        self.shown = " and ".join(map(str, folders))
+
+    @cached_property
+    def _found(self) -> dict[str, tuple[RunResult, Store]]:
+        found: dict[str, tuple[RunResult, Store]] = {}
+        for store in self.stores:
+            for run in store.runs():
+                other = found.get(run.run_id)
+                if other is None or _order(run) < _order(other[0]):
+                    found[run.run_id] = run, store
+        return dict(sorted(found.items()))
+
+    @property
+    def runs(self) -> list[RunResult]:
+        """All runs, by name."""
+        return [run for run, _ in self._found.values()]
+
+    def tables(self, run_id: str) -> dict[str, dict[str, Any]]:
+        """See `Store.tables`."""
+        return self._found[run_id][1].tables(run_id)
+
+    def place(self, run_id: str) -> Path:
+        """See `Store.place`."""
+        return self._found[run_id][1].place(run_id)
+
+    @cached_property
+    def studies(self) -> list["StudyRecord"]:
+        """All studies that left a record, by name; of several records of one the one with the most trials."""
+        found: dict[str, StudyRecord] = {}
+        for store in self.stores:
+            for record in map(read_study, sorted((store.folder / STUDIES).glob("*.json"))):
+                if record is not None:
+                    other = found.get(record.name)
+                    found[record.name] = record if other is None else max(other, record, key=StudyRecord.order)
+        return [found[name] for name in sorted(found)]
+
+    @cached_property
+    def unreadable(self) -> list[Path]:
+        """Folders and records that cannot be read."""
+        records = [path for store in self.stores for path in sorted((store.folder / STUDIES).glob("*.json"))]
+        return [path for store in self.stores for path in store.unreadable()] + [
+            path for path in records if read_study(path) is None
+        ]
+
+    @cached_property
+    def conflicts(self) -> list[str]:
+        """Runs that several stores hold with different final values."""
+        differing = []
+        for name, (run, _) in self._found.items() if len(self.stores) > 1 else ():
+            others = [other for other in (store.get(name) for store in self.stores) if other is not None]
+            if any((other.final, other.status) != (run.final, run.status) for other in others):
+                differing.append(name)
+        return differing
+
+
+HOW_TO_FILL = (
+    "train something first: `bench fit --task synthetic --opt ngd`, or for a fair comparison `bench suite theory`"
+)
+
+
+def _order(run: RunResult) -> tuple[bool, str]:
+    return run.status not in FINISHED, json.dumps(plain(vars(run)), sort_keys=True)
+
+
+@dataclass(frozen=True)
+class StudyRecord:
+    """What a store keeps of a study (`studies/NAME.json`), so that its boards need no database.
+
+    Attributes:
+        name: of the study.
+        task, opt: what was tuned.
+        seeds: tuning seeds.
+        axes: dotted names of what was searched.
+        mode: of the metric.
+        sampler, prune: how.
+        trials: in the order in which they were wanted: `point`, `kind`, `state`, `score` (None if it diverged or has none),
+            `runs` (ids).
+        winner: id of a run with the settings that won; None if no trial has a score.
+        lr_at_boundary: whether the winner lies at the edge of what was tried.
+        missing: points that are still to be tried.
+    """
+
+    name: str
+    task: str
+    opt: str
+    seeds: list[int]
+    axes: list[str]
+    mode: Mode
+    sampler: str
+    prune: bool
+    trials: list[dict[str, Any]]
+    winner: str | None
+    lr_at_boundary: bool
+    missing: int = 0
+
+    @property
+    def run_ids(self) -> set[str]:
+        """The runs of all trials."""
+        return {run for trial in self.trials for run in trial["runs"]}
+
+    def order(self) -> tuple[int, str]:
+        """By which of two records the later is told."""
+        return len(self.trials), json.dumps(vars(self), sort_keys=True)
+
+
+def read_study(path: Path) -> StudyRecord | None:
+    """A study's record, or None if it is damaged."""
+    try:
+        record = StudyRecord(**json.loads(path.read_bytes()))
+        record.run_ids  # noqa: B018 - whether trials are what they should be
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+    return record
+
+
+def study_path(store: Path, name: str) -> Path:
+    """Where a study's record lies."""
+    return store / STUDIES / f"{name}.json"
