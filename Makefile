@@ -1,4 +1,4 @@
-.PHONY: help setup check test bench smoke constraints
+.PHONY: help setup check test bench smoke leaderboard statistics constraints
 
 help:  ## print the targets
 	@sed -n 's/^\([a-z]*\):.*## /make \1\t/p' Makefile
@@ -17,6 +17,12 @@ bench:  ## measure speed against baselines
 
 smoke:  ## train one short run
 	uv run bench fit --task synthetic --opt ngd --trainer.max_steps 200
+
+leaderboard:  ## refresh the boards in README.md from $BENCH_STORE, else ./runs
+	uv run bench leaderboard --board quality,theory --into README.md
+
+statistics:  ## simulate what intervals cover and ranks find
+	uv run python -m tools.statistics
 
 constraints:  ## pin the newest versions in pyproject.toml
 	uv run python tools/constraints.py

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from bench.errors import UserError
+from bench.errors import UserError, unknown
 from bench.words import Parser
 
 BOARD_NAMES = ("quality", "speed", "tuning", "robustness", "theory")
@@ -89,7 +89,7 @@ def _leaderboard(words: list[str]) -> int:
         epilog="Boards: quality (final metric at the tuned settings), speed (steps and seconds to the target), tuning (what a budget of trials"
         " gives), robustness (divergence, seeds), theory (alignment, rates). Exit code 1: a run could not be read.",
     )
-    parser.add_argument("--board", choices=(*BOARD_NAMES, "all"), default="quality", help="default quality")
+    parser.add_argument("--board", type=_names, default=["quality"], metavar="A,B", help="or `all`; default quality")
     parser.add_argument("--format", choices=FORMAT_NAMES, help="default table, or what the name of the file says")
     parser.add_argument("-o", "--out", type=Path, metavar="FILE", help="write there instead of to standard output")
     parser.add_argument(
@@ -105,8 +105,11 @@ def _leaderboard(words: list[str]) -> int:
 
     by_ending = {".md": "md", ".csv": "csv", ".json": "json", ".tex": "tex", ".html": "html"}
     kind = args.format or by_ending.get(args.out.suffix if args.out else "", "table")
+    names = BOARD_NAMES if args.board == ["all"] else args.board
+    for name in names:
+        if name not in BOARDS:
+            raise unknown("board", name, [*BOARDS, "all"])
     stores, what = asked(args)
-    names = BOARD_NAMES if args.board == "all" else (args.board,)
     boards = [BOARDS[name](what) for name in names]
     code = warn(stores, what.found)
     if args.into is not None:

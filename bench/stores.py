@@ -21,9 +21,14 @@ class Stores:
     Args:
         folders: of the stores.
 
+    Attributes:
+        conflicts: runs that several stores hold with different results, once `runs` have been read.
+
     Raises:
         UserError: a folder is not there.
     """
+
+    conflicts: Sequence[str] = ()
 
     def __init__(self, folders: Sequence[Path]) -> None:
         for folder in folders:
@@ -34,13 +39,14 @@ class Stores:
 
     @cached_property
     def _found(self) -> dict[str, tuple[RunResult, Store]]:
-        found: dict[str, tuple[RunResult, Store]] = {}
+        found: dict[str, list[tuple[RunResult, Store]]] = {}
         for store in self.stores:
             for run in store.runs():
-                other = found.get(run.run_id)
-                if other is None or _order(run) < _order(other[0]):
-                    found[run.run_id] = run, store
-        return dict(sorted(found.items()))
+                found.setdefault(run.run_id, []).append((run, store))
+        self.conflicts = [
+            name for name, several in sorted(found.items()) if len({(run.status, run.final) for run, _ in several}) > 1
+        ]
+        return {name: min(found[name], key=lambda each: _order(each[0])) for name in sorted(found)}
 
     @property
     def runs(self) -> list[RunResult]:
@@ -73,16 +79,6 @@ class Stores:
         return [path for store in self.stores for path in store.unreadable()] + [
             path for path in records if read_study(path) is None
         ]
-
-    @cached_property
-    def conflicts(self) -> list[str]:
-        """Runs that several stores hold with different final values."""
-        differing = []
-        for name, (run, _) in self._found.items() if len(self.stores) > 1 else ():
-            others = [other for other in (store.get(name) for store in self.stores) if other is not None]
-            if any((other.final, other.status) != (run.final, run.status) for other in others):
-                differing.append(name)
-        return differing
 
 
 HOW_TO_FILL = (

@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from bench import stats
-from bench.boards.shared import EVERY, LEAST_SEEDS, WHO, gaps_by_problem, metric_of, who
+from bench.boards.shared import EVERY, LEAST_SEEDS, WHO, find_reference, gaps_by_problem, metric_of, who
 from bench.boards.table import Board, Column, Table
 from bench.entries import Collected
 from bench.selection import End
@@ -19,7 +19,7 @@ def robustness(found: Collected, reference: str = "adam") -> Board:
     """
     tables = []
     for problem, entries in found.problems.items():
-        metric, above = metric_of(problem, entries, None)
+        metric, above = metric_of(problem, entries, find_reference(entries, reference))
         rows = []
         for entry in entries:
             values = entry.values(sorted(entry.runs), above)
