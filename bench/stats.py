@@ -155,19 +155,14 @@ class Pair:
             value, or there is no common seed.
         p: two-sided, of the hypothesis that the two are equal.
         lost: how many runs of each have no value.
+        sign: which is better, whether that is decided or not: 1 the first, -1 the second, 0 neither.
     """
 
     n: int
     difference: Interval | None
     p: float
     lost: tuple[int, int]
-
-    @property
-    def sign(self) -> int:
-        """Which is better where they differ: 1 the first, -1 the second, 0 neither."""
-        if self.lost[0] != self.lost[1]:
-            return 1 if self.lost[0] < self.lost[1] else -1
-        return 0 if self.difference is None else int(np.sign(self.difference.mean))
+    sign: int
 
 
 def pair(first: Values, second: Values, mode: str) -> Pair:
@@ -191,14 +186,16 @@ def pair(first: Values, second: Values, mode: str) -> Pair:
     n, lost = len(first), (sum(x is None for x in first), sum(x is None for x in second))
     both = [(a, b) for a, b in zip(first, second, strict=True) if a is not None and b is not None]
     d = np.array([a - b if mode == "max" else b - a for a, b in both], dtype=np.float64)
-    p_values = _p_of_differences(d)
+    if not np.isfinite(d).all():
+        raise ValueError(f"{first} and {second} must be finite numbers or None")
+    p_values, sign = _p_of_differences(d), int(np.sign(d.mean())) if d.size else 0
     if lost == (0, 0):
-        return Pair(n, t_interval(d) if n else None, p_values, lost)
-    fewer = lost[1] - lost[0]
-    if d.size and float(d.mean()) * fewer < 0:
-        return Pair(n, None, 1.0, lost)
+        return Pair(n, t_interval(d) if n else None, p_values, lost, sign)
+    fewer = int(np.sign(lost[1] - lost[0]))
+    if sign * fewer < 0:
+        return Pair(n, None, 1.0, lost, 0)
     tests = 2 if d.size > 1 else 1
-    return Pair(n, None, min(1.0, tests * min(p_values, _p_of_counts(*lost, n))), lost)
+    return Pair(n, None, min(1.0, tests * min(p_values, _p_of_counts(*lost, n))), lost, fewer or sign)
 
 
 def _p_of_differences(d: NDArray[np.float64]) -> float:
@@ -295,8 +292,11 @@ def seeds_to_resolve(difference: Interval, level: float = 0.05, power: float = 0
     effect = abs(difference.mean) / deviation
 
     def enough(n: int) -> bool:
-        critical = float(stdtrit(n - 1, 1 - level / 2))
-        return float(nctdtr(n - 1, effect * math.sqrt(n), critical)) <= 1 - power
+        critical, shift = float(stdtrit(n - 1, 1 - level / 2)), effect * math.sqrt(n)
+        missed = float(nctdtr(n - 1, shift, critical))
+        if math.isnan(missed):  # scipy gives up beyond a shift of about 38
+            missed = float(ndtr(critical - shift))
+        return missed <= 1 - power
 
     if not enough(MOST_SEEDS):
         return None

@@ -6,6 +6,7 @@ else is on the board. Only how many pairs are told apart at once (Holm) depends 
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations, pairwise
 from typing import Any
 
@@ -112,7 +113,7 @@ def compare(
         own = [[value(entries[k], seed) for seed in seeds] for k in (i, j)]
         compared = stats.pair(own[0], own[1], mode)
         if len(seeds) < LEAST_SEEDS:
-            compared = Pair(compared.n, compared.difference, 1.0, compared.lost)
+            compared = replace(compared, p=1.0)
         found[i, j] = places[a, b] = compared
     ranks: list[stats.Rank | None] = [*stats.ranks(places, len(ranked), LEVEL)]
     return order, ranks + [None] * (len(order) - len(ranked)), found
