@@ -209,19 +209,29 @@ def test_more_tasks_make_the_overall_interval_cover() -> None:
 
 
 def test_median_time_counts_misses_and_does_not_drop_them() -> None:
-    assert stats.median_time([4, 1, 3, 2, 5], [9] * 5)[0] == 3
-    assert stats.median_time([4, None, None, 2, 5], [9] * 5)[0] == 5  # and not the 4 of those that are there
-    assert stats.median_time([4, None, None, None, 5], [9] * 5)[0] is None
-    assert stats.median_time([None, None], [9, 9]) == (None, None, None)
+    assert stats.median_time([4, 1, 3, 2, 5], [9] * 5) == stats.MedianTime(3, None, None, 9)
+    assert stats.median_time([4, None, None, 2, 5], [9] * 5).median == 5  # and not the 4 of those that are there
+    assert stats.median_time([4, None, None, None, 5], [9] * 5).median == math.inf
+    assert stats.median_time([None, None], [9, 9]).median == math.inf
     # A run that was cut off at 1 says nothing of what comes then; one that diverged will never get there.
-    assert stats.median_time([2, 3, 4, None, None], [9, 9, 9, 1, 1])[0] == 3
-    assert stats.median_time([2, 3, 4, None, None], [9, 9, 9, math.inf, math.inf])[0] == 4
-    median, low, high = stats.median_time(list(range(1, 21)), [30] * 20)
-    assert median == 10
-    assert low is not None
-    assert high is not None
-    assert 4 <= low <= 7
-    assert 12 <= high <= 16
+    assert stats.median_time([2, 3, 4, None, None], [9, 9, 9, 1, 1]).median == 3
+    assert stats.median_time([2, 3, 4, None, None], [9, 9, 9, math.inf, math.inf]).median == 4
+    # Order statistics: the second of ten is below the median with 98.9 %.
+    assert stats.median_time(list(range(1, 11)), [30] * 10) == stats.MedianTime(5, 2, 9, 30)
+    assert stats.median_time([20] * 10, [30] * 10) == stats.MedianTime(20, 20, 20, 30)
+    assert stats.median_time([1, 2, 3, 4, 5, 6, 7, None, None, None], [30] * 10) == stats.MedianTime(5, 2, math.inf, 30)
+    cut = stats.median_time([2, 3, 4, 5, 6, 7, 8, 9, 10, None], [30] * 9 + [1])
+    assert (cut.median, cut.low, cut.high) == (6, 2, 10)
+
+
+@given(st.lists(st.integers(1, 40), min_size=6, max_size=30))
+def test_median_times_hold_the_true_median(times: list[int]) -> None:
+    found = stats.median_time(times, [50] * len(times))
+    assert found.low is not None
+    assert found.high is not None
+    assert found.low <= found.median <= found.high
+    below = reference.binom.cdf(sum(t < found.low for t in times), len(times), 0.5)
+    assert below <= 0.025 or found.low == min(times)
 
 
 @given(st.lists(st.none() | numbers, min_size=1, max_size=7), st.sampled_from(["min", "max"]))

@@ -13,7 +13,7 @@ from typing import Any
 
 from bench.boards.table import Board, Column, Table
 from bench.errors import UserError
-from bench.stats import Interval
+from bench.stats import Interval, MedianTime
 from bench.store import plain, replacing
 
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]+")
@@ -24,7 +24,7 @@ def cell(value: Any, digits: int = 4) -> str:
     """A value as a person reads it.
 
     Args:
-        value: a number, an interval, a median with its ends, counts by name, words, a list of words, or None.
+        value: a number, an interval, a median time, counts by name, words, a list of words, or None.
         digits: of numbers.
     """
     if value is None or value == [] or value == {}:
@@ -35,7 +35,7 @@ def cell(value: Any, digits: int = 4) -> str:
         wide = math.isfinite(value.low) or math.isfinite(value.high)
         ends = f" [{number(value.low, digits)}, {number(value.high, digits)}]" if wide else ""
         return number(value.mean, digits) + ends
-    if isinstance(value, dict) and value.keys() == {"median", "low", "high", "last"}:
+    if isinstance(value, MedianTime):
         return _median(value, digits)
     if isinstance(value, dict):
         return ", ".join(f"{count} {_clean(str(name))}" for name, count in value.items())
@@ -51,14 +51,19 @@ def number(value: float, digits: int = 4) -> str:
     return f"{value:.{digits}g}"
 
 
-def _median(value: dict[str, float | None], digits: int) -> str:
-    def one(x: float | None) -> str:
-        last = value["last"]
-        return number(x, digits) if x is not None else "none" if last is None else f"> {number(last, digits)}"
+def _median(value: MedianTime, digits: int) -> str:
+    def one(x: float) -> str:
+        return (
+            number(x, digits)
+            if math.isfinite(x)
+            else f"> {number(value.last, digits)}"
+            if math.isfinite(value.last)
+            else "never"
+        )
 
-    if value["median"] is None and value["low"] is None:
-        return one(None)
-    return f"{one(value['median'])} [{one(value['low'])}, {one(value['high'])}]"
+    if value.low is None or value.high is None or math.isinf(value.low):
+        return one(value.median)
+    return f"{one(value.median)} [{one(value.low)}, {one(value.high)}]"
 
 
 def _clean(text: str) -> str:
@@ -199,11 +204,11 @@ def as_json(boards: Sequence[Board]) -> list[dict[str, Any]]:
 
 
 def _values(row: dict[str, Any]) -> dict[str, Any]:
-    return {key: _finite(asdict(value)) if isinstance(value, Interval) else value for key, value in row.items()}
+    return {k: _finite(asdict(v)) if isinstance(v, Interval | MedianTime) else v for k, v in row.items()}
 
 
 def _finite(ends: dict[str, Any]) -> dict[str, Any]:
-    return {key: value if math.isfinite(value) else None for key, value in ends.items()}
+    return {key: value if value is not None and math.isfinite(value) else None for key, value in ends.items()}
 
 
 def json_text(boards: Sequence[Board]) -> str:
@@ -235,8 +240,9 @@ def _flat(column: Column, value: Any) -> dict[str, Any]:
     if isinstance(value, Interval):
         value = {"mean": value.mean, "low": value.low, "high": value.high}
         return {column.key if k == "mean" else f"{column.key}_{k}": x for k, x in _finite(value).items()}
-    if isinstance(value, dict) and "median" in value:
-        return {f"{column.key}_{k}": value[k] for k in ("median", "low", "high")}
+    if isinstance(value, MedianTime):
+        ends = {"median": value.median, "low": value.low, "high": value.high}
+        return {column.key if k == "median" else f"{column.key}_{k}": x for k, x in _finite(ends).items()}
     return {column.key: value if isinstance(value, int | float) or value is None else cell(value)}
 
 

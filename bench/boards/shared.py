@@ -148,6 +148,8 @@ def unresolved(pairs: Sequence[Mapping[str, Any]], order: Sequence[str]) -> list
             continue
         if pair["difference"] is None:
             what = f"{pair['without_value'][0]} and {pair['without_value'][1]} of {pair['n']} runs have no value"
+        elif pair["difference"].mean == 0:
+            what = "their values are the same"
         elif pair["more_seeds"] is None:
             what = "a difference this small would take thousands of seeds"
         else:

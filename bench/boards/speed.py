@@ -8,6 +8,7 @@ from bench.boards.shared import EVERY, RANK, WHO, compare, listed, rank_values, 
 from bench.boards.table import Board, Column, Table
 from bench.entries import Collected, Entry, Seed
 from bench.selection import End
+from bench.stats import MedianTime
 from bench.store import RunResult
 
 
@@ -49,7 +50,7 @@ def speed(found: Collected, target: float | None = None) -> Board:
             runs = list(entry.runs.values())
             at = [reached(run, target, mode) for run in runs]
             median = median_steps(entry, [step for step, _ in at])
-            seconds = _median([s for _, s in at], [math.inf if r.status == "diverged" else r.train_s for r in runs])
+            seconds = stats.median_time([s for _, s in at], _ends(entry, [run.train_s for run in runs]))
             count = sum(step is not None for step, _ in at)
             rows.append(
                 who(entry) | rank_values(rank) | {
@@ -62,7 +63,7 @@ def speed(found: Collected, target: float | None = None) -> Board:
             *RANK, *WHO,
             Column("count", "reached", f"runs whose selection {problem.spec.metric} reached {goal:g}"),
             Column("reached", "share", "of runs that reached the target, exact 95 % interval", 2),
-            Column("steps", "median steps", "optimizer steps to the target, 95 % interval (Kaplan-Meier); runs that missed it are censored"),
+            Column("steps", "median steps", "optimizer steps to the target, 95 % interval from 6 runs on; runs that missed it are censored"),
             Column("seconds", "median seconds", "of training to the target, within one type of machine"),
             *EVERY,
         ]  # fmt: skip
@@ -79,18 +80,17 @@ def speed(found: Collected, target: float | None = None) -> Board:
     return Board("speed", "Speed to a target", tables, [ties, *notes])
 
 
-def median_steps(entry: Entry, reached: Sequence[float | None]) -> dict[str, float | None]:
-    """Median of the steps at which runs reached something, with its interval; `last` is the last step that was seen.
+def median_steps(entry: Entry, reached: Sequence[float | None]) -> MedianTime:
+    """Median of the steps at which runs reached something.
 
     Args:
         entry: whose runs.
         reached: by run; None for one that did not get there.
     """
-    return _median(reached, [math.inf if run.status == "diverged" else run.steps for run in entry.runs.values()])
+    return stats.median_time(reached, _ends(entry, [run.steps for run in entry.runs.values()]))
 
 
-def _median(times: Sequence[float | None], ended: Sequence[float]) -> dict[str, float | None]:
-    """Median time with its ends; `last` is the last time that was seen."""
-    median, low, high = stats.median_time(times, ended)
-    last = max([t for t in times if t is not None] + [t for t in ended if math.isfinite(t)], default=None)
-    return {"median": median, "low": low, "high": high, "last": last}
+def _ends(entry: Entry, ends: Sequence[float]) -> list[float]:
+    """Until when runs could have reached the target: a run that diverged never can."""
+    runs = entry.runs.values()
+    return [math.inf if run.status == "diverged" else end for run, end in zip(runs, ends, strict=True)]

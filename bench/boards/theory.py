@@ -22,6 +22,8 @@ ALIGNED = 0.99
 ALIGNMENTS = ("alignment", "align_W")
 """Columns that hold the cosine with the direction of the theory: W_mm, or the planted head."""
 
+EPS = float(np.finfo(np.float64).eps)
+
 Tables = Callable[[str], Mapping[str, Columns]]
 """A run's tables by its id, as `Store.tables` gives them."""
 
@@ -56,7 +58,8 @@ def theory(found: Collected, tables: Tables) -> Board:
         for i, rank in zip(order, ranks, strict=True):
             entry, own = entries[i], [read[i, seed] for seed in entries[i].runs]
             first = [None if (x := steps(entry, seed)) is None else math.exp(x) for seed in entry.runs]
-            rates = [loss_rate(each) for each in own]
+            infima = [run.facts.get("f_star") or 0.0 for run in entry.runs.values()]
+            rates = [loss_rate(each, infimum) for each, infimum in zip(own, infima, strict=True)]
             rows.append(
                 who(entry) | rank_values(rank) | {
                     "aligned": f"{sum(step is not None for step in first)} of {len(first)}" if column else None,
@@ -70,10 +73,10 @@ def theory(found: Collected, tables: Tables) -> Board:
             *(RANK if column else []), *WHO,
             *([
                 Column("aligned", "aligned", f"runs whose {column} reached {ALIGNED}"),
-                Column("steps", "median steps", f"optimizer steps until {column} is {ALIGNED}, 95 % interval (Kaplan-Meier); runs that do not get there are censored"),
+                Column("steps", "median steps", f"optimizer steps until {column} is {ALIGNED}, 95 % interval from 6 runs on; runs that do not get there are censored"),
                 Column("alignment", "at the end", "alignment at the last step, mean over seeds with 95 % t-interval"),
             ] if column else []),
-            Column("rate", "loss rate", f"b of loss ~ t^b over the last decade of steps in which the loss (above its infimum, where that is known) is at least {CONVERGED:g}, mean over seeds with 95 % t-interval", 3),
+            Column("rate", "loss rate", "b of loss ~ t^b over the last decade of steps before the training loss (above its infimum, where that is known) is within rounding of 0, mean over seeds with 95 % t-interval", 3),
             *([Column("direction", "direction rate", "b of distance of directions ~ t^b over the last decade of steps, mean over seeds with 95 % t-interval", 3)] if column == "alignment" else []),
             Column("solved", "W_mm feasible", "instances whose max-margin problem has a solution to compare with"),
             Column("trials", "trials", "settings that were tried to find these"),
@@ -112,33 +115,31 @@ def _last(own: Columns, column: str | None) -> float | None:
     return float(own[column][-1])
 
 
-def loss_rate(own: Columns) -> float | None:
-    """Exponent of the training loss over the last decade of steps; None where it has too few values."""
+def loss_rate(own: Columns, infimum: float) -> float | None:
+    """Exponent of the training loss above its infimum over its last decade of steps; None where it has too few values.
+
+    It ends where the loss is within rounding of the infimum.
+    """
     if "curve.loss" not in own:
         return None
-    return _exponent(own["curve.step"], own["curve.loss"])
+    return _exponent(own["curve.step"], own["curve.loss"] - infimum, max(CONVERGED, 1e3 * EPS * abs(infimum)))
 
 
 def direction_rate(own: Columns) -> float | None:
     """Exponent of the distance of directions over the last decade of steps; None where it has too few values."""
-    if "distance" not in own:
-        return None
-    return _exponent(own["step"], own["distance"])
+    return None if "distance" not in own else _exponent(own["step"], own["distance"], CONVERGED)
 
 
-def _exponent(step: Array, value: Array) -> float | None:
-    there = np.isfinite(value) & (step > 0) & (value >= CONVERGED)
-    # Until it first falls below: what comes after that is rounding.
-    low = np.flatnonzero(np.isfinite(value) & (value < CONVERGED))
-    if low.size:
-        there &= step < step[low[0]]
+def _exponent(step: Array, value: Array, least: float) -> float | None:
+    low = np.flatnonzero(np.isfinite(value) & (value < least))  # what comes after that is rounding
+    there = np.isfinite(value) & (step > 0) & (step < (step[low[0]] if low.size else math.inf))
     x, y = step[there], value[there]
     if x.size:
         x, y = x[x >= x[-1] / 10], y[x >= x[-1] / 10]
-    if np.unique(x).size < LEAST_POINTS:
-        return None
     kept = stats.thin(x)
-    return stats.slope(np.log(x[kept]), np.log(y[kept]))[0] if np.unique(x[kept]).size >= LEAST_POINTS else None
+    if len(kept) < LEAST_POINTS:
+        return None
+    return round(stats.slope(np.log(x[kept]), np.log(y[kept]))[0], 9)
 
 
 def _mean(values: list[float | None]) -> Interval | str | None:
