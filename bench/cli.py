@@ -37,6 +37,7 @@ def _dispatch(words: list[str]) -> int:
     commands = {
         "fit": _fit, "sweep": _sweep, "tune": _tuning, "suite": _tuning, "studies": _tuning, "worker": _tuning,
         "leaderboard": _results,
+        "sql": _store_commands, "merge": _store_commands, "diff": _store_commands,
         "reproduce": _reproduce, "list": _list, "show": _show, "doctor": _doctor,
     }  # fmt: skip
     parser = Parser(
@@ -56,6 +57,9 @@ def _dispatch(words: list[str]) -> int:
     sub.add_parser("worker", help="join a study, from any machine that reaches its database")
     sub.add_parser("reproduce", help="run a paper's experiment: figure, data and tested claims")
     sub.add_parser("leaderboard", help="rank optimizers from the stored runs, with intervals and ties")
+    sub.add_parser("sql", help="ask about runs, curves, measurements and trials with SQL")
+    sub.add_parser("merge", help="copy the runs of stores into another one")
+    sub.add_parser("diff", help="show what differs between two runs")
     sub.add_parser("list", help="list tasks or optimizers")
     sub.add_parser("show", help="describe a task, an optimizer or a paper's experiment")
     sub.add_parser("doctor", help="check this machine, its data and its store")
@@ -63,7 +67,7 @@ def _dispatch(words: list[str]) -> int:
         if words[0] not in commands:
             raise unknown("command", words[0], commands)
         command = commands[words[0]]
-        return command(words) if command in (_tuning, _results) else command(words[1:])
+        return command(words) if command in (_tuning, _results, _store_commands) else command(words[1:])
     args = parser.parse_args(words)
     if args.version:
         from bench import __version__
@@ -76,6 +80,12 @@ def _dispatch(words: list[str]) -> int:
 
 def _results(words: list[str]) -> int:
     from bench.results_cli import main
+
+    return main(words)
+
+
+def _store_commands(words: list[str]) -> int:
+    from bench.store_cli import main
 
     return main(words)
 
@@ -107,9 +117,11 @@ def _fit(words: list[str]) -> int:
         path = Path(flags["config"]) if "config" in flags else None
         places = {"data": os.environ.get("BENCH_DATA", "data"), "store": store}
         config = resolve(settings, config=path, tuned="tuned" in flags, fallback=places)
+    study = None
     if "tuned" in flags:
-        from bench.config import tuned_file
+        from bench.config import tuned_by, tuned_file
 
+        study = tuned_by(config)
         print(f"bench: settings from {tuned_file(config.task, config.opt)}", file=sys.stderr)
     if "dry-run" in flags:
         return _dry_run(config, as_json="json" in flags)
@@ -121,7 +133,7 @@ def _fit(words: list[str]) -> int:
         from bench.runner import run
 
         with redirect_stdout(sys.stderr):  # standard output is for the result alone, whatever a library prints
-            result = run(config, rerun="rerun" in flags, progress=True)
+            result = run(config, rerun="rerun" in flags, progress=True, tuned_by=study)
     if is_main_process():
         from bench.report import result_json, result_lines
 

@@ -310,3 +310,11 @@ def tuned_settings(task: str, opt: str) -> dict[str, Any]:
         UserError: nothing was tuned for them.
     """
     return {k: v for k, v in flatten_yaml(tuned_file(task, opt)).items() if k not in ("task", "opt")}
+
+
+def tuned_by(config: RunConfig) -> str | None:
+    """The study that found a configuration's hyperparameters, if they are the tuned ones of its task and optimizer."""
+    path = tuned_file(config.task, config.opt)
+    if resolve({"task": config.task, "opt": config.opt}, tuned=True).opt_options != config.opt_options:
+        return None
+    return str((read_yaml(path).get("provenance") or {}).get("study") or path.name)

@@ -70,6 +70,7 @@ class Entry:
         others: how many did not end, by status.
         study: the study that it won, or None.
         others_tuned: further studies of this optimizer on this problem, with fewer trials.
+        tuned_elsewhere: whether the study that found the settings is not in these stores; it may have had another budget.
         twice: seeds of which there are several runs; one of them is taken.
     """
 
@@ -82,6 +83,7 @@ class Entry:
     study: StudyRecord | None = None
     others_tuned: list[str] = field(default_factory=list)
     twice: int = 0
+    tuned_elsewhere: bool = False
     name: str = ""
 
     @cached_property
@@ -283,6 +285,8 @@ def _entries(runs: Sequence[RunResult], studies: Sequence[StudyRecord]) -> list[
             won = sorted(won, key=lambda study: (-len(study.trials), study.name))
             entries[place].study = won[0] if won else None
         _add(entries[place], run)
+        if run.tuned_by and entries[place].kind == "by hand":
+            entries[place].kind, entries[place].tuned_elsewhere = "tuned", True
     return [entry for _, entry in sorted(entries.items(), key=lambda item: item[0])]
 
 

@@ -10,6 +10,7 @@ from bench.errors import UserError, unknown
 from bench.words import Parser
 
 BOARD_NAMES = ("quality", "speed", "tuning", "robustness", "theory")
+CHART_NAMES = ("curves", "sensitivity", "profile", "steps", "budget")
 FORMAT_NAMES = ("table", "md", "csv", "json", "tex", "html")
 
 
@@ -123,6 +124,59 @@ def _leaderboard(words: list[str]) -> int:
     return code
 
 
+def _report(words: list[str]) -> int:
+    parser = Parser(
+        prog="bench report",
+        description="Write all boards, charts and the commands behind each row as one HTML page, which needs no network.",
+        epilog="The same store gives the same bytes. Exit code 1: a run could not be read.",
+    )
+    parser.add_argument(
+        "-o", "--out", type=Path, default=Path("report.html"), metavar="FILE", help="default report.html"
+    )
+    add_choice(parser)
+    args = parser.parse_args(words)
+    from bench.page import page, store_names
+
+    stores, what = asked(args)
+    code = warn(stores, what.found)
+    names = store_names(store.folder for store in stores.stores)
+    write_text(args.out, page(what, len(stores.runs), names, len(stores.unreadable)))
+    print(f"written to {args.out}", file=sys.stderr)
+    return code
+
+
+def _plot(words: list[str]) -> int:
+    parser = Parser(
+        prog="bench plot",
+        description="Draw stored runs for a paper, a panel for each problem: PNG, PDF or SVG, as the file's name ends.",
+        epilog="curves: training loss, or --y COLUMN, against optimizer steps; sensitivity: score of each trial against what was searched;"
+        " profile: share of runs at the target against the budget; steps: step sizes before and after their cap; budget: expected best of"
+        " k trials. Exit code 1: a run could not be read.",
+    )
+    parser.add_argument("chart", choices=CHART_NAMES)
+    parser.add_argument("-o", "--out", type=Path, required=True, metavar="FILE", help="ends in .png, .pdf or .svg")
+    parser.add_argument(
+        "--y", metavar="COLUMN", help="of curves: a column such as grad_norm or alignment (default loss)"
+    )
+    add_choice(parser)
+    args = parser.parse_args(words)
+    if args.y is not None and args.chart != "curves":
+        raise UserError(f"--y {args.y}: only curves have columns to choose from, not {args.chart}")
+    from bench.chart_figure import check_ending, write
+    from bench.charts import CHARTS, curves
+
+    check_ending(args.out)
+    stores, what = asked(args)
+    code = warn(stores, what.found)
+    charts = curves(what, args.y) if args.y is not None else CHARTS[args.chart](what)
+    write(args.out, charts)
+    for chart in charts:
+        if not chart.traces:
+            print(f"bench: note: {chart.title}: not drawn, since {chart.note}", file=sys.stderr)
+    print(f"written to {args.out}", file=sys.stderr)
+    return code
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a file in one atomic step.
 
@@ -141,4 +195,4 @@ def write_text(path: Path, text: str) -> None:
 
 def main(words: list[str]) -> int:
     """One of the commands, with its name first."""
-    return {"leaderboard": _leaderboard}[words[0]](words[1:])
+    return {"leaderboard": _leaderboard, "report": _report, "plot": _plot}[words[0]](words[1:])

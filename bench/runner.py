@@ -40,6 +40,7 @@ def run(
     rerun: bool = False,
     progress: bool | Callable[[int, str], Progress] = True,
     stop: StopRequest | None = None,
+    tuned_by: str | None = None,
 ) -> RunResult:
     """Train as configured and store the result; or return it, if the store has it.
 
@@ -51,6 +52,7 @@ def run(
         rerun: train again even if the result is stored or could be continued.
         progress: show a progress bar on standard error; or what makes another display, from the total of steps and a label.
         stop: by which somebody else may ask the run to stop; it listens to signals as well.
+        tuned_by: the study that its hyperparameters come from, for the record.
 
     Raises:
         UserError: the configuration cannot be run, data are missing, or the store cannot be written.
@@ -71,6 +73,7 @@ def run(
     check(config)
     task, plan = build(config)
     result = new_result(config, task)
+    result.tuned_by = tuned_by
     loggers = _loggers(config) if main else []  # before the run is begun: it may complain, and it writes nothing yet
     folder = store.begin(result, resume=resume) if main else None
     stop = stop or StopRequest()

@@ -5,7 +5,18 @@ import os
 import time
 from importlib import import_module
 
-SUBJECTS = ("training", "synthetic", "lanes", "heads", "max_margin", "optimizers", "input", "startup", "tuning")
+SUBJECTS = (
+    "training",
+    "synthetic",
+    "lanes",
+    "heads",
+    "max_margin",
+    "optimizers",
+    "input",
+    "startup",
+    "tuning",
+    "boards",
+)
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 import math
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import pytest
@@ -140,16 +141,24 @@ def test_rows_that_are_not_told_apart_share_a_rank(
     assert [(each.rank, each.low, each.high) for each in found] == expected
 
 
-def test_equal_optimizers_are_rarely_told_apart() -> None:
-    assert false_splits(10, 5, 600) <= 0.05
-    assert false_splits(10, 3, 400) <= 0.05
-    assert false_splits(10, 5, 400, lognormal(1)) <= 0.05
-    assert false_splits(10, 5, 400, diverging=0.2) <= 0.05
-    assert false_splits(2, 5, 3000) <= 0.06  # a single test, exact at 5 %, with the error of the simulation
+@pytest.mark.parametrize(
+    ("optimizers", "n", "repeats", "options"),
+    [
+        (10, 5, 600, {}),
+        (10, 3, 400, {}),
+        (10, 5, 400, {"draw": lognormal(1)}),
+        (10, 5, 400, {"diverging": 0.2}),
+        (2, 5, 3000, {}),  # a single test, exact at 5 %
+    ],
+)
+def test_equal_optimizers_are_rarely_told_apart(optimizers: int, n: int, repeats: int, options: dict[str, Any]) -> None:
+    splits, pairs = false_splits(optimizers, n, repeats, **options)
+    assert splits <= pairs <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / repeats)  # with the error of the simulation
+    assert splits <= 0.05 or optimizers == 2
 
 
 def test_a_pair_that_differs_by_two_deviations_is_split_by_five_seeds() -> None:
-    assert power(2, 5, 2.0, 1000) >= 0.8
+    assert min(power(2, 5, 2.0, 1000)) >= 0.8
 
 
 @given(st.floats(0.2, 5), st.integers(3, 30), st.sampled_from([0.05, 0.05 / 45]))

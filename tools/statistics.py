@@ -40,8 +40,8 @@ def coverage(draw: Draw, n: int, repeats: int = 10_000, *, paired: bool = False)
     return sum(each.low <= 0 <= each.high for each in found) / repeats
 
 
-def rank(values: NDArray[np.float64], lost: NDArray[np.bool_] | None = None) -> list[int]:
-    """Ranks, by optimizer, of values of shape (A, S) that are better when greater; lost ones have no value."""
+def ranked(values: NDArray[np.float64], lost: NDArray[np.bool_] | None = None) -> tuple[list[int], set[frozenset[int]]]:
+    """Ranks, by optimizer, and the pairs that are told apart, of values of shape (A, S) that are better when greater; lost ones have none."""
     rows = [
         [None if lost is not None and lost[a, s] else float(values[a, s]) for s in range(values.shape[1])]
         for a in range(len(values))
@@ -50,14 +50,18 @@ def rank(values: NDArray[np.float64], lost: NDArray[np.bool_] | None = None) -> 
     mean = [np.mean([v for v in row if v is not None] or [-np.inf]) for row in rows]
     order = sorted(range(len(rows)), key=lambda a: (count[a], -mean[a]))
     pairs = {(i, j): stats.pair(rows[order[i]], rows[order[j]], "max") for i, j in combinations(range(len(order)), 2)}
+    adjusted = stats.holm([each.p for each in pairs.values()])
+    apart = {frozenset((order[i], order[j])) for (i, j), p in zip(pairs, adjusted, strict=True) if p <= 0.05}
     ranks = [0] * len(rows)
     for place, found in enumerate(stats.ranks(pairs, len(order))):
         ranks[order[place]] = found.rank
-    return ranks
+    return ranks, apart
 
 
-def false_splits(optimizers: int, n: int, repeats: int, draw: Draw = normal, diverging: float = 0.0) -> float:
-    """Share of tables of equal optimizers in which any two have different ranks; seeds have an effect of their own.
+def false_splits(
+    optimizers: int, n: int, repeats: int, draw: Draw = normal, diverging: float = 0.0
+) -> tuple[float, float]:
+    """Share of tables of equal optimizers in which any two have different ranks, and in which any pair is told apart; seeds have an effect of their own.
 
     Args:
         optimizers: that are equal.
@@ -67,15 +71,17 @@ def false_splits(optimizers: int, n: int, repeats: int, draw: Draw = normal, div
         diverging: probability that a run diverges.
     """
     rng = np.random.default_rng([optimizers, n])
-    splits = 0
+    splits = pairs = 0
     for _ in range(repeats):
         values = draw(rng, (optimizers, n)) + rng.normal(size=n)
-        splits += len(set(rank(values, rng.random((optimizers, n)) < diverging if diverging else None))) > 1
-    return splits / repeats
+        ranks, apart = ranked(values, rng.random((optimizers, n)) < diverging if diverging else None)
+        splits += len(set(ranks)) > 1
+        pairs += bool(apart)
+    return splits / repeats, pairs / repeats
 
 
-def power(optimizers: int, n: int, effect: float, repeats: int) -> float:
-    """Share of tables in which the one optimizer that is better than the others, which are equal, has another rank than a given other.
+def power(optimizers: int, n: int, effect: float, repeats: int) -> tuple[float, float]:
+    """Share of tables in which the one optimizer that is better than the others, which are equal, has another rank than a given other, and in which these two are told apart.
 
     Args:
         optimizers: in the table, at least 2.
@@ -84,13 +90,14 @@ def power(optimizers: int, n: int, effect: float, repeats: int) -> float:
         repeats: simulations.
     """
     rng = np.random.default_rng([optimizers, n, int(10 * effect)])
-    found = 0
+    found = pairs = 0
     for _ in range(repeats):
         values = rng.normal(size=(optimizers, n)) + rng.normal(size=n)
         values[0] += effect * np.sqrt(2)  # the deviation of a difference of two
-        ranks = rank(values)
+        ranks, apart = ranked(values)
         found += ranks[0] < ranks[1]
-    return found / repeats
+        pairs += frozenset((0, 1)) in apart
+    return found / repeats, pairs / repeats
 
 
 def tasks_coverage(tasks: int, n: int, repeats: int) -> float:
@@ -112,8 +119,9 @@ def page() -> list[str]:
     head = "| | " + " | ".join(f"n = {n}" for n in SEEDS) + " |"
     line = "|---" * (len(SEEDS) + 1) + "|"
 
-    def row(name: str, shares: Sequence[float]) -> str:
-        return f"| {name} | " + " | ".join(f"{share:.1%}" for share in shares) + " |"
+    def row(name: str, shares: Sequence[float] | Sequence[tuple[float, float]]) -> str:
+        cells = [f"{s[0]:.1%} / {s[1]:.1%}" if isinstance(s, tuple) else f"{s:.1%}" for s in shares]
+        return f"| {name} | " + " | ".join(cells) + " |"
 
     lines = [
         "# What the statistics do, simulated", "",
@@ -125,20 +133,19 @@ def page() -> list[str]:
         row("mean of log-normal values, sigma 1", [coverage(lognormal(1), n) for n in SEEDS]),
         row("paired difference of log-normal values, sigma 1", [coverage(lognormal(1), n, paired=True) for n in SEEDS]), "",
         "What boards compare is the paired difference. A mean of values as skewed as a log-normal with sigma 1 is covered less often than 95 %.", "",
-        "## Probability that a table of equal optimizers tells any of them apart (2,000 simulations, at most 5 % wanted)", "", head, line,
-        *(row(f"{a} optimizers", [false_splits(a, n, 2000) for n in SEEDS]) for a in (2, 4, 10)),
-        row("10 optimizers, log-normal values, sigma 1", [false_splits(10, n, 2000, lognormal(1)) for n in SEEDS]),
-        row("10 optimizers, of whose runs 20 % diverge", [false_splits(10, n, 2000, diverging=0.2) for n in SEEDS]), "",
-        "## Power (2,000 simulations)", "",
-        "One optimizer is better than the others, which are equal, by so many standard deviations of the paired difference. The share of tables in which"
-        " it has another rank than a given other one:", "",
+        "## Equal optimizers: how often any two get different ranks / any pair is told apart (4,000 simulations, at most 5 % wanted)", "", head, line,
+        *(row(f"{a} optimizers", [false_splits(a, n, 4000) for n in SEEDS]) for a in (2, 4, 10)),
+        row("10 optimizers, log-normal values, sigma 1", [false_splits(10, n, 4000, lognormal(1)) for n in SEEDS]),
+        row("10 optimizers, of whose runs 20 % diverge", [false_splits(10, n, 4000, diverging=0.2) for n in SEEDS]), "",
+        "## Power (4,000 simulations)", "",
+        "One optimizer is better than the others, which are equal, by so many standard deviations of the paired difference. How often it has another rank than"
+        " a given other one / these two are told apart (column `could be`). A rank is shared along a chain of ties, so it takes all pairs across the gap:", "",
     ]  # fmt: skip
     for effect in (1.0, 2.0, 3.0):
         lines += [f"A difference of {effect:g} standard deviations:", "", head, line]
-        lines += [row(f"{a} optimizers", [power(a, n, effect, 2000) for n in SEEDS]) for a in (2, 4, 10)] + [""]
+        lines += [row(f"{a} optimizers", [power(a, n, effect, 4000) for n in SEEDS]) for a in (2, 4, 10)] + [""]
     lines += [
-        "Five seeds tell a pair with 2 standard deviations apart, but not one among ten optimizers: that takes more seeds, or a table of fewer (`--opt A,B`,"
-        " decided before looking).", "",
+        "Five seeds tell a pair with 2 standard deviations apart, but not one among ten optimizers: that takes ten seeds or more, or a table of fewer (`--opt A,B`, decided before looking).", "",
         "## Over tasks", "",
         "Coverage of the interval of the overall gap by a hierarchical bootstrap, if tasks are a sample of all tasks and differ among each other as"
         " much as seeds do (1,000 simulations, 5 seeds; the fewer tasks, the less it says about others):", "",

@@ -56,6 +56,7 @@ def flags(entry: Entry) -> list[str]:
         *["provisional"] * (len(entry.runs) < LEAST_SEEDS),
         *["lr at boundary"] * bool(entry.study and entry.study.lr_at_boundary),
         *["tuning not finished"] * bool(entry.study and entry.study.missing),
+        *["tuned elsewhere"] * entry.tuned_elsewhere,
         *["pruned"] * bool(entry.study and entry.study.prune),
         *[f"mixed versions of {' and '.join(several)}"] * bool(several),
         *["part of the data"] * any(run.part for run in entry.runs.values()),

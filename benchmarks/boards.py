@@ -1,0 +1,147 @@
+"""What boards and the report take of a store of ten thousand runs: seconds, peak memory, and the size of the page."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bench.config import resolve
+from bench.store import RunResult, plain, write_parquet
+from bench.stores import StudyRecord, study_path
+from benchmarks.timing import Row
+from optimizers import OPTIMIZERS
+from tasks import TASKS
+
+PROBLEMS = ("mnist", "cifar10", "synthetic", "mha_dm1")
+POINTS, DIFFERENT = 500, 16
+"""Rows of a curve; how many curves there are, which the runs share."""
+FRESH = 12
+"""Runs of a winner on fresh seeds."""
+
+
+class Cost(NamedTuple):
+    """What a process took."""
+
+    seconds: float
+    gigabytes: float
+
+
+def measure(quick: bool) -> list[Row]:
+    """The quality board and the report of stores in which most runs are trials, and in which all runs are shown."""
+    seeds = 15 if quick else 312
+    rounds, rows = 1 if quick else 3, []
+    for name, trials in (("studies", (seeds - FRESH) // 5), ("no studies", 0)):
+        with TemporaryDirectory() as folder:
+            store, page = Path(folder) / "runs", Path(folder) / "report.html"
+            runs = fill(store, trials, FRESH if trials else seeds)
+            what = f"of {runs} runs, {name}"
+            board = [command("leaderboard", "--store", str(store), "-o", f"{folder}/board.md") for _ in range(rounds)]
+            report = [command("report", "--store", str(store), "-o", str(page)) for _ in range(rounds)]
+            rows += [
+                Row(f"leaderboard --board quality {what}", "-", [cost.seconds for cost in board], 10, unit=" s"),
+                Row("its memory", "-", [cost.gigabytes for cost in board], 2, unit=" GB"),
+                Row(f"report {what}", "-", [cost.seconds for cost in report], 20, unit=" s"),
+                Row("its memory", "-", [cost.gigabytes for cost in report], 2, unit=" GB"),
+                Row("its page", "-", [page.stat().st_size / 1e6], 10, unit=" MB"),
+            ]
+    return rows
+
+
+def command(*words: str) -> Cost:
+    """Carry out a command in a process of its own, which tells its own peak: the kernel's figure for it has ours in it."""
+    code = "import sys; from bench.results_cli import main; main(sys.argv[1:]); print(open('/proc/self/status').read())"
+    begun = time.perf_counter()
+    done = subprocess.run([sys.executable, "-c", code, *words], check=True, capture_output=True, text=True)
+    peak = next(line for line in done.stdout.splitlines() if line.startswith("VmHWM"))
+    return Cost(time.perf_counter() - begun, int(peak.split()[1]) * 1024 / 1e9)
+
+
+def fill(store: Path, trials: int, fresh: int) -> int:
+    """Write a store of runs whose numbers are drawn, and say how many.
+
+    Args:
+        store: made anew.
+        trials: of the study of each optimizer on each problem, with five seeds; 0 for none.
+        fresh: runs of each optimizer on each problem beside its trials.
+    """
+    draw, count = np.random.default_rng(0), 0
+    curves = [list(table_bytes(store.parent / "table.parquet", draw, name)) for name in ("curve", "measurements")]
+    for task in PROBLEMS:
+        for opt in OPTIMIZERS:
+            base = plain(resolve({"task": task, "opt": opt, "trainer.max_steps": POINTS, "device": "cpu"}).model_dump())
+            axis = "lr" if "lr" in OPTIMIZERS[opt].search else next(iter(OPTIMIZERS[opt].search))
+            points = [{f"opt.{axis}": float(10 ** (-4 + 4 * k / max(1, trials - 1)))} for k in range(trials)]
+            made: list[dict[str, Any]] = []
+            for k, point in enumerate(points):
+                score = float(0.1 + abs(k - trials / 2) / trials + 0.01 * draw.random())
+                ids = []
+                for seed in range(1000, 1005):
+                    ids.append(write_run(store, base, axis, point[f"opt.{axis}"], seed, draw, curves, count))
+                    count += 1
+                made.append({"point": point, "kind": "design", "state": "completed", "score": score, "runs": ids})
+            best = min(made, key=lambda trial: trial["score"], default=None)
+            value = best["point"][f"opt.{axis}"] if best else base["opt_options"][axis]
+            for seed in range(fresh):
+                write_run(store, base, axis, value, seed, draw, curves, count)
+                count += 1
+            if best is not None:
+                record = StudyRecord(
+                    f"{task}-{opt}", task, opt, list(range(1000, 1005)), [f"opt.{axis}"], TASKS[task].mode, "grid", False, made,
+                    best["runs"][0], False,
+                )  # fmt: skip
+                path = study_path(store, record.name)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(json.dumps(asdict(record)), "utf-8")
+    return count
+
+
+def table_bytes(path: Path, draw: np.random.Generator, name: str) -> Iterator[bytes]:
+    """Tables as Parquet, written once and copied into many runs."""
+    for _ in range(DIFFERENT):
+        steps = np.arange(1, POINTS + 1) if name == "curve" else np.arange(0, POINTS + 1, 20)
+        names = ("loss", "grad_norm", "raw_step", "applied_step") if name == "curve" else ("alignment", "distance")
+        write_parquet(path, {"step": steps, **{n: draw.random(len(steps)) / np.sqrt(steps + 1) for n in names}})
+        yield path.read_bytes()
+    path.unlink()
+
+
+def write_run(
+    store: Path,
+    base: dict[str, Any],
+    axis: str,
+    value: float,
+    seed: int,
+    draw: np.random.Generator,
+    curves: Any,
+    i: int,
+) -> str:
+    """Write a run with drawn results, and say its id."""
+    spec = TASKS[base["task"]]
+    run_id = f"{base['task']}-{base['opt']}-{i:010x}"
+    final = float(draw.random())
+    config = base | {"opt_options": base["opt_options"] | {axis: value}, "seed": seed, "data_seed": seed}
+    result = RunResult(
+        run_id, config, "completed", versions={"task": spec.version, "opt": OPTIMIZERS[base["opt"]].version, "torch": "2", "lightning": "2"},
+        metric=spec.metric, split="test", final=final, best=final, best_step=POINTS, metrics={"final": {spec.metric: final}},
+        validations=[{"step": step, "train_s": step / 50, spec.metric: float(draw.random())} for step in range(25, POINTS + 1, 25)],
+        steps=POINTS, steps_to_target=int(draw.integers(1, POINTS)), seconds_to_target=5.0, wall_s=12.0, train_s=10.0,
+        cap_share=0.25 if OPTIMIZERS[base["opt"]].traits.needs_loss else 0.0, environment={"cpu": "made up", "threads": 1, "gpu": None},
+    )  # fmt: skip
+    folder = store / run_id
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text(json.dumps(plain(vars(result)), indent=1), "utf-8")
+    for name, own in zip(("curve", "measurements"), curves, strict=True):
+        if name == "curve" or spec.measure_every is not None:
+            (folder / f"{name}.parquet").write_bytes(own[i % DIFFERENT])
+    return run_id
+
+
+if __name__ == "__main__":
+    print(fill(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])))

@@ -1,0 +1,448 @@
+"""Charts as numbers and on paper: means, bands and step functions against other implementations; figures that print."""
+
+import math
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from scipy.stats import beta, t
+
+from bench.boards import Asked
+from bench.chart_figure import caption, write
+from bench.charts import CHARTS, MOST_POINTS, Chart, Trace, budget, curves, profile, sensitivity, steps
+from bench.config import resolve
+from bench.entries import collect
+from bench.errors import UserError
+from bench.results_cli import CHART_NAMES
+from bench.results_cli import main as results
+from bench.selection import CONVERGED
+from bench.store import RunResult, plain, write_json, write_parquet
+from bench.stores import Stores, StudyRecord, study_path
+from tasks import TASKS
+
+HOSTILE = "ev_il$x^$ <script>alert(1)</script> \"q\" 'a' [/bold] ü 漢 %{x} <b>"
+"""A name that means harm to a page, a formula, a terminal and Plotly."""
+
+
+def add_run(
+    store: Path,
+    task: str = "mnist",
+    opt: str = "sgd",
+    seed: int = 0,
+    loss: Any = (0.5, 0.25),
+    more: dict[str, Any] | None = None,
+    measured: dict[str, Any] | None = None,
+    words: dict[str, Any] | None = None,
+    **changes: Any,
+) -> str:
+    """Write a run as a training would; its curve has this loss at steps 1, 2, ...
+
+    Args:
+        store: its folder.
+        task, opt, seed: of the run; an unknown optimizer has the settings of sgd.
+        loss: by step.
+        more: further columns of the curve.
+        measured: columns of the measurements, `step` among them.
+        words: further settings in dotted form.
+        changes: fields of the record.
+    """
+    known = opt if opt.isidentifier() else "sgd"
+    settings = {"task": task, "opt": known, "trainer.max_steps": 100, "seed": seed, "device": "cpu"} | (words or {})
+    resolved = resolve(settings)
+    config = plain(resolved.model_dump()) | {"opt": opt}
+    run_id = resolved.run_id if opt == known else f"{task}-strange-{seed}"
+    spec = TASKS[task]
+    final = {"loss": 0.25, "accuracy": 0.5}[spec.metric] + 0.01 * seed
+    values: dict[str, Any] = {
+        "status": "completed", "versions": {"torch": "2.15.0", "lightning": "2.6.6", "task": 1, "opt": 1},
+        "metric": spec.metric, "split": "test", "final": final, "best": final, "best_step": len(loss), "steps": len(loss),
+        "metrics": {"final": {spec.metric: final}}, "environment": {"cpu": "abacus", "threads": 1, "gpu": None},
+    }  # fmt: skip
+    folder = store / run_id
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "run.json", vars(RunResult(run_id, config, **(values | changes))))
+    columns: dict[str, Any] = {"step": range(1, len(loss) + 1), "loss": loss}
+    for name in ("grad_norm", "raw_step", "applied_step"):
+        columns[name] = (more or {}).get(name, [0.1] * len(loss))
+    write_parquet(folder / "curve.parquet", columns)
+    if measured is not None:
+        write_parquet(folder / "measurements.parquet", measured)
+    return run_id
+
+
+def add_study(
+    store: Path, task: str, opt: str, scores: dict[float, float | None], winner: str | None, **changes: Any
+) -> None:
+    """Write the record of a study of lr, with a trial for each score."""
+    trials = [
+        {"point": {"opt.lr": lr}, "kind": "design", "state": "completed", "score": score, "runs": []}
+        for lr, score in scores.items()
+    ]
+    record = StudyRecord(
+        f"{task}-{opt}-study", task, opt, [1000, 1001], ["opt.lr"], TASKS[task].mode, "grid", False, trials, winner, False
+    )  # fmt: skip
+    path = study_path(store, record.name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, asdict(record) | changes)
+
+
+def asked(store: Path, target: float | None = None, **options: Any) -> Asked:
+    stores = Stores([store])
+    return Asked(collect(stores, **options), stores.tables, target=target)
+
+
+def trace(chart: Chart, name: str) -> Trace:
+    (found,) = (trace for trace in chart.traces if trace.name == name)
+    return found
+
+
+# -- curves ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_curve_is_the_mean_over_seeds_with_its_t_interval(store):
+    losses = np.array([[2.0, 1.5], [2.5, 1.0], [3.0, 2.0]])
+    for seed, loss in enumerate(losses):
+        add_run(store, seed=seed, loss=loss)
+    (chart,) = curves(asked(store))
+    found = trace(chart, "sgd")
+    assert chart.log == ""
+    assert found.x.tolist() == [1, 2]
+    np.testing.assert_allclose(found.y, losses.mean(0))
+    low, high = t.interval(0.95, 2, losses.mean(0), losses.std(0, ddof=1) / math.sqrt(3))
+    assert found.band is not None
+    np.testing.assert_allclose(found.band, [low, high])
+    assert "mean over 3 seeds" in chart.note
+    assert "geometric" not in chart.note
+
+
+def test_means_are_geometric_on_a_logarithmic_axis(store):
+    losses = np.array([[1.0, 1e-3], [1.0, 1e-5], [2.0, 1e-4]])
+    for seed, loss in enumerate(losses):
+        add_run(store, seed=seed, loss=loss)
+    (chart,) = curves(asked(store))
+    found = trace(chart, "sgd")
+    assert chart.log == "y"
+    logs = np.log(losses)
+    np.testing.assert_allclose(found.y, np.exp(logs.mean(0)))
+    assert found.band is not None
+    half = t.ppf(0.975, 2) * logs.std(0, ddof=1) / math.sqrt(3)
+    np.testing.assert_allclose(found.band[0], np.exp(logs.mean(0) - half))
+    np.testing.assert_allclose(found.band[1], np.exp(logs.mean(0) + half))
+    assert "geometric mean over 3 seeds" in chart.note
+
+
+def test_two_seeds_are_two_lines_without_bands(store):
+    for seed in range(2):
+        add_run(store, seed=seed, loss=[1.0, 0.5 + seed])
+    (chart,) = curves(asked(store))
+    assert [(line.name, line.band) for line in chart.traces] == [("sgd", None)] * 2
+    assert "a line for each seed" in chart.note
+
+
+def test_a_curve_ends_with_the_first_seed_that_diverged(store):
+    for seed in range(3):
+        add_run(store, seed=seed, loss=[1.0, 0.9, 0.8, 0.7])
+    add_run(store, seed=3, loss=[1.0, 9.0, float("nan")], status="diverged", final=None)
+    (chart,) = curves(asked(store))
+    assert trace(chart, "sgd").x.tolist() == [1, 2]
+    assert "drawn to step 2, after which not all of the runs have values: sgd" in chart.note
+
+
+def test_a_run_that_converged_keeps_its_last_value(store):
+    for seed, loss in enumerate(([3.0, 2.0, 1.0, 1.0], [3.0, 2.0], [3.0, 2.0, 2.0])):
+        add_run(store, seed=seed, loss=loss)
+    (chart,) = curves(asked(store))
+    np.testing.assert_allclose(trace(chart, "sgd").y, [3, 2, 5 / 3, 5 / 3])
+    assert "after which" not in chart.note
+
+
+def test_runs_without_common_steps_are_named_and_not_drawn(store):
+    add_run(store, seed=0, loss=[float("nan"), 1.0])
+    add_run(store, seed=1, loss=[1.0, float("nan")], status="timeout")
+    add_run(store, opt="adam")
+    (chart,) = curves(asked(store))
+    assert {line.name for line in chart.traces} == {"adam"}
+    assert "sgd is not drawn" in chart.note
+
+
+@pytest.mark.parametrize("task", ["mnist", "synthetic"])
+def test_long_curves_are_thinned_and_keep_their_ends(store, task):
+    add_run(store, task, loss=np.linspace(3, 2, 5000))
+    (chart,) = curves(asked(store))
+    x = chart.traces[0].x
+    assert len(x) <= MOST_POINTS
+    assert (x[0], x[-1]) == (1, 5000)
+    assert len(np.unique(x)) == len(x) > MOST_POINTS / 2
+    gaps = np.diff(np.log(x[x > 200]) if "x" in chart.log else x)
+    assert gaps.max() < 2.5 * gaps.min()
+
+
+def test_a_loss_is_drawn_above_its_infimum_and_not_below_what_counts_as_converged(store):
+    for seed in range(3):
+        add_run(store, "synthetic", seed=seed, loss=[1.25, 0.26, 0.25], facts={"f_star": 0.25})
+    (chart,) = curves(asked(store))
+    np.testing.assert_allclose(trace(chart, "sgd").y, [1, 0.01, CONVERGED])
+    assert chart.y == "training loss above its infimum"
+    assert "losses below 1e-16 are drawn there" in chart.note
+
+
+def test_another_column_of_either_table_can_be_drawn(store):
+    for seed in range(3):
+        at = {"step": [0, 20], "alignment": [0.5, 0.75]}
+        add_run(store, "synthetic", seed=seed, measured=at, more={"grad_norm": [3.0, 2.0]})
+    (chart,) = curves(asked(store), "alignment")
+    assert trace(chart, "sgd").y.tolist() == [0.75]  # there is no step 0 on a logarithmic axis
+    (chart,) = curves(asked(store), "grad_norm")
+    assert trace(chart, "sgd").y.tolist() == [3, 2]
+
+
+def test_a_column_that_is_not_there_is_refused_with_the_nearest(store):
+    add_run(store)
+    with pytest.raises(UserError, match="unknown column 'grad_nrom'; did you mean 'grad_norm'"):
+        curves(asked(store), "grad_nrom")
+
+
+def test_a_band_far_wider_than_the_lines_is_cut_off(store):
+    for seed, loss in enumerate(([1.0, 1e-15], [1.0, 1e-2], [1.0, 1e-8])):
+        add_run(store, seed=seed, loss=loss)
+    (chart,) = curves(asked(store))
+    assert chart.limits is not None
+    found = trace(chart, "sgd")
+    assert found.band is not None
+    assert found.band[0].min() < chart.limits[0] < found.y.min()
+    assert found.y.max() < chart.limits[1] < found.band[1].max()
+
+
+# -- studies --------------------------------------------------------------------------------------------------------
+
+
+def tuned(store: Path, scores: dict[float, float | None], **changes: Any) -> Asked:
+    winner = add_run(store, seed=1000)
+    for seed in range(3):
+        add_run(store, seed=seed)
+    add_study(store, "mnist", "sgd", scores, winner, **changes)
+    return asked(store)
+
+
+def test_sensitivity_shows_each_trial_and_names_those_without_a_score(store):
+    (chart,) = sensitivity(tuned(store, {1.0: 0.5, 0.1: 0.75, 10.0: None, 0.01: 0.25}))
+    found = trace(chart, "sgd")
+    assert found.x.tolist() == [0.01, 0.1, 1]
+    assert found.y.tolist() == [0.25, 0.75, 0.5]
+    assert found.marks
+    assert (chart.x, chart.y, chart.log) == ("opt.lr", "selection accuracy", "x")
+    assert "sgd: 1 of 4 trials have no score, at opt.lr 10" in chart.note
+    assert "2 tuning seeds" in chart.note
+
+
+def test_no_line_joins_the_trials_of_a_search_over_two_settings(store):
+    (chart,) = sensitivity(tuned(store, {1.0: 0.5, 0.1: 0.75}, axes=["opt.lr", "opt.momentum"]))
+    assert [(found.name, len(found.x)) for found in chart.traces] == [("sgd", 1)] * 2
+    assert "searched opt.lr, opt.momentum" in chart.note
+
+
+def test_a_search_that_no_logarithm_shows_is_named(store):
+    (chart,) = sensitivity(tuned(store, {0.0: 0.5, 0.1: 0.75}))
+    assert not chart.traces
+    assert "sgd is not drawn, since opt.lr is no positive number" in chart.note
+
+
+def test_the_budget_begins_where_no_trial_can_be_without_a_score(store):
+    (chart,) = budget(tuned(store, {1.0: 0.5, 0.1: 0.75, 10.0: None}))
+    found = trace(chart, "sgd")
+    # Of three, one without a score: two draws are {0.5, 0.75}, {0.5, -}, {0.75, -}.
+    assert found.x.tolist() == [2, 3]
+    np.testing.assert_allclose(found.y, [(0.75 + 0.5 + 0.75) / 3, 0.75])
+    assert "sgd begins at k = 2" in chart.note
+
+
+@pytest.mark.parametrize("kind", ["sensitivity", "budget"])
+def test_nothing_tuned_is_said(store, kind):
+    add_run(store)
+    (chart,) = CHARTS[kind](asked(store))
+    assert not chart.traces
+    assert "no optimizer was tuned" in chart.note
+
+
+# -- targets --------------------------------------------------------------------------------------------------------
+
+
+def test_a_profile_is_the_share_of_runs_at_the_target_with_its_exact_interval(store):
+    for seed, at in enumerate((25, 50, 50, None)):
+        add_run(store, seed=seed, steps=100, steps_to_target=at)
+    (chart,) = profile(asked(store))
+    found = trace(chart, "sgd")
+    assert found.x.tolist() == [0, 0.25, 0.25, 0.5, 0.5, 1]
+    assert found.y.tolist() == [0, 0, 0.25, 0.25, 0.75, 0.75]
+    assert found.band is not None
+    low = [0.0, beta.ppf(0.025, 1, 4), beta.ppf(0.025, 3, 2)]
+    high = [beta.ppf(0.975, k + 1, 4 - k) for k in (0, 1, 3)]
+    np.testing.assert_allclose(found.band, [np.repeat(low, 2), np.repeat(high, 2)])
+    assert chart.limits == (0, 1)
+
+
+def test_the_budget_of_a_run_that_diverged_is_that_of_the_others(store):
+    add_run(store, seed=0, steps=10, status="diverged", final=None)
+    (chart,) = profile(asked(store))
+    assert "budget: 100 steps" in chart.note
+    assert trace(chart, "sgd").y.tolist() == [0, 0]
+
+
+def test_profiles_of_several_problems_are_also_shown_together(store):
+    for seed in range(2):
+        add_run(store, seed=seed, steps=100, steps_to_target=50)
+        add_run(store, seed=seed, words={"task.n_train": 100}, steps=100)
+    add_run(store, opt="adam", steps=100)
+    *each, together = profile(asked(store))
+    assert len(each) == 2
+    assert together.key == "profile-all"
+    assert trace(together, "sgd").y.tolist() == [0, 0, 0.5, 0.5]
+    assert "adam has no runs on mnist, n_train 100, max_steps 100" in together.note
+
+
+def test_a_target_can_be_given_and_is_looked_for_in_the_evaluations(store):
+    rows = [{"step": 10, "train_s": 1.0, "loss": 0.5}, {"step": 50, "train_s": 2.0, "loss": 0.1}]
+    add_run(store, "synthetic", steps=100, validations=rows)
+    (chart,) = profile(asked(store))
+    assert not chart.traces
+    assert "no target" in chart.note
+    (chart,) = profile(asked(store, target=0.2))
+    assert trace(chart, "sgd").x.tolist() == [0, 0.5, 0.5, 1]
+
+
+# -- step sizes -----------------------------------------------------------------------------------------------------
+
+
+def test_steps_are_of_methods_that_compute_them_or_are_capped(store):
+    for seed in range(3):
+        add_run(store, opt="sps", seed=seed, more={"raw_step": [4.0, 2.0], "applied_step": [1.0, 1.0]}, cap_share=0.5)
+        add_run(store, opt="sngd", seed=seed, cap_share=0.0)
+        add_run(store, opt="ps", seed=seed, words={"trainer.batch_size": 100})
+    (chart,) = steps(asked(store))
+    assert {found.name for found in chart.traces} == {"sps raw", "sps applied", "ps raw", "ps applied"}
+    np.testing.assert_allclose(trace(chart, "sps raw").y, [4, 2])
+    np.testing.assert_allclose(trace(chart, "sps applied").y, [1, 1])
+    assert "sps: 50 % of the steps are at the cap" in chart.note
+
+
+def test_no_such_method_is_said(store):
+    add_run(store, cap_share=0.0)
+    (chart,) = steps(asked(store))
+    assert not chart.traces
+    assert "no optimizer here computes its step size" in chart.note
+
+
+# -- all of them ----------------------------------------------------------------------------------------------------
+
+
+def everything(store: Path) -> Asked:
+    """Two problems, hostile names, studies, a diverged run, and numbers at the ends of what there is."""
+    draw = np.random.default_rng(0)
+    for opt in ("sgd", "sps", HOSTILE):
+        winner = add_run(store, "mnist", opt, seed=1000, words={"trainer.max_steps": 300})
+        for seed in range(4):
+            loss = 3 * np.exp(-np.arange(300) / 60) + 0.02 * draw.random(300)
+            raw = 5 * np.exp(draw.normal(size=300))
+            loss[7] = [1e308, math.nan, 0.0, 1e-300][seed]
+            add_run(
+                store, "mnist", opt, seed, loss, {"raw_step": raw, "applied_step": np.minimum(raw, 4)}, steps=300,
+                words={"trainer.max_steps": 300}, steps_to_target=50 * (seed + 1), cap_share=0.5,
+            )  # fmt: skip
+            add_run(
+                store, "synthetic", opt, seed, 0.25 + np.exp(-np.arange(300.0)), facts={"f_star": 0.25},
+                measured={"step": [0, 20], "alignment": [0.0, 1.0]},
+            )  # fmt: skip
+        scores = {10.0**k: 0.9 - 0.1 * abs(k) for k in range(-4, 3)} | {100.0: None}
+        add_study(store, "mnist", opt if opt.isidentifier() else "strange", scores, winner)
+    add_run(store, "mnist", "adam", 0, [2.0, 9.0], words={"trainer.max_steps": 300}, status="diverged", final=None)
+    return asked(store, settings="all")
+
+
+@pytest.mark.parametrize("kind", CHARTS)
+def test_every_number_can_be_drawn_and_every_chart_has_a_note(store, kind):
+    charts = CHARTS[kind](everything(store))
+    assert len({chart.key for chart in charts}) == len(charts) >= 2
+    for chart in charts:
+        assert chart.note
+        for found in chart.traces:
+            for values, axis in ((found.x, "x"), (found.y, "y"), *((end, "y") for end in found.band or ())):
+                assert len(values) == len(found.x)
+                assert np.isfinite(values).all()
+                assert axis not in chart.log or (values > 0).all()
+
+
+def test_the_command_line_knows_all_charts():
+    assert list(CHARTS) == list(CHART_NAMES)
+
+
+# -- on paper -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", CHARTS)
+def test_a_figure_is_drawn_and_the_same_every_time(store, tmp_path, kind, recwarn):
+    charts = CHARTS[kind](everything(store))
+    for ending in (".png", ".pdf", ".svg"):
+        first, second = tmp_path / f"a{ending}", tmp_path / "new" / f"b{ending}"
+        write(first, charts)
+        write(second, charts)
+        assert first.read_bytes() == second.read_bytes()
+        assert first.stat().st_size > 5000
+    with Image.open(tmp_path / "a.png") as image:
+        assert image.info["dpi"] == pytest.approx((300, 300), abs=0.1)
+        assert image.width in (990, 2040)
+    assert not recwarn.list
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_names_are_no_formulas_and_no_tags_in_an_svg(store, tmp_path):
+    write(tmp_path / "a.svg", profile(everything(store)))
+    svg = (tmp_path / "a.svg").read_text("utf-8")
+    assert "<script" not in svg
+
+
+def test_a_caption_says_once_what_holds_for_all_panels():
+    one, other = (Chart(f"c{k}", "", "", "", "", [], f"bands: x\nonly {k}\nand {k}") for k in range(2))
+    assert caption([one, other]) == "Bands: x. (a): only 0; and 0. (b): only 1; and 1."
+    assert caption([one]) == "Bands: x; only 0; and 0."
+
+
+def test_the_commands_words_become_a_figure(store, tmp_path, capsys):
+    for seed in range(3):
+        add_run(store, seed=seed, loss=[1.0, 0.5])
+    out = tmp_path / "figure.PNG"
+    assert results(["plot", "curves", "-o", str(out), "--y", "grad_norm", "--opt", "sgd"]) == 0
+    assert out.read_bytes()[:4] == b"\x89PNG"
+    assert capsys.readouterr().err == f"written to {out}\n"
+
+
+def test_panels_that_stay_empty_are_said(store, tmp_path, capsys):
+    add_run(store)
+    add_run(store, "synthetic")
+    assert results(["plot", "profile", "-o", str(tmp_path / "a.pdf")]) == 0
+    assert "not drawn, since the task has no target" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["curves", "-o", "figure.jpg"], "-o figure.jpg: the name of a figure must end in .png, .pdf or .svg"),
+        (["curves", "-o", "figure"], "must end in .png, .pdf or .svg"),
+        (["curves"], "required: -o"),
+        (["waves", "-o", "a.png"], "invalid choice: 'waves'"),
+        (["budget", "-o", "a.png", "--y", "loss"], "--y loss: only curves have columns to choose from"),
+        (["curves", "-o", "a.png", "--y", "los"], "unknown column 'los'; did you mean 'loss'"),
+        (["curves", "-o", "a.png", "--opt", "sgdd"], "did you mean 'sgd'"),
+        (["budget", "-o", "a.png"], "nothing to draw: tuning budget: mnist, max_steps 100: no optimizer was tuned"),
+        (["curves", "-o", "/proc/none/a.png"], "cannot write /proc/none/a.png"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused(store, tmp_path, monkeypatch, words, message):
+    monkeypatch.chdir(tmp_path)
+    add_run(store)
+    with pytest.raises(UserError) as refused:
+        results(["plot", *words])
+    assert message in str(refused.value)
+    assert not list(tmp_path.glob("*.png"))

@@ -1,0 +1,437 @@
+"""bench merge: what is finished stays, nothing is half there, and what is already there is not touched."""
+
+import errno
+import hashlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import bench.merge
+from bench.store import FINISHED, Store, take_lock
+from bench.stores import Stores, read_study
+from tests.stored import WILD, add_pack, add_run, add_study, begin, begin_pack, kill, record
+
+
+def no_space(*args: object, **kwargs: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def digest(folder: Path) -> str:
+    """Of all that is in a folder: names, bytes, times."""
+    found = hashlib.sha256()
+    for path in [folder, *sorted(folder.rglob("*"))]:
+        content = path.read_bytes() if path.is_file() else b""
+        found.update(f"{path.relative_to(folder)} {path.stat().st_mtime_ns} {len(content)}\n".encode() + content)
+    return found.hexdigest()
+
+
+def seen(store: Path) -> dict[str, tuple]:
+    """All that readers see of a store: records and losses by run."""
+    kept = Store(store)
+    return {
+        run.run_id: (run, {name: column.tolist() for name, column in kept.tables(run.run_id).get("curve", {}).items()})
+        for run in kept.runs()
+    }
+
+
+def same(one: Path, other: Path) -> bool:
+    assert repr(seen(one)) == repr(seen(other))  # NaN is NaN
+    assert len(seen(one)) > 0
+    return True
+
+
+def no_trace(store: Path) -> bool:
+    return not list(store.rglob("*.tmp")) and not (store / "studies" / ".merging").exists()
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A store with a run `a` of its own, packs with `bc` and `cd`, of which the second is newer, and a study."""
+    folder = tmp_path / "source"
+    add_run(folder, "a", lr=0.5)
+    for age, (ids, loss) in enumerate([("cd", 2.0), ("bc", 1.0)]):
+        os.utime(add_pack(folder, ids, loss) / "runs.jsonl", (1e9 - age, 1e9 - age))
+    add_study(folder, "s")
+    return folder
+
+
+# -- what is copied ---------------------------------------------------------------------------------------------------
+
+
+def test_a_store_is_copied_whole(cli, source, tmp_path):
+    before = digest(source)
+    answer = cli("merge", source, tmp_path / "new" / "dest")
+    assert answer == (0, "4 runs copied, 1 already there, 0 skipped; 1 records of studies copied\n", "")
+    assert same(source, tmp_path / "new" / "dest")
+    assert seen(tmp_path / "new" / "dest")["c"][1]["loss"] == [2.0] * 3  # of the newer pack
+    stores = Stores([tmp_path / "new" / "dest"])
+    assert [study.name for study in stores.studies] == ["s"]
+    assert stores.unreadable == []
+    assert no_trace(tmp_path / "new" / "dest")
+    assert digest(source) == before
+
+
+def test_merging_again_or_with_itself_changes_nothing(cli, source, tmp_path):
+    dest = tmp_path / "dest"
+    (source / "studies.db").touch()
+    kill(begin(source, record("k", status="running")))
+    assert cli("merge", source, dest).code == 0
+    before = digest(dest), digest(source)
+    for words in ((source, dest), (source, source, dest), (dest, dest), (dest, source), (source, source)):
+        answer = cli("merge", *words)
+        assert (answer.code, answer.err) == (0, "")
+        assert answer.out.startswith("0 runs copied, ")
+        assert answer.out.endswith(" already there, 0 skipped\n")
+    assert (digest(dest), digest(source)) == before
+    assert not (dest / "studies.db").exists()
+
+
+def test_several_stores_come_together(cli, source, tmp_path):
+    for name in ("x", "y"):
+        add_run(tmp_path / name, name)
+    assert cli("merge", source, tmp_path / "x", tmp_path / "y", tmp_path / "dest").out.startswith("6 runs copied, 1 ")
+    assert list(seen(tmp_path / "dest")) == ["a", "b", "c", "d", "x", "y"]
+
+
+def test_a_store_may_lie_in_the_destination(cli, source, tmp_path):
+    shutil.move(source, tmp_path / "dest" / "theirs")
+    assert cli("merge", tmp_path / "dest" / "theirs", tmp_path / "dest").code == 0
+    assert same(tmp_path / "dest" / "theirs", tmp_path / "dest")
+
+
+def test_interrupted_runs_are_copied_with_their_checkpoints(cli, tmp_path):
+    folder = begin(tmp_path / "source", record("k", status="running"))
+    folder.checkpoint.write_text("state")
+    kill(folder)
+    pack, _ = begin_pack(tmp_path / "source", "pq")
+    pack.checkpoint.write_text("state")
+    pack.abandon()
+    answer = cli("merge", tmp_path / "source", tmp_path / "dest")
+    assert answer == (0, "3 runs copied, 0 already there, 0 skipped\n", "")
+    dest = Store(tmp_path / "dest")
+    assert dest.get("k").status == "killed"
+    assert dest.checkpoint("k").read_text() == "state"
+    assert [(list(pack.configs), pack.busy) for pack in dest.unfinished_packs()] == [(["p", "q"], False)]
+    assert cli("merge", tmp_path / "source", tmp_path / "dest").out == "0 runs copied, 3 already there, 0 skipped\n"
+
+
+def test_names_of_any_kind(cli, tmp_path):
+    store = tmp_path / "it's a [1]*? <store> ü 漢"
+    for name in ("it's", "a[1]*?", "ü 漢", "<script>"):
+        add_run(store, name, task=WILD)
+    assert cli("merge", store, tmp_path / "dest").code == 0
+    assert same(store, tmp_path / "dest")
+
+
+# -- one run in both --------------------------------------------------------------------------------------------------
+
+
+def unfinished(store: Path, run_id: str) -> Path:
+    folder = begin(store, record(run_id, status="failed", final=None), [9.0])
+    folder.checkpoint.touch()
+    folder.end(keep_checkpoint=True)
+    return store / run_id
+
+
+@pytest.mark.parametrize("add", [add_run, add_pack])
+def test_a_finished_run_takes_the_place_of_an_unfinished_one(cli, tmp_path, add):
+    add(tmp_path / "source", "a")
+    unfinished(tmp_path / "dest", "a")
+    assert cli("merge", tmp_path / "source", tmp_path / "dest").out == "1 runs copied, 0 already there, 0 skipped\n"
+    assert same(tmp_path / "source", tmp_path / "dest")
+    assert not list(tmp_path.glob("dest/*/last.ckpt"))
+    assert no_trace(tmp_path / "dest")
+    assert cli("merge", tmp_path / "source", tmp_path / "dest").out == "0 runs copied, 1 already there, 0 skipped\n"
+
+
+@pytest.mark.parametrize("add", [add_run, add_pack, unfinished])
+def test_an_unfinished_run_takes_no_place(cli, tmp_path, add):
+    unfinished(tmp_path / "source", "a")
+    add(tmp_path / "dest", "a")
+    before = digest(tmp_path / "dest")
+    assert cli("merge", tmp_path / "source", tmp_path / "dest").out == "0 runs copied, 1 already there, 0 skipped\n"
+    assert digest(tmp_path / "dest") == before
+
+
+def test_a_finished_pack_takes_the_place_of_an_unfinished_one(cli, tmp_path):
+    add_pack(tmp_path / "source", "ab")
+    pack, _ = begin_pack(tmp_path / "dest", "ab")
+    pack.checkpoint.touch()
+    pack.abandon()
+    assert cli("merge", tmp_path / "source", tmp_path / "dest").out == "2 runs copied, 0 already there, 0 skipped\n"
+    assert same(tmp_path / "source", tmp_path / "dest")
+    assert Store(tmp_path / "dest").unfinished_packs() == []
+
+
+@pytest.mark.parametrize("theirs", [add_run, add_pack])
+@pytest.mark.parametrize("ours", [add_run, add_pack])
+def test_of_two_finished_runs_that_of_the_destination_stays(cli, tmp_path, theirs, ours):
+    theirs(tmp_path / "source", "a", final=0.125)
+    ours(tmp_path / "dest", "a")
+    before = digest(tmp_path / "dest")
+    answer = cli("merge", tmp_path / "source", tmp_path / "dest")
+    assert (answer.code, answer.out) == (0, "0 runs copied, 1 already there, 0 skipped\n")
+    assert answer.err == f"bench: warning: a has another result in {tmp_path / 'dest'}, which stays\n"
+    assert digest(tmp_path / "dest") == before
+
+
+def test_equal_results_are_no_matter(cli, tmp_path):
+    add_run(tmp_path / "source", "a", wall_s=5.0)
+    add_run(tmp_path / "dest", "a", wall_s=6.0)
+    assert cli("merge", tmp_path / "source", tmp_path / "dest").err == ""
+
+
+def test_a_newer_pack_hides_no_run_of_the_destination(cli, tmp_path):
+    os.utime(add_pack(tmp_path / "dest", "ab", 1.0) / "runs.jsonl", (1e9, 1e9))
+    add_pack(tmp_path / "source", "bc", 2.0, final=0.125)
+    answer = cli("merge", tmp_path / "source", tmp_path / "dest")
+    assert answer.out == "1 runs copied, 1 already there, 0 skipped\n"
+    losses = {run_id: columns["loss"][0] for run_id, (_, columns) in seen(tmp_path / "dest").items()}
+    assert losses == {"a": 1.0, "b": 1.0, "c": 2.0}
+    assert cli("merge", tmp_path / "source", tmp_path / "dest").out == "0 runs copied, 2 already there, 0 skipped\n"
+
+
+def test_a_damaged_run_of_the_destination_is_mended(cli, source, tmp_path):
+    for name in ("empty", "torn"):
+        add_run(source, name)
+        (tmp_path / "dest" / name).mkdir(parents=True)
+    (tmp_path / "dest" / "torn" / "run.json").write_text('{"run_id": "torn", "conf')
+    assert cli("merge", source, tmp_path / "dest").code == 0
+    assert same(source, tmp_path / "dest")
+
+
+def test_a_damaged_pack_with_finished_runs_stays(cli, tmp_path):
+    add_pack(tmp_path / "source", "ab")
+    pack = add_pack(tmp_path / "dest", "ab")
+    lines = (pack / "runs.jsonl").read_bytes().splitlines(keepends=True)
+    (pack / "runs.jsonl").write_bytes(lines[0])
+    before = digest(tmp_path / "dest")
+    answer = cli("merge", tmp_path / "source", tmp_path / "dest")
+    assert answer.out == "0 runs copied, 1 already there, 1 skipped\n"
+    assert answer.err == f"bench: note: {pack} is damaged, and holds finished runs; delete it and merge again\n"
+    assert digest(tmp_path / "dest") == before
+
+
+@pytest.mark.parametrize(("theirs", "ours", "kept"), [(3, 2, 3), (2, 3, 3)])
+def test_of_two_records_of_a_study_the_later_stays(cli, tmp_path, theirs, ours, kept):
+    add_study(tmp_path / "source", "s", theirs)
+    path = add_study(tmp_path / "dest", "s", ours)
+    assert cli("merge", tmp_path / "source", tmp_path / "dest").code == 0
+    record = read_study(path)
+    assert record is not None
+    assert len(record.trials) == kept
+    assert no_trace(tmp_path / "dest")
+
+
+# -- runs that are being trained --------------------------------------------------------------------------------------
+
+
+def test_what_is_being_trained_is_left_alone(cli, source, tmp_path):
+    folder = begin(source, record("t", status="running"))
+    pack, _ = begin_pack(source, "uv")
+    answer = cli("merge", source, tmp_path / "dest")
+    assert answer.out == "4 runs copied, 1 already there, 3 skipped; 1 records of studies copied\n"
+    assert sorted(answer.err.splitlines()) == [
+        f"bench: note: {path} is being trained now" for path in sorted([pack.folder, folder.folder])
+    ]
+    assert answer.code == 0
+    assert list(seen(tmp_path / "dest")) == list("abcd")
+    folder.end(keep_checkpoint=False)
+    pack.abandon()
+
+
+@pytest.mark.parametrize("add", [add_run, add_pack])
+def test_what_is_being_trained_in_the_destination_is_left_alone(cli, tmp_path, add):
+    add(tmp_path / "source", "a")
+    folder = begin(tmp_path / "dest", record("a", status="running"), [9.0])
+    answer = cli("merge", tmp_path / "source", tmp_path / "dest")
+    assert answer.code == 0
+    assert f"{folder.folder} is being trained now" in answer.err
+    assert Store(tmp_path / "dest").get("a").status == "running"
+    folder.end(keep_checkpoint=False)
+
+
+def test_one_process_merges_at_a_time(cli, source, tmp_path):
+    lock = take_lock(tmp_path / "dest" / "studies" / ".merging", "")
+    answer = cli("merge", source, tmp_path / "dest")
+    assert (answer.code, answer.out) == (2, "")
+    assert answer.err == (
+        f"bench: error: another process merges into {tmp_path / 'dest'} now; wait until it has ended\n"
+    )
+    os.close(lock)
+    assert cli("merge", source, tmp_path / "dest").code == 0
+
+
+# -- damage, and writing breaks ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "content", [b'{"run_id": "torn", "conf', b"", b"[]", b"{}", b"\xff\x00", b'{"run_id": "..", "config": {}}']
+)
+def test_damaged_records_are_named_and_not_copied(cli, source, tmp_path, content):
+    add_run(source, "torn")
+    (source / "torn" / "run.json").write_bytes(content)
+    (source / "empty").mkdir()
+    (source / "studies" / "t.json").write_bytes(content)
+    answer = cli("merge", source, tmp_path / "dest")
+    assert (answer.code, answer.out) == (1, "4 runs copied, 1 already there, 0 skipped; 1 records of studies copied\n")
+    assert [line.split(" is damaged")[0] for line in answer.err.splitlines()] == [
+        f"bench: warning: {source / name}" for name in ("empty", "torn", "studies/t.json")
+    ]
+    assert list(seen(tmp_path / "dest")) == list("abcd")
+    assert Stores([tmp_path / "dest"]).unreadable == []
+
+
+@pytest.mark.parametrize("name", ["a/curve.parquet", "a/measurements.parquet", "PACK/curve.parquet", "PACK/runs.jsonl"])
+def test_damaged_tables_are_named_and_not_copied(cli, tmp_path, name):
+    source, dest = tmp_path / "source", tmp_path / "dest"
+    add_run(source, "a")
+    pack = add_pack(source, "b")
+    path = source / name.replace("PACK", pack.name)
+    path.write_bytes(b"PAR1")
+    answer = cli("merge", source, dest)
+    assert (answer.code, answer.out) == (1, "1 runs copied, 0 already there, 0 skipped\n")
+    assert f"bench: warning: {path.parent} is damaged or not whole" in answer.err
+    assert list(seen(dest)) == ["b" if name[0] == "a" else "a"]
+    assert no_trace(dest)
+
+
+def test_a_pack_with_ids_that_are_no_names_is_not_copied(cli, tmp_path):
+    add_run(tmp_path / "source", "a")
+    pack = add_pack(tmp_path / "source", "b")
+    text = (pack / "runs.jsonl").read_text()
+    (pack / "runs.jsonl").write_text(text.replace('"b"', '"../source/a"'))
+    answer = cli("merge", tmp_path / "source", tmp_path / "dest")
+    assert (answer.code, answer.out) == (1, "1 runs copied, 0 already there, 0 skipped\n")
+    assert str(pack) in answer.err
+
+
+def test_a_file_of_a_source_that_cannot_be_read(cli, source, tmp_path, monkeypatch):
+    copy = shutil.copy2
+
+    def refuse(path, to):
+        if path.match("a/curve.parquet"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return copy(path, to)
+
+    monkeypatch.setattr(bench.merge.shutil, "copy2", refuse)
+    answer = cli("merge", source, tmp_path / "dest")
+    assert (answer.code, answer.err.count("\n")) == (1, 1)
+    assert f"{source / 'a'} is damaged or not whole" in answer.err
+    assert list(seen(tmp_path / "dest")) == list("bcd")
+
+
+@pytest.mark.parametrize("call", range(26))
+def test_a_merge_that_breaks_leaves_nothing_half_and_goes_on(cli, source, tmp_path, monkeypatch, call):
+    """Each copy of a file, each rename and each new folder is once the first that breaks."""
+    dest = tmp_path / "dest"
+    unfinished(dest, "a")
+    whole = {run_id: repr(each) for run_id, each in seen(source).items()}
+    old = {run_id: repr(each) for run_id, each in seen(dest).items()}
+    left = call
+
+    def breaking(own):
+        def carry_out(*args, **kwargs):
+            nonlocal left
+            left -= 1
+            return no_space() if left < 0 else own(*args, **kwargs)
+
+        return carry_out
+
+    with monkeypatch.context() as full:
+        full.setattr(bench.merge.shutil, "copy2", breaking(shutil.copy2))
+        for name in ("rename", "replace", "mkdir"):
+            full.setattr(Path, name, breaking(getattr(Path, name)))
+        answer = cli("merge", source, dest)
+    assert (answer.code, answer.out) == (1, "")
+    assert answer.err.startswith(f"bench: error: cannot write to the store {dest}")
+    assert answer.err.endswith(": No space left on device\n")
+    assert answer.err.count("\n") == 1
+    assert {run_id: repr(each) for run_id, each in seen(dest).items()}.items() <= whole.items() | old.items()
+    assert Stores([dest]).unreadable == []
+    assert no_trace(dest)
+    assert cli("merge", source, dest).code == 0
+    assert same(source, dest)
+
+
+MERGER = """
+import os, signal, sys
+from pathlib import Path
+import shutil
+import bench.merge
+from bench.cli import main
+
+left, copy = int(sys.argv[1]), shutil.copy2
+
+def copy_or_die(path, to):
+    global left
+    left -= 1
+    if left < 0:
+        to.write_bytes(path.read_bytes()[:20])
+        os.kill(os.getpid(), signal.SIGKILL)
+    return copy(path, to)
+
+bench.merge.shutil.copy2 = copy_or_die
+main(["merge", *sys.argv[2:]])
+"""
+
+
+@pytest.mark.parametrize("call", [0, 2, 5, 9])
+def test_a_merge_that_is_killed_leaves_nothing_half_and_goes_on(cli, source, tmp_path, call):
+    dest = tmp_path / "dest"
+    add_run(dest, "z")
+    done = subprocess.run([sys.executable, "-c", MERGER, str(call), source, dest], capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert (dest / "studies" / ".merging").is_dir()
+    whole = seen(source) | seen(dest)
+    assert {"z"} <= seen(dest).keys() < whole.keys()
+    assert all(run.status in FINISHED and len(columns["loss"]) == 3 for run, columns in seen(dest).values())
+    assert Stores([dest]).unreadable == []
+    assert cli("merge", source, dest).code == 0
+    assert repr(seen(dest)) == repr(dict(sorted(whole.items())))
+    assert no_trace(dest)
+
+
+def test_what_a_killed_merge_left_goes_even_if_nothing_is_new(cli, source, tmp_path):
+    assert cli("merge", source, tmp_path / "dest").code == 0
+    shutil.copytree(source / "a", tmp_path / "dest" / "studies" / ".merging" / "1")
+    (tmp_path / "dest" / "studies" / ".merging" / "2").touch()
+    assert cli("merge", source, tmp_path / "dest").code == 0
+    assert no_trace(tmp_path / "dest")
+
+
+@pytest.mark.parametrize(
+    ("dest", "reason"),
+    [("file", "Not a directory"), ("file/dest", "Not a directory"), ("/proc/dest", "No such file or directory")],
+)
+def test_a_destination_that_cannot_be_written(cli, source, tmp_path, dest, reason):
+    (tmp_path / "file").touch()
+    answer = cli("merge", source, tmp_path / dest)
+    assert (answer.code, answer.out) == (1, "")
+    assert answer.err == f"bench: error: cannot write to the store {tmp_path / dest}: {reason}\n"
+
+
+def test_stores_that_cannot_be_merged(cli, source, tmp_path):
+    def fails(*words: object) -> str:
+        answer = cli("merge", *words)
+        assert (answer.code, answer.out, answer.err.count("\n")) == (2, "", 1)
+        return answer.err
+
+    before = digest(source)
+    assert "the following arguments are required" in fails()
+    assert "the following arguments are required: dest" in fails(source)
+    assert f"there is no store {tmp_path / 'nowhere'}" in fails(tmp_path / "nowhere", source)
+    assert f"lies in the store {source}" in fails(source, source / "dest")
+    assert f"{source / 'a'} is the folder of a run" in fails(source / "a", tmp_path / "dest")
+    assert digest(source) == before
+
+
+def test_a_long_merge_says_how_far_it_is(cli, source, tmp_path, monkeypatch):
+    monkeypatch.setattr(bench.merge, "_SECONDS", -1)
+    answer = cli("merge", source, tmp_path / "dest")
+    assert answer.err.splitlines()[1] == f"bench: {source}: 1 of 3 folders, 1 runs copied"

@@ -1,0 +1,369 @@
+"""bench sql: runs, curves, measurements and trials as views; a query changes nothing and breaks in one line."""
+
+import csv
+import io
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+import bench.sql
+from bench.errors import UserError
+from bench.sql import VIEWS, ask
+from bench.store import Store
+from bench.stores import Stores
+from tests.stored import WILD, add_pack, add_run, add_study, begin, record
+
+
+def rows(query: str, *stores: Path) -> list[tuple]:
+    return list(ask(Stores(stores), query).rows)
+
+
+def strict_json(text: str):
+    def refuse(token: str):
+        raise AssertionError(f"{token} is not JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def fails(cli, *words: object) -> str:
+    """The one line that the command fails with."""
+    answer = cli(*words)
+    assert (answer.code, answer.out) == (2, "")
+    assert answer.err.startswith("bench: error: ")
+    assert answer.err.count("\n") == 1
+    return answer.err
+
+
+@pytest.fixture
+def filled(store: Path) -> Path:
+    """A run `a` of its own and a pack with `b` and `c`, all in a study but `c`."""
+    add_run(store, "a", lr=0.5)
+    add_pack(store, "cb", final=None, status="diverged")
+    add_study(store, "s")
+    return store
+
+
+# -- views ------------------------------------------------------------------------------------------------------------
+
+
+def test_runs(filled):
+    query = (
+        "select run_id, task, opt, status, seed, data_seed, metric, split, final, best_step, steps, engine, machine, torch,"
+        " study from runs order by run_id"
+    )
+    lanes = (
+        "synthetic",
+        "ngd",
+        "diverged",
+        1,
+        2,
+        "loss",
+        "train",
+        None,
+        3,
+        3,
+        "lanes",
+        "abacus, 1 threads, lanes",
+        "2.15.0",
+    )
+    assert rows(query, filled) == [
+        ("a", "synthetic", "ngd", "completed", 1, 2, "loss", "train", 0.25, 3, 3, "lightning",
+         "abacus, 1 threads, lightning", "2.15.0", "s"),
+        ("b", *lanes, "s"),
+        ("c", *lanes, None),
+    ]  # fmt: skip
+
+
+def test_settings_versions_and_metrics_are_json(filled):
+    query = (
+        "select (settings->>'opt.lr')::double, (settings->>'opt.max_step')::double, settings->>'seed', settings->>'trainer.max_steps',"
+        " versions->>'suite', (metrics->'final'->>'loss')::double from runs where run_id = 'a'"
+    )
+    assert rows(query, filled) == [(0.5, float("inf"), "1", "3", "0.1.0", 0.25)]
+
+
+def test_curves_of_runs_of_their_own_and_of_packs(filled):
+    assert rows("from curves where run_id = 'a' order by step", filled) == [
+        ("a", 1, 0.5, 1.0, 0.1, 0.1), ("a", 2, None, 1.0, 0.1, 0.1), ("a", 3, 0.25, 1.0, 0.1, 0.1),
+    ]  # fmt: skip
+    query = "select run_id, count(*), avg(loss) from curves group by run_id order by run_id"
+    assert rows(query, filled) == [("a", 3, 0.375), ("b", 3, 0.5), ("c", 3, 0.5)]
+
+
+def test_measurements_have_a_column_for_each_thing_that_was_measured(filled):
+    assert rows("select run_id, step, error, angle from measurements order by all", filled) == [
+        ("a", 0, 0.75, None), ("a", 2, None, None), ("b", 0, None, 0.5), ("c", 0, None, 0.5),
+    ]  # fmt: skip
+
+
+def test_trials(filled):
+    query = "select study, task, opt, number, kind, state, score, (point->>'lr')::double, runs, is_winner from trials order by number"
+    assert rows(query, filled) == [
+        ("s", "synthetic", "ngd", 0, "design", "done", 0.5, 0.1, ["a"], False),
+        ("s", "synthetic", "ngd", 1, "design", "done", 0.25, 0.2, ["b"], True),
+    ]
+
+
+def test_views_join(filled):
+    query = (
+        "select number, final, max(loss) from trials join runs on list_contains(trials.runs, run_id) join curves using (run_id)"
+        " group by all order by number"
+    )
+    assert rows(query, filled) == [(0, 0.25, 0.5), (1, None, 0.5)]
+
+
+def test_views_of_an_empty_store_have_their_columns(store):
+    store.mkdir()
+    for view, kinds in VIEWS.items():
+        answer = ask(Stores([store]), f"from {view}")
+        assert answer.names == list(kinds)
+        assert answer.kinds == [kind.upper() for kind in kinds.values()]
+        assert list(answer.rows) == []
+
+
+@pytest.mark.parametrize("query", ["from query_table('cur' || 'ves')", "FROM CURVES", 'from "Curves"'])
+def test_a_view_may_be_named_in_any_way(filled, query):
+    assert len(rows(query, filled)) == 9
+
+
+def test_tables_are_read_only_for_a_query_that_needs_them(filled, monkeypatch):
+    monkeypatch.setattr(bench.sql, "_parquet", None)
+    assert rows("select count(*) from runs", filled) == [(3,)]
+    with pytest.raises(TypeError):
+        rows("select count(*) from curves", filled)
+
+
+def test_a_folder_of_its_own_comes_before_packs_and_newer_packs_before_older_ones(store):
+    for age, (ids, loss) in enumerate([("abc", 3.0), ("bc", 4.0), ("cd", 5.0)]):
+        os.utime(add_pack(store, ids, loss) / "runs.jsonl", (1e9 - age, 1e9 - age))
+    add_run(store, "b", [1.0])
+    query = "select run_id, list(loss) from curves group by run_id order by run_id"
+    assert rows(query, store) == [("a", [3.0] * 3), ("b", [1.0]), ("c", [3.0] * 3), ("d", [5.0] * 3)]
+    kept = Store(store)
+    for run_id, losses in rows(query, store):
+        assert kept.tables(run_id)["curve"]["loss"].tolist() == losses
+
+
+def test_a_run_in_progress_is_seen(store):
+    folder = begin(store, record("a", status="running"))
+    add_run(store, "b")
+    assert rows("select run_id, step, loss from curves order by all", store) == [
+        (run_id, step, loss) for run_id in "ab" for step, loss in ((1, 0.5), (2, None), (3, 0.25))
+    ]
+    assert rows("select count(*), count(error) from measurements", store) == [(4, 2)]
+    assert rows("select run_id, status from runs order by 1", store) == [("a", "running"), ("b", "completed")]
+    folder.end(keep_checkpoint=False)
+
+
+def test_stores_are_read_as_one(cli, filled, tmp_path):
+    more = tmp_path / "more"
+    add_run(more, "a", [7.0], lr=0.5, final=0.125)
+    add_run(more, "d", [9.0])
+    answer = cli("sql", "select count(*), sum(loss) from curves", "--store", filled, "--store", more, "--format", "csv")
+    assert answer.code == 0
+    assert answer.err == "bench: warning: a has different results in different stores; one is taken\n"
+    assert answer.out.splitlines()[1] in ("8,19.0", "10,12.75")
+    assert rows("select count(*) from runs", filled, more) == [(4,)]
+
+
+@pytest.mark.parametrize("name", ["it's", "a[1]*?", "ü 漢", "lr=3", "<script>"])
+def test_stores_and_runs_of_any_name(tmp_path, name):
+    store = tmp_path / name
+    add_run(store, name)
+    add_run(tmp_path / "a1", name)  # which a pattern would find too
+    assert rows("select run_id, count(*) from curves group by all", store) == [(name, 3)]
+    assert rows("select run_id, count(*) from measurements group by all", store) == [(name, 2)]
+
+
+# -- formats ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_table_is_aligned_and_null_is_a_dash(cli, filled):
+    answer = cli("sql", "select run_id, final, 100 * steps as n, null as x from runs order by run_id")
+    assert answer == (
+        0,
+        "run_id  final  n    x\na       0.25   300  -\nb       -      300  -\nc       -      300  -\n",
+        "",
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("table", "opt  n\nno rows\n"),
+        ("md", "| opt | n |\n| --- | --- |\n\nno rows\n"),
+        ("csv", "opt,n\n"),
+        ("json", "[]\n"),
+    ],
+)
+def test_no_rows(cli, filled, kind, text):
+    assert cli("sql", "select opt, 1 as n from runs where false", "--format", kind).out == text
+
+
+def test_json_is_strict_and_columns_of_json_are_what_they_hold(cli, filled):
+    query = (
+        "select settings, point, 'nan'::double as a, 'inf'::double as b, 1.5 as c, [1, null] as d, {'x': 'nan'::double} as e,"
+        " date '2026-01-02' as f, 2 as c from runs, trials where run_id = 'a' and number = 0"
+    )
+    (row,) = strict_json(cli("sql", query, "--format", "json").out)
+    assert row["settings"]["opt.lr"] == 0.5
+    assert row["settings"]["opt.max_step"] == "inf"
+    assert {name: row[name] for name in row if name != "settings"} == {
+        "point": {"lr": 0.1}, "a": None, "b": "inf", "c": 1.5, "d": [1, None], "e": {"x": None}, "f": "2026-01-02", "c_1": 2,
+    }  # fmt: skip
+
+
+def test_csv_reads_back(cli, filled):
+    query = "select run_id, final, [1, 2] as list, 'a,\"b' as word, '=1+1' as formula from runs order by 1"
+    found = list(csv.reader(io.StringIO(cli("sql", query, "--format", "csv").out)))
+    assert found[:3] == [
+        ["run_id", "final", "list", "word", "formula"],
+        ["a", "0.25", "[1, 2]", 'a,"b', "'=1+1"],
+        ["b", "", "[1, 2]", 'a,"b', "'=1+1"],
+    ]
+
+
+def test_a_file_takes_its_format_from_its_name(cli, filled, tmp_path):
+    path = tmp_path / "new" / "out.json"
+    answer = cli("sql", "select run_id from runs order by 1", "-o", path)
+    assert answer == (0, "", f"written to {path}\n")
+    assert strict_json(path.read_text()) == [{"run_id": run_id} for run_id in "abc"]
+    assert [each.name for each in path.parent.iterdir()] == ["out.json"]
+
+
+def test_a_file_that_cannot_be_written(cli, filled, tmp_path):
+    (tmp_path / "file").touch()
+    error = fails(cli, "sql", "from runs", "-o", tmp_path / "file" / "out.csv")
+    assert "cannot write" in error
+    assert "choose another file with -o" in error
+
+
+@pytest.mark.parametrize("kind", ["table", "md", "csv", "json"])
+def test_wild_names_do_no_harm(cli, store, kind):
+    add_run(store, "a", task=WILD, part=WILD)
+    answer = cli("sql", 'select task, part, [task] as l, 1 as "x\x1b[31m\ny" from runs', "--format", kind)
+    assert (answer.code, answer.err) == (0, "")
+    assert "\x1b" not in answer.out
+    if kind == "json":
+        assert json.loads(answer.out)[0]["task"] == WILD
+    else:
+        assert len(answer.out.splitlines()) == (3 if kind == "md" else 2)
+        assert ("<script>" in answer.out) == (kind != "md")
+    assert rows("select count(*) from runs where task like '%[/bold] \"q\" ''a'' | ü 漢%'", store) == [(1,)]
+
+
+# -- queries that cannot be carried out ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ("select nme from runs", 'Binder Error: Referenced column "nme" not found'),
+        ("select * from rums", 'Did you mean "runs"?'),
+        ("selec 1", "Parser Error: syntax error"),
+        ("select final::int from runs where opt = 1", "Conversion Error"),
+        ("select error('late') from runs", "late"),
+        ("select * from 'nowhere.parquet'", "No files found"),
+        ("select '\x1b[31m' || nme from runs", "nme"),
+        ("select '\udcff' from runs", "surrogates not allowed"),
+        ("", "takes one query that reads"),
+        ("select 1; select 2", "takes one query that reads"),
+        ("explain analyze copy (select 1) to 'x.csv'", "takes one query that reads"),
+        ("copy (from runs) to 'runs.csv'", "takes one query that reads"),
+        ("drop view runs", "takes one query that reads"),
+        ("attach 'runs/studies.db'", "takes one query that reads"),
+        ("pivot runs on opt", "ON column IN"),
+    ],
+)
+def test_a_bad_query_is_one_line_that_names_the_views(cli, filled, query, words, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    error = fails(cli, "sql", query)
+    assert words in error
+    assert "\x1b" not in error
+    assert "views: runs (run_id, task, opt, " in error
+    assert "trials (study, task" in error
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+
+
+def test_bad_words(cli, filled, tmp_path):
+    assert "the following arguments are required: query" in fails(cli, "sql")
+    assert "invalid choice: 'xml'" in fails(cli, "sql", "from runs", "--format", "xml")
+    assert "unrecognized arguments" in fails(cli, "sql", "select", "*", "from", "runs")
+    assert f"there is no store {tmp_path / 'nowhere'}" in fails(
+        cli, "sql", "from runs", "--store", tmp_path / "nowhere"
+    )
+
+
+def test_variables_of_this_program_are_no_tables(filled):
+    with pytest.raises(UserError, match="Table with name kinds does not exist"):
+        rows("select * from kinds", filled)
+
+
+def test_a_query_leaves_the_store_as_it_is(filled):
+    before = {path: path.stat().st_mtime_ns for path in filled.rglob("*")}
+    rows("select count(*) from runs, curves, measurements, trials", filled)
+    assert {path: path.stat().st_mtime_ns for path in filled.rglob("*")} == before
+
+
+# -- damage -----------------------------------------------------------------------------------------------------------
+
+
+def test_damaged_records_are_named_and_left_out(cli, filled):
+    add_run(filled, "torn")
+    (filled / "torn" / "run.json").write_text('{"run_id": "torn", "conf')
+    (filled / "studies" / "t.json").write_text("[]")
+    answer = cli("sql", "select count(*) as n from runs")
+    assert (answer.code, answer.out) == (1, "n\n3\n")
+    assert answer.err == "".join(
+        f"bench: warning: {filled / name} is damaged or not whole, so it is left out; copy it again or delete it\n"
+        for name in ("torn", "studies/t.json")
+    )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"final": "big"}, {"steps": "3"}, {"steps": 2**70}, {"config": []}, {"config": {"task": "x"}}, {"environment": 1}, {"part": "\ud800"}],
+)  # fmt: skip
+def test_records_with_values_of_other_types_are_named_and_left_out(cli, filled, change):
+    folder = add_run(filled, "odd")
+    content = json.loads((folder / "run.json").read_text()) | change
+    (folder / "run.json").write_text(json.dumps(content))
+    answer = cli("sql", "select count(*) as n from runs")
+    assert (answer.code, answer.out) == (1, "n\n3\n")
+    assert str(folder) in answer.err
+
+
+def test_trials_with_values_of_other_types_are_named_and_left_out(cli, filled):
+    path = add_study(filled, "odd", opt=3)
+    answer = cli("sql", "select distinct study from trials")
+    assert (answer.code, answer.out) == (1, "study\ns\n")
+    assert str(path) in answer.err
+
+
+def _other_columns(path: Path) -> None:
+    shutil.copy(path.with_name("measurements.parquet"), path)
+
+
+def _broken_within(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    end = len(content) - 8 - int.from_bytes(content[-8:-4], "little")  # where what describes the data begins
+    content[4:end] = b"\xff" * (end - 4)
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("damage", [lambda path: path.write_bytes(b"PAR1"), _broken_within, _other_columns])
+@pytest.mark.parametrize("run_id", ["a", "z"])  # DuckDB takes the columns from the first file
+def test_damaged_tables_are_named_and_left_out(cli, filled, damage, run_id):
+    add_run(filled, "m")
+    path = add_run(filled, run_id) / "curve.parquet"
+    damage(path)
+    answer = cli("sql", "select count(*) as n, sum(loss) as s from curves", "--format", "json")
+    assert answer.code == 1
+    assert strict_json(answer.out) == [{"n": 9 + 3 * (run_id == "z"), "s": 3.75 + 0.75 * (run_id == "z")}]
+    assert answer.err == (
+        f"bench: warning: {path} is damaged or not whole, so it is left out; copy it again or delete it\n"
+    )
+    assert cli("sql", "select count(*) from runs").code == 0
