@@ -31,6 +31,10 @@ def check(config: RunConfig) -> None:
         raise UserError(
             f"--precision 16-mixed: {config.opt} evaluates the loss several times a step, which a gradient scaler cannot follow; use bf16-mixed"
         )
+    if traits.create_graph and trainer.gradient_clip_val is not None:
+        raise UserError(
+            f"--trainer.gradient_clip_val: {config.opt} differentiates the gradients, which clipping would change under it"
+        )
     if traits.calls_closure_again and told:
         raise UserError(
             f"{config.opt} evaluates the loss several times a step, so a norm told before it would be of another point"

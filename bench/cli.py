@@ -13,6 +13,7 @@ from typing import Any
 from bench.errors import UserError, unknown
 from bench.machine import is_main_process
 from bench.words import Parser, add_places, dotted_apart, read, split
+from optimizers.plugins import PluginError
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -24,6 +25,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     except UserError as error:
         print(f"bench: error: {error}", file=sys.stderr)
         code = error.exit_code
+    except PluginError as error:
+        print(f"bench: error: {error}", file=sys.stderr)
+        code = UserError.exit_code
     except BrokenPipeError:  # `bench list tasks | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
@@ -378,8 +382,8 @@ def _list(words: list[str]) -> int:
     from tasks import TASKS
 
     rows = {
-        "tasks": lambda: {name: spec.title for name, spec in TASKS.items()},
-        "optimizers": lambda: {name: spec.formula for name, spec in OPTIMIZERS.items()},
+        "tasks": lambda: {name: TASKS.describe(name) or TASKS[name].title for name in TASKS},
+        "optimizers": lambda: {name: OPTIMIZERS.describe(name) or OPTIMIZERS[name].formula for name in OPTIMIZERS},
         "runs": lambda: {result.run_id: result_row(result) for result in Store(args.store).runs()},
     }[args.what]()
     width = max(map(len, rows), default=0)

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from bench.errors import UserError, unknown
 from bench.options import optimizer_options, parse_options, task_options
 from optimizers import OPTIMIZERS, OptimizerSpec
+from optimizers.plugins import slug
 from tasks import TASKS, TaskSpec
 
 Precision = Literal["32-true", "bf16-mixed", "16-mixed", "64-true"]
@@ -115,8 +116,10 @@ class RunConfig(BaseModel):
             mode="json", exclude={"data": True, "store": True, "logger": True, "trainer": _NOT_DECIDING}
         )
         decides |= {"task_version": self.task_spec.version, "opt_version": self.opt_spec.version}
+        packages = {"task_package": self.task_spec.package, "opt_package": self.opt_spec.package}
+        decides |= {name: package for name, package in packages.items() if package is not None}
         digest = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
-        return f"{self.task}-{self.opt}-{digest[:10]}"
+        return f"{self.task}-{slug(self.opt)}-{digest[:10]}"
 
 
 def resolve(
@@ -294,8 +297,8 @@ def tuned_file(task: str, opt: str) -> Path:
     """
     places = (Path("tuned"), configs_folder() / "tuned")
     for folder in places:
-        if (folder / task / f"{opt}.yaml").is_file():
-            return folder / task / f"{opt}.yaml"
+        if (folder / task / f"{slug(opt)}.yaml").is_file():
+            return folder / task / f"{slug(opt)}.yaml"
     there = sorted({f"{path.parent.name}/{path.stem}" for folder in places for path in folder.glob("*/*.yaml")})
     raise UserError(
         f"nothing is tuned for {task} with {opt}; there is {', '.join(there) or 'nothing yet'};"

@@ -191,7 +191,8 @@ class _Merging:
             copy.rename(target)
         except OSError as error:
             if aside:
-                aside.rename(target)
+                with suppress(OSError):  # another may have begun the run in between
+                    aside.rename(target)
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
             self._skip(f"{target} is being trained now", len(_records(copy)))

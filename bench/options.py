@@ -7,6 +7,7 @@ seconds, so the source file is parsed instead; help and usage errors come at onc
 import ast
 import importlib.machinery
 import importlib.util
+import inspect
 import re
 import types
 import typing
@@ -17,7 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.errors import UserError, unknown
-from optimizers import TASK_VALUE
+from optimizers import OPTIMIZERS, TASK_VALUE
+from optimizers.plugins import load
+from tasks import TASKS
 
 # Meaning of the arguments that torch's own optimizers share; a class's docstring comes first.
 _GLOSSARY = {
@@ -175,14 +178,74 @@ def _source(module: str) -> Path:
     return Path(spec.origin)
 
 
+def imported_options(cls: Any, skip: int = 1) -> dict[str, Option]:
+    """The keyword arguments of a class that is imported already, as `read_options` gives them.
+
+    Where the constructor passes `**keywords` on, those of its base classes count as well. Arguments of types that have no form on
+    the command line (functions, modules) are left out, and keep their defaults.
+
+    Args:
+        cls: a class.
+        skip: leading arguments that are no options (`params`).
+    """
+    docs, options = _documented(inspect.getdoc(cls) or ""), {}
+    for base in cls.__mro__:
+        if "__init__" not in vars(base) or base is object:
+            continue
+        parameters = list(inspect.signature(base.__init__).parameters.values())
+        try:
+            hints = typing.get_type_hints(base.__init__)
+        except (NameError, TypeError):  # annotations that only a type checker can read
+            hints = {}
+        for parameter in parameters[1 + skip :]:
+            if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) or parameter.name in options:
+                continue
+            required = parameter.default is parameter.empty
+            kind = _plain(hints.get(parameter.name), parameter.default)
+            if kind is None and not required:
+                continue
+            default = MISSING if required else parameter.default
+            text = docs.get(parameter.name, _GLOSSARY.get(parameter.name, ""))
+            options[parameter.name] = Option(parameter.name, kind or str, default, text)
+        if not any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters):
+            break
+    return options
+
+
+def _plain(kind: Any, default: Any) -> Any:
+    """The type as the command line can take it; None if it cannot."""
+    if "torch.Tensor" in str(kind):
+        members = [float if "torch.Tensor" in str(member) else member for member in _members(kind)]
+        kind = typing.Union[tuple(members)]  # noqa: UP007 - made of a list
+    simple = (int, float, bool, str, type(None))
+
+    def fine(member: Any) -> bool:
+        if typing.get_origin(member) is typing.Literal:
+            return True
+        if typing.get_origin(member) in (tuple, list):
+            return all(fine(each) or each is ... for each in typing.get_args(member))
+        return member in simple
+
+    if kind is not None:
+        members = [member for member in _members(kind) if fine(member)]
+        if len(members) == len(_members(kind)):
+            return kind
+    if isinstance(default, tuple | list) and default and all(isinstance(each, simple) for each in default):
+        return tuple[tuple(type(each) for each in default)]
+    return type(default) if type(default) in simple[:-1] else None
+
+
 def optimizer_options(spec: Any) -> dict[str, Option]:
     """The options of an OptimizerSpec, with the suite's defaults in place of the signature's."""
-    options = read_options(spec.target, ("params",))
+    own = OPTIMIZERS.find(spec.name) is not None
+    options = read_options(spec.target, ("params",)) if own else imported_options(load(spec.target))
     return {k: replace(o, default=spec.defaults.get(k, o.default)) for k, o in options.items()}
 
 
 def task_options(spec: Any) -> dict[str, Option]:
     """The options of a TaskSpec: those of its data, then those of its module."""
+    if TASKS.find(spec.name) is None:
+        return imported_options(spec.data_cls, 2) | imported_options(spec.module_cls)
     return read_options(spec.data, ("root", "seed")) | read_options(spec.module, ("data",))
 
 

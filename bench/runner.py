@@ -209,6 +209,7 @@ def make_plan(config: RunConfig, task: Task) -> Plan:
         clip=trainer.gradient_clip_val,
         step_keywords=config.opt_spec.step_keywords,
         measure_every=trainer.measure_every,
+        create_graph=config.opt_spec.traits.create_graph,
     )
 
 
@@ -267,11 +268,13 @@ def make_trainer(config: RunConfig, callbacks: list[pl.Callback]) -> pl.Trainer:
 
 
 def versions(config: RunConfig) -> dict[str, Any]:
-    """Versions of suite, specs, Python and libraries."""
+    """Versions of suite, specs, plug-ins, Python and libraries."""
+    packages = {"task_package": config.task_spec.package, "opt_package": config.opt_spec.package}
     return {
         "suite": __version__,
         "task": config.task_spec.version,
         "opt": config.opt_spec.version,
+        **{name: package for name, package in packages.items() if package is not None},
         "python": platform.python_version(),
         **_library_versions(),
     }

@@ -147,10 +147,10 @@ class _Views:
                 self._load(con, name, rows)
         self.ready = True
         con.execute(f"create temp table answer as from (\n{query.strip().rstrip(';')}\n)")
+        columns = con.execute("select column_name, column_type from (describe temp.answer)").fetchall()
         con.execute("from temp.answer")
-        description = con.description or []
         rows = (row for rows in iter(lambda: con.fetchmany(10_000), []) for row in rows)
-        return Answer([str(d[0]) for d in description], [str(d[1]) for d in description], rows, sorted(self.damaged))
+        return Answer([name for name, _ in columns], [kind for _, kind in columns], rows, sorted(self.damaged))
 
     def leave_out_damaged(self) -> bool:
         """Look for tables that cannot be read, and leave them out from now on; whether there were any."""
@@ -214,27 +214,25 @@ class _Views:
                 growing += self._growing(run_id, path.stem)
             elif path not in self.damaged and path.is_file():
                 (own if place.name == run_id else packed).append((run_id, str(path)))
-        parts, first = [], list(VIEWS[name])
-        columns = ", ".join(first[1:]) if name == "curves" else "* exclude of_file"
+        columns = ", ".join(CURVE_FIELDS) if name == "curves" else "* exclude (filename)"
+        parts = []
         if own:
-            parts.append(
-                f"select split_part(of_file, '/', -2) as run_id, {columns}"
-                f" from {_parquet((path for _, path in own), name)}"
-            )
+            paths = [path for _, path in own]
+            parts.append(f"select split_part(filename, '/', -2) as run_id, {columns} from {_parquet(paths, name)}")
         if packed:  # a pack may hold runs that are taken from elsewhere
             run_ids, paths = zip(*packed, strict=True)
-            _keep(con, f"parts.packed_{name}", pa.table({"run_id": run_ids, "of_file": paths}))
-            parts.append(
-                f"select {'run_id, ' * (name == 'curves')}{columns} from {_parquet(paths, name)} semi join parts.packed_{name} using (run_id, of_file)"
-            )
+            _keep(con, f"parts.packed_{name}", pa.table({"run_id": run_ids, "filename": paths}))
+            those = f"semi join parts.packed_{name} using (run_id, filename)"
+            parts.append(f"select {'run_id, ' * (name == 'curves')}{columns} from {_parquet(paths, name)} {those}")
         if growing:
             _keep(con, f"parts.growing_{name}", pa.concat_tables(growing, promote_options="default"))
             parts.append(f"from parts.growing_{name}")
         if not parts:
             self._load(con, name, [])
             return
-        columns = ", ".join(first) + f", * exclude ({', '.join(first)})" * (name == "measurements")
-        con.execute(f"create view {name} as select {columns} from ({' union all by name '.join(parts)})")
+        first = ", ".join(VIEWS[name])
+        rest = f", * exclude ({first})" * (name == "measurements")
+        con.execute(f"create view {name} as select {first}{rest} from ({' union all by name '.join(parts)})")
 
     def _growing(self, run_id: str, table: str) -> "list[pa.Table]":
         """The table of a run that is being trained, or was when its process ended; none if it has not begun."""
@@ -260,10 +258,10 @@ def _keep(con: "DuckDBPyConnection", name: str, rows: "pa.Table", columns: str =
 
 
 def _parquet(paths: Iterable[str], view: str) -> str:
-    """What reads these files, and says in the column `of_file` which."""
+    """What reads these files, and says in the column `filename` which."""
     names = ", ".join("'" + glob.escape(path).replace("'", "''") + "'" for path in dict.fromkeys(paths))
     by_name = view == "measurements"  # which opens all files beforehand
-    return f"read_parquet([{names}], filename = 'of_file', hive_partitioning = false, union_by_name = {by_name})"
+    return f"read_parquet([{names}], filename = true, hive_partitioning = false, union_by_name = {by_name})"
 
 
 def _readable(path: Path, columns: Iterable[str]) -> bool:

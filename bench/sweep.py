@@ -231,6 +231,8 @@ def _typical(group: Sequence[RunConfig], width: int) -> Grid:
 def why_no_lanes(config: RunConfig) -> str | None:
     """Why runs like this one cannot be lanes, or None."""
     trainer, spec = config.trainer, config.task_spec
+    if config.opt_spec.traits.create_graph:
+        return f"{config.opt} differentiates the gradients"
     if not spec.lanes:
         return f"the task {config.task} does not say that its loss is a function of weights and batch (TaskSpec.lanes)"
     if trainer.strategy != "auto":

@@ -15,6 +15,7 @@ from bench.design import Design
 from bench.selection import Mode
 from bench.space import Point, Range, Space, point_key, space_from_json
 from bench.store import RunResult
+from optimizers.plugins import slug
 from tasks import TASKS
 
 State = Literal["waiting", "running", "completed", "pruned", "failed"]
@@ -49,7 +50,7 @@ class StudySpec(BaseModel):
     def name(self) -> str:
         """`task-opt-hash`: the name of the study if nobody gives another."""
         digest = hashlib.sha256(self.model_dump_json().encode()).hexdigest()
-        return f"{self.task}-{self.opt}-{digest[:8]}"
+        return f"{self.task}-{slug(self.opt)}-{digest[:8]}"
 
     @cached_property
     def design(self) -> Design:

@@ -22,6 +22,7 @@ from bench.study import Study
 from bench.trials import Trial
 from bench.tuning_progress import spoken
 from optimizers import OPTIMIZERS
+from optimizers.plugins import slug
 from tasks import TASKS
 
 
@@ -327,7 +328,7 @@ def write(folder: Path, found: Outcome, command: str) -> list[Path]:
     """
     spec = found.study.spec
     content = tuned_yaml(found)
-    path = folder / spec.task / f"{spec.opt}.yaml"
+    path = folder / spec.task / f"{slug(spec.opt)}.yaml"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as temporary:

@@ -3,9 +3,11 @@
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from dataclasses import replace as replaced
 from functools import cached_property
-from importlib import import_module
 from typing import Any
+
+from optimizers.plugins import Origin, PluginError, Registry, load
 
 
 @dataclass(frozen=True)
@@ -16,11 +18,13 @@ class Traits:
         needs_loss: `step` uses the loss; it takes `loss_grad_norm`, the norm before clipping.
         full_batch: the method is defined on the full batch; that is its default batch.
         calls_closure_again: `step` evaluates the closure more than once, so gradients must be recomputable in it.
+        create_graph: `step` differentiates the gradients, so that these keep their graph (second-order methods).
     """
 
     needs_loss: bool = False
     full_batch: bool = False
     calls_closure_again: bool = False
+    create_graph: bool = False
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,7 @@ class OptimizerSpec:
         traits: facts about the method.
         update: `module:function`, the method as a pure function of one run, with which many runs are trained as one
             program (`torch.func.vmap`). None: a sweep has one instance of the class for each run, which is slower.
+        package: of a plug-in: its distribution and version, or a digest of its file; part of every run's identity.
 
     The pure update (`optimizers/pure.py` has an example and what updates share):
 
@@ -87,6 +92,7 @@ class OptimizerSpec:
     search: Mapping[str, LogUniform] = field(default_factory=dict)
     traits: Traits = Traits()
     update: str | None = None
+    package: str | None = None
 
     @property
     def step_keywords(self) -> set[str]:
@@ -95,23 +101,20 @@ class OptimizerSpec:
 
     @cached_property
     def cls(self) -> Any:
-        """The optimizer class, a `torch.optim.Optimizer`."""
-        return _imported(self.target)
+        """The optimizer class, a `torch.optim.Optimizer` whose `step` takes a closure."""
+        from optimizers.adapters import adapted
+
+        return adapted(load(self.target))
 
     @cached_property
     def pure_update(self) -> Callable[..., Any] | None:
         """The function that `update` names, or None."""
-        return _imported(self.update) if self.update else None
+        return load(self.update) if self.update else None
 
     @cached_property
     def update_keywords(self) -> set[str]:
         """Which of `STEP_KEYWORDS` the pure update takes."""
         return _keywords(self.pure_update) if self.pure_update else set()
-
-
-def _imported(path: str) -> Any:
-    module, _, name = path.partition(":")
-    return getattr(import_module(module), name)
 
 
 def _keywords(function: Callable[..., Any]) -> set[str]:
@@ -129,9 +132,35 @@ _SGD = dict(
 )
 _FROM_TASK = {"f_star": TASK_VALUE}
 
-OPTIMIZERS: dict[str, OptimizerSpec] = {
-    spec.name: spec
-    for spec in (
+
+def _plugin(name: str, value: Any, origin: Origin) -> OptimizerSpec:
+    """The spec of a plug-in: its own, or what can be said of any optimizer class."""
+    from torch.optim import Optimizer
+
+    # The version of torch stands in every run's record, and is no part of the identity of runs with the suite's own methods either.
+    package = None if origin.package.startswith("torch ") else origin.package
+    if isinstance(value, OptimizerSpec):
+        return replaced(value, name=name, package=package)
+    if not (isinstance(value, type) and issubclass(value, Optimizer)):
+        what = f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
+        raise PluginError(
+            f"{origin.target} is {what}; an optimizer is a class that derives from torch.optim.Optimizer, or an"
+            " optimizers.OptimizerSpec that names one"
+        )
+    doc = (inspect.getdoc(value) or "").strip().partition("\n")[0]
+    searched = {"lr": _ANY_LR} if "lr" in inspect.signature(value).parameters else {}
+    return OptimizerSpec(
+        name=name, target=origin.target, formula=doc or value.__name__, source=origin.package, search=searched, package=package
+    )  # fmt: skip
+
+
+_ANY_LR = LogUniform(1e-5, 1e0)
+"""Range of the learning rate of an optimizer that declares none. Ours; a grid grows beyond it where the best lies at its edge."""
+
+OPTIMIZERS = Registry(
+    "optimizer",
+    "bench.optimizers",
+    (
         OptimizerSpec(name="gd", defaults={"lr": 0.1}, traits=Traits(full_batch=True), **_SGD),  # type: ignore[arg-type]
         OptimizerSpec(name="sgd", defaults={"lr": 0.1}, **_SGD),  # type: ignore[arg-type]
         OptimizerSpec(
@@ -187,5 +216,6 @@ OPTIMIZERS: dict[str, OptimizerSpec] = {
             search={"lr": LogUniform(1e-5, 1e-1)},
             update="optimizers.torch_updates:adamw",
         ),
-    )
-}
+    ),
+    _plugin,
+)

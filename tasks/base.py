@@ -82,6 +82,7 @@ class Plan:
         data_seed: decides the order of the samples.
         seed: decides dropout and augmentation.
         clip: bound on the gradient's global norm, or None.
+        create_graph: gradients keep their graph, for methods that differentiate them.
         step_keywords: which of `STEP_KEYWORDS` the optimizer's `step` takes.
         measure_every: optimizer steps between measurements, or None for none.
     """
@@ -96,6 +97,7 @@ class Plan:
     seed: int = 0
     clip: float | None = None
     step_keywords: Collection[str] = ()
+    create_graph: bool = False
     measure_every: int | None = None
 
 
@@ -401,10 +403,11 @@ class _Loop:
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
         params = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
-        norm = clipped = global_norm([p.grad for p in params])
+        grads = [p.grad.detach() if self.plan.create_graph else p.grad for p in params]
+        norm = clipped = global_norm(grads)
         if self.plan.clip is not None:
             factor = (self.plan.clip / (norm + 1e-6)).clamp(max=1)  # as torch.nn.utils.clip_grad_norm_
-            torch._foreach_mul_([p.grad for p in params], factor)
+            torch._foreach_mul_(grads, factor)
             clipped = norm * factor
         return loss, {"loss_grad_norm": norm, "grad_norm": clipped}, params
 
@@ -434,7 +437,7 @@ class _Loop:
                 # What `manual_backward` does, less the hooks, which cost more than a small model's step.
                 scaled = loss if self.scaler is None else self.scaler.scale(loss)
                 self.strategy.pre_backward(scaled)
-                scaled.backward()
+                scaled.backward(create_graph=self.plan.create_graph)
             total = loss.detach() if total is None else total + loss.detach()
             self.record.outcome = outcome
         assert total is not None

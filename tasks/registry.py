@@ -1,10 +1,11 @@
 """The tasks that the suite knows by name. Importing this file imports no torch."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from importlib import import_module
 from typing import Any, Literal
+
+from optimizers.plugins import Origin, PluginError, Registry, load
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class TaskSpec:
         measures: what is measured, for people.
         lanes: the loss is a function of weights and batch alone, so many runs can be trained as one program: no buffers
             that training changes, nothing drawn but through the batch's randomness.
+        package: of a plug-in: its distribution and version, or a digest of its file; part of every run's identity.
     """
 
     name: str
@@ -52,21 +54,17 @@ class TaskSpec:
     measure_every: int | None = None
     measures: str = ""
     lanes: bool = False
+    package: str | None = None
 
     @cached_property
     def module_cls(self) -> Any:
         """The Lightning module, a `tasks.base.Task`."""
-        return _load(self.module)
+        return load(self.module)
 
     @cached_property
     def data_cls(self) -> Any:
         """The data, a `tasks.base.TaskData`."""
-        return _load(self.data)
-
-
-def _load(target: str) -> Any:
-    module, _, name = target.partition(":")
-    return getattr(import_module(module), name)
+        return load(self.data)
 
 
 _VIT = "Vasudeva, Deora, Thrampoulidis (TMLR 2025): patch 4, depth 2, 8 heads, MLP width 128; the rest is ours"
@@ -88,9 +86,16 @@ def _theory(**options: Any) -> TaskSpec:
     return TaskSpec(**(defaults | options))
 
 
-TASKS: dict[str, TaskSpec] = {
-    spec.name: spec
-    for spec in (
+def _plugin(name: str, value: Any, origin: Origin) -> TaskSpec:
+    if not isinstance(value, TaskSpec):
+        raise PluginError(f"{origin.target} is a {type(value).__name__}; a task is a tasks.TaskSpec")
+    return replace(value, name=name, package=origin.package)
+
+
+TASKS = Registry(
+    "task",
+    "bench.tasks",
+    (
         _theory(
             name="synthetic",
             title="single-head self-attention classifier with a fixed decoder on random tokens",
@@ -153,5 +158,6 @@ TASKS: dict[str, TaskSpec] = {
             source=_VIT,
             lanes=True,
         ),
-    )
-}
+    ),
+    _plugin,
+)

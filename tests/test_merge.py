@@ -405,15 +405,37 @@ def test_what_a_killed_merge_left_goes_even_if_nothing_is_new(cli, source, tmp_p
     assert no_trace(tmp_path / "dest")
 
 
-@pytest.mark.parametrize(
-    ("dest", "reason"),
-    [("file", "Not a directory"), ("file/dest", "Not a directory"), ("/proc/dest", "No such file or directory")],
-)
-def test_a_destination_that_cannot_be_written(cli, source, tmp_path, dest, reason):
+@pytest.mark.parametrize("name", ["file", "file/dest"])
+def test_a_destination_below_a_file(cli, source, tmp_path, name):
     (tmp_path / "file").touch()
-    answer = cli("merge", source, tmp_path / dest)
+    answer = cli("merge", source, tmp_path / name)
     assert (answer.code, answer.out) == (1, "")
-    assert answer.err == f"bench: error: cannot write to the store {tmp_path / dest}: {reason}\n"
+    assert answer.err == f"bench: error: cannot write to the store {tmp_path / name}: Not a directory\n"
+
+
+def test_a_destination_that_may_only_be_read(cli, source, tmp_path, monkeypatch):
+    add_run(tmp_path / "dest", "z")
+    before = digest(tmp_path / "dest")
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    with monkeypatch.context() as locked:
+        locked.setattr(Path, "mkdir", refuse)
+        answer = cli("merge", source, tmp_path / "dest")
+    assert (answer.code, answer.out) == (1, "")
+    assert answer.err == f"bench: error: cannot write to the store {tmp_path / 'dest'}: Read-only file system\n"
+    assert digest(tmp_path / "dest") == before
+
+
+def test_an_interrupt_leaves_no_trace(cli, source, tmp_path, monkeypatch):
+    def interrupt(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as stopped:
+        stopped.setattr(bench.merge.shutil, "copy2", interrupt)
+        assert cli("merge", source, tmp_path / "dest") == (130, "", "bench: interrupted\n")
+    assert list((tmp_path / "dest").iterdir()) == []
 
 
 def test_stores_that_cannot_be_merged(cli, source, tmp_path):

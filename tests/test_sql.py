@@ -5,6 +5,8 @@ import io
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -169,7 +171,7 @@ def test_stores_are_read_as_one(cli, filled, tmp_path):
     assert rows("select count(*) from runs", filled, more) == [(4,)]
 
 
-@pytest.mark.parametrize("name", ["it's", "a[1]*?", "ü 漢", "lr=3", "<script>"])
+@pytest.mark.parametrize("name", ["it's", "a[1]*?", "ü 漢", "lr=3", "<script>", "a\\b", "a\nb"])
 def test_stores_and_runs_of_any_name(tmp_path, name):
     store = tmp_path / name
     add_run(store, name)
@@ -306,6 +308,17 @@ def test_a_query_leaves_the_store_as_it_is(filled):
     before = {path: path.stat().st_mtime_ns for path in filled.rglob("*")}
     rows("select count(*) from runs, curves, measurements, trials", filled)
     assert {path: path.stat().st_mtime_ns for path in filled.rglob("*")} == before
+
+
+@pytest.mark.parametrize("words", [("sql", "--help"), ("merge", "--help"), ("diff", "--help"), ("sql", "from runs")])
+def test_no_torch_is_needed(filled, words):
+    program = (
+        "import sys\nfrom bench.cli import main\n"
+        "try:\n    main(sys.argv[1:])\n"
+        "finally:\n    heavy = {'torch', 'lightning', 'matplotlib', 'optuna'} & set(sys.modules)\n    assert not heavy, heavy\n"
+    )
+    done = subprocess.run([sys.executable, "-W", "error", "-c", program, *words], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 # -- damage -----------------------------------------------------------------------------------------------------------

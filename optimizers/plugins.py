@@ -1,0 +1,214 @@
+"""Optimizers and tasks that others bring, from installed packages and from a user's own files.
+
+A package announces them by entry points of the groups `bench.optimizers` and `bench.tasks`: they are listed without being
+imported. What is not announced is named as `module:Class` or `file.py:Class`.
+"""
+
+import hashlib
+import importlib.util
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cached_property
+from importlib.metadata import EntryPoint, distributions, entry_points, packages_distributions, version
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+
+class PluginError(Exception):
+    """A plug-in that cannot be used; the message says which, why, and what to do."""
+
+
+class Named(Protocol):
+    """Something with a name, as a registry holds it."""
+
+    @property
+    def name(self) -> str:
+        """What the user types."""
+        ...
+
+
+Spec = TypeVar("Spec", bound=Named)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a plug-in comes from.
+
+    Attributes:
+        target: `module:Name` or `file.py:Name`.
+        package: `distribution version`, or `file` with a digest of its text; what changes if the code does.
+    """
+
+    target: str
+    package: str
+
+
+class Registry(Mapping[str, Spec], Generic[Spec]):
+    """What the suite knows by name, its own and that of plug-ins.
+
+    Iterating gives the names, without importing anything. A plug-in is imported when it is looked up.
+
+    Args:
+        kind: what it holds, for messages: `optimizer`.
+        group: of entry points.
+        own: the suite's own.
+        make: from name, imported object and origin to a spec.
+    """
+
+    def __init__(self, kind: str, group: str, own: Iterable[Spec], make: Callable[[str, Any, Origin], Spec]) -> None:
+        self.kind, self.group, self.make = kind, group, make
+        self.own = {spec.name: spec for spec in own}
+        self._loaded: dict[str, Spec] = {}
+
+    @cached_property
+    def announced(self) -> dict[str, list[EntryPoint]]:
+        """Entry points by name; a name has several if packages do not agree."""
+        found: dict[str, list[EntryPoint]] = {}
+        for point in sorted(entry_points(group=self.group), key=lambda point: (point.name, _package(point))):
+            found.setdefault(point.name, []).append(point)
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys([*self.own, *self.announced]))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and (name in self.own or name in self.announced or ":" in name)
+
+    def __getitem__(self, name: str) -> Spec:
+        """The spec of this name.
+
+        Raises:
+            KeyError: there is none.
+            PluginError: there is a plug-in of this name, and it cannot be used.
+        """
+        points = self.announced.get(name, ())
+        if len(points) + (name in self.own) > 1:
+            takers = ["the suite"] * (name in self.own) + [_package(point) for point in points]
+            others = " or ".join(f"{point.value}" for point in points)
+            raise PluginError(
+                f"the {self.kind} name {name!r} is taken by {' and by '.join(takers)}: uninstall one, or say which: {others}"
+            )
+        if name in self.own:
+            return self.own[name]
+        if name not in self._loaded:
+            if not points and ":" not in name:
+                raise KeyError(name)
+            target = points[0].value if points else name
+            value = load(target)
+            package = _package(points[0]) if points else provenance(target)
+            self._loaded[name] = self.make(name, value, Origin(target, package))
+        return self._loaded[name]
+
+    def find(self, name: str) -> Spec | None:
+        """The suite's own spec of this name; None for all else, so that nothing is imported."""
+        return self.own.get(name)
+
+    def describe(self, name: str) -> str | None:
+        """In words, where a plug-in of this name comes from; None for what is the suite's own, or is not announced."""
+        if name in self.own or name not in self.announced:
+            return None
+        return ", ".join(f"{_package(point)} ({point.value})" for point in self.announced[name])
+
+
+def _package(point: EntryPoint) -> str:
+    return f"{point.dist.name} {point.dist.version}" if point.dist else "an unknown package"
+
+
+def load(target: str) -> Any:
+    """Import what `module:Name` or `file.py:Name` names; what it prints goes to standard error.
+
+    Raises:
+        PluginError: it cannot be imported.
+    """
+    place, _, name = target.rpartition(":")
+    if not place or not name:
+        raise PluginError(f"{target}: write module:Class or file.py:Class")
+    with redirect_stdout(sys.stderr):
+        try:
+            module = _file(Path(place)) if place.endswith(".py") else _module(place)
+        except SyntaxError as error:
+            raise PluginError(f"{error.filename}, line {error.lineno}: {error.msg}") from None
+        except PluginError:
+            raise
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            raise PluginError(
+                f"importing {place} raises {type(error).__name__}: {error} ({frame.filename}, line {frame.lineno})"
+            ) from None
+    value: Any = module
+    for part in name.split("."):
+        if not hasattr(value, part):
+            near = get_close_matches(part, [known for known in vars(value) if not known.startswith("_")], n=1)
+            raise PluginError(f"{place} has no {part!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+        value = getattr(value, part)
+    return value
+
+
+def _module(name: str) -> Any:
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)  # as `python -m` has it, but after all that is installed
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # something that it needs
+        raise PluginError(f"there is no module {name!r} here; is its package installed in this environment?") from None
+
+
+def _file(path: Path) -> Any:
+    if not path.is_file():
+        raise PluginError(f"there is no file {path}")
+    name = f"bench_plugin_{hashlib.sha256(bytes(path.resolve())).hexdigest()[:12]}"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, path.resolve())
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        sys.path.append(str(path.resolve().parent))  # its own helpers
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[name]
+            raise
+    return sys.modules[name]
+
+
+def provenance(target: str) -> str:
+    """Which package an importable target comes from, with its version; a digest of the file if it is in none."""
+    place = target.rpartition(":")[0]
+    if not place.endswith(".py"):
+        names = packages_distributions().get(place.split(".")[0])
+        module = importlib.util.find_spec(place)
+        origin = module.origin if module else None
+        if names and not _editable(names[0]):
+            return f"{names[0]} {version(names[0])}"
+        place = origin or place
+    try:
+        return f"file {hashlib.sha256(Path(place).read_bytes()).hexdigest()[:12]}"
+    except OSError:
+        return "unknown"
+
+
+def _editable(name: str) -> bool:
+    """Whether a package is installed as a link to its source, which may change under the same version."""
+    found = next((each for each in distributions(name=name)), None)
+    return found is not None and '"editable": true' in (found.read_text("direct_url.json") or "")
+
+
+def slug(name: str) -> str:
+    """A name as it stands in names of files and runs: `dir/my_file.py:MyOpt` becomes `my_file.MyOpt`."""
+    place, _, own = name.rpartition(":")
+    stem = Path(place).name.removesuffix(".py")
+    return re.sub(r"[^\w.+-]", "_", f"{stem}.{own}" if stem else own)
