@@ -47,7 +47,7 @@ def write(path: Path, charts: Sequence[Chart]) -> None:
     check_ending(path)
     shown = [chart for chart in charts if chart.traces]
     if not shown:
-        raise UserError("nothing to draw: " + "; ".join(f"{chart.title}: {chart.note}" for chart in charts))
+        raise UserError("nothing to draw: " + "; ".join(f"{cell(chart.title)}: {cell(chart.note)}" for chart in charts))
     kind, image = path.suffix.lower(), BytesIO()
     with drawing.house_style(), warnings.catch_warnings():
         import matplotlib
@@ -57,7 +57,7 @@ def write(path: Path, charts: Sequence[Chart]) -> None:
         make(shown).savefig(image, format=kind[1:], dpi=drawing.DPI, metadata=ENDINGS[kind])
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as temporary:
+        with replacing(path.resolve()) as temporary:
             temporary.write_bytes(image.getvalue())
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror or error}; choose another file with -o") from None

@@ -16,11 +16,12 @@ from bench.boards import Asked
 from bench.boards.shared import LEAST_SEEDS
 from bench.boards.speed import reached
 from bench.boards.tuning import expected_scores
-from bench.entries import Entry, Problem
-from bench.errors import unknown
-from bench.selection import CONVERGED
+from bench.entries import HUGE, Entry, Problem
+from bench.errors import UserError, unknown
+from bench.selection import CONVERGED, equal_below
 from bench.stores import StudyRecord
 from optimizers import OPTIMIZERS
+from optimizers.plugins import PluginError
 
 MOST_POINTS = 200
 """Points of a line at most: no screen and no print shows more."""
@@ -97,7 +98,7 @@ def curves(asked: Asked, column: str = "loss") -> list[Chart]:
         infima = {run.run_id: run.facts.get("f_star") for entry in entries for run in entry.runs.values()}
         above = column == "loss" and all(isinstance(x, float) for x in infima.values())
         for entry in entries:
-            read = {run.run_id: asked.tables(run.run_id) for run in entry.runs.values()}
+            read = _tables(asked, entry)
             known |= {name for tables in read.values() for table in tables.values() for name in table}
             lines[entry.name] = _held(_columns(read, column), [run.status for run in entry.runs.values()])
             if column == "loss":
@@ -137,7 +138,7 @@ def steps(asked: Asked) -> list[Chart]:
             continue
         lines, facts = {}, []
         for entry in shown:
-            read = {run.run_id: asked.tables(run.run_id) for run in entry.runs.values()}
+            read = _tables(asked, entry)
             lines[f"{entry.name} applied"] = _columns(read, "applied_step")
             lines[f"{entry.name} raw"] = _columns(read, "raw_step")
             caps = [run.cap_share for run in entry.runs.values() if run.cap_share is not None]
@@ -149,12 +150,32 @@ def steps(asked: Asked) -> list[Chart]:
 
 def _chooses(entry: Entry) -> bool:
     """Whether the method computes its step from the loss, or its cap has ever bound."""
-    spec = OPTIMIZERS.get(entry.opt)
-    return (spec is not None and spec.traits.needs_loss) or any(run.cap_share for run in entry.runs.values())
+    return _needs_loss(entry.opt) or any(run.cap_share for run in entry.runs.values())
+
+
+def _needs_loss(opt: str) -> bool:
+    if opt not in list(OPTIMIZERS):  # what is named by its module is not imported, since a store may name anything
+        return False
+    try:
+        return OPTIMIZERS[opt].traits.needs_loss
+    except PluginError:
+        return False
 
 
 Line = tuple[Array, Array]
 """Steps and values of a run, shape (P,) each, P > 0; only finite values."""
+
+
+def _tables(asked: Asked, entry: Entry) -> dict[str, Mapping[str, Table]]:
+    """The tables of an entry's runs by id; none of a run whose tables are damaged, which is noted."""
+    read: dict[str, Mapping[str, Table]] = {}
+    for run in entry.runs.values():
+        try:
+            read[run.run_id] = asked.tables(run.run_id)
+        except UserError as error:
+            read[run.run_id] = {}
+            asked.found.damaged.append(str(error))
+    return read
 
 
 def _columns(read: Mapping[str, Mapping[str, Table]], column: str) -> list[Line | None]:
@@ -283,11 +304,6 @@ def _empty(key: str, title: str, x: str, y: str, why: str) -> Chart:
 _UNTUNED = "no optimizer was tuned here: `bench tune` or `bench suite` does it"
 
 
-def _least(problem: Problem) -> float:
-    """Below which scores are equally good."""
-    return CONVERGED if problem.spec.metric == "loss" else -math.inf
-
-
 def sensitivity(asked: Asked) -> list[Chart]:
     """Selection scores of studies' trials against the first setting that each study searched.
 
@@ -303,7 +319,7 @@ def sensitivity(asked: Asked) -> list[Chart]:
             continue
         traces, notes, axes = [], [], {}
         for name, study in studies.items():
-            found, own = _trials(name, study, _least(problem))
+            found, own = _trials(name, study, problem.spec.metric)
             traces += found
             notes += own
             axes |= dict.fromkeys(study.axes[:1])
@@ -316,7 +332,7 @@ def sensitivity(asked: Asked) -> list[Chart]:
     return charts
 
 
-def _trials(name: str, study: StudyRecord, least: float) -> tuple[list[Trace], list[str]]:
+def _trials(name: str, study: StudyRecord, metric: str) -> tuple[list[Trace], list[str]]:
     """The trials of a study over its first axis: joined where that is all it searched; and what is to be said of them."""
     axis = next(iter(study.axes), None)
     scored, lost = [], []
@@ -324,14 +340,14 @@ def _trials(name: str, study: StudyRecord, least: float) -> tuple[list[Trace], l
         x, score = trial["point"].get(axis), trial["score"]
         if isinstance(x, bool) or not isinstance(x, int | float) or not 0 < x < math.inf:
             return [], [f"{name} is not drawn, since {axis or 'nothing'} is no positive number that it searched"]
-        (lost if score is None else scored).append((float(x), score))
+        (lost if score is None or abs(score) > HUGE else scored).append((float(x), score))
     notes = []
     if lost:
         at = ", ".join(f"{x:.3g}" for x, _ in sorted(lost)[:10]) + ", ..." * (len(lost) > 10)
         notes.append(f"{name}: {len(lost)} of {len(study.trials)} trials have no score, at {axis} {at}")
     # A trial of further seeds has the point and the score of the first.
     x, y = np.array(sorted({*scored}), dtype=np.float64).reshape(-1, 2).T
-    y = np.maximum(y, least)
+    y = np.maximum(y, equal_below(y, metric))
     if len(study.axes) == 1:
         return ([Trace(name, x, y, marks=True)] if len(x) else []), notes
     notes.append(f"{name} searched {', '.join(study.axes)}, so its trials are points that no line joins")
@@ -357,7 +373,7 @@ def budget(asked: Asked) -> list[Chart]:
             there = [(k, score) for k, score in enumerate(scores, 1) if score is not None]
             if there:
                 x, values = np.array(there, dtype=np.float64).T
-                traces.append(Trace(entry.name, x, np.maximum(values, _least(problem))))
+                traces.append(Trace(entry.name, x, values))
             if len(there) < len(scores):
                 notes.append(
                     f"{entry.name} begins at k = {len(scores) - len(there) + 1}: below, all k may have no score"

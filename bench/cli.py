@@ -42,7 +42,7 @@ def _dispatch(words: list[str]) -> int:
         "fit": _fit, "sweep": _sweep, "tune": _tuning, "suite": _tuning, "studies": _tuning, "worker": _tuning,
         "leaderboard": _results,
         "sql": _store_commands, "merge": _store_commands, "diff": _store_commands,
-        "reproduce": _reproduce, "list": _list, "show": _show, "doctor": _doctor,
+        "new": _new, "reproduce": _reproduce, "list": _list, "show": _show, "doctor": _doctor,
     }  # fmt: skip
     parser = Parser(
         prog="bench",
@@ -64,6 +64,7 @@ def _dispatch(words: list[str]) -> int:
     sub.add_parser("sql", help="ask about runs, curves, measurements and trials with SQL")
     sub.add_parser("merge", help="copy the runs of stores into another one")
     sub.add_parser("diff", help="show what differs between two runs")
+    sub.add_parser("new", help="write a package with an optimizer or a task of your own")
     sub.add_parser("list", help="list tasks or optimizers")
     sub.add_parser("show", help="describe a task, an optimizer or a paper's experiment")
     sub.add_parser("doctor", help="check this machine, its data and its store")
@@ -71,7 +72,7 @@ def _dispatch(words: list[str]) -> int:
         if words[0] not in commands:
             raise unknown("command", words[0], commands)
         command = commands[words[0]]
-        return command(words) if command in (_tuning, _results, _store_commands) else command(words[1:])
+        return command(words) if command in (_tuning, _results, _store_commands, _new) else command(words[1:])
     args = parser.parse_args(words)
     if args.version:
         from bench import __version__
@@ -90,6 +91,12 @@ def _results(words: list[str]) -> int:
 
 def _store_commands(words: list[str]) -> int:
     from bench.store_cli import main
+
+    return main(words)
+
+
+def _new(words: list[str]) -> int:
+    from bench.new import main
 
     return main(words)
 

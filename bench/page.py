@@ -19,8 +19,11 @@ from bench.charts import CHARTS, Chart
 from bench.config import resolve, settings_of
 from bench.entries import Entry
 from bench.errors import UserError
-from bench.stats import Interval
+from bench.stats import Interval, MedianTime
 from bench.store import RunResult, plain
+from optimizers import OPTIMIZERS
+from optimizers.plugins import PluginError
+from tasks import TASKS
 
 KINDS = {
     "curves": ("Training loss", "How the loss falls with the optimizer steps, at the settings of the tables."),
@@ -46,10 +49,7 @@ def page(asked: Asked, runs: int, stores: Sequence[str], damaged: int = 0) -> st
         asked: what is shown.
         runs: how many there are in the stores.
         stores: their names.
-        damaged: how many runs and records could not be read.
-
-    Raises:
-        UserError: a table of a run is damaged.
+        damaged: how many runs and records could not be read at all.
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from plotly.offline import get_plotlyjs
@@ -57,20 +57,21 @@ def page(asked: Asked, runs: int, stores: Sequence[str], damaged: int = 0) -> st
     asked = replace(asked, tables=cache(asked.tables))  # charts and boards look at the same runs
     entries = asked.found.entries
     made = {run.run_id: i for i, entry in enumerate(entries) for run in entry.runs.values()}
+    boards = [_board(make(asked), made) for make in BOARDS.values()]
     charts = {kind: make(asked) for kind, make in CHARTS.items()}
+    damaged += len({*asked.found.damaged})  # which boards and charts may have found more of
     environment = Environment(
         loader=PackageLoader("bench", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )  # fmt: skip
     environment.filters |= {"digest": _digest, "clean": cell}
-    text = environment.get_template("page.html.j2").render(
+    return environment.get_template("page.html.j2").render(
         version=__version__, runs=runs, shown=len(made), stores=stores, damaged=damaged, notes=list(map(cell, asked.found.notes)),
-        boards=[_board(make(asked), made) for make in BOARDS.values()], reference=asked.reference,
+        boards=boards, reference=asked.reference,
         kinds=[{"key": kind, "title": KINDS[kind][0], "help": KINDS[kind][1], "charts": own} for kind, own in charts.items()],
         data=_in_script([_values(chart) for own in charts.values() for chart in own]),
         styles=_in_script(_styles([trace.name for own in charts.values() for chart in own for trace in chart.traces], [entry.name for entry in entries])),
         entries=[_made(i, entry) for i, entry in enumerate(entries)], plotly=get_plotlyjs(),
     )  # fmt: skip
-    return text.encode("utf-8", "replace").decode()  # half of a surrogate pair cannot be written
 
 
 def _digest(script: str) -> str:
@@ -110,7 +111,7 @@ def _says(value: Any) -> bool:
 
 
 def _cell(column: Column, value: Any) -> dict[str, Any]:
-    number = isinstance(value, int | float | Interval) or (isinstance(value, dict) and "median" in value)
+    number = isinstance(value, int | float | Interval | MedianTime)
     return {"text": cell(value, column.digits), "sort": _sort_key(value), "name": column.key == "opt", "number": number}
 
 
@@ -118,8 +119,8 @@ def _sort_key(value: Any) -> str:
     """What a cell is sorted by: a number as JavaScript reads it, or nothing where its words are."""
     if isinstance(value, Interval):
         value = value.mean
-    elif isinstance(value, dict) and "median" in value:
-        value = math.inf if value["median"] is None else value["median"]
+    elif isinstance(value, MedianTime):
+        value = value.median
     if not isinstance(value, int | float):
         return ""
     return {math.inf: "Infinity", -math.inf: "-Infinity"}.get(value, "" if value != value else repr(float(value)))
@@ -171,10 +172,11 @@ def _styles(names: Iterable[str], entries: Iterable[str]) -> dict[str, dict[str,
 
 def _made(place: int, entry: Entry) -> dict[str, Any]:
     """What stands behind a row."""
+    studies = {entry.study.name} if entry.study else {run.tuned_by for run in entry.runs.values() if run.tuned_by}
     versions = {"torch": "torch", "lightning": "lightning", "task": "task version", "opt": "optimizer version"}
     return {
         "place": place, "name": cell(entry.name), "problem": cell(entry.problem.name), "kind": entry.kind, "n": len(entry.runs),
-        "study": cell(entry.study.name) if entry.study else None,
+        "study": cell(sorted(studies)) if studies else None,
         "versions": {words: cell(entry.versions[name]) for name, words in versions.items()},
         "machines": cell(entry.machines), "commands": list(map(cell, commands(entry.runs.values()))),
     }  # fmt: skip
@@ -208,7 +210,7 @@ def fit_words(config: dict[str, Any]) -> str:
     """
     own, usual = settings_of(config), _defaults(config["task"], config["opt"])
     differing = {k: v for k, v in own.items() if k not in _PLACES and (k not in usual or v != usual[k])}
-    differing["device"] = own["device"]
+    differing["device"] = own.get("device", "cpu")
     if any(name in differing for name in _BUDGET):  # one alone would replace both
         differing |= {name: own.get(name) for name in _BUDGET}
     said = {k: v for k, v in differing.items() if v is not None or not k.startswith("trainer.")}
@@ -218,9 +220,11 @@ def fit_words(config: dict[str, Any]) -> str:
 
 @cache
 def _defaults(task: str, opt: str) -> dict[str, Any]:
+    if task not in list(TASKS) or opt not in list(OPTIMIZERS):
+        return {}  # what is named by its module is not imported, since a store may name anything
     try:
         return plain(settings_of(resolve({"task": task, "opt": opt}).model_dump()))
-    except UserError:  # a plug-in that is gone
+    except (PluginError, UserError):
         return {}
 
 

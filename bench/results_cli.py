@@ -1,6 +1,7 @@
 """The commands that show results: leaderboard, report, plot."""
 
 import argparse
+import math
 import os
 import sys
 from pathlib import Path
@@ -35,12 +36,22 @@ def add_choice(parser: argparse.ArgumentParser) -> None:
         "--reference", default="adam", help="optimizer that the others are compared with (default adam)"
     )
     parser.add_argument(
-        "--target", type=float, help="of the board `speed`: a value of the metric (default: the task's)"
+        "--target",
+        type=_number,
+        help="of the board `speed` and of profiles: a value of the metric (default: the task's)",
     )
 
 
 def _names(word: str) -> list[str]:
-    return [name for name in word.split(",") if name]
+    if names := [name for name in word.split(",") if name]:
+        return names
+    raise argparse.ArgumentTypeError("it names nothing")
+
+
+def _number(word: str) -> float:
+    if not math.isfinite(value := float(word)):
+        raise argparse.ArgumentTypeError(f"{word} is no finite number")
+    return value
 
 
 def asked(args: argparse.Namespace) -> tuple[Any, Any]:
@@ -61,16 +72,19 @@ def asked(args: argparse.Namespace) -> tuple[Any, Any]:
         only[name.removeprefix("--")] = value
     stores = Stores(args.store or [Path(os.environ.get("BENCH_STORE", "runs"))])
     found = collect(
-        stores, tasks=args.task, opts=args.opt, only=only, settings=args.settings, mixed_versions=args.mixed_versions
-    )
-    known = sorted({entry.opt for entry in found.entries})
+        stores, tasks=args.task, opts=args.opt, only=only, settings=args.settings, mixed_versions=args.mixed_versions,
+        reference=args.reference,
+    )  # fmt: skip
+    known = sorted({name for entry in found.chosen for name in (entry.opt, entry.name)})
     if args.reference not in known and args.reference != "adam":
-        raise UserError(f"--reference {args.reference}: no runs of it are shown; there are {', '.join(known)}")
+        raise unknown("optimizer of --reference", args.reference, known)
     return stores, Asked(found, stores.tables, args.reference, args.target)
 
 
 def warn(stores: Any, found: Any) -> int:
     """Say on standard error what is damaged or left out; the exit code that this means."""
+    from bench.boards.formats import cell
+
     for path in stores.unreadable:
         print(
             f"bench: warning: {path} is damaged or not whole, so it is left out; copy it again or delete it",
@@ -78,9 +92,12 @@ def warn(stores: Any, found: Any) -> int:
         )
     for run_id in stores.conflicts:
         print(f"bench: warning: {run_id} has different results in different stores; one is taken", file=sys.stderr)
+    damaged = sorted(set(found.damaged))
+    for what in damaged:
+        print(f"bench: warning: {cell(what)}; it is left out", file=sys.stderr)
     for note in found.notes:
-        print(f"bench: note: {note}", file=sys.stderr)
-    return 1 if stores.unreadable else 0
+        print(f"bench: note: {cell(note)}", file=sys.stderr)
+    return 1 if stores.unreadable or damaged else 0
 
 
 def _leaderboard(words: list[str]) -> int:
@@ -92,8 +109,9 @@ def _leaderboard(words: list[str]) -> int:
     )
     parser.add_argument("--board", type=_names, default=["quality"], metavar="A,B", help="or `all`; default quality")
     parser.add_argument("--format", choices=FORMAT_NAMES, help="default table, or what the name of the file says")
-    parser.add_argument("-o", "--out", type=Path, metavar="FILE", help="write there instead of to standard output")
-    parser.add_argument(
+    places = parser.add_mutually_exclusive_group()
+    places.add_argument("-o", "--out", type=Path, metavar="FILE", help="write there instead of to standard output")
+    places.add_argument(
         "--into",
         type=Path,
         metavar="FILE.md",
@@ -105,8 +123,8 @@ def _leaderboard(words: list[str]) -> int:
     from bench.boards.formats import FORMATS, into
 
     by_ending = {".md": "md", ".csv": "csv", ".json": "json", ".tex": "tex", ".html": "html"}
-    kind = args.format or by_ending.get(args.out.suffix if args.out else "", "table")
-    names = BOARD_NAMES if args.board == ["all"] else args.board
+    kind = args.format or by_ending.get(args.out.suffix.lower() if args.out else "", "table")
+    names = BOARD_NAMES if "all" in args.board else list(dict.fromkeys(args.board))
     for name in names:
         if name not in BOARDS:
             raise unknown("board", name, [*BOARDS, "all"])
@@ -138,9 +156,10 @@ def _report(words: list[str]) -> int:
     from bench.page import page, store_names
 
     stores, what = asked(args)
-    code = warn(stores, what.found)
     names = store_names(store.folder for store in stores.stores)
-    write_text(args.out, page(what, len(stores.runs), names, len(stores.unreadable)))
+    text = page(what, len(stores.runs), names, len(stores.unreadable))
+    code = warn(stores, what.found)
+    write_text(args.out, text)
     print(f"written to {args.out}", file=sys.stderr)
     return code
 
@@ -162,23 +181,24 @@ def _plot(words: list[str]) -> int:
     args = parser.parse_args(words)
     if args.y is not None and args.chart != "curves":
         raise UserError(f"--y {args.y}: only curves have columns to choose from, not {args.chart}")
+    from bench.boards.formats import cell
     from bench.chart_figure import check_ending, write
     from bench.charts import CHARTS, curves
 
     check_ending(args.out)
     stores, what = asked(args)
-    code = warn(stores, what.found)
     charts = curves(what, args.y) if args.y is not None else CHARTS[args.chart](what)
+    code = warn(stores, what.found)
     write(args.out, charts)
     for chart in charts:
         if not chart.traces:
-            print(f"bench: note: {chart.title}: not drawn, since {chart.note}", file=sys.stderr)
+            print(f"bench: note: {cell(chart.title)}: not drawn, since {cell(chart.note)}", file=sys.stderr)
     print(f"written to {args.out}", file=sys.stderr)
     return code
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file in one atomic step.
+    """Write a file in one atomic step; a pipe or a device as it is.
 
     Raises:
         UserError: it cannot be written.
@@ -186,8 +206,11 @@ def write_text(path: Path, text: str) -> None:
     from bench.store import replacing
 
     try:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            path.write_text(text, "utf-8")
+            return
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as temporary:
+        with replacing(path.resolve()) as temporary:
             temporary.write_text(text, "utf-8")
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror or error}; choose another file with -o") from None

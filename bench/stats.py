@@ -191,7 +191,7 @@ def pair(first: Values, second: Values, mode: str) -> Pair:
     if lost == (0, 0):
         return Pair(n, t_interval(d) if n else None, p_values, lost, sign)
     fewer = int(np.sign(lost[1] - lost[0]))
-    if sign * fewer < 0:
+    if d.size > 1 and sign * fewer < 0:  # one pair has no direction to speak of
         return Pair(n, None, 1.0, lost, 0)
     tests = 2 if d.size > 1 else 1
     return Pair(n, None, min(1.0, tests * min(p_values, _p_of_counts(*lost, n))), lost, fewer or sign)

@@ -1,6 +1,7 @@
 """Several stores read as one, and studies' records: what boards are made of."""
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -44,7 +45,9 @@ class Stores:
             for run in store.runs():
                 found.setdefault(run.run_id, []).append((run, store))
         self.conflicts = [
-            name for name, several in sorted(found.items()) if len({(run.status, run.final) for run, _ in several}) > 1
+            name
+            for name, several in sorted(found.items())
+            if len({(run.status, repr(run.final)) for run, _ in several if run.status in FINISHED}) > 1
         ]
         return {name: min(found[name], key=lambda each: _order(each[0])) for name in sorted(found)}
 
@@ -63,13 +66,16 @@ class Stores:
 
     @cached_property
     def studies(self) -> list["StudyRecord"]:
-        """All studies that left a record, by name; of several records of one the one with the most trials."""
+        """All studies that left a record, by name; of several records of one the one with the most trials.
+
+        Two machines may have given one name to different studies.
+        """
         found: dict[str, StudyRecord] = {}
         for store in self.stores:
             for record in map(read_study, sorted((store.folder / STUDIES).glob("*.json"))):
                 if record is not None:
-                    other = found.get(record.name)
-                    found[record.name] = record if other is None else max(other, record, key=StudyRecord.order)
+                    what = json.dumps([record.name, record.task, record.opt, record.seeds, record.axes])
+                    found[what] = max(found.get(what, record), record, key=StudyRecord.order)
         return [found[name] for name in sorted(found)]
 
     @cached_property
@@ -135,10 +141,17 @@ def read_study(path: Path) -> StudyRecord | None:
     """A study's record, or None if it is damaged."""
     try:
         record = StudyRecord(**json.loads(path.read_bytes()))
-        record.run_ids  # noqa: B018 - whether trials are what they should be
+        words = [record.name, record.task, record.opt, record.winner or "", *record.axes, *record.run_ids]
+        scores = [trial["score"] for trial in record.trials if trial["score"] is not None]
+        whole = (
+            all(isinstance(word, str) for word in words)
+            and all(isinstance(trial["point"], dict) for trial in record.trials)
+            and all(isinstance(number, int | float) and math.isfinite(number) for number in (*scores, *record.seeds))
+            and record.mode in ("min", "max")
+        )
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
-    return record
+    return record if whole else None
 
 
 def study_path(store: Path, name: str) -> Path:

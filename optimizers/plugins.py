@@ -9,7 +9,7 @@ import importlib.util
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -48,10 +48,11 @@ class Origin:
     package: str
 
 
-class Registry(Mapping[str, Spec], Generic[Spec]):
+class Registry(MutableMapping[str, Spec], Generic[Spec]):
     """What the suite knows by name, its own and that of plug-ins.
 
-    Iterating gives the names, without importing anything. A plug-in is imported when it is looked up.
+    Iterating gives the names, without importing anything. A plug-in is imported when it is looked up. What is set
+    (`OPTIMIZERS["mine"] = spec`) counts as the suite's own, for this process.
 
     Args:
         kind: what it holds, for messages: `optimizer`.
@@ -63,7 +64,7 @@ class Registry(Mapping[str, Spec], Generic[Spec]):
     def __init__(self, kind: str, group: str, own: Iterable[Spec], make: Callable[[str, Any, Origin], Spec]) -> None:
         self.kind, self.group, self.make = kind, group, make
         self.own = {spec.name: spec for spec in own}
-        self._loaded: dict[str, Spec] = {}
+        self._loaded: dict[tuple[str, str], Spec] = {}
 
     @cached_property
     def announced(self) -> dict[str, list[EntryPoint]]:
@@ -98,14 +99,25 @@ class Registry(Mapping[str, Spec], Generic[Spec]):
             )
         if name in self.own:
             return self.own[name]
-        if name not in self._loaded:
-            if not points and ":" not in name:
-                raise KeyError(name)
-            target = points[0].value if points else name
+        if not points and ":" not in name:
+            raise KeyError(name)
+        target = points[0].value if points else name
+        place = target.rpartition(":")[0]
+        key = (
+            name,
+            _digest(Path(place)) if place.endswith(".py") else "",
+        )  # a file may change, and so may the working folder
+        if key not in self._loaded:
             value = load(target)
             package = _package(points[0]) if points else provenance(target)
-            self._loaded[name] = self.make(name, value, Origin(target, package))
-        return self._loaded[name]
+            self._loaded[key] = self.make(name, value, Origin(target, package))
+        return self._loaded[key]
+
+    def __setitem__(self, name: str, spec: Spec) -> None:
+        self.own[name] = spec
+
+    def __delitem__(self, name: str) -> None:
+        del self.own[name]
 
     def find(self, name: str) -> Spec | None:
         """The suite's own spec of this name; None for all else, so that nothing is imported."""
@@ -169,7 +181,7 @@ def _module(name: str) -> Any:
 def _file(path: Path) -> Any:
     if not path.is_file():
         raise PluginError(f"there is no file {path}")
-    name = f"bench_plugin_{hashlib.sha256(bytes(path.resolve())).hexdigest()[:12]}"
+    name = f"bench_plugin_{path.stem}_{_digest(path)}"
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, path.resolve())
         assert spec is not None
@@ -195,10 +207,15 @@ def provenance(target: str) -> str:
         if names and not _editable(names[0]):
             return f"{names[0]} {version(names[0])}"
         place = origin or place
+    return f"file {_digest(Path(place)) or 'that cannot be read'}"
+
+
+def _digest(path: Path) -> str:
+    """Of a file's text; nothing if it cannot be read."""
     try:
-        return f"file {hashlib.sha256(Path(place).read_bytes()).hexdigest()[:12]}"
+        return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
     except OSError:
-        return "unknown"
+        return ""
 
 
 def _editable(name: str) -> bool:

@@ -334,7 +334,8 @@ def once_known(loss: Tensor, params: Sequence[Tensor], evaluate: Callable[[], Te
     def closure() -> Tensor:
         if pending and versions == [p._version for p in params]:
             return pending.pop()
-        return evaluate()
+        with torch.enable_grad():  # a step that forgets it would get no gradients
+            return evaluate()
 
     return closure
 

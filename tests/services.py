@@ -186,6 +186,7 @@ class Page:
         """Errors and warnings of the console, and breaches of the page's own policy."""
         kinds = {
             "Runtime.exceptionThrown": lambda e: True,
+            "Page.javascriptDialogOpening": lambda e: True,
             "Log.entryAdded": lambda e: e["entry"]["level"] in ("error", "warning"),
             "Runtime.consoleAPICalled": lambda e: e["type"] in ("error", "warning", "assert"),
         }

@@ -16,8 +16,8 @@ from bench.errors import UserError
 from bench.stats import Interval, MedianTime
 from bench.store import plain, replacing
 
-_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]+")
-"""Control characters, and those that turn the direction of text: a terminal would obey them."""
+_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]+")
+"""Control characters and those that turn the direction of text, which a terminal would obey; halves of characters, which no file can hold."""
 
 
 def cell(value: Any, digits: int = 4) -> str:
@@ -118,8 +118,8 @@ def markdown(boards: Sequence[Board], level: int = 2) -> str:
         lines += [f"{'#' * level} {board.title}", ""]
         for table in map(_shown, board.tables):
             lines += [f"**{_in_markdown(table.title)}**", ""]
-            for row in [_head(table), ["---"] * len(table.columns), *_rows(table)]:
-                lines.append("| " + " | ".join(row if row[0] == "---" else map(_in_markdown, row)) + " |")
+            head, *rows = [" | ".join(map(_in_markdown, row)) for row in (_head(table), *_rows(table))]
+            lines += [f"| {row} |" for row in (head, " | ".join(["---"] * len(table.columns)), *rows)]
             lines += ["", *(f"* {_in_markdown(note)}" for note in table.notes), ""]
         lines += [*(f"{_in_markdown(note)[0].upper()}{_in_markdown(note)[1:]}.  " for note in board.notes), ""]
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip() + "\n"
@@ -157,7 +157,10 @@ _TEX = {
 
 
 def _in_tex(word: str) -> str:
-    return "".join(_TEX.get(letter, letter) for letter in word)
+    safe = "".join(_TEX.get(letter, letter) for letter in _clean(word))
+    return (
+        "{}" * (safe[:1] in ("[", "*")) + safe
+    )  # at the beginning of a row they would belong to the end of the one before
 
 
 def html_tables(boards: Sequence[Board]) -> str:
@@ -167,7 +170,7 @@ def html_tables(boards: Sequence[Board]) -> str:
         parts.append(f"<h2>{html.escape(board.title)}</h2>")
         for table in map(_shown, board.tables):
             head = "".join(
-                f'<th scope="col" title="{html.escape(c.help)}">{html.escape(_clean(c.title))}</th>'
+                f'<th scope="col" title="{html.escape(_clean(c.help))}">{html.escape(_clean(c.title))}</th>'
                 for c in table.columns
             )
             body = "".join(
@@ -223,11 +226,13 @@ def comma_separated(boards: Sequence[Board]) -> str:
     for board in boards:
         for table in board.tables:
             for row in table.rows:
-                record: dict[str, Any] = {"board": board.name, "table": table.title}
+                record: dict[str, Any] = {"board": board.name, "table": _clean(table.title)}
                 for column in table.columns:
                     record |= _flat(column, row.get(column.key))
                 records.append(record)
-                keys |= dict.fromkeys(record)
+            keys |= dict.fromkeys(("board", "table"))
+            for column in table.columns:
+                keys |= dict.fromkeys(key for row in table.rows for key in _flat(column, row.get(column.key)))
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(keys)
@@ -237,13 +242,14 @@ def comma_separated(boards: Sequence[Board]) -> str:
 
 
 def _flat(column: Column, value: Any) -> dict[str, Any]:
+    key = _clean(column.key)
     if isinstance(value, Interval):
         value = {"mean": value.mean, "low": value.low, "high": value.high}
-        return {column.key if k == "mean" else f"{column.key}_{k}": x for k, x in _finite(value).items()}
+        return {key if k == "mean" else f"{key}_{k}": x for k, x in _finite(value).items()}
     if isinstance(value, MedianTime):
         ends = {"median": value.median, "low": value.low, "high": value.high}
-        return {column.key if k == "median" else f"{column.key}_{k}": x for k, x in _finite(ends).items()}
-    return {column.key: value if isinstance(value, int | float) or value is None else cell(value)}
+        return {key if k == "median" else f"{key}_{k}": x for k, x in _finite(ends).items()}
+    return {key: value if isinstance(value, int | float) else None if value in (None, [], {}) else cell(value)}
 
 
 def _in_csv(value: Any) -> Any:
@@ -268,16 +274,25 @@ def into(path: Path, boards: Sequence[Board]) -> None:
     Raises:
         UserError: the file is not there, lacks a marker, or cannot be written.
     """
+    if path.exists() and not path.is_file():  # a device may have no end
+        raise UserError(f"cannot write into {path}: it is no file")
     try:
-        content = path.read_text("utf-8")
+        content = path.read_bytes().decode()
+        line = "\r\n" if "\r\n" in content else "\n"
         for board in boards:
             begin, end = f"<!-- leaderboard {board.name} -->", "<!-- /leaderboard -->"
             head, found, rest = content.partition(begin)
-            _, closed, tail = rest.partition(end)
-            if not found or not closed:
-                raise UserError(f"{path} has no place for this board: put the lines {begin} and {end} there")
-            content = f"{head}{begin}\n{markdown([board], 4)}{end}{tail}"
-        with replacing(path) as temporary:
-            temporary.write_text(content, "utf-8")
+            old, closed, tail = rest.partition(end)
+            if not found or not closed or "<!-- leaderboard" in old:
+                raise UserError(
+                    f"{path} has no place for this board: put the lines {begin} and {end} there, in this order"
+                )
+            new = f"{begin}\n{markdown([board], 4)}{end}".replace("\n", line)
+            content = f"{head}{new}{tail}"
+        with replacing(path.resolve()) as temporary:
+            temporary.write_bytes(content.encode())
+            temporary.chmod(path.stat().st_mode)
     except OSError as error:
         raise UserError(f"cannot write into {path}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"cannot write into {path}: it is not text in UTF-8") from None

@@ -32,7 +32,7 @@ def quality(found: Collected, reference: str = "adam") -> Board:
     """
     tables = []
     for problem, entries in found.problems.items():
-        ref = find_reference(entries, reference)
+        ref = find_reference(found, problem, reference)
         metric, above = metric_of(problem, entries, ref)
         mode = problem.mode
 
@@ -64,14 +64,16 @@ def quality(found: Collected, reference: str = "adam") -> Board:
             *EVERY,
         ]  # fmt: skip
         pairs_shown = listed(entries, pairs)
-        notes = unresolved(pairs_shown, [entries[i].name for i in order])
+        notes = unresolved(pairs_shown, [entries[i].name for i in order], "diverged")
         notes += budget_notes(entries)
         if ref is None:
             notes.append(f"the reference {reference} has no runs here, so there are no differences")
+        elif ref.kind != "tuned":
+            notes.append(f"the reference {ref.name} is not tuned ({ref.kind}), so differences flatter what is tuned")
         if any(isinstance(v, float) and v == CONVERGED for e in entries for v in e.values(e.runs, above)):
             notes.append(f"losses below {CONVERGED:g} count as equal to it")
         tables.append(Table(problem.name, columns, rows, notes, pairs_shown))
-    if len(tables) > 1:
+    if len(tables) > 1 and any(find_reference(found, problem, reference) for problem in found.problems):
         tables.insert(0, _overall(found, reference))
     notes = [
         "rows that share a rank are not told apart by paired t-tests over common seeds (Holm over all pairs of a table, 5 % a table)",
@@ -81,14 +83,17 @@ def quality(found: Collected, reference: str = "adam") -> Board:
 
 
 def _lost(entry: Entry) -> str:
-    return f"{entry.diverged} of {len(entry.runs)} diverged" if entry.diverged else "not known"
+    return f"{entry.diverged} of {len(entry.runs)} diverged" if entry.diverged else "a run without a value"
 
 
-def _difference(entry: Entry, ref: Entry | None, above: bool, mode: str) -> Interval | None:
-    if ref is None or entry is ref:
+def _difference(entry: Entry, ref: Entry | None, above: bool, mode: str) -> Interval | str | None:
+    """The paired difference, or why there is none."""
+    if ref is None or entry is ref or None in entry.values(entry.runs, above):
         return None
     seeds = common_seeds(entry, ref)
-    return stats.pair(entry.values(seeds, above), ref.values(seeds, above), mode).difference
+    if not seeds:
+        return "no common seeds"
+    return stats.pair(entry.values(seeds, above), ref.values(seeds, above), mode).difference or "the reference diverged"
 
 
 def _overall(found: Collected, reference: str) -> Table:

@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from bench import stats
-from bench.boards.shared import EVERY, LEAST_SEEDS, WHO, find_reference, gaps_by_problem, metric_of, who
+from bench.boards.shared import EVERY, LEAST_SEEDS, LOST, WHO, find_reference, gaps_by_problem, metric_of, who
 from bench.boards.table import Board, Column, Table
 from bench.entries import Collected
 from bench.selection import End
@@ -19,7 +19,7 @@ def robustness(found: Collected, reference: str = "adam") -> Board:
     """
     tables = []
     for problem, entries in found.problems.items():
-        metric, above = metric_of(problem, entries, find_reference(entries, reference))
+        metric, above = metric_of(problem, entries, find_reference(found, problem, reference))
         rows = []
         for entry in entries:
             values = entry.values(sorted(entry.runs), above)
@@ -29,7 +29,7 @@ def robustness(found: Collected, reference: str = "adam") -> Board:
                 who(entry) | {
                     "diverged": stats.share_interval(entry.diverged, len(entry.runs)),
                     "diverged_trials": stats.share_interval(lost, len(trials)) if trials else None,
-                    "deviation": _deviation(values), "worst": _worst(values, problem.mode),
+                    "deviation": _deviation(values), "worst": _worst(values, problem.mode) or f"{entry.diverged} diverged",
                 }
             )  # fmt: skip
         rows.sort(key=lambda row: (row["diverged"].mean, row["opt"]))
@@ -42,7 +42,7 @@ def robustness(found: Collected, reference: str = "adam") -> Board:
             *EVERY,
         ]  # fmt: skip
         tables.append(Table(problem.name, columns, rows))
-    if len(tables) > 1:
+    if len(tables) > 1 and any(find_reference(found, problem, reference) for problem in found.problems):
         tables.insert(0, _over_tasks(found, reference))
     return Board(
         "robustness", "Robustness", tables, ["rows are ordered by the share that diverged; no ranks are given here"]
@@ -54,10 +54,10 @@ def _deviation(values: list[End]) -> stats.Interval | None:
     return stats.deviation_interval(there) if len(there) == len(values) >= LEAST_SEEDS else None
 
 
-def _worst(values: list[End], mode: str) -> float | str | None:
+def _worst(values: list[End], mode: str) -> float | None:
     there = [value for value in values if value is not None]
-    if len(there) < len(values) or not there:
-        return "diverged"
+    if len(there) < len(values):
+        return None
     return min(there) if mode == "max" else max(there)
 
 
@@ -65,18 +65,21 @@ def _over_tasks(found: Collected, reference: str) -> Table:
     problems, gaps = gaps_by_problem(found, reference)
     rows: list[dict[str, Any]] = []
     for name, own in gaps.items():
-        means = {
-            problem.name: -math.inf if isinstance(each, str) else float(each.mean()) for problem, each in own.items()
-        }
-        worst = min(means, key=lambda problem: (means[problem], problem))
-        each = next(each for problem, each in own.items() if problem.name == worst)
-        interval = None if isinstance(each, str) else stats.t_interval(each)
-        rows.append({"opt": name, "worst": worst, "gap": interval or each, "tasks": len(own)})
+        means = {problem.name: float(each.mean()) for problem, each in own.items() if not isinstance(each, str)}
+        means |= {problem.name: -math.inf for problem, each in own.items() if each is LOST}
+        worst = min(means, key=lambda problem: (means[problem], problem), default=None)
+        each = next((each for problem, each in own.items() if problem.name == worst), None)
+        interval = each if each is None or isinstance(each, str) else stats.t_interval(each)
+        lacking = [
+            f"{problem.name}: {each}" for problem, each in own.items() if isinstance(each, str) and each is not LOST
+        ]
+        rows.append({"opt": name, "worst": worst, "gap": interval, "tasks": len(own), "lacking": lacking})
     rows.sort(key=lambda row: row["opt"])
     columns = [
         Column("opt", "optimizer", "name"),
         Column("worst", "worst task", f"where it is furthest behind {reference}"),
         Column("gap", f"gap to {reference} there", "paired difference in units of the deviation over seeds, 95 % t-interval, which flatters the reference since the task was chosen; positive is better", 3),
         Column("tasks", "tasks", f"problems with runs of it, of the {len(problems)} that the reference has"),
+        Column("lacking", "not compared", "problems without a gap"),
     ]  # fmt: skip
     return Table("over all tasks", columns, rows)

@@ -22,6 +22,8 @@ from bench.stats import Interval, Pair
 
 LEAST_SEEDS = 3
 """Seeds below which a row has no rank."""
+LOST = "diverged"
+"""Said in place of a number that an entry has not, since a run diverged."""
 LEVEL = 0.05
 """Probability that a table of equal rows tells any of them apart."""
 
@@ -58,6 +60,7 @@ def flags(entry: Entry) -> list[str]:
         *["tuning not finished"] * bool(entry.study and entry.study.missing),
         *["tuned elsewhere"] * entry.tuned_elsewhere,
         *["pruned"] * bool(entry.study and entry.study.prune),
+        *["the defaults won"] * (entry.kind == "tuned" and entry.default),
         *[f"mixed versions of {' and '.join(several)}"] * bool(several),
         *["part of the data"] * any(run.part for run in entry.runs.values()),
         *["stopped by time"] * any(run.status == "timeout" for run in entry.runs.values()),
@@ -72,19 +75,20 @@ def common_seeds(first: Entry, second: Entry) -> list[Seed]:
 
 
 def metric_of(problem: Problem, entries: Sequence[Entry], reference: Entry | None) -> tuple[str, bool]:
-    """What is compared, in words, and whether it is a loss above its infimum, as far as the reference knows that."""
-    known = [reference] if reference is not None else entries
-    runs = [run for entry in known for run in entry.runs.values()]
-    there = [run for run in runs if run.final is not None]
-    excess = [run.metrics.get("final", {}).get("excess") is not None for run in there]
-    above = bool(there) and problem.spec.metric == "loss" and all(excess)
-    split = sorted({run.split for run in there})
+    """What is compared, in words, and whether it is a loss above its infimum, as far as the reference knows that.
+
+    Without a reference it is the loss itself, so that who else entered does not decide it.
+    """
+    own = list(reference.runs.values()) if reference is not None else []
+    excess = [run.metrics.get("final", {}).get("excess") is not None for run in own if run.final is not None]
+    above = bool(excess) and problem.spec.metric == "loss" and all(excess)
+    split = sorted({run.split for entry in entries for run in entry.runs.values() if run.final is not None})
     return f"{'/'.join(split)} {problem.spec.metric}{' above its infimum' * above}".strip(), above
 
 
-def find_reference(entries: Sequence[Entry], name: str) -> Entry | None:
+def find_reference(found: Collected, problem: Problem, name: str) -> Entry | None:
     """The entry that the others are compared with: of this name, tuned before default before by hand."""
-    own = [entry for entry in entries if name in (entry.opt, entry.name)]
+    own = [entry for entry in found.chosen if entry.problem == problem and name in (entry.opt, entry.name)]
     return min(own, key=lambda entry: (KINDS.index(entry.kind), entry.name), default=None)
 
 
@@ -139,22 +143,32 @@ def listed(entries: Sequence[Entry], pairs: Mapping[tuple[int, int], Pair]) -> l
     return found
 
 
-def unresolved(pairs: Sequence[Mapping[str, Any]], order: Sequence[str]) -> list[str]:
-    """In words, what more seeds would do for neighbours that are not told apart."""
+def unresolved(pairs: Sequence[Mapping[str, Any]], order: Sequence[str], without: str) -> list[str]:
+    """In words, what more seeds would do for neighbours that are not told apart.
+
+    Args:
+        pairs: as `listed` gives them.
+        order: names of the rows.
+        without: what it means that runs have no value.
+    """
     by_names = {(pair["first"], pair["second"]): pair for pair in pairs}
     lines = []
     for first, second in pairwise(order):
         pair = by_names.get((first, second))
         if pair is None or pair["resolved"]:
             continue
-        if pair["difference"] is None:
-            what = f"{pair['without_value'][0]} and {pair['without_value'][1]} of {pair['n']} runs have no value"
+        if pair["n"] < LEAST_SEEDS:
+            what = f"run both on {LEAST_SEEDS} or more seeds that they share"
+        elif pair["difference"] is None:
+            what = (
+                f"{pair['without_value'][0]} runs of the first and {pair['without_value'][1]} of the second {without}"
+            )
         elif pair["difference"].mean == 0:
             what = "their values are the same"
         elif pair["more_seeds"] is None:
             what = "a difference this small would take thousands of seeds"
         else:
-            what = f"about {pair['more_seeds']} more seeds would tell, if difference and deviation are as observed"
+            what = f"about {pair['more_seeds']} more seeds would tell with 80 % probability, if difference and deviation are as observed"
         lines.append(f"{first} and {second} are not told apart by {pair['n']} common seeds: {what}")
     return lines
 
@@ -193,19 +207,22 @@ def mean_interval(values: Sequence[End]) -> Interval | None:
 
 
 def gap(entry: Entry, ref: Entry, above: bool) -> NDArray[np.float64] | str:
-    """Standardised paired differences of an entry, shape (S,); in words why there are none."""
+    """Standardised paired differences of an entry, shape (S,); in words why there are none.
+
+    A run that has no value on any seed, common or not, leaves the entry without a number.
+    """
     seeds = common_seeds(entry, ref)
     own, other = entry.values(seeds, above), ref.values(seeds, above)
-    if any(value is None for value in own):
-        return "diverged"
-    if any(value is None for value in other):
+    if None in entry.values(entry.runs, above):
+        return LOST if entry.diverged else "a run has no value"
+    if None in other:
         return "the reference diverged"
     if len(seeds) < LEAST_SEEDS:
         return f"{len(seeds)} common seeds"
     found = stats.standardised_gap(
         [v for v in own if v is not None], [v for v in other if v is not None], entry.problem.mode
     )
-    return "no deviation" if found is None else found
+    return "seeds do not differ" if found is None else found
 
 
 def gaps_by_problem(
@@ -215,7 +232,7 @@ def gaps_by_problem(
     problems: list[Problem] = []
     gaps: dict[str, dict[Problem, NDArray[np.float64] | str]] = {}
     for problem, entries in found.problems.items():
-        ref = find_reference(entries, reference)
+        ref = find_reference(found, problem, reference)
         if ref is None:
             continue
         problems.append(problem)

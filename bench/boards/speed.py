@@ -2,24 +2,30 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from bench import stats
 from bench.boards.shared import EVERY, RANK, WHO, compare, listed, rank_values, unresolved, who
 from bench.boards.table import Board, Column, Table
-from bench.entries import Collected, Entry, Seed
+from bench.entries import Collected, Entry, Seed, machine
 from bench.selection import End
 from bench.stats import MedianTime
 from bench.store import RunResult
 
 
 def reached(run: RunResult, target: float | None, mode: str) -> tuple[int | None, float | None]:
-    """Steps and seconds to the target: the task's own, or any other, from the evaluations during training."""
+    """Steps and seconds to the target: the task's own, or any other, from the evaluations during training.
+
+    A run that diverged has not reached it for good.
+    """
+    if run.status == "diverged":
+        return None, None
     if target is None:
         return run.steps_to_target, run.seconds_to_target
     for row in run.validations:
         value = row.get(run.metric)
-        if value is not None and (value >= target if mode == "max" else value <= target):
-            return row["step"], row.get("train_s")
+        if isinstance(value, int | float) and (value >= target if mode == "max" else value <= target):
+            return row.get("step"), row.get("train_s")
     return None, None
 
 
@@ -43,20 +49,19 @@ def speed(found: Collected, target: float | None = None) -> Board:
             return None if at is None else math.log(max(1, at))
 
         order, ranks, pairs = compare(entries, steps, "min")
-        machines = {name for entry in entries for name in entry.machines}
+        machines = sorted({name for entry in entries for name in entry.machines})
         rows = []
         for i, rank in zip(order, ranks, strict=True):
             entry = entries[i]
             runs = list(entry.runs.values())
             at = [reached(run, target, mode) for run in runs]
             median = median_steps(entry, [step for step, _ in at])
-            seconds = stats.median_time([s for _, s in at], _ends(entry, [run.train_s for run in runs]))
             count = sum(step is not None for step, _ in at)
             rows.append(
                 who(entry) | rank_values(rank) | {
                     "reached": stats.share_interval(count, len(runs)), "count": f"{count} of {len(runs)}",
                     "steps": median, "budget": max(run.steps for run in runs),
-                    "seconds": seconds if len(machines) == 1 else None,
+                    **{f"seconds on {name}": _seconds(entry, name, target, mode) for name in machines},
                 }
             )  # fmt: skip
         columns = [
@@ -64,17 +69,17 @@ def speed(found: Collected, target: float | None = None) -> Board:
             Column("count", "reached", f"runs whose selection {problem.spec.metric} reached {goal:g}"),
             Column("reached", "share", "of runs that reached the target, exact 95 % interval", 2),
             Column("steps", "median steps", "optimizer steps to the target, 95 % interval from 6 runs on; runs that missed it are censored"),
-            Column("seconds", "median seconds", "of training to the target, within one type of machine"),
+            *(Column(f"seconds on {name}", "median seconds" + f" ({i})" * (len(machines) > 1), f"of training to the target, of the runs on {name}")
+              for i, name in enumerate(machines, 1)),
             *EVERY,
         ]  # fmt: skip
         pairs_shown = listed(entries, pairs)
-        own = unresolved(pairs_shown, [entries[i].name for i in order])
+        own = unresolved(pairs_shown, [entries[i].name for i in order], "missed the target")
         own.append("steps are those of the evaluation that first saw the target")
-        own.append(
-            f"machine: {machines.pop()}"
-            if len(machines) == 1
-            else f"seconds are not compared, since the runs are of {len(machines)} types of machine: {'; '.join(sorted(machines))}"
-        )
+        numbered = [f"({i}) {name}" for i, name in enumerate(machines, 1)] if len(machines) > 1 else machines
+        own.append(f"machine: {'; '.join(numbered)}")
+        if len(machines) > 1:
+            own.append("seconds are compared within one type of machine only, so each has a column for its runs")
         tables.append(Table(f"{problem.name}: {problem.spec.metric} {goal:g}", columns, rows, own, pairs_shown))
     ties = "ranks: paired t-tests of log steps, and of how many runs missed the target (Boschloo), Holm over all pairs; a miss is worse than any number of steps"
     return Board("speed", "Speed to a target", tables, [ties, *notes])
@@ -88,6 +93,16 @@ def median_steps(entry: Entry, reached: Sequence[float | None]) -> MedianTime:
         reached: by run; None for one that did not get there.
     """
     return stats.median_time(reached, _ends(entry, [run.steps for run in entry.runs.values()]))
+
+
+def _seconds(entry: Entry, machine_: str, target: float | None, mode: str) -> MedianTime | None:
+    """Median seconds of the runs of one type of machine; None if it has none, or seconds are not known."""
+    runs = {seed: run for seed, run in entry.runs.items() if machine(run) == machine_}
+    at = [reached(run, target, mode) for run in runs.values()]
+    if not at or any(step is not None and seconds is None for step, seconds in at):
+        return None
+    own = replace(entry, runs=runs)
+    return stats.median_time([seconds for _, seconds in at], _ends(own, [run.train_s for run in runs.values()]))
 
 
 def _ends(entry: Entry, ends: Sequence[float]) -> list[float]:

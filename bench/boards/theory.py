@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from bench.boards.shared import EVERY, RANK, WHO, compare, listed, mean_interval
 from bench.boards.speed import median_steps
 from bench.boards.table import Board, Column, Table
 from bench.entries import Collected, Entry, Seed
+from bench.errors import UserError
 from bench.selection import CONVERGED, End
 from bench.stats import LEAST_POINTS, Interval
 from bench.store import RunResult
@@ -36,37 +38,50 @@ def theory(found: Collected, tables: Tables) -> Board:
         tables: reads a run's tables.
     """
     shown, missing = [], []
-    for problem, entries in found.problems.items():
+    for problem, all_entries in found.problems.items():
         if problem.spec.measure_every is None:
             continue
-        read = {
-            (i, seed): _join(tables(run.run_id)) for i, entry in enumerate(entries) for seed, run in entry.runs.items()
-        }
-        at = {id(entry): i for i, entry in enumerate(entries)}
+        read: dict[str, Columns] = {}
+        for run in (run for entry in all_entries for run in entry.runs.values()):
+            try:
+                read[run.run_id] = _join(tables(run.run_id))
+            except UserError as error:
+                found.damaged.append(str(error))
         column = next((name for name in ALIGNMENTS if any(name in own for own in read.values())), None)
         if column is None:
             missing.append(f"{problem.name} measures no alignment, so that only its rate is shown")
+        entries = [replace(e, runs={s: r for s, r in e.runs.items() if _counts(r, read, column)}) for e in all_entries]
+        lost = [
+            f"{e.name}: left out, since they have no measurements that can be read: {n} runs"
+            for e, left in zip(all_entries, entries, strict=True)
+            if (n := len(e.runs) - len(left.runs))
+        ]
+        entries = [entry for entry in entries if entry.runs]
 
-        def steps(entry: Entry, seed: Seed, read: Any = read, at: Any = at, column: str | None = column) -> End:
-            step = _first_aligned(read[at[id(entry)], seed], column)
-            return None if step is None or entry.runs[seed].status == "diverged" else math.log(max(1, step))
+        def first(run: RunResult, read: Any = read, column: str | None = column) -> float | None:
+            return None if run.status == "diverged" else _first_aligned(read[run.run_id], column)
+
+        def steps(entry: Entry, seed: Seed, first: Any = first) -> End:
+            step = first(entry.runs[seed])
+            return None if step is None else math.log(max(1, step))
 
         order, ranks, pairs = (
             compare(entries, steps, "min") if column else (range(len(entries)), [None] * len(entries), {})
         )
         rows = []
         for i, rank in zip(order, ranks, strict=True):
-            entry, own = entries[i], [read[i, seed] for seed in entries[i].runs]
-            first = [None if (x := steps(entry, seed)) is None else math.exp(x) for seed in entry.runs]
-            infima = [run.facts.get("f_star") or 0.0 for run in entry.runs.values()]
+            entry, runs = entries[i], list(entries[i].runs.values())
+            own = [{} if run.status == "diverged" else read[run.run_id] for run in runs]
+            at = [first(run) for run in runs]
+            infima = [run.facts.get("f_star") or 0.0 for run in runs]
             rates = [loss_rate(each, infimum) for each, infimum in zip(own, infima, strict=True)]
             rows.append(
                 who(entry) | rank_values(rank) | {
-                    "aligned": f"{sum(step is not None for step in first)} of {len(first)}" if column else None,
-                    "steps": median_steps(entry, first) if column else None,
+                    "aligned": f"{sum(step is not None for step in at)} of {len(at)}" if column else None,
+                    "steps": median_steps(entry, at) if column else None,
                     "alignment": mean_interval([_last(each, column) for each in own]) if column else None,
                     "rate": _mean(rates), "direction": _mean([direction_rate(each) for each in own]),
-                    "solved": _solved(list(entry.runs.values())), "trials": len(entry.study.trials) if entry.study else None,
+                    "solved": _solved(runs), "trials": len(entry.study.trials) if entry.study else None,
                 }
             )  # fmt: skip
         columns = [
@@ -76,20 +91,18 @@ def theory(found: Collected, tables: Tables) -> Board:
                 Column("steps", "median steps", f"optimizer steps until {column} is {ALIGNED}, 95 % interval from 6 runs on; runs that do not get there are censored"),
                 Column("alignment", "at the end", "alignment at the last step, mean over seeds with 95 % t-interval"),
             ] if column else []),
-            Column("rate", "loss rate", "b of loss ~ t^b over the last decade of steps before the training loss (above its infimum, where that is known) is within rounding of 0, mean over seeds with 95 % t-interval", 3),
+            Column("rate", "loss rate", "b of loss ~ t^b over the last decade of steps before the training loss (above its infimum, where that is known) is within rounding of 0, mean over seeds; a run that diverged or has too few values has none; 95 % t-interval", 3),
             *([Column("direction", "direction rate", "b of distance of directions ~ t^b over the last decade of steps, mean over seeds with 95 % t-interval", 3)] if column == "alignment" else []),
             Column("solved", "W_mm feasible", "instances whose max-margin problem has a solution to compare with"),
             Column("trials", "trials", "settings that were tried to find these"),
             *EVERY,
         ]  # fmt: skip
         pairs_shown = listed(entries, pairs)
-        notes = unresolved(pairs_shown, [entries[i].name for i in order])
-        every = sorted({run.config["trainer"]["measure_every"] for entry in entries for run in entry.runs.values()})
+        notes = unresolved(pairs_shown, [entries[i].name for i in order], "are not aligned")
+        every = sorted({str(r.config["trainer"].get("measure_every") or "?") for e in entries for r in e.runs.values()})
         if column:
-            notes.append(
-                f"alignment is measured every {' or '.join(map(str, every))} steps, so a step is known to that"
-            )
-        notes += _reasons(entries)
+            notes.append(f"alignment is measured every {' or '.join(every)} steps, and steps are known no better")
+        notes += _reasons(entries) + lost
         shown.append(Table(problem.name, columns, rows, notes, pairs_shown))
     none = ["no runs of a task of the theory: `bench suite theory` makes some"] * (not shown)
     ties = "ranks: paired t-tests of log steps, and of how many runs are not aligned (Boschloo), Holm over all pairs; settings were tuned for the loss, not for alignment"
@@ -100,6 +113,11 @@ def _join(tables: Mapping[str, Columns]) -> Columns:
     """The measurements, with the training loss and norm of the curve where the steps are the same ones."""
     measured, curve = tables.get("measurements", {}), tables.get("curve", {})
     return {**{f"curve.{name}": column for name, column in curve.items()}, **measured}
+
+
+def _counts(run: RunResult, read: Mapping[str, Columns], column: str | None) -> bool:
+    """Whether a run can be told to have been aligned or not: without measurements it is neither."""
+    return run.run_id in read and (column is None or column in read[run.run_id] or run.status == "diverged")
 
 
 def _first_aligned(own: Columns, column: str | None) -> float | None:
@@ -149,7 +167,7 @@ def _mean(values: list[float | None]) -> Interval | str | None:
     return (
         stats.t_interval(there)
         if len(there) == len(values)
-        else f"{len(values) - len(there)} of {len(values)} runs too short"
+        else f"{len(values) - len(there)} of {len(values)} runs have none"
     )
 
 

@@ -5,8 +5,8 @@ import math
 from bench import stats
 from bench.boards.shared import EVERY, WHO, budget_notes, common_seeds, metric_of, who
 from bench.boards.table import Board, Column, Table
-from bench.entries import Collected, Entry
-from bench.selection import CONVERGED, best_index, good_range
+from bench.entries import HUGE, Collected, Entry
+from bench.selection import best_index, equal_below, good_range
 from bench.stats import Interval
 
 SHOWN_BUDGETS = (1, 2, 4, 8, 16, 32)
@@ -38,7 +38,7 @@ def tuning(found: Collected) -> Board:
                 }
             )  # fmt: skip
         rows.sort(key=lambda row: (row["opt"],))
-        score = "selection " + problem.spec.metric
+        score = f"selection {problem.spec.metric}{' (above its infimum, where that is known)' * (problem.spec.metric == 'loss')}"
         columns = [
             *WHO,
             Column("trials", "trials", "settings that were tried"),
@@ -48,11 +48,11 @@ def tuning(found: Collected) -> Board:
             Column("gain", "tuned against default", "paired by seed on the reporting split, 95 % t-interval; positive: tuning helps"),
             *EVERY,
         ]  # fmt: skip
-        lacking = [row["opt"] for row in rows if row["gain"] is None]
+        lacking = sorted({entry.opt for entry in tuned if found.default_of(entry) is None})
         notes = budget_notes(entries)
         if lacking:
             notes.append(
-                f"no runs with the default settings on the same seeds: {', '.join(lacking)}"
+                f"no runs with the default settings: {', '.join(lacking)}"
                 f" (bench fit --task {problem.task} --opt {lacking[0]} --seed 0, and so on)"
             )
         tables.append(Table(problem.name, columns, rows, notes))
@@ -66,7 +66,11 @@ def tuning(found: Collected) -> Board:
 def expected_scores(entry: Entry) -> list[float | None]:
     """Expected selection score of the best of k trials of the entry's study, by k."""
     assert entry.study is not None
-    return stats.expected_best([trial["score"] for trial in entry.study.trials], entry.study.mode)
+    scores = [trial["score"] for trial in entry.study.trials]
+    least = equal_below(scores, entry.problem.spec.metric)
+    return stats.expected_best(
+        [None if score is None or abs(score) > HUGE else max(score, least) for score in scores], entry.study.mode
+    )
 
 
 def basin_width(entry: Entry) -> tuple[float, bool] | None:
@@ -82,7 +86,7 @@ def basin_width(entry: Entry) -> tuple[float, bool] | None:
     if len(scores) < 2 or any(len(of) > 1 for of in scores.values()):
         return None
     xs = sorted(scores)
-    least = CONVERGED if entry.problem.spec.metric == "loss" else -math.inf
+    least = equal_below([score for of in scores.values() for score in of], entry.problem.spec.metric)
     own = [None if scores[x][0] is None else max(scores[x][0], least) for x in xs]
     best = best_index(own, study.mode, least)
     if best is None:
@@ -92,14 +96,21 @@ def basin_width(entry: Entry) -> tuple[float, bool] | None:
 
 
 def _basin_text(basin: tuple[float, bool] | None) -> str | None:
-    return None if basin is None else f"{'at least ' * basin[1]}{basin[0]:.2g}"
-
-
-def _gain(entry: Entry, found: Collected) -> Interval | None:
-    """What tuning gains over the default settings; None if there are no such runs on common seeds, or one diverged."""
-    default = found.default_of(entry)
-    if default is None or default is entry:
+    if basin is None:
         return None
+    return f"{'at least ' * basin[1]}{basin[0]:.2g}" if basin[0] or basin[1] else "the best alone"
+
+
+def _gain(entry: Entry, found: Collected) -> Interval | str | None:
+    """What tuning gains over the default settings, or why there is no number; None if there are no runs with them."""
+    default = found.default_of(entry)
+    if default is None:
+        return None
+    if entry.default:
+        return "the defaults won"
     seeds = common_seeds(entry, default)
+    if not seeds:
+        return "no common seeds"
     above = metric_of(entry.problem, [entry, default], entry)[1]
-    return stats.pair(entry.values(seeds, above), default.values(seeds, above), entry.problem.mode).difference
+    pair = stats.pair(entry.values(seeds, above), default.values(seeds, above), entry.problem.mode)
+    return pair.difference or f"{pair.lost[0]} tuned and {pair.lost[1]} default of {pair.n} runs diverged"

@@ -1,0 +1,18 @@
+"""The conformance kit: does an optimizer do what training code expects of any `torch.optim.Optimizer`?
+
+For the tests of one's own optimizer:
+
+    from bench.check import conformance
+
+    def test_conformance():
+        report = conformance("my_package.my_module:MyOptimizer")  # or the class, an OptimizerSpec, "file.py:MyOptimizer"
+        assert report.ok, report.text()
+
+The checks are listed in `bench/check/catalogue.py`. They run in a process of their own, on small problems on the CPU. Importing
+this package imports no torch.
+"""
+
+from bench.check.report import Report, Verdict, read_verdicts, write_verdict
+from bench.check.runner import conformance
+
+__all__ = ["Report", "Verdict", "conformance", "read_verdicts", "write_verdict"]

@@ -1,0 +1,95 @@
+"""Does it optimize, and does it take the steps that it should?"""
+
+import inspect
+from collections.abc import Callable
+from math import inf, isfinite
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.utils import vector_to_parameters
+from torch.optim import Optimizer
+
+from bench.check.steps import NotApplicable, Pair, flat
+from bench.check.subject import Failed, Finding, Raised, Subject
+
+_FACTORS = (1.0, 10.0, 100.0, 0.1, 1000.0, 0.01)
+
+
+def builds(subject: Subject) -> Finding:
+    """Make it in the ways that training code does, and step once."""
+    ways: dict[str, Callable[[list[Any]], Any]] = {
+        "a list of parameters": list,
+        "a generator of parameters": iter,
+    }
+    for name, groups in ways.items():
+        try:
+            pair = subject.pair(groups=groups)
+        except Exception as error:
+            raise Raised(f"made from {name}: {type(error).__name__}: {error}") from error
+        optimizer = pair.optimizer
+        if not isinstance(optimizer, Optimizer):
+            raise Failed(f"what is made is a {type(optimizer).__name__}, which is no torch.optim.Optimizer")
+        owned = sorted(id(p) for group in optimizer.param_groups for p in group["params"])
+        if owned != sorted(id(p) for p in pair.params):
+            raise Failed(f"made from {name}, its param_groups do not hold each parameter once")
+        pair.step()
+    return Finding(None, "on matrices only" if subject.matrices else "")
+
+
+def _lowered(subject: Subject, model: Callable[[], Any], tolerance: float = 0.5, steps: int = 60) -> Finding:
+    """Least loss after some steps over that before, with the factor on lr that reached it."""
+    best, at = inf, 1.0
+    for factor in _FACTORS if subject.lr else _FACTORS[:1]:
+        pair = subject.pair(model(), arguments={"lr": factor * subject.lr} if subject.lr else {})
+        before = float(pair.backward())
+        pair.run(steps)
+        if callable(getattr(pair.optimizer, "eval", None)):
+            pair.optimizer.eval()  # methods that keep other weights for evaluation
+        ratio = float(pair.backward()) / before
+        if isfinite(ratio) and ratio < best:
+            best, at = ratio, factor
+        if best <= tolerance:
+            break
+    return Finding(best, f"at lr {at * subject.lr:g}" if subject.lr else "")
+
+
+def quadratic(subject: Subject) -> Finding:
+    """How much of a quadratic's value is left."""
+    return _lowered(subject, subject.quadratic)
+
+
+def attention(subject: Subject) -> Finding:
+    """How much of an attention head's loss is left."""
+    return _lowered(subject, subject.attention)
+
+
+def reference(subject: Subject) -> Finding:
+    """Hold its steps to a function.
+
+        reference(weights, gradient, loss, step, memory, **hyperparameters) -> new weights
+
+    Weights and gradient are float64 numpy vectors of all elements, loss is a float, step counts from 0, memory is a dict for what
+    the method remembers, empty at first. The function is given those of the constructor's arguments that it names; with `**more` also all that were set by hand.
+    """
+    formula = subject.reference
+    if formula is None:
+        raise NotApplicable("no reference was given; name one with --reference module:function")
+    subject.refuse_chance()
+    parameters = inspect.signature(formula).parameters
+    takes_more = any(p.kind == p.VAR_KEYWORD for p in parameters.values())
+    told = {name: value for name, value in subject.hparams.items() if name in parameters}
+    told |= subject.arguments if takes_more else {}
+    pair, model = subject.pair(), subject.attention()
+    at = Pair(subject, model, torch.optim.SGD(model.parameters()))
+    weights, memory = flat(at.params).numpy(), {}
+    worst = 0.0
+    for step in range(10):
+        vector_to_parameters(torch.from_numpy(np.asarray(weights, dtype=np.float64)), at.params)
+        loss = float(at.backward())
+        gradient = flat([p.grad for p in at.params if p.grad is not None]).numpy()
+        weights = formula(weights, gradient, loss, step, memory, **told)
+        pair.step()
+        vector_to_parameters(torch.from_numpy(np.asarray(weights, dtype=np.float64)), at.params)
+        worst = max(worst, pair.gap(at))
+    return Finding(worst, "greatest gap in 10 steps")

@@ -1,0 +1,113 @@
+"""`bench check`."""
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from bench.check.catalogue import CHECKS
+from bench.check.report import Verdict, write_verdict
+from bench.check.runner import LIMIT, conformance
+from bench.errors import UserError
+from bench.progress import on_terminal, say
+from bench.words import Parser, dotted_apart, split
+
+
+def main(words: list[str]) -> int:
+    """Check an optimizer: 0 all is well, 1 a check failed.
+
+    Raises:
+        UserError: there is no such optimizer, check or option.
+    """
+    parser = Parser(
+        prog="bench check",
+        description="Check that an optimizer does what training code expects: resume, groups, schedules, odd tensors, closures, DDP, FSDP2, ...",
+        epilog="--opt.lr 0.1 and the like set its hyperparameters. Exit code 1: a check failed.",
+        usage="bench check [-h] NAME | module:Class | file.py:Class [--opt.NAME VALUE ...] [options]",
+    )
+    parser.add_argument(
+        "name", nargs="?", help="an optimizer of `bench list optimizers`, module:Class or file.py:Class"
+    )
+    parser.add_argument("--only", type=_names, metavar="A,B", help="only these checks")
+    parser.add_argument(
+        "--reference", metavar="MODULE:FUNCTION", help="its steps as a float64 function, to compare with"
+    )
+    parser.add_argument(
+        "--limit", type=_seconds, default=LIMIT, metavar="SECONDS", help=f"for one check (default {LIMIT:g})"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--save", action="store_true", help="keep the verdicts in the store, for the leaderboard")
+    parser.add_argument(
+        "--store",
+        type=Path,
+        default=Path(os.environ.get("BENCH_STORE", "runs")),
+        help="where runs are kept (default: $BENCH_STORE, else ./runs)",
+    )
+    parser.add_argument("--list", action="store_true", help="say what is checked, and how closely")
+    own, dotted = dotted_apart(words)
+    args = parser.parse_args(own)
+    if args.list:
+        print(listing())
+        return 0
+    if args.name is None:
+        raise UserError("which optimizer? bench check NAME, module:Class or file.py:Class")
+    settings, _ = split(dotted, set(), set())
+    for name in settings:
+        if not name.startswith("opt."):
+            raise UserError(f"--{name}: a check has no such setting; an optimizer's are written --opt.NAME VALUE")
+    options = {name.removeprefix("opt."): value for name, value in settings.items()}
+    progress = _Progress(len(args.only or CHECKS))
+    report = conformance(
+        args.name, only=args.only, reference=args.reference, options=options, limit=args.limit, show=progress.show
+    )
+    progress.clear()
+    print(json.dumps(report.as_json(), indent=1, allow_nan=False) if args.json else report.text())
+    if args.save:
+        print(f"written to {write_verdict(args.store, report)}", file=sys.stderr)
+    return 0 if report.ok else 1
+
+
+def listing() -> str:
+    """What is checked."""
+    lines = []
+    for check in CHECKS.values():
+        bound = "reported" if check.tolerance is None else f"at most {check.tolerance:g}"
+        lines += [f"{check.name}: {check.meaning}", f"    {bound} ({check.because})"]
+    return "\n".join(lines)
+
+
+class _Progress:
+    """A line on a terminal, a line for each check elsewhere."""
+
+    def __init__(self, total: int) -> None:
+        self.total, self.done, self.live = total, 0, on_terminal()
+
+    def show(self, _: Any, verdict: Verdict) -> None:
+        """Show a verdict."""
+        self.done += 1
+        text = f"{self.done}/{self.total} {verdict.check}: {verdict.verdict} ({verdict.seconds:.1f} s)"
+        if self.live:
+            print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+        else:
+            say(text)
+
+    def clear(self) -> None:
+        """Take the line away."""
+        if self.live:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+def _names(word: str) -> list[str]:
+    return [name for name in word.split(",") if name]
+
+
+def _seconds(word: str) -> float:
+    try:
+        value = float(word)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{word!r} is no time; write seconds, as in --limit 30")
+    return value

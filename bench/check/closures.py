@@ -1,0 +1,98 @@
+"""What an optimizer does with its closure, its keywords and with gradients that others have made."""
+
+from math import inf
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bench.check.steps import NotApplicable, gap, values
+from bench.check.subject import Failed, Finding, Subject
+
+
+def closure(subject: Subject) -> Finding:
+    """Step as a plain training loop does, under no_grad."""
+    pair = subject.pair()
+    enabled: list[bool] = []
+    losses: list[Tensor] = []
+
+    def evaluate() -> Tensor:
+        enabled.append(torch.is_grad_enabled())
+        with torch.enable_grad():
+            losses.append(pair.backward())
+        return losses[-1]
+
+    evaluate()
+    del enabled[:], losses[:]
+    with torch.no_grad():
+        returned = pair.optimizer.step(evaluate)
+        if torch.is_grad_enabled():
+            raise Failed("gradients are enabled after a step under no_grad")
+    if not losses:
+        raise Failed("step(closure) does not call the closure")
+    if not all(enabled):
+        raise Failed("the closure runs with gradients disabled")
+    if not isinstance(returned, Tensor | float):
+        raise Failed(f"step(closure) returns {returned!r}, not the closure's loss")
+    return Finding(_apart(float(returned), float(losses[0])))
+
+
+def _apart(a: float, b: float) -> float:
+    return inf if a != a else abs(a - b)
+
+
+def closure_calls(subject: Subject) -> Finding:
+    """Calls of the closure."""
+    calls = max(subject.pair().run(4).calls)
+    declared = subject.spec.traits.calls_closure_again
+    note = f"{calls} a step" + (", as declared" if declared else "")
+    if calls == 0 and subject.spec.traits.needs_loss:
+        raise Failed("it is declared to need the loss, and never calls the closure")
+    return Finding(0.0 if declared else float(max(calls - 1, 0)), note)
+
+
+def norm_keywords(subject: Subject) -> Finding:
+    """Told norms against its own."""
+    keywords = sorted(subject.spec.step_keywords)
+    if not keywords:
+        raise NotApplicable("its step takes no norm")
+    return Finding(subject.pair().run(norms=True).gap(subject.pair().run()), ", ".join(keywords))
+
+
+def micro_batches(subject: Subject) -> Finding:
+    """Three micro-batches of different sizes against one batch."""
+    return Finding(subject.pair().run(parts=3).gap(subject.pair().run()))
+
+
+def grad_scaler(subject: Subject) -> Finding:
+    """Scaled losses, unscaled before the step, against a run without; then a gradient that overflows."""
+    if subject.spec.traits.calls_closure_again or subject.spec.traits.create_graph:
+        raise NotApplicable("a GradScaler cannot follow a method that evaluates or differentiates the loss again")
+    plain, scaled = subject.pair(subject.attention(torch.float32)).run(), subject.pair(subject.attention(torch.float32))
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    overflow = False
+
+    def by(evaluate: Any) -> Any:
+        """What `tasks.base` does, with gradients that are there already: scale, unscale, step, update."""
+        with torch.no_grad():
+            for p in scaled.params:
+                p.grad.mul_(scaler.get_scale())
+                if overflow:
+                    p.grad.fill_(inf)
+        scaler.scale(torch.zeros(()))  # tells the scaler that a loss was scaled
+        scaler.unscale_(scaled.optimizer)
+        value = scaler.step(scaled.optimizer, evaluate)
+        scaler.update()
+        return value
+
+    scaled.run(by=by)
+    result = scaled.gap(plain)
+    before, overflow = values(scaled.params), True
+    scaled.step(by=by)
+    if any(not torch.equal(p, value) for p, value in zip(scaled.params, before, strict=True)):
+        raise Failed("a gradient that overflows moves the weights; GradScaler must be able to skip the step")
+    overflow = False
+    scaled.step(by=by)
+    if gap(scaled.params, scaled.start, scaled.start) == inf and not all(p.isfinite().all() for p in scaled.params):
+        raise Failed("after a skipped step, weights are not finite")
+    return Finding(result)

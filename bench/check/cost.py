@@ -1,0 +1,110 @@
+"""What a step costs: reads by the host, memory, time."""
+
+import gc
+import statistics
+import time as clock
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bench.check.steps import Pair, push
+from bench.check.subject import Finding, Subject
+from bench.check.watch import Memory, Reads
+
+
+def syncs(subject: Subject) -> Finding:
+    """Reads in two steps, in the way that a GPU's step goes: with foreach kernels where there are any."""
+    ways: list[dict[str, Any]] = [{}]
+    if "foreach" in subject.options and not subject.arguments.get("fused"):
+        ways.append({"foreach": True})
+    most: list[str] = []
+    for way in ways:
+        pair = subject.pair(arguments=way).run(1)
+        for _ in range(2):
+            watch = Reads()
+            _watched(pair, watch)
+            most = max(most, watch.reads, key=len)
+    return Finding(float(len(most)), ", ".join(dict.fromkeys(most)))
+
+
+def leaks(subject: Subject) -> Finding:
+    """Growth of what lives, between the 80th and the 120th step."""
+    pair, watch = subject.pair(), Memory()
+    for _ in range(80):
+        _watched(pair, watch)
+    first = _settled(watch)
+    for _ in range(40):
+        _watched(pair, watch)
+    return Finding(max(0, _settled(watch) - first) / _size(pair.params))
+
+
+def _watched(pair: Pair, watch: Any) -> None:
+    """One step, of which the optimizer's own part is watched; it is given weights, gradients and loss."""
+
+    def by(evaluate: Callable[[], Tensor], **told: Tensor) -> None:
+        watch.given([*pair.params, *(p.grad for p in pair.params), evaluate()])
+        pair.calls[-1] = 0
+        with watch:
+            pair.optimizer.step(evaluate, **told)
+
+    pair.step(by=by)
+
+
+def _settled(memory: Memory) -> int:
+    gc.collect()
+    return memory.now()
+
+
+def memory(subject: Subject) -> Finding:
+    """State and temporaries in the third step."""
+    params = _large(subject, 40_000)
+    with Memory(peaks=True) as watch:
+        optimizer = subject.make(params)
+        _push(subject, optimizer, params)
+        _push(subject, optimizer, params)
+        state = watch.now()
+        watch.peak = 0
+        _push(subject, optimizer, params)
+        peak = watch.peak
+    size = _size(params)
+    return Finding(state / size, f"state {state / size:.2g}, temporaries {max(0, peak - state) / size:.2g}")
+
+
+def time(subject: Subject) -> Finding:
+    """Median time of steps, over that of copies of the parameters."""
+    params = _large(subject, 250_000)
+    optimizer, others = subject.make(params), [torch.empty_like(p) for p in params]
+    _push(subject, optimizer, params)
+    step = _median(lambda: _push(subject, optimizer, params))
+    copy = _median(lambda: torch._foreach_copy_(others, [p.detach() for p in params]))
+    return Finding(step / copy, f"{1e3 * step:.2g} ms for 1,000,000 parameters")
+
+
+def _large(subject: Subject, elements: int) -> list[nn.Parameter]:
+    """Four parameters with gradients that stay."""
+    params = []
+    others = [(100, elements // 100)] * 2 if subject.matrices else [(elements,), (elements // 100, 10, 10)]
+    for shape in [(elements // 500, 500), (500, elements // 500), *others]:
+        p = nn.Parameter(torch.full(shape, 0.1))
+        p.grad = torch.full(shape, 0.01)
+        params.append(p)
+    return params
+
+
+def _push(subject: Subject, optimizer: Any, params: list[nn.Parameter]) -> None:
+    push(subject, optimizer, [(p, p.grad) for p in params])
+
+
+def _size(params: list[Any]) -> int:
+    return sum(p.numel() * p.element_size() for p in params)
+
+
+def _median(call: Callable[[], Any], times: int = 15) -> float:
+    seconds = []
+    for _ in range(times):
+        begun = clock.perf_counter()
+        call()
+        seconds.append(clock.perf_counter() - begun)
+    return statistics.median(seconds)

@@ -1,0 +1,145 @@
+"""Two processes that share a batch: replicas under DDP, shards under FSDP2."""
+
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from bench.check.problem import SAMPLES, Attention
+from bench.check.steps import NotApplicable, gap, values
+from bench.check.subject import Failed, Finding, Raised, Subject
+
+_WORLD = 2
+_CUT = 5  # the first rank's samples, the second has the others
+
+
+class _Shared(Attention):
+    """The attention head, of which each rank sees its samples; ranks average gradients and losses."""
+
+    network: Any = None
+    """What is called: this module, or its DDP wrapper."""
+
+    def rows(self, parts: int) -> list[slice]:
+        """This rank's part of the batch."""
+        return [slice(0, _CUT) if dist.get_rank() == 0 else slice(_CUT, SAMPLES)]
+
+    def loss(self, rows: slice) -> Tensor:
+        """This rank's part of the loss, times the number of ranks, since they average."""
+        return (self.network or self)(rows) * _WORLD
+
+    def reduced(self, loss: Tensor) -> Tensor:
+        """The mean over ranks."""
+        dist.all_reduce(loss)
+        return loss / _WORLD
+
+
+def ddp(subject: Subject) -> Finding:
+    """Train with DDP on two ranks."""
+    _check_applicable(subject)
+    from torch.nn.parallel import DistributedDataParallel
+
+    def train() -> list[Tensor]:
+        model = _Shared(matrices=subject.matrices)
+        network = DistributedDataParallel(model)
+        object.__setattr__(model, "network", network)  # no submodule of its own
+        return values(subject.pair(model).run().params)
+
+    first, second = _on_ranks(train, 0.7 * subject.limit)
+    if any(not torch.equal(a, b) for a, b in zip(first, second, strict=True)):
+        apart = gap(second, first, values(list(subject.attention().parameters())))
+        raise Failed(f"the replicas drift apart, after 6 steps by {apart:.2g} of their way")
+    alone = subject.pair().run()
+    return Finding(gap(first, values(alone.params), alone.start))
+
+
+def fsdp(subject: Subject) -> Finding:
+    """Train with FSDP2 on two ranks; one of them holds no element of the last parameter."""
+    _check_applicable(subject)
+    subject.refuse_chance()
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    def train() -> list[Tensor]:
+        model = _Shared(matrices=subject.matrices)
+        fully_shard(model, mesh=init_device_mesh("cpu", (_WORLD,)))
+        params: list[Any] = subject.pair(model).run().params
+        return [p.detach().full_tensor() for p in params]
+
+    alone = subject.pair().run()
+    return Finding(
+        max(gap(weights, values(alone.params), alone.start) for weights in _on_ranks(train, 0.7 * subject.limit))
+    )
+
+
+def _check_applicable(subject: Subject) -> None:
+    if subject.spec.traits.create_graph:
+        raise NotApplicable("averaged gradients have no graph that it could differentiate")
+    if not (dist.is_available() and dist.is_gloo_available() and "fork" in multiprocessing.get_all_start_methods()):
+        raise NotApplicable("this machine cannot fork processes that talk by gloo")
+
+
+def _on_ranks(train: Callable[[], list[Tensor]], seconds: float) -> list[list[Tensor]]:
+    """What the function returns on each rank, within so many seconds.
+
+    Raises:
+        Raised: it raised on one, one has ended, or the ranks wait for each other.
+    """
+    # Forked, so that torch and the plug-in need not be imported again; nothing here has started threads.
+    context = multiprocessing.get_context("fork")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        processes = [context.Process(target=_rank, args=(rank, folder, train), daemon=True) for rank in range(_WORLD)]
+        for process in processes:
+            process.start()
+        try:
+            return _gathered(folder, processes, seconds)
+        finally:
+            for process in processes:
+                process.kill()
+                process.join()
+
+
+def _gathered(folder: Path, processes: list[Any], seconds: float) -> list[list[Tensor]]:
+    until = time.monotonic() + seconds
+    results = [folder / f"{rank}.pt" for rank in range(_WORLD)]
+    while not all(result.exists() for result in results):
+        for rank in range(_WORLD):
+            error = folder / f"{rank}.error"
+            if error.exists():
+                raise Raised(f"on rank {rank}: {error.read_text('utf-8')}")
+        ended = [rank for rank, process in enumerate(processes) if process.exitcode is not None]
+        if any(not results[rank].exists() and not (folder / f"{rank}.error").exists() for rank in ended):
+            raise Raised("one of the two processes has ended without a result")
+        if time.monotonic() > until:
+            raise Raised(f"the two processes do not end in {seconds:.3g} s: they wait for each other, or one hangs")
+        time.sleep(0.02)
+    return [torch.load(result, weights_only=True) for result in results]
+
+
+def _rank(rank: int, folder: Path, train: Callable[[], list[Tensor]]) -> None:
+    pid = os.getpid()
+    try:
+        if sys.platform == "linux":
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # needs no name of this machine
+        dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=_WORLD)
+        weights = train()
+        if os.getpid() == pid:  # not a process that the optimizer has forked
+            torch.save(weights, folder / f"{rank}.tmp")
+            (folder / f"{rank}.tmp").rename(folder / f"{rank}.pt")
+            dist.barrier()
+    except BaseException as error:
+        if os.getpid() == pid:
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            text = f"{type(error).__name__}: {str(error).partition(chr(10))[0]} ({where.filename}, line {where.lineno})"
+            (folder / f"{rank}.tmp").write_text(text, "utf-8")
+            (folder / f"{rank}.tmp").rename(folder / f"{rank}.error")
+    os._exit(0)

@@ -1,0 +1,142 @@
+"""Verdicts: as a table, as JSON, in a store. Importing this file imports no torch."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from bench.check.catalogue import CHECKS
+
+Word = Literal["pass", "fail", "not applicable", "error"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What came of a check.
+
+    Attributes:
+        check: its name.
+        verdict: `error` where the optimizer raised, ended its process or came to no end.
+        measured: the number that was held against the tolerance, or None.
+        note: what else was seen.
+        seconds: how long it took.
+    """
+
+    check: str
+    verdict: Word
+    measured: float | None = None
+    note: str = ""
+    seconds: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        """Whether it is no fault."""
+        return self.verdict in ("pass", "not applicable")
+
+
+@dataclass(frozen=True)
+class Report:
+    """All verdicts on an optimizer.
+
+    Attributes:
+        name: what was asked for.
+        options: hyperparameters that were given.
+        about: target, package, versions, and arguments that its constructor was called with; empty if it could not be loaded.
+        verdicts: in the order of the catalogue.
+    """
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    about: Mapping[str, Any] = field(default_factory=dict)
+    verdicts: tuple[Verdict, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing has failed."""
+        return all(verdict.ok for verdict in self.verdicts)
+
+    @property
+    def failed(self) -> list[str]:
+        """Names of the checks that failed, or in which the optimizer raised."""
+        return [verdict.check for verdict in self.verdicts if not verdict.ok]
+
+    def __getitem__(self, check: str) -> Verdict:
+        return {verdict.check: verdict for verdict in self.verdicts}[check]
+
+    def text(self) -> str:
+        """The table, and what to do about failures."""
+        rows = [("check", "verdict", "measured", "at most", "")]
+        for v in self.verdicts:
+            tolerance = CHECKS[v.check].tolerance
+            rows.append((v.check, v.verdict, _number(v.measured), _number(tolerance), v.note))
+        widths = [max(len(row[i]) for row in rows) for i in range(4)]
+        lines = [
+            "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[4]]) for row in rows
+        ]
+        for v in self.verdicts:
+            if not v.ok:
+                check = CHECKS[v.check]
+                lines += [
+                    "",
+                    f"{v.check}: {check.meaning}",
+                    f"  tolerance: {check.because}",
+                    f"  to do: {check.advice}",
+                ]
+        count = {
+            word: sum(v.verdict == word for v in self.verdicts) for word in ("pass", "fail", "error", "not applicable")
+        }
+        total = ", ".join(f"{n} {word}" for word, n in count.items() if n)
+        return "\n".join([line.rstrip() for line in lines] + ["", f"{self.name}: {total}"])
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it, as strict JSON can hold it."""
+        from bench.store import plain
+
+        rows = []
+        for v in self.verdicts:
+            check = CHECKS[v.check]
+            rows.append({**asdict(v), "tolerance": check.tolerance, "meaning": check.meaning, "advice": check.advice})
+        options = {
+            name: value if isinstance(value, int | float | str | bool | None) else str(value)
+            for name, value in self.options.items()
+        }
+        return plain({"name": self.name, "ok": self.ok, "options": options, **self.about, "verdicts": rows})
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g}"
+
+
+def write_verdict(store: Path, report: Report) -> Path:
+    """Keep a report in a store; one of the same optimizer is replaced.
+
+    Returns:
+        The file.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    from bench.errors import UserError
+    from bench.store import write_json
+    from optimizers.plugins import slug
+
+    path = store / "checks" / f"{slug(report.name)}.json"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, report.as_json(), indent=1)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}; choose another folder with --store") from None
+    return path
+
+
+def read_verdicts(store: Path) -> dict[str, dict[str, Any]]:
+    """The reports in a store as `Report.as_json` gives them, by the optimizer's name; files that are damaged are left out."""
+    found = {}
+    for path in sorted((store / "checks").glob("*.json")):
+        try:
+            report = json.loads(path.read_text("utf-8"))
+            found[report["name"]] = report
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return found

@@ -1,0 +1,90 @@
+"""What an optimizer remembers, and where."""
+
+import copy
+import io
+import pickle
+from typing import Any
+
+import torch
+
+from bench.check.steps import NotApplicable, Pair, gap, values
+from bench.check.subject import Failed, Finding, Raised, Subject
+
+_BEFORE, _AFTER = 3, 4
+
+
+def resume(subject: Subject) -> Finding:
+    """Interrupt a run in float32."""
+    return _resumed(subject, torch.float32)
+
+
+def resume_bf16(subject: Subject) -> Finding:
+    """Interrupt a run in bfloat16."""
+    try:
+        subject.pair(subject.attention(torch.bfloat16)).run(_BEFORE)
+    except Exception as error:
+        raise NotApplicable(f"it does not step on bfloat16 ({type(error).__name__})") from None
+    return _resumed(subject, torch.bfloat16)
+
+
+def _resumed(subject: Subject, dtype: torch.dtype) -> Finding:
+    whole = subject.pair(subject.attention(dtype)).run(_BEFORE)
+    weights, file = values(whole.params), io.BytesIO()
+    torch.save(whole.optimizer.state_dict(), file)
+    whole.run(_AFTER)
+    file.seek(0)
+    try:
+        state = torch.load(file, weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise Failed(f"torch.load(weights_only=True) refuses its state: {_line(error)}") from None
+    again = subject.pair(subject.attention(dtype))
+    with torch.no_grad():
+        for p, value in zip(again.params, weights, strict=True):
+            p.copy_(value)
+    try:
+        again.optimizer.load_state_dict(state)
+    except Exception as error:
+        raise Raised(f"load_state_dict raises {type(error).__name__}: {_line(error)}") from error
+    again.calls = [0] * _BEFORE  # so that it draws the random numbers of these steps
+    again.run(_AFTER)
+    return Finding(gap(values(again.params), values(whole.params), weights))
+
+
+def copies(subject: Subject) -> Finding:
+    """Copy model and optimizer together, at the start and later."""
+    ways: dict[str, Any] = {"copy.deepcopy": copy.deepcopy}
+    if not subject.adapted:  # pickle does not find a class that the suite has made of the optimizer's
+        ways["pickle"] = _pickled
+    worst = 0.0
+    for steps in (0, _BEFORE):
+        for name, copied in ways.items():
+            pair = subject.pair().run(steps)
+            before = values(pair.params)
+            for p in pair.params:
+                p.grad = None  # one with a graph cannot be copied
+            try:
+                model, optimizer = copied((pair.model, pair.optimizer))
+                twin = Pair(subject, model, optimizer)
+                twin.calls = [0] * steps
+                twin.run(_AFTER)
+            except Exception as error:
+                raise Raised(f"{name} after {steps} steps: {type(error).__name__}: {_line(error)}") from error
+            if any(not torch.equal(p, value) for p, value in zip(pair.params, before, strict=True)):
+                raise Failed(f"{name}: steps of the copy move the original")
+            pair.run(_AFTER)
+            worst = max(worst, twin.gap(pair))
+    return Finding(worst, " and ".join(ways))
+
+
+def _pickled(value: Any) -> Any:
+    return pickle.loads(pickle.dumps(value))
+
+
+def deterministic(subject: Subject) -> Finding:
+    """Run twice."""
+    first, second = subject.pair().run(), subject.pair().run()
+    return Finding(second.gap(first))
+
+
+def _line(error: BaseException) -> str:
+    return str(error).partition("\n")[0]

@@ -1,0 +1,132 @@
+"""Steps of an optimizer: on a model as the suite makes them, or with made-up gradients; and how far results are apart."""
+
+import random
+from collections.abc import Callable, Sequence
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from bench.check.subject import Subject
+
+STEPS = 6
+"""Steps of most checks: enough for momentum and bias corrections, few enough that rounding stays small."""
+
+
+class NotApplicable(Exception):
+    """The property has no meaning for this optimizer; says why."""
+
+
+class Pair:
+    """A model and an optimizer, stepped as the suite does: the batch's gradient lies in `.grad` before `step(closure)`.
+
+    The closure's first call hands over the loss that is there; later ones evaluate again.
+
+    Attributes:
+        calls: of the closure, by step.
+        seeds: the first step's seed.
+    """
+
+    def __init__(self, subject: "Subject", model: Any, optimizer: Any) -> None:
+        self.subject, self.model, self.optimizer = subject, model, optimizer
+        self.params: list[Any] = list(model.parameters())
+        self.start = values(self.params)
+        self.calls: list[int] = []
+        self.seeds = 0
+
+    def backward(self, parts: int = 1) -> Tensor:
+        """The whole batch's mean loss, with its gradient in `.grad`."""
+        for group in self.optimizer.param_groups:
+            for p in group["params"]:
+                p.grad = None
+        total = torch.zeros(())
+        for rows in self.model.rows(parts):
+            loss = self.model.loss(rows)
+            loss.backward(create_graph=self.subject.spec.traits.create_graph)
+            total = total + loss.detach()
+        return self.model.reduced(total)
+
+    def step(self, parts: int = 1, *, norms: bool = False, by: Callable[..., Any] | None = None) -> Any:
+        """One step.
+
+        Args:
+            parts: micro-batches.
+            norms: whether to tell the norms that `step` takes as keywords.
+            by: what is called with closure and keywords; the optimizer's `step` if None.
+
+        Returns:
+            What it returned.
+        """
+        seed(self.seeds + len(self.calls))
+        with torch.enable_grad():
+            loss = self.backward(parts)
+        versions = [p._version for p in self.params]
+        self.calls.append(0)
+
+        def closure() -> Tensor:
+            self.calls[-1] += 1
+            if self.calls[-1] == 1 and versions == [p._version for p in self.params]:
+                return loss
+            return self.backward(parts)
+
+        told: dict[str, Tensor] = {}
+        if norms:
+            norm = torch.cat([p.grad.flatten() for p in self.params]).norm()
+            told = dict.fromkeys(self.subject.spec.step_keywords, norm)
+        return (by or self.optimizer.step)(closure, **told)
+
+    def run(self, steps: int = STEPS, **how: Any) -> "Pair":
+        """Several steps; returns itself."""
+        for _ in range(steps):
+            self.step(**how)
+        return self
+
+    def gap(self, other: "Pair") -> float:
+        """How far the weights are from another's, relative to the way that the other has come."""
+        return gap(values(self.params), values(other.params), other.start)
+
+
+def push(
+    subject: "Subject", optimizer: Any, gradients: Sequence[tuple[Tensor, Tensor | None]], loss: float = 0.5
+) -> None:
+    """One step with these gradients of parameters; the closure only tells a loss.
+
+    Raises:
+        NotApplicable: the method differentiates gradients, and these have no graph.
+    """
+    if subject.spec.traits.create_graph:
+        raise NotApplicable("it differentiates gradients, and made-up ones have no graph")
+    seed(0)
+    for p, g in gradients:
+        p.grad = g
+    value = torch.tensor(loss, dtype=torch.float64)
+    optimizer.step(lambda: value)
+
+
+def values(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Copies, without autograd."""
+    return [t.detach().clone() for t in tensors]
+
+
+def flat(tensors: Sequence[Tensor]) -> Tensor:
+    """All elements as one float64 vector."""
+    return torch.cat([t.detach().double().reshape(-1) for t in tensors])
+
+
+def gap(a: Sequence[Tensor], b: Sequence[Tensor], start: Sequence[Tensor]) -> float:
+    """Greatest difference of a and b relative to the greatest way of b from its start; inf where one is not finite."""
+    x, y = flat(a), flat(b)
+    difference, way = (float(d.abs().max()) for d in (x - y, y - flat(start)))
+    if not (np.isfinite(difference) and np.isfinite(way)):
+        return inf
+    return difference / way if way else (inf if difference else 0.0)
+
+
+def seed(number: int) -> None:
+    """Seed the generators that an optimizer may draw from."""
+    torch.manual_seed(number)
+    np.random.seed(number)
+    random.seed(number)

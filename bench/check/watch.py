@@ -1,0 +1,129 @@
+"""Watching the operations of a step: what a GPU would wait for, and what memory is made."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+# Operations that need values on the host: to hand them over, or to know the size of their result.
+_READS = {
+    "_local_scalar_dense", "is_nonzero", "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive",
+    "equal", "bincount",
+}  # fmt: skip
+# Methods that make no operation where the tensor is on the host already.
+_METHODS = {"cpu", "numpy", "tolist", "__array__"}
+
+
+class Reads(TorchDispatchMode):
+    """Counts reads of values that would lie on a GPU if the parameters did.
+
+    What would lie there: the tensors it is given, what operations make of them, and what is made for an explicit device, since
+    that is then a parameter's. A counter made by `torch.tensor(0.0)` stays on the host, and is free to read.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.there: dict[int, Any] = {}  # storages are kept, or others would be taken for them once they are freed
+        self.reads: list[str] = []
+        self.methods = _Methods(self)
+
+    def __enter__(self) -> Any:
+        self.methods.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self.methods.__exit__(*error)
+
+    def given(self, tensors: list[Tensor]) -> None:
+        """These tensors lie on the device."""
+        self.there |= {t.untyped_storage()._cdata: t.untyped_storage() for t in tensors}
+
+    def is_there(self, tensors: list[Tensor]) -> bool:
+        """Whether one of them lies on the device."""
+        return any(t.untyped_storage()._cdata in self.there for t in tensors)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operation and note it."""
+        kwargs = kwargs or {}
+        name = func.name().removeprefix("aten::").partition(".")[0]
+        inputs = _tensors((args, kwargs))
+        there = self.is_there(inputs)
+        if there and (name in _READS or _masked(name, args)):
+            self.reads.append(name)
+        out = func(*args, **kwargs)
+        if there or (not inputs and kwargs.get("device") is not None):
+            self.given(_tensors(out) + (inputs if there and func._schema.is_mutable else []))
+        return out
+
+
+class _Methods(TorchFunctionMode):
+    """Tells `Reads` of methods that are no operations."""
+
+    def __init__(self, reads: Reads) -> None:
+        super().__init__()
+        self.of = reads
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Note the call and let it happen."""
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        to_host = name == "to" and "cpu" in [a for a in (*args, *kwargs.values()) if isinstance(a, str)]
+        if (name in _METHODS or to_host) and self.of.is_there(_tensors(args[:1])):
+            self.of.reads.append(name)
+        return func(*args, **kwargs)
+
+
+def _masked(name: str, args: Any) -> bool:
+    """Whether elements are chosen by a mask, whose number the host must know."""
+    if name not in ("index", "index_put", "index_put_"):
+        return False
+    return any(isinstance(i, Tensor) and i.dtype in (torch.bool, torch.uint8) for i in args[1])
+
+
+class Memory(TorchDispatchMode):
+    """Adds up the bytes of tensors that operations make, as long as they live.
+
+    Args:
+        peaks: whether to look after each operation, which takes time.
+
+    Attributes:
+        peak: greatest sum since it was last set.
+    """
+
+    def __init__(self, *, peaks: bool = False) -> None:
+        super().__init__()
+        self.alive: dict[int, tuple[StorageWeakRef, int]] = {}
+        self.peaks, self.peak = peaks, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operation and note what it made."""
+        kwargs = kwargs or {}
+        known = {t.untyped_storage()._cdata for t in _tensors((args, kwargs))}
+        out = func(*args, **kwargs)
+        for t in _tensors(out):
+            storage = t.untyped_storage()
+            if storage._cdata not in known:
+                self.given([t])
+        if self.peaks:
+            self.peak = max(self.peak, self.now())
+        return out
+
+    def given(self, tensors: list[Tensor]) -> None:
+        """These tensors count as well."""
+        for t in tensors:
+            storage = t.untyped_storage()
+            self.alive[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
+
+    def now(self) -> int:
+        """Bytes that live."""
+        self.alive = {key: value for key, value in self.alive.items() if not value[0].expired()}
+        return sum(size for _, size in self.alive.values())
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [t for t in tree_leaves(tree) if isinstance(t, Tensor) and t.layout == torch.strided]

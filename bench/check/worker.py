@@ -1,0 +1,175 @@
+"""The process that imports an optimizer and runs the checks on it.
+
+What to do comes as a pickle on standard input. Verdicts leave as lines of JSON through a file descriptor of their own, so that what
+the optimizer prints does not get among them.
+"""
+
+import gc
+import json
+import os
+import pickle
+import sys
+import time
+import traceback
+import warnings
+from dataclasses import asdict, dataclass, field
+from importlib import import_module
+from importlib.metadata import version
+from platform import python_version
+from typing import Any
+
+from bench.check.catalogue import CHECKS
+from bench.check.report import Verdict
+from bench.errors import UserError, unknown
+from optimizers import OPTIMIZERS, OptimizerSpec
+from optimizers.plugins import PluginError, load
+
+
+@dataclass(frozen=True)
+class Job:
+    """Checks of one optimizer.
+
+    Attributes:
+        name: in the registry, `module:Class` or `file.py:Class`.
+        spec: instead of what the registry has under that name.
+        options: hyperparameters.
+        reference: `module:function`, or None.
+        checks: names.
+    """
+
+    name: str
+    spec: OptimizerSpec | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    reference: str | None = None
+    checks: tuple[str, ...] = ()
+
+
+class Worker:
+    """Runs jobs and tells of them.
+
+    Args:
+        fd: where to write.
+        limit: seconds that one check may take.
+    """
+
+    def __init__(self, fd: int, limit: float) -> None:
+        self.fd, self.limit, self.pid = fd, limit, os.getpid()
+        os.set_inheritable(fd, False)
+
+    def tell(self, event: str, **more: Any) -> None:
+        """Write an event; a process that an optimizer has forked ends here instead."""
+        if os.getpid() != self.pid:
+            os._exit(0)
+        os.write(self.fd, json.dumps({"event": event, **more}).encode() + b"\n")
+
+    def run(self, jobs: dict[int, Job]) -> None:
+        """Run jobs, by number."""
+        for number, job in jobs.items():
+            self.tell("job", job=number)
+            if job.checks:
+                self._run(job)
+        self.tell("end")
+
+    def _run(self, job: Job) -> None:
+        from bench.check.subject import Subject
+
+        self.tell("check", check=job.checks[0])  # which loading counts as
+        try:
+            spec = job.spec or _found(job.name)
+            reference = load(job.reference) if job.reference else None
+            self._warm_up()
+            self.tell("check", check=job.checks[0])
+            subject = Subject(spec, job.options, reference, limit=self.limit)
+        except (UserError, PluginError) as error:
+            self.tell("refused", why=str(error))
+            return
+        except BaseException as error:
+            self._verdict(Verdict(job.checks[0], "error", note=described(error)))
+            return
+        self.tell("about", about=_about(subject))
+        for name in job.checks:
+            self.tell("check", check=name)
+            verdict = judged(name, subject)
+            self._verdict(verdict)
+            if name == "builds" and not verdict.ok:
+                return
+
+    def _warm_up(self) -> None:
+        """The first optimizer of a process imports torch's compiler, which takes as long as torch itself."""
+        import torch
+
+        self.tell("ready")
+        torch.set_num_threads(1)
+        torch.optim.SGD([torch.ones(1)]).step()
+        gc.freeze()  # what is there stays; later collections need not look at it
+
+    def _verdict(self, verdict: Verdict) -> None:
+        self.tell("verdict", verdict=asdict(verdict))
+
+
+def judged(name: str, subject: Any) -> Verdict:
+    """Run one check."""
+    from bench.check.steps import NotApplicable, seed
+    from bench.check.subject import Failed, Raised
+
+    check = CHECKS[name]
+    module, _, function = check.target.partition(":")
+    measure = getattr(import_module(module), function)
+    seed(0)
+    begun = time.perf_counter()
+    measured = None
+    try:
+        finding = measure(subject)
+        measured, note = finding.measured, finding.note
+        good = check.tolerance is None or measured is None or measured <= check.tolerance
+        word = "pass" if good else "fail"
+    except Failed as error:
+        word, note = "fail", str(error)
+    except NotApplicable as error:
+        word, note = "not applicable", str(error)
+    except Raised as error:
+        word, note = "error", str(error)
+    except BaseException as error:
+        word, note = "error", described(error)
+    return Verdict(name, word, measured, note, round(time.perf_counter() - begun, 3))
+
+
+def described(error: BaseException) -> str:
+    """An exception in one line, with the place outside of the kit and of torch that it comes from."""
+    frames = traceback.extract_tb(error.__traceback__)
+    kit, torch = os.path.dirname(__file__), os.sep + "torch" + os.sep  # noqa: PTH120 - compared with names of frames
+    outside = [frame for frame in frames if not frame.filename.startswith(kit) and torch not in frame.filename]
+    place = f" ({outside[-1].filename}, line {outside[-1].lineno})" if outside else ""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0][:300] if lines else ''}{place}"
+
+
+def _found(name: str) -> OptimizerSpec:
+    try:
+        return OPTIMIZERS[name]
+    except KeyError:
+        raise unknown("optimizer", name, OPTIMIZERS) from None
+
+
+def _about(subject: Any) -> dict[str, Any]:
+    spec = subject.spec
+    versions = {"python": python_version(), "torch": version("torch"), "bench": version("attention-optimizer-bench")}
+    arguments = {
+        name: value if isinstance(value, int | float | bool | None) else str(value)
+        for name, value in subject.arguments.items()
+    }
+    return {
+        "target": spec.target, "version": spec.version, "package": spec.package, "versions": versions,
+        "arguments": arguments,
+    }  # fmt: skip
+
+
+def main() -> None:
+    """Do what standard input says; the first argument is the file descriptor."""
+    limit, jobs = pickle.load(sys.stdin.buffer)
+    worker = Worker(int(sys.argv[1]), limit)
+    warnings.simplefilter("ignore")
+    import torch  # noqa: F401 - before the first limit
+
+    worker.run(jobs)
+    os._exit(0)  # whatever threads an optimizer has left

@@ -1,0 +1,82 @@
+"""`bench new`: a small complete package with an optimizer or a task, to be changed into one's own."""
+
+import keyword
+import re
+import shutil
+from pathlib import Path
+
+from bench.errors import UserError
+
+KINDS = ("optimizer", "task")
+_TEMPLATES = Path(__file__).parent / "templates"
+
+
+def create(kind: str, name: str, folder: Path) -> list[Path]:
+    """Write the package.
+
+    Args:
+        kind: `optimizer` or `task`.
+        name: of package, module and what is typed after `--opt` or `--task`.
+        folder: made; it must not be there, or be empty.
+
+    Returns:
+        the files.
+
+    Raises:
+        UserError: the name cannot be one, is taken, or the folder cannot be written.
+    """
+    from jinja2 import Environment, StrictUndefined
+
+    from optimizers import OPTIMIZERS
+    from tasks import TASKS
+
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
+        raise UserError(
+            f"{name!r} cannot be the name of a Python package: write small letters, digits and _, as in my_opt"
+        )
+    registry = OPTIMIZERS if kind == "optimizer" else TASKS
+    if name in registry:
+        taker = registry.describe(name) or "the suite"
+        raise UserError(f"the {kind} name {name!r} is taken by {taker}; choose another")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder} is there already; choose another folder with --out, or remove it")
+    words = {"name": name, "cls": "".join(part.capitalize() for part in name.split("_") if part)}
+    environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False)  # no page
+    paths = []
+    try:
+        for template in sorted((_TEMPLATES / kind).glob("*.j2")):
+            path = folder / _place(template.name.removesuffix(".j2"), name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(environment.from_string(template.read_text("utf-8")).render(words), "utf-8")
+            paths.append(path)
+    except OSError as error:
+        if not folder.is_symlink():
+            shutil.rmtree(folder, ignore_errors=True)
+        raise UserError(f"cannot write {folder}: {error.strerror or error}; choose another folder with --out") from None
+    return paths
+
+
+def _place(template: str, name: str) -> Path:
+    """`__name__.optimizer.py` is `NAME/optimizer.py`: the first dot of those with a folder is a slash."""
+    folder, _, rest = template.partition(".")
+    parts = (folder, rest) if folder in ("__name__", "tests") else (template,)
+    return Path(*(part.replace("__name__", name) for part in parts))
+
+
+def main(words: list[str]) -> int:
+    """The command."""
+    from bench.words import Parser
+
+    parser = Parser(
+        prog="bench new",
+        description="Write a small complete package with an optimizer or a task: class, what the suite is told of it, a test, README.",
+    )
+    parser.add_argument("kind", choices=KINDS)
+    parser.add_argument("name", help="of the package, and what is typed after --opt or --task: my_opt")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder to make (default: ./NAME)")
+    args = parser.parse_args(words[1:])
+    folder = args.out or Path(args.name)
+    for path in create(args.kind, args.name, folder):
+        print(path)
+    print(f"install it: pip install -e {folder}; then see {folder / 'README.md'}")
+    return 0

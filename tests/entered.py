@@ -1,0 +1,140 @@
+"""Runs and studies as a training would leave them, for what is made of a store: any results, in own folders or in a pack."""
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.boards import BOARDS, Asked, Board
+from bench.config import resolve
+from bench.entries import Collected, collect
+from bench.selection import End
+from bench.store import RunResult, Store, plain, write_parquet
+from bench.stores import Stores, StudyRecord, study_path
+from tasks import TASKS
+
+VERSIONS = {"torch": "2.15.0", "lightning": "2.6.6", "task": 1, "opt": 1}
+CPU = {"cpu": "abacus", "threads": 1, "gpu": None}
+
+
+@cache
+def _config(task: str, opt: str, words: str) -> tuple[str, str]:
+    resolved = resolve({"task": task, "opt": opt, "device": "cpu", **json.loads(words)})
+    return resolved.run_id, json.dumps(plain(resolved.model_dump(exclude={"data", "store", "logger"})))
+
+
+def made(
+    opt: str = "adam",
+    seed: int = 0,
+    final: End = 0.5,
+    *,
+    task: str = "mnist",
+    name: str | None = None,
+    words: Mapping[str, Any] | None = None,
+    **changes: Any,
+) -> RunResult:
+    """A run.
+
+    Args:
+        opt, seed, task: of its configuration.
+        final: at its last step, and at its best one.
+        name: of an optimizer that nobody knows, with the settings of `opt`.
+        words: further settings in dotted form.
+        changes: fields of the record.
+    """  # fmt: skip
+    run_id, text = _config(task, opt, json.dumps({"trainer.max_steps": 100, "seed": seed, **(words or {})}))
+    config = json.loads(text)
+    if name is not None:
+        config["opt"], run_id = name, f"{run_id}-{name.encode('utf-8', 'replace').hex()}"[:200]
+    values: dict[str, Any] = {
+        "status": "completed", "versions": VERSIONS, "metric": TASKS[task].metric, "split": "test", "final": final,
+        "best": final, "best_step": 100, "steps": 100, "train_s": 10.0, "environment": CPU,
+    }  # fmt: skip
+    return RunResult(run_id, config, **(values | changes))
+
+
+def seeds(opt: str, finals: Sequence[End], first: int = 0, **changes: Any) -> list[RunResult]:
+    """A run for each value, of seeds in a row; None for one that diverged."""
+    lost: dict[str, Any] = {"status": "diverged"}
+    return [
+        made(opt, seed, final, **((lost if final is None else {}) | changes))
+        for seed, final in enumerate(finals, first)
+    ]
+
+
+def keep(store: Path, *runs: RunResult, measured: Mapping[str, Any] | None = None) -> None:
+    """Write runs into folders of their own; with these measurements, if any."""
+    for run in runs:
+        (store / run.run_id).mkdir(parents=True, exist_ok=True)
+        Store(store).write(run)
+        if measured is not None:
+            write_parquet(store / run.run_id / "measurements.parquet", measured)
+
+
+def pack(store: Path, *runs: RunResult) -> None:
+    """Write runs into one pack."""
+    folder = Store(store).begin_pack({run.run_id: run.config for run in runs})
+    folder.append_curve(np.ones((2, len(runs), 4)))
+    folder.end(list(runs))
+
+
+def study(
+    store: Path,
+    scores: Mapping[float, End],
+    runs: Mapping[float, Sequence[RunResult]],
+    winner: RunResult | None,
+    **changes: Any,
+) -> StudyRecord:
+    """Write the record of a study of lr.
+
+    Args:
+        store: its folder.
+        scores: by lr.
+        runs: of the trials, by lr.
+        winner: a run with the settings that won.
+        changes: other fields.
+    """
+    trials: list[dict[str, Any]] = [
+        {"point": {"opt.lr": lr}, "kind": "design", "state": "completed", "score": score, "runs": [r.run_id for r in runs.get(lr, ())]}
+        for lr, score in scores.items()
+    ]  # fmt: skip
+    values: dict[str, Any] = {
+        "name": "study", "task": "mnist", "opt": "adam", "seeds": [1000, 1001], "axes": ["opt.lr"], "mode": "max",
+        "sampler": "grid", "prune": False, "trials": trials, "winner": winner and winner.run_id, "lr_at_boundary": False,
+    }  # fmt: skip
+    record = StudyRecord(**(values | changes))
+    path = study_path(store, record.name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(plain(vars(record))))
+    return record
+
+
+def tuned(store: Path, opt: str, finals: Sequence[End], lr: float = 0.1, **changes: Any) -> None:
+    """A study with three trials of two seeds, and the winner on as many fresh seeds as there are values."""
+    trials = {
+        each: [made(opt, seed, 0.4, words={"opt.lr": each}) for seed in (1000, 1001)] for each in (lr / 10, lr, lr * 10)
+    }
+    for runs in trials.values():
+        keep(store, *runs)
+    scores = {lr / 10: 0.3, lr: 0.4, lr * 10: None}
+    study(store, scores, trials, trials[lr][0], **{"name": f"of-{opt}", "opt": opt} | changes)
+    keep(store, *seeds(opt, finals, words={"opt.lr": lr}))
+
+
+def found(*folders: Path, **words: Any) -> Collected:
+    """The entries of some stores."""
+    return collect(Stores(folders), **words)
+
+
+def board(name: str, *folders: Path, reference: str = "adam", target: float | None = None, **words: Any) -> Board:
+    """A board of some stores."""
+    stores = Stores(folders)
+    return BOARDS[name](Asked(collect(stores, reference=reference, **words), stores.tables, reference, target))
+
+
+def rows(name: str, *folders: Path, table: int = -1, **words: Any) -> dict[str, dict[str, Any]]:
+    """The rows of one table of a board, by optimizer, in order."""
+    return {row["opt"]: row for row in board(name, *folders, **words).tables[table].rows}

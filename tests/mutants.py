@@ -1,0 +1,675 @@
+"""Optimizers with one fault each, and the checks that must find it, and no others; three sound ones come first."""
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.optim import Optimizer
+
+from bench.check.catalogue import CHECKS
+from optimizers import OptimizerSpec, Traits
+from optimizers.global_norm import global_norm
+from optimizers.step_size import run_closure, safe_divide
+
+FAULTS: dict[str, set[str]] = {}
+"""Names of mutants, and the checks that must fail on them."""
+
+SPECS: dict[str, OptimizerSpec] = {}
+"""What a mutant declares, where it does."""
+
+EVERYTHING = {name for name, check in CHECKS.items() if check.tolerance is not None}
+
+
+def mutant(*faults: str, update: str | None = None, **traits: bool) -> Callable[[type], type]:
+    """Note a class with the checks that it fails, and with what it declares."""
+
+    def noted(cls: type) -> type:
+        FAULTS[cls.__name__] = set(faults)
+        SPECS[cls.__name__] = OptimizerSpec(
+            name=cls.__name__, target=f"tests.mutants:{cls.__name__}", formula="", source="tests", traits=Traits(**traits),
+            update=update and f"tests.mutants:{update}",
+        )  # fmt: skip
+        return cls
+
+    return noted
+
+
+# ---- Sound ones, of which the others derive ---------------------------------------------------------------------------
+
+
+@mutant(update="heavy_ball")
+class Sound(Optimizer):
+    """Heavy ball."""
+
+    def __init__(self, params: Any, lr: float = 0.05, momentum: float = 0.9, *, foreach: bool = False) -> None:
+        super().__init__(params, dict(lr=lr, momentum=momentum, foreach=foreach))
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        loss = run_closure(closure)
+        for group in self.param_groups:
+            self.move(group, [p for p in group["params"] if p.grad is not None])
+        return loss
+
+    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        if group["foreach"]:
+            self.move_together(group, params)
+            return
+        for p in params:
+            buffer = self.buffer(p)
+            buffer.mul_(group["momentum"]).add_(p.grad)
+            p.sub_(buffer, alpha=group["lr"])
+
+    def move_together(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        if params:
+            buffers = [self.buffer(p) for p in params]
+            torch._foreach_mul_(buffers, group["momentum"])
+            torch._foreach_add_(buffers, [p.grad for p in params])
+            torch._foreach_sub_(params, buffers, alpha=group["lr"])
+
+    def buffer(self, p: Tensor) -> Tensor:
+        if "buffer" not in self.state[p]:
+            self.state[p]["buffer"] = torch.zeros_like(p)
+        return self.state[p]["buffer"]
+
+
+@mutant()
+class SoundNorm(Sound):
+    """Normalised."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None, *, grad_norm: Tensor | None = None) -> Any:
+        loss = run_closure(closure)
+        params = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        norm = self.norm([p.grad for p in params]) if grad_norm is None else self.told(grad_norm)
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.sub_(p.grad * self.factor(group, norm).to(p.dtype))
+        return loss
+
+    def norm(self, grads: list[Tensor]) -> Tensor:
+        return global_norm(grads)
+
+    def told(self, norm: Tensor) -> Tensor:
+        return norm
+
+    def factor(self, group: dict[str, Any], norm: Tensor) -> Tensor:
+        return safe_divide(group["lr"], norm)
+
+
+@mutant(needs_loss=True)
+class SoundPolyak(Optimizer):
+    """Polyak's step."""
+
+    def __init__(self, params: Any, lr: float = 0.5) -> None:
+        super().__init__(params, dict(lr=lr))
+
+    @torch.no_grad()
+    def step(self, closure: Any) -> Any:
+        loss = run_closure(closure)
+        params = [(group, p) for group in self.param_groups for p in group["params"] if p.grad is not None]
+        norm = global_norm([p.grad for _, p in params])
+        size = safe_divide(safe_divide(self.heard(loss).to(norm), norm), norm)
+        for group, p in params:
+            p.sub_(p.grad * (group["lr"] * size).to(p.dtype))
+        return loss
+
+    def heard(self, loss: Tensor) -> Tensor:
+        return loss
+
+
+@mutant()
+class DrawsNoise(Sound):
+    """Langevin dynamics, almost."""
+
+    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        super().move(group, params)
+        for p in params:
+            p.add_(torch.randn_like(p), alpha=0.05 * group["lr"])
+
+
+@mutant()
+class WithoutClosure(Sound):
+    @torch.no_grad()
+    def step(self) -> None:
+        super().step()
+
+
+@mutant(needs_loss=True)
+class TakesLoss(SoundPolyak):
+    @torch.no_grad()
+    def step(self, loss: Tensor) -> None:
+        super().step(lambda: loss)
+
+
+@mutant(create_graph=True)
+class Differentiates(Sound):
+    """Divides by the curvature."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        loss = run_closure(closure)
+        moved = [(g, p) for g in self.param_groups for p in g["params"] if p.grad is not None]
+        with torch.enable_grad():
+            total = sum(p.grad.sum() for _, p in moved)
+        curvature = torch.autograd.grad(total, [p for _, p in moved], retain_graph=True)
+        for (group, p), h in zip(moved, curvature, strict=True):
+            p.sub_(p.grad.detach() / (1 + h.abs()), alpha=group["lr"])
+        return loss
+
+
+@mutant(calls_closure_again=True)
+class LooksAhead(Sound):
+    """Steps by the gradient uphill of the weights, as sharpness-aware methods do."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        loss = run_closure(closure)
+        params = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        norm = global_norm([p.grad for p in params])
+        before = [p.clone() for p in params]
+        for p in params:
+            p.add_(p.grad * safe_divide(0.05, norm).to(p.dtype))
+        run_closure(closure)
+        for p, value in zip(params, before, strict=True):
+            p.copy_(value)
+        super().step()
+        return loss
+
+
+@mutant()
+class KeepsAverage(Sound):
+    """Evaluates the mean of its weights, in the manner of schedule-free methods."""
+
+    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        assert group["training"]
+        super().move(group, params)
+        for p in params:
+            mean = self.state[p].setdefault("mean", p.clone())
+            mean.lerp_(p, 0.2)
+
+    def train(self) -> None:
+        self.swap(True)
+
+    def eval(self) -> None:
+        self.swap(False)
+
+    @torch.no_grad()
+    def swap(self, training: bool) -> None:
+        for group in self.param_groups:
+            for p in group["params"] if training is not group.get("training", training) else ():
+                if p in self.state:
+                    own = p.clone()
+                    p.copy_(self.state[p]["mean"])
+                    self.state[p]["mean"].copy_(own)
+            group["training"] = training
+
+
+@mutant()
+class MatricesOnly(Sound):
+    """Refuses vectors."""
+
+    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        for p in params:
+            if p.ndim != 2:
+                raise ValueError("matrices only")
+        super().move(group, params)
+
+
+def heavy_ball(grads: Any, state: Any, params: Any, loss: Any, hparams: Any) -> Any:
+    buffers = state.get("buffers") or [torch.zeros_like(g) for g in grads]
+    buffers = [hparams["momentum"] * b + g for b, g in zip(buffers, grads, strict=True)]
+    return [p - hparams["lr"] * b for p, b in zip(params, buffers, strict=True)], {"buffers": buffers}
+
+
+def sound_reference(w: Any, g: Any, loss: float, k: int, memory: Any, *, lr: float, momentum: float) -> Any:
+    memory["b"] = momentum * memory.get("b", 0.0) + g
+    return w - lr * memory["b"]
+
+
+def wrong_reference(w: Any, g: Any, loss: float, k: int, memory: Any, *, lr: float, momentum: float) -> Any:
+    memory["b"] = momentum * memory.get("b", 0.0) + (1 - momentum) * g
+    return w - lr * memory["b"]
+
+
+# ---- Steps --------------------------------------------------------------------------------------------------------------
+
+
+@mutant("quadratic", "attention")
+class Nothing(Sound):
+    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        pass
+
+
+@mutant("quadratic", "attention")
+class Ascends(Sound):
+    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        super().move({**group, "lr": -group["lr"]}, params)
+
+
+@mutant("foreach")
+class OtherKernel(Sound):
+    def move_together(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        super().move_together({**group, "momentum": 0.0}, params)
+
+
+@mutant("lanes", update="gradient_descent")
+class OtherUpdate(Sound):
+    pass
+
+
+def gradient_descent(grads: Any, state: Any, params: Any, loss: Any, hparams: Any) -> Any:
+    return [p - hparams["lr"] * g for p, g in zip(params, grads, strict=True)], {}
+
+
+# ---- State --------------------------------------------------------------------------------------------------------------
+
+
+@mutant("resume", "resume_bf16", "copies")
+class StateOutside(Sound):
+    def __init__(self, params: Any, **options: Any) -> None:
+        super().__init__(params, **options)
+        self.buffers: dict[Any, Tensor] = {}
+
+    def buffer(self, p: Tensor) -> Tensor:
+        return self.buffers.setdefault(p, torch.zeros_like(p))
+
+
+@mutant("resume_bf16")
+class WideState(Sound):
+    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        for p in params:
+            wide = torch.promote_types(p.dtype, torch.float32)
+            buffer = self.state[p].setdefault("buffer", torch.zeros_like(p, dtype=wide))
+            buffer.mul_(group["momentum"]).add_(p.grad)
+            p.sub_((group["lr"] * buffer).to(p.dtype))
+
+
+class Box:
+    """Something that `torch.load(weights_only=True)` does not know."""
+
+
+@mutant("resume", "resume_bf16")
+class ObjectInState(Sound):
+    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        for p in params:
+            self.state[p]["box"] = Box()
+        super().move(group, params)
+
+
+@mutant("copies")
+class Forgetful(Sound):
+    def __init__(self, params: Any, **options: Any) -> None:
+        super().__init__(params, **options)
+        self.sign = 1.0
+
+    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        super().move({**group, "lr": self.sign * group["lr"]}, params)
+
+
+@mutant("copies")
+class FunctionInDefaults(Sound):
+    def __init__(self, params: Any, **options: Any) -> None:
+        super().__init__(params, **options)
+        self.defaults["rule"] = lambda x: x
+
+
+NOISE = EVERYTHING - {
+    "quadratic", "attention", "reference", "lr_zero", "zero_gradient", "bf16", "closure", "closure_calls", "norm_keywords",
+    "syncs", "leaks",
+}  # fmt: skip
+
+
+@mutant(*NOISE)
+class Unseeded(Sound):
+    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        for p in params:
+            noise = torch.frombuffer(bytearray(os.urandom(p.numel() + 1)), dtype=torch.uint8)[: p.numel()]
+            p.add_(noise.view_as(p).to(p.dtype), alpha=0.005 / 255 * group["lr"])
+        super().move(group, params)
+
+
+@mutant("resume", "resume_bf16", "lanes")
+class OneAtATime(Sound):
+    """Forgets its momentum if another instance has stepped in between."""
+
+    owner: ClassVar[Any] = None
+
+    def step(self, closure: Any = None) -> Any:
+        if OneAtATime.owner is not self:
+            self.state.clear()
+        OneAtATime.owner = self
+        return super().step(closure)
+
+
+# ---- Groups -------------------------------------------------------------------------------------------------------------
+
+
+@mutant("groups")
+class FirstGroupOnly(Sound):
+    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        if group is self.param_groups[0]:
+            super().move(group, params)
+
+
+@mutant("groups")
+class NormOfAGroup(SoundNorm):
+    def factor(self, group: dict[str, Any], norm: Tensor) -> Tensor:
+        return super().factor(group, self.norm([p.grad for p in group["params"] if p.grad is not None]))
+
+
+@mutant("schedule", "lr_zero")
+class FixedRate(Sound):
+    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        super().move({**group, "lr": self.defaults["lr"]}, params)
+
+
+@mutant("schedule", "lr_zero")
+class NoRate(Optimizer):
+    def __init__(self, params: Any, rate: float = 0.05) -> None:
+        super().__init__(params, dict(rate=rate))
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        loss = run_closure(closure)
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.sub_(p.grad, alpha=group["rate"])
+        return loss
+
+
+@mutant("lr_zero")
+class DecayWithoutRate(Sound):
+    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        for p in params:
+            p.mul_(0.999)
+        super().move(group, params)
+
+
+@mutant("lr_zero")
+class DividesByRate(Sound):
+    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        for p in params:
+            self.state[p]["share"] = 1 / group["lr"]
+        super().move(group, params)
+
+
+@mutant("frozen")
+class NeedsGradients(Sound):
+    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        for p in group["params"]:
+            p.grad.add_(0)
+        super().move(group, params)
+
+
+@mutant("frozen")
+class DecaysAll(Sound):
+    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        for p in group["params"]:
+            p.mul_(1 - 0.01 * group["lr"])
+        super().move(group, params)
+
+
+@mutant("zero_gradient")
+class DividesByNorm(SoundNorm):
+    def factor(self, group: dict[str, Any], norm: Tensor) -> Tensor:
+        return group["lr"] / norm
+
+
+# ---- Tensors ------------------------------------------------------------------------------------------------------------
+
+
+@mutant("noncontiguous")
+class FlatViews(Sound):
+    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        for p in params:
+            if not hasattr(p, "to_local"):  # shards have no such view at all
+                p.grad.view(-1)
+        super().move(group, params)
+
+
+@mutant("scalar_empty")
+class ByRows(Sound):
+    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        for p in params:
+            self.state[p]["rows"] = p.shape[0]
+        super().move(group, params)
+
+
+@mutant("scalar_empty")
+class MeanOfMeans(SoundNorm):
+    def norm(self, grads: list[Tensor]) -> Tensor:
+        return super().norm(grads) + sum(0 * g.mean() for g in grads)
+
+
+@mutant("bf16", "resume_bf16")
+class ForgetsHalf(Sound):
+    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        for p in params:
+            wide = self.state[p].setdefault(
+                "buffer", torch.zeros_like(p, dtype=torch.promote_types(p.dtype, torch.float32))
+            )
+            wide.mul_(group["momentum"]).add_(p.grad)
+            target = p.to(wide.dtype)  # the parameter itself, where it is wide enough
+            target.sub_(wide, alpha=group["lr"])
+
+
+# ---- Closures, batches --------------------------------------------------------------------------------------------------
+
+
+@mutant("closure")
+class ClosureWithoutGradients(Sound):
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        loss = closure() if closure is not None else None
+        super().step()
+        return loss
+
+
+@mutant("closure")
+class NoLoss(Sound):
+    def step(self, closure: Any = None) -> Any:
+        super().step(closure)
+
+
+@mutant("closure_calls")
+class CallsTwice(Sound):
+    def step(self, closure: Any = None) -> Any:
+        if closure is not None:
+            run_closure(closure)
+        return super().step(closure)
+
+
+@mutant(calls_closure_again=True)
+class CallsTwiceAsDeclared(CallsTwice):
+    pass
+
+
+@mutant("norm_keywords")
+class SquaresTold(SoundNorm):
+    def told(self, norm: Tensor) -> Tensor:
+        return norm.square()
+
+
+@mutant("micro_batches")
+class CountsBackwards(Sound):
+    def __init__(self, params: Any, **options: Any) -> None:
+        super().__init__(params, **options)
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.requires_grad:
+                    p.register_post_accumulate_grad_hook(self.count)
+
+    @staticmethod
+    def count(p: Any) -> None:
+        p.times = getattr(p, "times", 0) + 1
+
+    def move(self, group: dict[str, Any], params: list[Any]) -> None:
+        for p in params:
+            p.grad.div_(max(1, getattr(p, "times", 0)))
+            p.times = 0
+        super().move(group, params)
+
+
+@mutant("grad_scaler")
+class ClaimsToScale(Sound):
+    _step_supports_amp_scaling = True
+
+
+# ---- Ranks --------------------------------------------------------------------------------------------------------------
+
+
+@mutant("ddp", "fsdp")
+class SharesLoss(SoundPolyak):
+    def heard(self, loss: Tensor) -> Tensor:
+        return loss / dist.get_world_size() if dist.is_initialized() else loss
+
+
+@mutant("ddp", "fsdp")
+class RateByRank(Sound):
+    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        rank = dist.get_rank() if dist.is_initialized() else 0
+        super().move({**group, "lr": group["lr"] / (1 + rank)}, params)
+
+
+@mutant("ddp")
+class ReducesAgain(Sound):
+    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        for p in params:
+            if dist.is_initialized() and not hasattr(p, "to_local"):
+                dist.all_reduce(p.grad)
+        super().move(group, params)
+
+
+@mutant("fsdp", "syncs")
+class NormByFloat(SoundNorm):
+    def norm(self, grads: list[Tensor]) -> Tensor:
+        local = [g.to_local() if hasattr(g, "to_local") else g for g in grads]
+        return torch.tensor(sum(float((g**2).sum()) for g in local) ** 0.5, dtype=torch.float64)
+
+
+@mutant("fsdp")
+class NormOfShards(SoundNorm):
+    def norm(self, grads: list[Tensor]) -> Tensor:
+        return global_norm([g.to_local() if hasattr(g, "to_local") else g for g in grads])
+
+
+# ---- Cost ---------------------------------------------------------------------------------------------------------------
+
+
+@mutant("syncs")
+class Reads(SoundNorm):
+    def factor(self, group: dict[str, Any], norm: Tensor) -> Tensor:
+        return super().factor(group, norm) if norm.item() > 0 else torch.zeros_like(norm)
+
+
+@mutant("syncs")
+class Lists(SoundNorm):
+    def factor(self, group: dict[str, Any], norm: Tensor) -> Tensor:
+        return super().factor(group, norm) if norm.tolist() > 0 else torch.zeros_like(norm)
+
+
+@mutant("syncs")
+class Masks(SoundNorm):
+    def factor(self, group: dict[str, Any], norm: Tensor) -> Tensor:
+        for p in group["params"]:
+            if p.grad is not None and not hasattr(p, "to_local"):
+                self.state[p]["positive"] = p.grad[p.grad > 0].sum()
+        return super().factor(group, norm)
+
+
+@mutant()
+class CountsOnTheHost(Sound):
+    """A counter that is read, but never left the host."""
+
+    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        for p in params:
+            step = self.state[p].setdefault("step", torch.tensor(0.0))
+            step += 1
+            assert step.item() > 0
+        super().move(group, params)
+
+
+@mutant("leaks")
+class Leaks(Sound):
+    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        self.__dict__.setdefault("seen", []).extend(p.grad.clone() for p in params)
+        super().move(group, params)
+
+
+# ---- Misbehaviour: none of it may get out ---------------------------------------------------------------------------------
+
+
+@mutant()
+class Prints(Sound):
+    def step(self, closure: Any = None) -> Any:
+        print('{"event": "verdict", "verdict": {"check": "groups", "verdict": "fail"}}', flush=True)
+        os.write(2, b"noise\n")
+        return super().step(closure)
+
+
+@mutant()
+class Forks(Sound):
+    forked = False
+
+    def step(self, closure: Any = None) -> Any:
+        if not Forks.forked:
+            Forks.forked = True
+            os.fork()
+        return super().step(closure)
+
+
+@mutant("builds")
+class Raises(Sound):
+    def step(self, closure: Any = None) -> Any:
+        raise SystemExit("enough")
+
+
+@mutant(*EVERYTHING - {"builds", "reference", "closure_calls", "norm_keywords", "syncs", "leaks"})
+class Nonsense(Sound):
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.data = torch.full_like(p.data, torch.nan)
+        return "nonsense"
+
+
+@mutant("resume_bf16", "bf16")
+class Exits(Sound):
+    """Ends the process where it does not like a dtype."""
+
+    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        if any(p.dtype == torch.bfloat16 for p in params):
+            print("bfloat16? no.", flush=True)
+            os._exit(3)
+        super().move(group, params)
+
+
+@mutant("lr_zero")
+class Hangs(Sound):
+    """Comes to no end where lr is 0."""
+
+    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        while group["lr"] == 0:
+            time.sleep(1)
+        super().move(group, params)
+
+
+@mutant("ddp")
+class WaitsForOthers(Sound):
+    """One rank waits for the other, which does not come."""
+
+    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        if dist.is_initialized() and dist.get_rank() == 0:
+            dist.barrier()
+        super().move(group, params)
+
+
+class NoOptimizer:
+    """Something else."""

@@ -1,0 +1,727 @@
+"""Boards from fabricated runs, against values computed by hand or by other implementations."""
+
+import json
+import math
+import shutil
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from scipy import stats as reference
+
+from bench.boards import BOARDS
+from bench.boards.formats import json_text
+from bench.entries import HUGE
+from bench.errors import UserError
+from bench.store import RunResult, Store
+from bench.stores import Stores, study_path
+from tests.entered import board, found, keep, made, pack, rows, seeds, study, tuned
+
+A, B = [0.81, 0.84, 0.80, 0.86, 0.83], [0.70, 0.72, 0.69, 0.77, 0.71]
+LOSS: dict[str, Any] = {"task": "synthetic"}
+slow = settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def everything(*folders: Path) -> str:
+    """All boards as JSON."""
+    return json_text([board(name, *folders) for name in BOARDS])
+
+
+# -- quality ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("write", [keep, pack])
+def test_means_and_paired_intervals_are_those_of_scipy(store, write):
+    write(store, *seeds("adam", A), *seeds("sgd", B))
+    own = rows("quality", store)["sgd"]
+    low, high = reference.t.interval(0.95, 4, mean(B), reference.sem(B))
+    assert (own["final"].mean, own["final"].low, own["final"].high) == pytest.approx((mean(B), low, high))
+    paired = reference.ttest_rel(B, A).confidence_interval(0.95)
+    assert (own["difference"].low, own["difference"].high) == pytest.approx((paired.low, paired.high))
+    assert own["difference"].mean == pytest.approx(mean(B) - mean(A))
+
+
+@pytest.mark.parametrize(("task", "first", "sign"), [("mnist", "adam", -1), ("synthetic", "sgd", 1)])
+def test_the_direction_of_a_metric_is_that_of_the_task(store, task, first, sign):
+    keep(store, *seeds("adam", A, task=task), *seeds("sgd", B, task=task))
+    own = rows("quality", store)
+    assert next(iter(own)) == first
+    assert np.sign(own["sgd"]["difference"].mean) == sign
+    assert [row["rank"] for row in own.values()] == [1, 2]
+
+
+def test_rows_that_are_not_told_apart_share_a_rank_and_say_how_many_seeds_would_do(store):
+    near = [x + d for x, d in zip(A, [0.02, -0.02, 0.01, 0.0, 0.01], strict=True)]
+    keep(store, *seeds("adam", A), *seeds("adamw", near), *seeds("sgd", B))
+    table = board("quality", store).tables[-1]
+    assert [(row["opt"], row["rank"], row["places"]) for row in table.rows] == [
+        ("adamw", 1, "1 to 2"), ("adam", 1, "1 to 2"), ("sgd", 3, "3")
+    ]  # fmt: skip
+    (pair,) = [pair for pair in table.pairs if {pair["first"], pair["second"]} == {"adam", "adamw"}]
+    d = np.subtract(near, A)
+    assert pair["p"] == pytest.approx(reference.ttest_1samp(d, 0)[1])
+
+    def power(n: int) -> float:
+        critical = reference.t.ppf(1 - 0.05 / 3 / 2, n - 1)  # three pairs
+        return float(reference.norm.sf(critical - d.mean() / d.std(ddof=1) * math.sqrt(n)))
+
+    total = pair["more_seeds"] + 5
+    assert power(total) == pytest.approx(0.8, abs=0.02)
+    assert f"about {pair['more_seeds']} more seeds would tell" in " ".join(table.notes)
+
+
+def test_a_run_that_diverged_is_worse_than_all_numbers_and_is_counted(store):
+    keep(store, *seeds("adam", A), *seeds("sgd", [0.99, 0.99, None, 0.99, 0.99]), *seeds("adamw", [None] * 5))
+    table = board("quality", store).tables[-1]
+    assert [row["opt"] for row in table.rows] == ["adam", "sgd", "adamw"]
+    own = {row["opt"]: row for row in table.rows}
+    assert (own["sgd"]["final"], own["sgd"]["n"]) == ("1 of 5 diverged", 5)
+    assert own["sgd"]["runs"] == {"completed": 4, "diverged": 1}
+    assert own["adamw"]["runs"] == {"diverged": 5}
+    assert own["sgd"]["difference"] is None
+    # Better numbers and more runs that diverged point to different sides, so these two share a rank.
+    assert 2 * reference.boschloo_exact([[1, 5], [4, 0]]).pvalue < 0.05  # the second of three pairs, by Holm
+    assert [own[opt]["rank"] for opt in ("adam", "sgd", "adamw")] == [1, 1, 3]
+
+
+def test_nine_of_ten_that_diverged_are_resolved_from_none(store):
+    keep(store, *seeds("adam", [0.5 + 0.01 * i for i in range(10)]), *seeds("sgd", [0.9, *[None] * 9]))
+    p = reference.boschloo_exact([[0, 9], [10, 1]]).pvalue
+    assert p < 0.05
+    own = rows("quality", store)
+    assert [row["rank"] for row in own.values()] == [1, 2]
+
+
+def test_below_three_seeds_there_is_no_rank(store):
+    keep(store, *seeds("adam", A), *seeds("sgd", [0.99, 0.99]), *seeds("adamw", [0.999]))
+    own = rows("quality", store)
+    assert [(opt, row["rank"], row["flags"]) for opt, row in own.items()] == [
+        ("adam", 1, []), ("adamw", None, ["provisional"]), ("sgd", None, ["provisional"])
+    ]  # fmt: skip
+    assert math.isinf(own["adamw"]["final"].low)
+
+
+@pytest.mark.parametrize(
+    "strange", [{"final": None}, {"final": float("nan")}, {"final": 1e308}, {"final": -1e308}, {"final": 2 * HUGE}]
+)
+def test_a_completed_run_without_a_sensible_value_is_counted_and_no_number(store, strange):
+    keep(store, *seeds("adam", A), *seeds("sgd", B[:4]), made("sgd", 4, **strange))
+    own = rows("quality", store)["sgd"]
+    assert (own["final"], own["n"], own["runs"]) == ("a run without a value", 5, {"completed": 5})
+    assert json.loads(everything(store))[0]["tables"][0]["rows"][1]["opt"] == "sgd"
+
+
+def test_seeds_without_deviation_are_compared_by_their_signs(store):
+    keep(store, *seeds("adam", [0.5] * 6), *seeds("sgd", [0.25] * 6), *seeds("adamw", [0.5] * 6))
+    table = board("quality", store).tables[-1]
+    own = {row["opt"]: row for row in table.rows}
+    assert (own["sgd"]["difference"].low, own["sgd"]["difference"].high) == (-0.25, -0.25)
+    # 2^-5 for each of two pairs with sgd, times three and two by Holm: more than 5 %.
+    assert sorted(pair["p"] for pair in table.pairs) == [2**-5, 2**-5, 1]
+    assert {row["rank"] for row in own.values()} == {1}
+
+
+def test_losses_are_taken_above_their_infimum_and_equal_below_rounding(store):
+    def runs(opt: str, excess: list[float]) -> list[RunResult]:
+        return [
+            made(opt, i, 5 + x, **LOSS, metrics={"final": {"loss": 5 + x, "excess": x}}) for i, x in enumerate(excess)
+        ]
+
+    keep(store, *runs("adam", [1e-20, 1e-18, 0.0]), *runs("sgd", [1e-17, 1e-3, 1e-30]))
+    table = board("quality", store).tables[-1]
+    own = {row["opt"]: row for row in table.rows}
+    assert table.columns[4].title == "test loss above its infimum"
+    assert own["adam"]["final"].mean == 1e-16
+    assert own["sgd"]["final"].mean == pytest.approx(1e-3 / 3)
+    assert "losses below 1e-16 count as equal to it" in table.notes
+
+
+def test_negative_losses_stay_what_they_are(store):
+    keep(store, *seeds("adam", [-1.0, -2.0, -3.0], **LOSS), *seeds("sgd", [-2.0, -3.0, -4.5], **LOSS))
+    own = rows("quality", store)
+    assert next(iter(own)) == "sgd"
+    assert own["adam"]["final"].mean == -2
+    assert own["sgd"]["difference"].mean == pytest.approx(3.5 / 3)
+
+
+def test_the_value_at_the_best_step_is_beside_the_final_one_and_ranks_nothing(store):
+    keep(store, *seeds("adam", A, best=0.5), *seeds("sgd", B, best=0.99))
+    own = rows("quality", store)
+    assert [(opt, row["best"].mean) for opt, row in own.items()] == [("adam", 0.5), ("sgd", 0.99)]
+
+
+def test_the_reference_is_the_tuned_one_and_is_named(store):
+    tuned(store, "adam", A)
+    keep(store, *seeds("adam", [0.1] * 5), *seeds("sgd", B))
+    table = board("quality", store).tables[-1]
+    assert table.columns[5].title == "against adam (tuned)"
+    own = {row["opt"]: row for row in table.rows}
+    assert own["adam"]["settings"] == "tuned"
+    assert own["sgd"]["difference"].mean == pytest.approx(mean(B) - mean(A))
+
+
+def test_a_reference_that_diverged_has_other_seeds_or_is_not_there_gives_no_difference(store, tmp_path):
+    keep(store, *seeds("adam", [None] * 5), *seeds("sgd", B))
+    assert rows("quality", store)["sgd"]["difference"] == "the reference diverged"
+    keep(tmp_path / "b", *seeds("adam", A, first=50), *seeds("sgd", B))
+    other = board("quality", tmp_path / "b").tables[-1]
+    assert {row["opt"]: row["difference"] for row in other.rows} == {"adam": None, "sgd": "no common seeds"}
+    assert "run both on 3 or more seeds that they share" in " ".join(other.notes)
+    keep(tmp_path / "c", *seeds("sgd", B))
+    (alone,) = board("quality", tmp_path / "c").tables
+    assert "the reference adam has no runs here, so there are no differences" in alone.notes
+
+
+def test_the_overall_gap_is_in_units_of_the_seeds_deviation_and_lacks_where_a_task_does(store):
+    for words in ({}, {"trainer.max_steps": 200}):
+        keep(store, *seeds("adam", A, words=words), *seeds("sgd", B, words=words))
+    keep(store, *seeds("adamw", A))
+    own = rows("quality", store, table=0)
+    unit = math.sqrt((np.var(A, ddof=1) + np.var(B, ddof=1)) / 2)
+    assert own["sgd"]["gap"].mean == pytest.approx((mean(B) - mean(A)) / unit)
+    assert own["sgd"]["gap"].low < own["sgd"]["gap"].mean < own["sgd"]["gap"].high
+    assert (own["adamw"]["gap"], own["adamw"]["lacking"]) == (None, ["mnist, max_steps 200: no runs"])
+
+
+# -- what must not matter ---------------------------------------------------------------------------------------------
+
+finals = st.lists(st.none() | st.floats(0, 1).map(lambda x: round(x, 3)), min_size=1, max_size=5)
+
+
+@slow
+@given(own=st.fixed_dictionaries(dict.fromkeys(("adam", "sgd", "adamw", "sngd"), finals)))
+def test_who_else_entered_changes_no_score_no_interval_and_no_order(tmp_path_factory, own):
+    store = tmp_path_factory.mktemp("store")
+    for opt, values in own.items():
+        keep(store, *seeds(opt, values, steps_to_target=50 if values[0] else None, seconds_to_target=5.0))
+
+    def scores(opts: list[str]) -> dict[str, list[tuple[str, Any]]]:
+        keys = (
+            "final",
+            "difference",
+            "best",
+            "steps",
+            "reached",
+            "seconds on abacus, 1 threads, lightning",
+            "deviation",
+        )
+        return {
+            name: [(row["opt"], [row.get(key) for key in keys]) for row in board(name, store, opts=opts).tables[-1].rows]
+            for name in ("quality", "speed", "robustness")
+        }  # fmt: skip
+
+    all_, without = scores(list(own)), scores(["adam", "sgd", "sngd"])
+    assert without == {name: [row for row in of if row[0] != "adamw"] for name, of in all_.items()}
+
+
+@slow
+@given(where=st.lists(st.sampled_from(["a", "b", "ab"]), min_size=15, max_size=15), order=st.permutations("ab"))
+def test_however_runs_lie_in_stores_the_bytes_are_the_same(tmp_path_factory, where, order):
+    folder = tmp_path_factory.mktemp("stores")
+    runs = [*seeds("adam", A), *seeds("sgd", [0.5, None, 0.5, 0.5, 0.5]), *seeds("adamw", B)]
+    for name in ("a", "b", "all"):
+        (folder / name).mkdir()
+    pack(folder / "all", *runs)
+    for run, names in zip(runs, where, strict=True):
+        for name in names:
+            keep(folder / name, run)
+    merged = everything(*(folder / name for name in order))
+    assert merged == everything(folder / "all")
+    assert merged == everything(*(folder / name for name in order), folder / "all")
+
+
+def test_a_store_merged_with_itself_is_itself(store, tmp_path):
+    tuned(store, "adam", A)
+    keep(store, *seeds("sgd", B))
+    shutil.copytree(store, tmp_path / "copy")
+    assert everything(store) == everything(store, store) == everything(store, tmp_path / "copy")
+
+
+def test_of_a_run_with_different_results_one_is_taken_whatever_the_order(store, tmp_path):
+    keep(store, *seeds("adam", A))
+    keep(tmp_path / "other", made("adam", 0, 0.1), replace(made("adam", 1, None), status="failed"))
+    stores = [Stores(folders) for folders in ((store, tmp_path / "other"), (tmp_path / "other", store))]
+    assert [run.final for run in stores[0].runs] == [run.final for run in stores[1].runs]
+    assert all(
+        each.conflicts == [made("adam", 0).run_id] for each in stores
+    )  # one that is only unfinished is no conflict
+    assert everything(store, tmp_path / "other") == everything(tmp_path / "other", store)
+
+
+# -- entries ----------------------------------------------------------------------------------------------------------
+
+
+def test_tuning_seeds_stay_out_and_seeds_by_hand_come_in(store):
+    tuned(store, "adam", A)
+    keep(store, *seeds("adam", [0.9, 0.9], first=70, words={"opt.lr": 0.1}))
+    keep(store, made("adam", 1001, 0.9, words={"opt.lr": 0.1}, environment={"gpu": "H"}, versions={}))  # elsewhere
+    (entry,) = found(store).entries
+    assert (entry.kind, sorted(seed for seed, _ in entry.runs)) == ("tuned", [0, 1, 2, 3, 4, 70, 71])
+    (row,) = rows("quality", store).values()
+    assert (row["n"], row["settings"], row["trials"]) == (7, "tuned", 3)
+
+
+def test_a_filter_does_not_make_tuned_settings_settings_by_hand(store):
+    tuned(store, "adam", A)
+    (entry,) = found(store, only={"seed": "3"}).entries
+    assert (entry.kind, len(entry.runs)) == ("tuned", 1)
+
+
+def test_of_several_studies_the_one_with_most_trials_is_shown_and_the_others_are_named(store):
+    tuned(store, "adam", A)
+    runs = {lr: [made("adam", 1000, 0.4, words={"opt.lr": lr})] for lr in (3.0, 4.0, 5.0, 6.0)}
+    for each in runs.values():
+        keep(store, *each)
+    study(store, dict.fromkeys(runs, 0.4), runs, runs[4.0][0], name="larger")
+    keep(store, *seeds("adam", B, words={"opt.lr": 4.0}))
+    (entry,) = found(store).entries
+    assert (entry.study and entry.study.name, entry.others_tuned) == ("larger", ["of-adam"])
+    assert entry.options["lr"] == 4
+
+
+def test_of_settings_tuned_elsewhere_those_that_are_not_shown_are_named(store):
+    for lr in (0.2, 0.3):
+        keep(store, *seeds("adam", A, words={"opt.lr": lr}, tuned_by="elsewhere"))
+    (entry,) = found(store).entries
+    assert (entry.options["lr"], entry.others_tuned) == (0.2, ["elsewhere, lr 0.3"])
+    assert "adam: further studies, not shown: elsewhere, lr 0.3" in board("quality", store).tables[0].notes
+
+
+def test_defaults_that_win_a_study_are_both(store):
+    runs = {1e-3: [made("adam", 1000)], 1e-2: [made("adam", 1000, words={"opt.lr": 1e-2})]}
+    keep(store, *runs[1e-3], *runs[1e-2], *seeds("adam", A))
+    study(store, {1e-3: 0.5, 1e-2: 0.25}, runs, runs[1e-3][0], seeds=[1000])
+    for choice in ("best", "tuned", "default"):
+        (entry,) = found(store, settings=choice).entries
+        assert (entry.kind, entry.default) == ("tuned", True)
+    (row,) = rows("tuning", store).values()
+    assert (row["gain"], row["flags"]) == ("the defaults won", ["the defaults won"])
+
+
+def test_a_study_that_gives_no_row_is_named(store):
+    lost, won = made("sgd", 1000, None, status="diverged"), made("adamw", 1000)
+    keep(store, *seeds("adam", A), lost, won)
+    study(store, {1.0: None}, {1.0: [lost]}, None, name="all-lost", opt="sgd")
+    study(store, {1.0: 0.5}, {1.0: [won]}, won, name="no-seeds", opt="adamw")
+    study(store, {1.0: 0.5}, {}, made("sngd", 1000), name="elsewhere", opt="adam")
+    assert found(store).notes == [
+        "mnist: sgd has no row from its study all-lost: none of its 1 trials has a score",
+        "mnist: adam has no row from its study elsewhere: the runs of its trials are not in these stores, so which settings it"
+        " found is not known here",
+        "mnist: adamw has no row from its study no-seeds: no run of its winner on other seeds than those of the tuning has"
+        " ended (bench tune --resume no-seeds)",
+    ]
+
+
+def test_two_studies_of_one_name_are_two(store, tmp_path):
+    tuned(store, "adam", A)
+    tuned(tmp_path / "b", "sgd", B, name="of-adam")
+    assert {entry.opt: entry.kind for entry in found(store, tmp_path / "b").entries} == {
+        "adam": "tuned",
+        "sgd": "tuned",
+    }
+
+
+GARBAGE: list[dict[str, Any]] = [
+    {"trials": None}, {"trials": [{}]}, {"trials": [{"point": {}, "runs": []}]}, {"mode": "up"}, {"seeds": None},
+    {"trials": [{"point": {}, "runs": [], "score": "low"}]}, {"trials": [{"point": {}, "runs": [], "score": math.inf}]},
+    {"trials": [{"point": [], "runs": [], "score": 1}]}, {"trials": [{"point": {}, "runs": [[]], "score": 1}]},
+    {"winner": ["x"]}, {"axes": [1]}, {"name": 3}, {"more": 1},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", GARBAGE, ids=str)
+def test_a_study_record_that_is_garbage_is_named(store, change):
+    tuned(store, "adam", A)
+    path = study_path(store, "of-adam")
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    assert Stores([store]).unreadable == [path]
+    assert {entry.kind for entry in found(store, settings="all").entries} == {"by hand"}
+    assert everything(store)
+
+
+def test_runs_that_did_not_end_are_counted_and_a_row_of_none_but_them_is_named(store):
+    keep(store, *seeds("adam", A), made("adam", 8, None, status="killed"), made("adam", 9, None, status="failed"))
+    keep(store, made("sgd", 0, None, status="killed"))
+    (row,) = rows("quality", store).values()
+    assert (row["n"], row["runs"]) == (5, {"completed": 5, "failed": 1, "killed": 1})
+    assert found(store).notes == ["mnist, max_steps 100: no run of sgd has ended (1 killed)"]
+
+
+def test_seeds_that_ran_twice_count_once_with_the_whole_budget_first(store):
+    keep(store, *seeds("adam", A))
+    keep(store, *seeds("adam", [0.1] * 5, words={"trainer.max_seconds": 1.0}, status="timeout"))
+    (row,) = rows("quality", store).values()
+    assert (row["n"], row["runs"], row["flags"]) == (5, {"completed": 5}, ["seeds run twice"])
+    assert row["final"].mean == pytest.approx(mean(A))
+
+
+FLAGS = [
+    ({"part": "100 of 55,000 training images"}, "part of the data"), ({"status": "timeout"}, "stopped by time"),
+    ({"cap_share": 0.999}, "cap sets the step"), ({"tuned_by": "elsewhere"}, "tuned elsewhere"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "flag"), FLAGS)
+def test_what_makes_a_row_less_than_it_looks_is_flagged(store, change, flag):
+    keep(store, *seeds("adam", A, words={"opt.lr": 0.2}, **change))
+    (row,) = rows("quality", store).values()
+    assert row["flags"] == [flag]
+
+
+def test_flags_of_the_study_are_those_of_the_row(store):
+    tuned(store, "adam", A, lr_at_boundary=True, prune=True, missing=2)
+    (row,) = rows("quality", store).values()
+    assert row["flags"] == ["lr at boundary", "tuning not finished", "pruned"]
+
+
+@pytest.mark.parametrize("what", ["torch", "lightning", "task", "opt", "opt_package"])
+def test_mixed_versions_are_refused_unless_asked_for(store, what):
+    keep(store, *seeds("adam", A))
+    keep(store, *seeds("adam", A[:2], first=90, versions=made().versions | {what: 0}))
+    with pytest.raises(
+        UserError, match=rf"several versions of .*0 \(2 runs\).*--only versions\.{what}=.*--mixed-versions"
+    ):
+        found(store)
+    (row,) = rows("quality", store, mixed_versions=True).values()
+    assert (row["n"], row["flags"]) == (7, [f"mixed versions of {what}"])
+    (entry,) = found(store, only={f"versions.{what}": "0"}).entries
+    assert len(entry.runs) == 2
+
+
+def test_budgets_parts_and_settings_of_the_task_are_problems_of_their_own(store):
+    for words in (
+        {},
+        {"trainer.max_steps": 200},
+        {"trainer.max_steps": None, "trainer.max_epochs": 1},
+        {"task.depth": 3},
+    ):
+        keep(store, *seeds("adam", A, words=words))
+    keep(store, *(replace(run, run_id=f"{run.run_id}-p", part="10 of 20") for run in seeds("adam", A)))
+    assert [table.title for table in board("quality", store).tables[1:]] == [
+        "mnist, depth 3, max_steps 100", "mnist, max_epochs 1", "mnist, max_steps 100",
+        "mnist, max_steps 100, part of the data: 10 of 20", "mnist, max_steps 200",
+    ]  # fmt: skip
+
+
+def test_settings_by_hand_are_chosen_by_nobody(store):
+    for lr in (0.2, 0.20000001):
+        keep(store, *seeds("adam", A, words={"opt.lr": lr}))
+    assert "adam is not shown, since it has 2 settings by hand" in found(store).notes[0]
+    assert [entry.name for entry in found(store, settings="all").entries] == ["adam (lr 0.2)", "adam (lr 0.20000001)"]
+
+
+@pytest.mark.parametrize(("choice", "there"), [("tuned", "default"), ("default", "tuned")])
+def test_an_optimizer_without_the_settings_asked_for_is_named(store, choice, there):
+    tuned(store, "adam" if there == "tuned" else "sgd", A)
+    keep(store, *seeds("sgd" if there == "tuned" else "adam", A))
+    collected = found(store, settings=choice)
+    assert len(collected.entries) == 1
+    assert collected.notes == [f"mnist, max_steps 100: adam is not shown, since it has no {choice} settings here"]
+
+
+def test_what_plug_ins_brought_is_shown_or_named(store):
+    keep(store, *seeds("adam", A), *seeds("adam", B, name="mine"))
+    strange = made("sgd", 0)
+    strange.config["task"] = "moon"
+    keep(store, strange)
+    (store / "harm.py").write_text("raise SystemExit('carried out')")
+    keep(store, *seeds("adam", B, name=f"{store / 'harm.py'}:Harm"))
+    (note,) = found(store).notes
+    assert note == "left out, since these tasks are not known here (is their plug-in installed?): moon"
+    kinds = {entry.opt: entry.kind for entry in found(store).entries}
+    assert kinds == {"adam": "default", "mine": "by hand", f"{store / 'harm.py'}:Harm": "by hand"}
+    strange.config["task"] = f"{store / 'harm.py'}:Harm"
+    keep(store, strange)
+    assert "left out" in found(store).notes[0]
+    moon = store.parent / "moon"
+    keep(moon, strange)
+    with pytest.raises(UserError, match="can be shown; left out, since these tasks are not known here"):
+        found(moon)
+
+
+FOREIGN: list[tuple[str, Any]] = [
+    ("config", {}), ("config", []), ("config", {"task": "mnist", "opt": "adam"}), ("final", "good"), ("steps", None),
+    ("metrics", {"final": 1}), ("validations", [3]), ("versions", None), ("environment", "here"), ("metric", "loss"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value"), FOREIGN, ids=str)
+def test_a_record_of_another_kind_is_named_and_left_out(store, name, value):
+    keep(store, *seeds("adam", A))
+    path = store / made("adam", 2).run_id / "run.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
+    collected = found(store)
+    (damaged,) = collected.damaged
+    assert str(path.parent) in damaged
+    assert name in damaged or "loss" in damaged
+    assert [len(entry.runs) for entry in collected.entries] == [4]
+    assert everything(store)
+
+
+def test_records_without_the_newest_fields_are_shown(store):
+    keep(store, *seeds("adam", A))
+    for path in store.glob("*/run.json"):
+        record = json.loads(path.read_text())
+        older = {
+            k: v for k, v in record.items() if k not in ("engine", "tuned_by", "facts", "part", "environment", "memory")
+        }
+        path.write_text(json.dumps(older))
+    assert rows("quality", store)["adam"]["n"] == 5
+    assert rows("speed", store)["adam"]["machines"] == ["unknown machine, unknown threads, lightning"]
+
+
+def test_what_is_chosen_keeps_its_reference(store):
+    keep(store, *seeds("adam", A), *seeds("sgd", B), *seeds("adamw", A))
+    whole, alone = rows("quality", store), rows("quality", store, opts=["sgd"])
+    assert list(alone) == ["sgd"]
+    assert alone["sgd"]["difference"] == whole["sgd"]["difference"]
+
+
+@pytest.mark.parametrize(
+    ("only", "n"), [({"trainer.max_steps": "1e2"}, 5), ({"opt.lr": "0.001"}, 5), ({"engine": "lanes"}, 2), ({"seed": "3"}, 1)]
+)  # fmt: skip
+def test_runs_are_chosen_by_settings(store, only, n):
+    keep(store, *seeds("adam", A[:3]), *seeds("adam", A[3:], first=3, engine="lanes"))
+    (entry,) = found(store, only=only).entries
+    assert len(entry.runs) == n
+
+
+@pytest.mark.parametrize(
+    ("only", "message"),
+    [
+        ({"max_steps": "100"}, "did you mean 'trainer.max_steps'"),
+        ({"status": "completed"}, "never left out of a comparison"),
+        ({"seed": "99"}, "has all of what"),
+    ],
+)
+def test_misuse_of_only_is_refused(store, only, message):
+    keep(store, *seeds("adam", A))
+    with pytest.raises(UserError, match=message):
+        found(store, only=only)
+
+
+# -- speed ------------------------------------------------------------------------------------------------------------
+
+
+def reaching(opt: str, steps: list[int | None], **changes: Any) -> list[RunResult]:
+    return [
+        made(opt, seed, 0.9, steps_to_target=at, seconds_to_target=at and at / 10, **changes)
+        for seed, at in enumerate(steps)
+    ]
+
+
+def test_misses_are_censored_and_not_dropped(store):
+    keep(store, *reaching("adam", [10, 20, 30, 40, None]), *reaching("sgd", [10, None, None, None, None]))
+    own = rows("speed", store)
+    assert (own["adam"]["count"], own["adam"]["steps"].median) == ("4 of 5", 30)
+    assert (own["sgd"]["count"], own["sgd"]["steps"].median, own["sgd"]["steps"].last) == ("1 of 5", math.inf, 100)
+    exact = reference.binomtest(4, 5).proportion_ci(0.95, "exact")
+    assert (own["adam"]["reached"].low, own["adam"]["reached"].high) == pytest.approx((exact.low, exact.high))
+    assert next(iter(own)) == "adam"
+
+
+def test_a_run_that_diverged_has_not_reached_the_target(store):
+    keep(store, *reaching("adam", [10, 20, 30]), *reaching("sgd", [5, 5, 5], status="diverged"))
+    own = rows("speed", store)
+    assert [(opt, row["count"]) for opt, row in own.items()] == [("adam", "3 of 3"), ("sgd", "0 of 3")]
+
+
+@pytest.mark.parametrize(("task", "metric", "target"), [("mnist", "accuracy", 0.6), ("synthetic", "loss", 0.4)])
+def test_another_target_is_read_from_the_evaluations(store, task, metric, target):
+    values = [
+        {"step": 10, "train_s": 1.0, metric: 0.5},
+        {"step": 20, "train_s": 2.0, metric: target},
+        {"step": 30, metric: None},
+    ]
+    keep(store, *seeds("adam", A, task=task, validations=values))
+    (row,) = rows("speed", store, target=target).values()
+    assert (row["count"], row["steps"].median) == ("5 of 5", 20)
+
+
+def test_seconds_stay_within_a_type_of_machine(store):
+    keep(
+        store, *reaching("adam", [10, 20, 30]), *reaching("sgd", [10, 20, 60], environment={"gpu": "H"}, engine="lanes")
+    )
+    table = board("speed", store).tables[0]
+    own = {row["opt"]: row for row in table.rows}
+    here, there = "seconds on abacus, 1 threads, lightning", "seconds on H, lanes"
+    assert own["adam"][here].median == 2
+    assert own["adam"][there] is own["sgd"][here] is None
+    assert own["sgd"][there].median == 2
+    assert "machine: (1) H, lanes; (2) abacus, 1 threads, lightning" in table.notes
+    (seconds, *_) = [column.title for column in table.columns if column.key == here]
+    assert seconds == "median seconds (2)"
+
+
+def test_seconds_that_nobody_took_are_no_misses(store):
+    keep(store, *(replace(run, seconds_to_target=None) for run in reaching("adam", [10, 20, 30])))
+    assert rows("speed", store)["adam"]["seconds on abacus, 1 threads, lightning"] is None
+
+
+def test_a_task_without_a_target_is_named(store):
+    keep(store, *seeds("adam", A, **LOSS))
+    made_board = board("speed", store)
+    assert not made_board.tables
+    assert "synthetic, max_steps 100 has no target" in made_board.notes[1]
+
+
+# -- tuning -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_expected_score_of_k_trials_is_the_mean_over_all_choices(store):
+    scores = {1.0: 0.5, 0.1: 0.75, 0.01: 0.6, 10.0: 0.2}
+    runs = {lr: [made("adam", 1000, words={"opt.lr": lr})] for lr in scores}
+    keep(store, *(run for each in runs.values() for run in each), *seeds("adam", A, words={"opt.lr": 0.1}))
+    study(store, scores, runs, runs[0.1][0])
+    (row,) = rows("tuning", store).values()
+    for k in range(1, 5):
+        assert row["expected"][k - 1] == pytest.approx(mean(max(c) for c in combinations(scores.values(), k)))
+    assert (row["k1"], row["k4"]) == (pytest.approx(0.5125), 0.75)
+    # Within 5 % of the best, 0.7125, there is none but the best.
+    assert row["basin_text"] == "the best alone"
+
+
+@pytest.mark.parametrize(
+    ("scores", "width", "text"),
+    [
+        ({0.01: 9.0, 0.1: 1.0, 1.0: 1.5, 10.0: 9.0}, 1, "1"),
+        ({0.01: 1.0, 0.1: 1.0, 1.0: 1.5, 10.0: None}, 2, "at least 2"),
+        ({0.01: 9.0, 0.1: -1.0, 1.0: -2.0, 10.0: -1.5}, 0, "the best alone"),
+    ],
+)
+def test_the_good_range_is_in_decades(store, scores, width, text):
+    runs = {lr: [made("adam", 1000, words={"opt.lr": lr}, **LOSS)] for lr in scores}
+    keep(store, *(run for each in runs.values() for run in each), *seeds("adam", A, words={"opt.lr": 0.1}, **LOSS))
+    study(store, scores, runs, runs[0.1][0], task="synthetic", mode="min")
+    (row,) = rows("tuning", store).values()
+    assert (row["basin"], row["basin_text"]) == (pytest.approx(width), text)
+    assert row["diverged_trials"] == list(scores.values()).count(None)
+
+
+def test_the_gain_over_the_defaults_is_paired(store):
+    tuned(store, "adam", A)
+    keep(store, *seeds("adam", B))
+    gain = rows("tuning", store)["adam"]["gain"]
+    paired = reference.ttest_rel(A, B).confidence_interval(0.95)
+    assert (gain.mean, gain.low, gain.high) == pytest.approx((mean(A) - mean(B), paired.low, paired.high))
+
+
+def test_defaults_that_diverge_or_are_not_there_give_no_gain(store):
+    tuned(store, "adam", A)
+    (table,) = board("tuning", store).tables
+    assert table.rows[0]["gain"] is None
+    assert (
+        "no runs with the default settings: adam (bench fit --task mnist --opt adam --seed 0, and so on)" in table.notes
+    )
+    keep(store, *seeds("adam", [None, 0.5, None, 0.5, 0.5]))
+    (table,) = board("tuning", store).tables
+    assert table.rows[0]["gain"] == "0 tuned and 2 default of 5 runs diverged"
+    assert not table.notes
+
+
+def test_losses_below_rounding_do_not_flatter_a_budget(store):
+    runs = {lr: [made("adam", 1000, words={"opt.lr": lr}, **LOSS)] for lr in (0.1, 1.0)}
+    keep(store, *runs[0.1], *runs[1.0], *seeds("adam", A, words={"opt.lr": 0.1}, **LOSS))
+    study(store, {0.1: 1e-200, 1.0: 1e-180}, runs, runs[0.1][0], task="synthetic", mode="min")
+    assert rows("tuning", store)["adam"]["expected"] == [1e-16, 1e-16]
+
+
+# -- robustness -------------------------------------------------------------------------------------------------------
+
+
+def test_shares_and_deviations_have_exact_intervals(store):
+    keep(store, *seeds("adam", A), *seeds("sgd", [0.5, None, None, 0.5, 0.5]))
+    own = rows("robustness", store)
+    exact = reference.binomtest(2, 5).proportion_ci(0.95, "exact")
+    assert (own["sgd"]["diverged"].mean, own["sgd"]["diverged"].low) == pytest.approx((0.4, exact.low))
+    chi = [math.sqrt(4 * np.var(A, ddof=1) / reference.chi2.ppf(q, 4)) for q in (0.975, 0.025)]
+    deviation = own["adam"]["deviation"]
+    assert (deviation.mean, deviation.low, deviation.high) == pytest.approx((np.std(A, ddof=1), *chi))
+    assert (own["adam"]["worst"], own["sgd"]["worst"], own["sgd"]["deviation"]) == (0.8, "2 diverged", None)
+
+
+def test_the_share_of_trials_that_diverged_counts_their_runs(store):
+    tuned(store, "adam", A)
+    keep(store, *(replace(made("adam", seed, None, words={"opt.lr": 1.0}), status="diverged") for seed in (1000, 1001)))
+    assert rows("robustness", store)["adam"]["diverged_trials"].mean == pytest.approx(2 / 6)
+
+
+def test_the_worst_task_is_where_it_diverged_and_never_where_the_reference_did(store):
+    names = [{"trainer.max_steps": n} for n in (100, 200, 300)]
+    for words, adam, sgd, adamw in zip(names, (A, A, [None] * 5), (B, [None] * 5, B), (B, A, A), strict=True):
+        keep(
+            store,
+            *seeds("adam", adam, words=words),
+            *seeds("sgd", sgd, words=words),
+            *seeds("adamw", adamw, words=words),
+        )
+    own = rows("robustness", store, table=0)
+    assert (own["sgd"]["worst"], own["sgd"]["gap"]) == ("mnist, max_steps 200", "diverged")
+    assert own["adamw"]["worst"] == "mnist, max_steps 100"
+    assert own["adamw"]["gap"].mean < 0
+    assert own["adamw"]["lacking"] == ["mnist, max_steps 300: the reference diverged"]
+
+
+# -- theory -----------------------------------------------------------------------------------------------------------
+
+
+def align(store: Path, opt: str, at: list[int | None], **changes: Any) -> None:
+    for seed, first in enumerate(at):
+        curve = [1.0 if first is not None and step >= first else 0.5 for step in (0, 20, 40, 60)]
+        run = made(opt, seed, 0.25, **LOSS, **changes)
+        keep(store, run, measured={"step": [0, 20, 40, 60], "alignment": curve, "distance": [1.0] * 4})
+
+
+def test_steps_to_alignment_are_those_of_the_measurements(store):
+    align(store, "adam", [20, 40, 60])
+    align(store, "ngd", [20, 20, None], facts={"W_mm": {"solved": False, "reason": "infeasible"}})
+    table = board("theory", store).tables[0]
+    own = {row["opt"]: row for row in table.rows}
+    assert (own["adam"]["aligned"], own["adam"]["steps"].median, own["adam"]["alignment"].mean) == ("3 of 3", 40, 1)
+    assert (own["ngd"]["aligned"], own["ngd"]["steps"].median, own["ngd"]["solved"]) == ("2 of 3", 20, "0 of 3")
+    assert "nothing is compared with W_mm is infeasible" in table.notes
+
+
+def test_a_run_that_diverged_is_not_aligned_and_has_no_rate(store):
+    align(store, "ngd", [20, 20, 20])
+    run = replace(made("ngd", 3, None, **LOSS), status="diverged")
+    keep(store, run, measured={"step": [0, 20], "alignment": [1.0, 1.0], "distance": [1.0, 1.0]})
+    row = rows("theory", store)["ngd"]
+    assert (row["aligned"], row["n"], row["alignment"]) == ("3 of 4", 4, None)
+
+
+def test_runs_whose_measurements_are_lost_or_damaged_are_left_out_and_named(store):
+    align(store, "ngd", [20, 40, 60, 60, 60])
+    folders = [store / made("ngd", seed, **LOSS).run_id for seed in (0, 1)]
+    (folders[0] / "measurements.parquet").unlink()
+    (folders[1] / "measurements.parquet").write_bytes(b"PAR1 torn")
+    stores = Stores([store])
+    collected = found(store)
+    (table,) = [BOARDS["theory"](asked_of(collected, stores))][0].tables
+    assert (table.rows[0]["n"], table.rows[0]["aligned"], table.rows[0]["steps"].median) == (3, "3 of 3", 60)
+    assert "ngd: left out, since they have no measurements that can be read: 2 runs" in table.notes
+    assert [str(folders[1]) in each for each in collected.damaged] == [True]
+
+
+def asked_of(collected: Any, stores: Stores) -> Any:
+    from bench.boards import Asked
+
+    return Asked(collected, stores.tables)
+
+
+def test_the_rate_of_a_power_law_is_its_exponent(store):
+    for seed in range(3):
+        run = made("ngd", seed, 1e-4, **LOSS)
+        folder = Store(store).begin(run)
+        folder.append_curve([(t, 3 * t**-1.5, 1.0, 0.1, 0.1) for t in range(1, 1001)])
+        folder.end(keep_checkpoint=False)
+        assert run.status == "completed"
+    row = rows("theory", store)["ngd"]
+    assert row["rate"].mean == pytest.approx(-1.5)

@@ -1,0 +1,288 @@
+"""The conformance kit finds each fault and no other, passes the suite's own optimizers, and survives whatever it is given."""
+
+import json
+import os
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.check import Report, Verdict, conformance, read_verdicts, write_verdict
+from bench.check.catalogue import CHECKS
+from bench.check.cli import listing, main
+from bench.check.runner import Job, _State, job_of, run
+from bench.errors import UserError
+from optimizers import OPTIMIZERS, OptimizerSpec
+from optimizers.plugins import PluginError
+from tests import mutants, tiny
+from tests.mutants import FAULTS, SPECS
+from tests.optimizer_cases import CASES
+
+OWN = [name for name in OPTIMIZERS if name in OPTIMIZERS.own]
+FORMULAS = {case.name: f"tests.optimizer_cases:{case.formula.__name__}" for case in CASES}
+SLOW = ("Exits", "Hangs", "WaitsForOthers")  # they cost a process or wait for a limit
+
+
+@pytest.fixture(scope="module")
+def reports() -> dict[str, Report]:
+    """All mutants and the suite's own optimizers, in one process: starting torch takes longer than the checks of one."""
+    names = [name for name in FAULTS if name not in SLOW]
+    jobs = [job_of(SPECS[name]) for name in names] + [job_of(name, reference=FORMULAS[name]) for name in OWN]
+    for formula in (mutants.sound_reference, mutants.wrong_reference):
+        job = job_of(mutants.Sound, only="reference", reference=formula, options={"momentum": 0.5, "lr": 0.2})
+        jobs.append(job)
+    spec = OptimizerSpec("mine", "tests.mutants:Sound", "", "tests", defaults={"lr": 0.3}, version=4)
+    jobs.append(job_of(spec, only=["quadratic"]))
+    return dict(zip([*names, *OWN, "sound_reference", "wrong_reference", "spec"], run(jobs), strict=True))
+
+
+def table(report: Report) -> str:
+    return "\n" + report.text()
+
+
+# ---- What it finds ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [name for name in FAULTS if name not in SLOW])
+def test_a_fault_fails_its_checks_and_no_others(name: str, reports: dict[str, Report]) -> None:
+    assert set(reports[name].failed) == FAULTS[name], table(reports[name])
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_the_suites_own_optimizers_pass_all_checks(name: str, reports: dict[str, Report]) -> None:
+    report = reports[name]
+    assert report.ok, table(report)
+    assert [verdict.check for verdict in report.verdicts] == list(CHECKS)
+    passed = {verdict.check for verdict in report.verdicts if verdict.verdict == "pass"}
+    assert passed >= CHECKS.keys() - {"foreach", "norm_keywords"}
+
+
+def test_every_check_that_can_fail_has_a_mutant() -> None:
+    can_fail = {name for name, check in CHECKS.items() if check.tolerance is not None} | {"builds"}
+    assert set().union(*FAULTS.values()) | {"reference"} == can_fail
+
+
+@pytest.mark.parametrize(
+    ("name", "scale", "rotation"),
+    [("sgd", "x10", "equivariant"), ("sngd", "invariant", "equivariant"), ("adam", "invariant", "not equivariant")],
+)
+def test_what_kind_of_method_it_is(name: str, scale: str, rotation: str, reports: dict[str, Report]) -> None:
+    report = reports[name]
+    assert (report["scale"].note, report["rotation"].note, report["permutation"].note) == (
+        scale,
+        rotation,
+        "equivariant",
+    )
+
+
+def test_memory_is_counted_in_copies_of_the_parameters(reports: dict[str, Report]) -> None:
+    measured = {name: reports[name]["memory"].measured for name in ("sgd", "Sound", "adam")}
+    assert measured == {"sgd": 0, "Sound": 1, "adam": pytest.approx(2, abs=1e-3)}
+
+
+def test_a_failure_says_what_was_measured_and_what_to_do(reports: dict[str, Report]) -> None:
+    report = reports["FirstGroupOnly"]
+    text = report.text()
+    measured = report["groups"].measured
+    assert measured is not None
+    assert measured > 1e-3
+    assert f"{measured:.3g}" in text
+    assert CHECKS["groups"].advice in text
+    assert CHECKS["resume"].advice not in text
+    assert "1 fail" in text.splitlines()[-1]
+
+
+def test_where_an_optimizer_raises_stands_in_the_verdict(reports: dict[str, Report]) -> None:
+    verdict = reports["FlatViews"]["noncontiguous"]
+    assert verdict.verdict == "error"
+    assert verdict.note.startswith("RuntimeError: view size")
+    assert "tests/mutants.py, line" in verdict.note
+
+
+def test_what_does_not_build_is_checked_no_further(reports: dict[str, Report]) -> None:
+    report = reports["Raises"]
+    assert (report["builds"].verdict, report["builds"].note.partition(" (")[0]) == ("error", "SystemExit: enough")
+    assert {verdict.verdict for verdict in report.verdicts[1:]} == {"not applicable"}
+
+
+@pytest.mark.parametrize(("formula", "good"), [("sound_reference", True), ("wrong_reference", False)])
+def test_a_reference_is_held_to(formula: str, good: bool, reports: dict[str, Report]) -> None:
+    report = reports[formula]
+    assert [verdict.check for verdict in report.verdicts] == ["reference"]
+    assert report.ok is good, table(report)
+    assert report.options == {"momentum": 0.5, "lr": 0.2}
+
+
+def test_a_spec_is_checked_as_it_is_given(reports: dict[str, Report]) -> None:
+    report = reports["spec"]
+    assert report.ok
+    assert report["quadratic"].note == "at lr 0.3"
+    assert (report.about["version"], report.about["arguments"]) == (4, {"lr": 0.3})
+
+
+# ---- What cannot get out ----------------------------------------------------------------------------------------------------
+
+
+def test_a_process_that_ends_costs_one_check(tmp_path: Path) -> None:
+    checks = ["builds", "resume", "resume_bf16", "bf16", "closure"]
+    (report,) = run([job_of(SPECS["Exits"], only=checks)])
+    assert set(report.failed) == FAULTS["Exits"], table(report)
+    assert report["bf16"].verdict == "error"
+    assert report["bf16"].note == "the process ended with code 3; last printed: bfloat16? no."
+
+
+def test_a_check_without_an_end_is_ended() -> None:
+    jobs = [job_of(SPECS["Hangs"], only=["builds", "lr_zero", "frozen"]), job_of(SPECS["WaitsForOthers"], only=["ddp"])]
+    hangs, waits = run(jobs, limit=6)
+    assert (hangs.failed, hangs["lr_zero"].note) == (["lr_zero"], "no end after 6 s")
+    assert waits.failed == ["ddp"]
+    assert waits["ddp"].verdict == "error"
+    assert waits["ddp"].note.startswith("the two processes do not end in 4.2 s")
+
+
+def test_an_optimizer_that_ends_process_after_process_is_given_up() -> None:
+    state = _State(Job("it", checks=("resume", "copies", "groups", "frozen", "bf16")), None)
+    for check in ("resume", "copies", "groups"):
+        state.lose(check, "gone", 1.0)
+    assert [v.verdict for v in state.report().verdicts] == ["error"] * 3 + ["not applicable"] * 2
+
+
+IMPORTS = {
+    "exits": "import os\nos._exit(7)\n",
+    "hangs": "import time\ntime.sleep(1000)\n",
+    "raises": "1 / 0\n",
+    "misspelt": "class Mien: pass\n",
+    "other": "class Mine: pass\n",
+}
+
+
+@pytest.mark.parametrize(("kind", "note"), [("exits", "the process ended with code 7"), ("hangs", "no end after 2 s")])
+def test_an_import_that_ends_or_hangs_is_a_verdict(kind: str, note: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(IMPORTS[kind])
+    report = conformance(f"{tmp_path}/mine.py:Mine", only=["builds", "groups"], limit=2)
+    assert (report["builds"].verdict, report["builds"].note) == ("error", note)
+    assert report["groups"].verdict == "not applicable"
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [("raises", "ZeroDivisionError"), ("misspelt", "did you mean 'Mien'"), ("other", "torch.optim.Optimizer")],
+)
+def test_what_cannot_be_loaded_is_an_error_of_the_request(kind: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(IMPORTS[kind])
+    with pytest.raises(UserError, match=message):
+        conformance(f"{tmp_path}/mine.py:Mine", only=["builds"])
+
+
+def test_a_class_of_a_script_is_found_and_a_call_without_guard_is_refused(tmp_path: Path) -> None:
+    lines = [
+        "from bench.check import conformance",
+        "from tests.mutants import Sound",
+        "class Mine(Sound): pass",
+        "if {guard}: print(conformance(Mine, only=['groups']).ok)",
+    ]
+    for guard, code, words in (("__name__ == '__main__'", 0, "True"), ("True", 1, "put the call under")):
+        script = tmp_path / "script.py"
+        script.write_text("\n".join(lines).format(guard=guard))
+        done = subprocess.run(
+            [sys.executable, str(script)],
+            capture_output=True, text=True, timeout=300, env={**os.environ, "PYTHONPATH": str(tiny.ROOT)},
+        )  # fmt: skip
+        assert done.returncode == code, done.stderr
+        assert words in done.stdout + done.stderr
+
+
+def test_a_class_that_no_other_process_can_import_is_refused() -> None:
+    class Mine(mutants.Sound):
+        pass
+
+    with pytest.raises(UserError, match="move it to the top of its module"):
+        conformance(Mine)
+
+
+# ---- Requests ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["adm"], "unknown optimizer 'adm'; did you mean 'adam'"),
+        (["sngd", "--only", "grups"], "unknown check 'grups'; did you mean 'groups'"),
+        (["sngd", "--only", ""], "no check is named; there are builds, quad"),
+        (["sngd", "--task.H", "3"], "--task.H: a check has no such setting"),
+        (["sngd", "--limit", "0"], "write seconds"),
+        ([], "which optimizer"),
+        (["sngd", "--only", "builds", "--opt.lrr", "3"], "did you mean '--opt.lr'"),
+    ],
+)
+def test_a_bad_request_says_what_to_do(words: list[str], message: str) -> None:
+    with pytest.raises((UserError, PluginError), match=message):
+        main(words)
+
+
+def test_the_command_prints_strict_json_and_stores_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["tests/mutants.py:Nonsense", "--only", "builds,resume,scale", "--opt.lr", "0.2"]
+    code = main([*words, "--json", "--save", "--store", str(tmp_path)])
+    out, err = capsys.readouterr()
+
+    def refuse(word: str) -> Any:
+        raise AssertionError(word)
+
+    found = json.loads(out, parse_constant=refuse)
+    assert code == 1
+    assert (found["name"], found["ok"], found["options"]) == (words[0], False, {"lr": "0.2"})
+    assert found["package"].startswith("file ")
+    assert found["versions"].keys() == {"python", "torch", "bench"}
+    verdicts = {verdict["check"]: verdict for verdict in found["verdicts"]}
+    assert (verdicts["resume"]["measured"], verdicts["resume"]["tolerance"]) == ("inf", 0.0)
+    assert "3/3 scale" in err
+    assert read_verdicts(tmp_path) == {words[0]: found}
+
+
+def test_the_command_succeeds_where_all_is_well(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sngd", "--only", "groups,closure", "--opt.max_step=0.1"]) == 0
+    assert capsys.readouterr().out.endswith("sngd: 2 pass\n")
+
+
+def test_what_is_checked_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--list"]) == 0
+    assert capsys.readouterr().out == listing() + "\n"
+    assert all(f"{check.name}: {check.meaning}" in listing() for check in CHECKS.values())
+
+
+@pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS)
+def test_a_check_names_a_function_and_says_what_to_do(check: Any) -> None:
+    module, _, function = check.target.partition(":")
+    assert callable(getattr(import_module(module), function))
+    reported_only = check.tolerance is None and check.name != "builds"
+    assert bool(check.advice) is not reported_only
+
+
+def test_importing_the_kit_imports_no_torch() -> None:
+    code = "import sys, bench.check, bench.check.cli; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=60, cwd=tiny.ROOT)
+
+
+# ---- The store --------------------------------------------------------------------------------------------------------------
+
+
+def test_verdicts_are_stored_by_optimizer_and_damaged_ones_left_out(tmp_path: Path) -> None:
+    verdict = Verdict("groups", "fail", float("nan"), "note")
+    for name in ("adam", "some/where.py:Mine", "adam"):
+        path = write_verdict(tmp_path, Report(name, {"betas": (0.5, 0.9)}, {"version": 1}, (verdict,)))
+    assert path.parent == tmp_path / "checks"
+    (tmp_path / "checks" / "broken.json").write_text('{"name"')
+    (tmp_path / "checks" / "list.json").write_text("[]")
+    found = read_verdicts(tmp_path)
+    assert found.keys() == {"adam", "some/where.py:Mine"}
+    assert found["adam"]["verdicts"][0]["measured"] is None
+    assert read_verdicts(tmp_path / "nowhere") == {}
+
+
+def test_a_store_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    (tmp_path / "checks").write_text("a file")
+    with pytest.raises(UserError, match="choose another folder with --store"):
+        write_verdict(tmp_path, Report("adam"))

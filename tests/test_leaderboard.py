@@ -1,0 +1,420 @@
+"""`bench leaderboard`: what a person, a program and a page get; what is refused; a real study shown."""
+
+import csv
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bench.boards.formats import FORMATS, markdown
+from bench.results_cli import BOARD_NAMES
+from bench.store import Store
+from tests.entered import board, keep, made, seeds, tuned
+from tests.stored import WILD
+
+A, B = [0.81, 0.84, 0.80, 0.86, 0.83], [0.70, 0.72, 0.69, 0.77, 0.71]
+HARM = [
+    WILD,
+    '=HYPERLINK("http://x")',
+    "[x](javascript:alert(1))",
+    "*",
+    "---",
+    "-- |\\",
+    "\ud800 half",
+    "</table>",
+    "%$_{}^~",
+]
+
+
+@pytest.fixture
+def filled(store: Path) -> Path:
+    tuned(store, "adam", A)
+    keep(store, *seeds("sgd", B), *seeds("adam", B))
+    return store
+
+
+@pytest.fixture
+def hostile(filled: Path) -> Path:
+    for name in HARM:
+        keep(filled, *seeds("sgd", B, name=name, environment={"cpu": name, "threads": 1}, part=name))
+        keep(filled, *seeds("sgd", B, name=f"{name}2"))
+    return filled
+
+
+def strict(text: str) -> Any:
+    def refuse(token: str):
+        raise AssertionError(f"{token} is not JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+# -- for people and programs ------------------------------------------------------------------------------------------
+
+
+def test_the_table_shows_rank_settings_seeds_and_reference(cli, filled):
+    answer = cli("leaderboard")
+    assert (answer.code, answer.err) == (0, "")
+    title, _, _, problem, _, head, first, second, *notes = answer.out.splitlines()
+    assert (title, problem) == ("Quality at a fixed budget", "mnist, max_steps 100")
+    assert re.split(r"\s{2,}", head)[:6] == [
+        "rank",
+        "could be",
+        "optimizer",
+        "settings",
+        "test accuracy",
+        "against adam (tuned)",
+    ]
+    assert re.split(r"\s{2,}", first) == [
+        "1", "1", "adam", "tuned", "0.828 [0.7984, 0.8576]", "-", "0.828 [0.7984, 0.8576]", "3", "5", "5 completed"
+    ]  # fmt: skip
+    assert re.split(r"\s{2,}", second)[:5] == ["2", "2", "sgd", "default", "0.718 [0.6793, 0.7567]"]
+    assert "  note: not tuned, so at a disadvantage: sgd" in notes
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_all_boards_are_written_in_all_formats_with_the_same_bytes_each_time(cli, filled, tmp_path, kind):
+    words = ("leaderboard", "--board", "all", "--format", kind)
+    answer = cli(*words)
+    assert answer.code == 0
+    assert cli(*words, "-o", tmp_path / "out").code == 0
+    assert (tmp_path / "out").read_text() == answer.out
+    assert answer.out == cli(*words).out
+
+
+def test_another_process_writes_the_same_bytes(cli, filled):
+    words = ["leaderboard", "--board", "all", "--format", "json"]
+    command = [sys.executable, "-c", "from bench.cli import main; main()", *words]
+    other = subprocess.run(
+        command, capture_output=True, text=True, env=os.environ | {"PYTHONHASHSEED": "7"}, check=True
+    )
+    assert other.stdout == cli(*words).out
+
+
+def test_json_holds_every_row_with_its_runs_and_every_pair(cli, filled):
+    (found,) = strict(cli("leaderboard", "--format", "json").out)
+    (table,) = found["tables"]
+    first, second = table["rows"]
+    assert (first["settings"], first["n"], first["runs"], first["conformance"]) == ("tuned", 5, {"completed": 5}, None)
+    assert first["final"]["mean"] == pytest.approx(0.828)
+    assert second["run_ids"] == sorted(run.run_id for run in seeds("sgd", B))
+    assert [(pair["first"], pair["second"], pair["resolved"]) for pair in table["pairs"]] == [("adam", "sgd", True)]
+
+
+def test_csv_has_three_columns_for_an_interval_whichever_row_is_first(cli, filled):
+    keep(filled, *seeds("adamw", [None, 0.9, 0.9]))
+    lines = list(csv.DictReader(io.StringIO(cli("leaderboard", "--format", "csv").out)))
+    assert list(lines[0])[6:12] == [
+        "final",
+        "final_low",
+        "final_high",
+        "difference",
+        "difference_low",
+        "difference_high",
+    ]
+    own = {line["opt"]: line for line in lines}
+    assert float(own["adam"]["final_low"]) == pytest.approx(0.7983, abs=2e-4)
+    assert (own["adamw"]["final"], own["adamw"]["final_low"]) == ("1 of 3 diverged", "")
+
+
+@pytest.mark.parametrize(
+    ("ending", "begin"), [(".md", "## "), (".csv", "board,"), (".JSON", "["), (".tex", "%"), (".html", "<!")]
+)
+def test_the_name_of_the_file_says_the_format(cli, filled, tmp_path, ending, begin):
+    path = tmp_path / "new" / f"board{ending}"
+    answer = cli("leaderboard", "-o", path)
+    assert (answer.code, answer.out, answer.err) == (0, "", f"written to {path}\n")
+    assert path.read_text().startswith(begin)
+
+
+def test_boards_are_asked_for_by_name(cli, filled):
+    (one, other) = strict(cli("leaderboard", "--board", "robustness,speed,robustness", "--format", "json").out)
+    assert (one["board"], other["board"]) == ("robustness", "speed")
+    assert [each["board"] for each in strict(cli("leaderboard", "--board", "all", "--format", "json").out)] == list(
+        BOARD_NAMES
+    )
+    refused = cli("leaderboard", "--board", "qualty")
+    assert (refused.code, refused.err) == (2, "bench: error: unknown board 'qualty'; did you mean 'quality'?\n")
+
+
+# -- names that mean harm ---------------------------------------------------------------------------------------------
+
+
+class Elements(HTMLParser):
+    """Counts what a browser would see."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: Counter[str] = Counter()
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen[tag] += 1
+        assert {name for name, _ in attrs} <= {"lang", "charset", "scope", "title"}
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_names_do_no_harm_to_a_page(cli, hostile):
+    page = Elements()
+    page.feed(cli("leaderboard", "--board", "all", "--format", "html").out)
+    assert set(page.seen) == {
+        "html",
+        "meta",
+        "title",
+        "h2",
+        "table",
+        "caption",
+        "thead",
+        "tr",
+        "th",
+        "tbody",
+        "td",
+        "ul",
+        "li",
+        "p",
+    }
+    assert "<script>alert(1)</script> [/bold]" in page.text
+
+
+def test_names_do_no_harm_to_markdown(cli, hostile):
+    out = cli("leaderboard", "--board", "all", "--format", "md").out
+    assert not re.search(r"<(?!br)", out)
+    assert "](" not in out.replace("\\](", "").replace("\\]\\(", "")
+    tables = re.findall(r"(?:^\|.*\n)+", out, re.MULTILINE)
+    assert len(tables) > 10
+    for table in tables:
+        counts = {len(re.findall(r"(?<!\\)(?:\\\\)*\|", line)) for line in table.splitlines()}
+        assert len(counts) == 1
+
+
+def test_names_do_no_harm_to_tex(cli, hostile):
+    out = cli("leaderboard", "--board", "all", "--format", "tex").out
+    lines = [line for line in out.splitlines() if not line.startswith("%")]
+    bodies = re.findall(r"\\begin\{tabular\}\{(l+)\}\n\\toprule\n(.*?)\\bottomrule", "\n".join(lines), re.DOTALL)
+    assert len(bodies) > 10
+    for columns, body in bodies:
+        for line in body.splitlines():
+            if line != "\\midrule":
+                assert not line.startswith(("[", "*"))
+                assert line.endswith(" \\\\")
+                assert len(re.findall(r"(?<!\\)&", line)) == len(columns) - 1
+                assert not re.search(r"(?<!\\)[#$%_<>|]", line)
+    assert out.count("\\begin{table}") == out.count("\\end{table}")
+
+
+def test_names_do_no_harm_to_a_spreadsheet(cli, hostile):
+    out = cli("leaderboard", "--board", "all", "--format", "csv").out
+    cells = [cell for line in csv.reader(io.StringIO(out)) for cell in line]
+    assert {cell for cell in cells if cell[:1] in "=+@" and cell} == set()
+    assert '\'=HYPERLINK("http://x")' in cells
+    for cell in cells:
+        assert not cell.startswith("-") or float(cell) < 0
+
+
+def test_names_do_no_harm_to_a_terminal(cli, hostile):
+    answer = cli("leaderboard", "--board", "all")
+    assert answer.code == 0
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\ud800-\udfff]", answer.out + answer.err)
+    assert "ü 漢" in answer.out
+    moon = made("sgd", 77)
+    moon.config["task"] = "\x1b[31mmoon"
+    keep(hostile, moon)
+    assert "\x1b" not in cli("leaderboard").err
+
+
+def test_names_are_whole_in_json(cli, hostile):
+    names = {
+        row["opt"] for table in strict(cli("leaderboard", "--format", "json").out)[0]["tables"] for row in table["rows"]
+    }
+    assert set(HARM) <= names
+
+
+# -- places -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_board_is_written_between_its_markers_and_nothing_else_changes(cli, filled, tmp_path):
+    path, marks = (
+        tmp_path / "README.md",
+        "before\r\n<!-- leaderboard quality -->\r\nold\r\n<!-- /leaderboard -->\r\nafter ü\r\n",
+    )
+    path.write_bytes(marks.encode())
+    path.chmod(0o640)
+    (tmp_path / "link.md").symlink_to(path)
+    for _ in range(2):
+        answer = cli("leaderboard", "--into", tmp_path / "link.md")
+        assert (answer.code, answer.out) == (0, "")
+        text = path.read_bytes().decode()
+        assert text.startswith("before\r\n<!-- leaderboard quality -->\r\n#### Quality")
+        assert text.endswith("<!-- /leaderboard -->\r\nafter ü\r\n")
+        assert text.replace("\r\n", "\n").split("-->\n", 1)[1].rsplit("<!--", 1)[0] == markdown(
+            [board("quality", filled)], 4
+        )
+        assert text.count("\n") == text.count("\r\n")
+    assert (tmp_path / "link.md").is_symlink()
+    assert path.stat().st_mode & 0o777 == 0o640
+
+
+BEGIN, END = "<!-- leaderboard quality -->", "<!-- /leaderboard -->"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", BEGIN.encode(), f"{END}{BEGIN}".encode(), f"{BEGIN}<!-- leaderboard speed -->{END}".encode(), b"\xff"],
+)
+def test_a_file_without_a_place_for_the_board_stays_as_it_is(cli, filled, tmp_path, content):
+    path = tmp_path / "README.md"
+    path.write_bytes(content)
+    answer = cli("leaderboard", "--into", path)
+    assert (answer.code, answer.out) == (2, "")
+    assert answer.err.startswith("bench: error: ")
+    assert answer.err.count("\n") == 1
+    assert path.read_bytes() == content
+    assert [p.name for p in tmp_path.iterdir() if p.suffix == ".tmp"] == []
+
+
+@pytest.mark.parametrize("out", ["/dev/full", "/proc/nothing/out.md", "."])
+@pytest.mark.parametrize("flag", ["-o", "--into"])
+def test_a_place_that_takes_nothing_is_one_line(cli, filled, out, flag):
+    answer = cli("leaderboard", flag, out)
+    assert answer.code == 2
+    assert re.fullmatch(
+        r"bench: error: cannot write (into )?\S+: .*\n|bench: error: .* has no place for this board.*\n", answer.err
+    )
+
+
+def test_a_device_or_pipe_is_written_as_it_is(cli, filled):
+    assert cli("leaderboard", "-o", "/dev/null").code == 0
+    assert Path("/dev/null").is_char_device()
+
+
+def test_one_place_at_a_time(cli, filled):
+    answer = cli("leaderboard", "-o", "a", "--into", "b")
+    assert (answer.code, answer.err.count("\n")) == (2, 1)
+    assert "not allowed with" in answer.err
+
+
+def test_a_reader_that_goes_away_is_no_error(filled):
+    command = (
+        f"{sys.executable} -c 'from bench.cli import main; main()' leaderboard --board all --format json | head -c 1"
+    )
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[", "")
+
+
+# -- what is wrong with a store ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("make", "says"), [(False, "there is no store"), (True, "there are no runs in")])
+def test_an_empty_store_says_what_to_run(cli, store, make, says):
+    if make:
+        store.mkdir()
+    answer = cli("leaderboard")
+    assert (answer.code, answer.out) == (2, "")
+    assert says in answer.err
+    assert "bench fit --task synthetic --opt ngd" in answer.err
+
+
+def test_a_store_that_is_a_file_is_refused(cli, tmp_path):
+    (tmp_path / "file").touch()
+    assert cli("leaderboard", "--store", tmp_path / "file").err.startswith(
+        f"bench: error: there is no store {tmp_path / 'file'}"
+    )
+
+
+def test_a_store_with_nothing_but_damage_names_it(cli, store):
+    keep(store, made())
+    record = store / made().run_id / "run.json"
+    record.write_text("{")
+    answer = cli("leaderboard")
+    assert answer.code == 2
+    assert f"there are no runs that can be read in {store} ({record.parent})" in answer.err
+
+
+def test_damaged_runs_are_named_and_left_out_and_the_exit_code_says_so(cli, filled):
+    whole = cli("leaderboard").out
+    torn, foreign = (filled / run.run_id / "run.json" for run in (made("sgd", 5), made("sgd", 6)))
+    keep(filled, made("sgd", 5), made("sgd", 6))
+    torn.write_text(torn.read_text()[:100])
+    foreign.write_text('{"run_id": "x", "config": {"task": "mnist"}}')
+    study = filled / "studies" / "torn.json"
+    study.write_text("{")
+    answer = cli("leaderboard")
+    assert (answer.code, answer.out) == (1, whole)
+    assert len(answer.err.splitlines()) == 3
+    for path in (torn.parent, "run x in ", study):
+        assert str(path) in answer.err
+
+
+def test_a_damaged_table_is_named_when_a_board_reads_it(cli, store):
+    runs = seeds("ngd", [0.1, 0.2, 0.3, 0.4], task="synthetic")
+    keep(store, *runs, measured={"step": [0, 20], "alignment": [0.5, 1.0]})
+    (store / runs[0].run_id / "measurements.parquet").write_bytes(b"PAR1")
+    assert cli("leaderboard").code == 0
+    answer = cli("leaderboard", "--board", "theory", "--format", "json")
+    assert answer.code == 1
+    assert strict(answer.out)[0]["tables"][0]["rows"][0]["n"] == 3
+    assert answer.err.count("bench: warning: cannot read the tables of run") == 1
+
+
+def test_stores_of_several_machines_are_read_as_one(cli, filled, tmp_path):
+    keep(tmp_path / "b", *seeds("adamw", A), made("sgd", 0, 0.99))
+    both = cli("leaderboard", "--store", filled, "--store", tmp_path / "b")
+    assert both.code == 0
+    assert both.out == cli("leaderboard", "--store", tmp_path / "b", "--store", filled).out
+    assert both.out == cli("leaderboard", *("--store", filled) * 2, "--store", tmp_path / "b").out
+    assert f"{made('sgd', 0).run_id} has different results in different stores" in both.err
+    shutil.copytree(tmp_path / "b", tmp_path / "c")
+    assert cli("leaderboard", "--store", tmp_path / "b").out == cli("leaderboard", "--store", tmp_path / "c").out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--only", "lr"), "write NAME=VALUE"), (("--only", "status=completed"), "never left out"),
+        (("--only", "opt.lrr=1"), "did you mean 'opt.lr'"), (("--opt", "addam"), "did you mean 'adam'"),
+        (("--task", ","), "it names nothing"), (("--target", "nan"), "no finite number"), (("--target", "x"), "invalid"),
+        (("--reference", "sgdd"), "did you mean 'sgd'"), (("--settings", "worst"), "invalid choice"),
+    ],
+)  # fmt: skip
+def test_misspelt_words_are_one_line(cli, filled, words, says):
+    answer = cli("leaderboard", *words)
+    assert (answer.code, answer.out, answer.err.count("\n")) == (2, "", 1)
+    assert says in answer.err
+
+
+# -- from tuning to a board -------------------------------------------------------------------------------------------
+
+SMALL = ("--task", "synthetic", "--opt", "sgd", "--opt.lr", "1e1:1e4", "--trainer.max_steps", 40, "--device", "cpu")
+
+
+def test_a_study_and_seeds_by_hand_are_one_row(cli, store, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OMP_NUM_THREADS", str(torch.get_num_threads()))
+    monkeypatch.delenv("BENCH_STORAGE", raising=False)
+    study = ("tune", *SMALL, "--trials", 3, "--seeds", 2, "--report_seeds", 3, "--workers", 1, "--engine", "lanes")
+    assert cli(*study).code == 0
+    lr = json.loads(cli("studies", "--json").out).popitem()[1]["best"].split()[-1]
+    (row,) = strict(cli("leaderboard", "--format", "json").out)[0]["tables"][0]["rows"]
+    assert (row["opt"], row["settings"], row["n"], row["trials"], row["rank"]) == ("sgd", "tuned", 3, 3, 1)
+    (expected,) = strict(cli("leaderboard", "--board", "tuning", "--format", "json").out)[0]["tables"]
+    assert expected["rows"][0]["trials"] == 3
+
+    hand = [word if word != "1e1:1e4" else lr for word in SMALL]
+    for seed in (7, 8, 1000):  # the last is a tuning seed
+        assert cli("fit", *hand, "--seed", seed).code == 0
+    answer = cli("leaderboard", "--format", "json")
+    (row,) = strict(answer.out)[0]["tables"][0]["rows"]
+    assert (answer.code, row["settings"], row["n"]) == (0, "tuned", 5)
+    used = {run.run_id: run.config["seed"] for run in Store(store).runs()}
+    assert sorted(used[run_id] for run_id in row["run_ids"]) == [0, 1, 2, 7, 8]

@@ -1,0 +1,350 @@
+"""Optimizers and tasks that others bring: files, modules, packages."""
+
+import json
+import os
+import shutil
+import site
+import subprocess
+import sys
+from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from bench.config import resolve
+from bench.runner import run
+from bench.store import Store
+from optimizers import OPTIMIZERS
+from optimizers.plugins import PluginError, Registry, slug
+
+ROOT = Path(__file__).parent.parent
+RUN = ("--task", "synthetic", "--trainer.max_steps", 30, "--device", "cpu")
+PLAIN = '''
+import torch
+
+class Plain(torch.optim.Optimizer):
+    """Gradient descent, once more.
+
+    Args:
+        lr: step per unit of the gradient.
+    """
+
+    def __init__(self, params, lr: float = 0.1, betas=(0.9, 0.99), nesterov: bool = False, hook=print):
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, SIGNATURE):
+        BEFORE
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.sub_(p.grad, alpha=group["lr"])
+        return None
+'''
+
+
+def write(folder: Path, name: str, signature: str = "closure=None", before: str = "closure and closure()") -> str:
+    """A file with the optimizer `Plain`; what is typed after `--opt`."""
+    (folder / name).write_text(PLAIN.replace("SIGNATURE", signature).replace("BEFORE", before))
+    return f"{name}:Plain"
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder without anything of the suite."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+# -- files and modules ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("signature", "before"),
+    [
+        ("closure=None", "closure and closure()"),
+        ("", "pass"),
+        ("loss", "assert loss.ndim == 0"),
+        ("*, loss=None", "assert loss.ndim == 0"),
+        ("loss_fn=None", "loss_fn()"),
+        ("closure, extra=None", "loss = closure(); closure(); assert loss.ndim == 0"),
+    ],
+    ids=["closure", "nothing", "loss", "loss as keyword", "another name", "closure twice"],
+)
+@pytest.mark.parametrize("engine", ["lightning", "lanes"])
+def test_a_file_trains_as_it_is_whatever_its_step_takes(
+    cli, here: Path, store: Path, signature: str, before: str, engine: str
+) -> None:
+    opt = write(here, "plain.py", signature, before)
+    words = ("sweep", "--opt", f"{opt},sgd", "--opt.lr", 0.5, "--seeds", 2, *RUN, "--engine", engine)
+    answer = cli(*words, "--out", here / "swept")
+    assert answer.code == 0, answer.err
+    found = {(result.config["opt"], result.config["seed"]): result for result in Store(store).runs()}
+    assert len(found) == 4
+    for seed in (0, 1):
+        mine, reference = found[opt, seed], found["sgd", seed]
+        assert mine.engine == engine
+        assert mine.final == pytest.approx(reference.final, rel=1e-9)
+        assert mine.versions["opt_package"].startswith("file ")
+        assert "opt_package" not in reference.versions
+
+
+def test_options_come_from_the_signature(cli, here: Path) -> None:
+    opt = write(here, "mine.py")
+    shown = cli("show", opt)
+    assert shown.code == 0, shown.err
+    assert "--opt.lr" in shown.out
+    assert "step per unit of the gradient. (float, default 0.1)" in " ".join(shown.out.split())
+    assert "--opt.betas" in shown.out
+    assert "hook" not in shown.out  # a function is nothing for the command line
+    wrong = cli("fit", *RUN, "--opt", opt, "--opt.l", 1)
+    assert (wrong.code, wrong.err) == (2, "bench: error: unknown option '--opt.l'; did you mean '--opt.lr'?\n")
+    kind = cli("fit", *RUN, "--opt", opt, "--opt.nesterov", "perhaps")
+    assert kind.code == 2
+    assert "--opt.nesterov 'perhaps'" in kind.err
+
+
+def test_a_changed_file_is_another_optimizer(here: Path, store: Path) -> None:
+    first = resolve({"task": "synthetic", "opt": write(here, "mine.py")}).run_id
+    assert first.startswith("synthetic-mine.Plain-")
+    assert resolve({"task": "synthetic", "opt": "mine.py:Plain"}).run_id == first
+    write(here, "mine.py", before="closure and closure()  # the same")
+    fresh = subprocess.run(
+        [sys.executable, "-c", "from bench.config import resolve; print(resolve({'task': 'synthetic', 'opt': 'mine.py:Plain'}).run_id)"],
+        capture_output=True, text=True, cwd=here, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True,
+    )  # fmt: skip
+    assert fresh.stdout.strip() != first
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "message"),
+    [
+        ("import torch\n\nclass Bad(:\n", "bad.py:Bad", "bad.py, line 3: invalid syntax"),
+        ("import torch\n1 / 0\n", "bad.py:Bad", "importing bad.py raises ZeroDivisionError: division by zero"),
+        ("import no_such_module_at_all\n", "bad.py:Bad", "raises ModuleNotFoundError: No module named 'no_such_module_at_all'"),
+        ("raise SystemExit(3)\n", "bad.py:Bad", "importing bad.py raises SystemExit: 3"),
+        ("class Bod: pass\n", "bad.py:Bad", "bad.py has no 'Bad'; did you mean 'Bod'?"),
+        ("class Bad: pass\n", "bad.py:Bad", "bad.py:Bad is the class Bad; an optimizer is a class that derives from torch.optim.Optimizer"),
+        ("Bad = 3\n", "bad.py:Bad", "bad.py:Bad is a int; an optimizer is"),
+        ("", "missing.py:Bad", "there is no file missing.py"),
+        ("", "no_such_package.sub:Bad", "there is no module 'no_such_package.sub' here"),
+        ("", "bad.py:", "bad.py:: write module:Class or file.py:Class"),
+        ("", ":Bad", ":Bad: write module:Class or file.py:Class"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_used_says_why(cli, here: Path, text: str, name: str, message: str) -> None:
+    (here / "bad.py").write_text(text)
+    answer = cli("fit", *RUN, "--opt", name)
+    assert answer.code == 2
+    assert message in answer.err
+    assert len(answer.err.splitlines()) == 1
+    assert "Traceback" not in answer.err
+
+
+def test_what_a_plugin_prints_is_not_among_the_results(cli, here: Path, store: Path) -> None:
+    opt = write(here, "loud.py", before="closure and closure(); print('in step')")
+    (here / "loud.py").write_text("print('on import')\n" + (here / "loud.py").read_text())
+    answer = cli("fit", *RUN, "--opt", opt, "--json")
+    assert answer.code == 0, answer.err
+    assert json.loads(answer.out)["status"] == "completed"
+
+
+def test_a_module_of_this_folder_and_of_torch(cli, here: Path, store: Path) -> None:
+    (here / "own_pack").mkdir()
+    (here / "own_pack/__init__.py").touch()
+    write(here / "own_pack", "own_module.py")
+    for opt in ("own_pack.own_module:Plain", "torch.optim:NAdam", "torch.optim:Rprop"):
+        answer = cli("fit", *RUN, "--opt", opt, "--json")
+        assert answer.code == 0, answer.err
+    packages = {result.config["opt"]: result.versions.get("opt_package") for result in Store(store).runs()}
+    assert packages["torch.optim:NAdam"] is None  # as for the suite's own, torch's version is in the record anyway
+    assert packages["own_pack.own_module:Plain"].startswith("file ")
+
+
+def test_names_of_files_and_runs() -> None:
+    assert slug("sgd") == "sgd"
+    assert slug("dir/my_file.py:MyOpt") == "my_file.MyOpt"
+    assert slug("pack.module:MyOpt") == "pack.module.MyOpt"
+    assert slug("../x y.py:A") == "x_y.A"
+
+
+def test_second_order_methods_get_gradients_with_a_graph(here: Path, store: Path) -> None:
+    (here / "second.py").write_text(
+        PLAIN.replace("SIGNATURE", "closure=None").replace(
+            "BEFORE",
+            "closure()\n        with torch.enable_grad():\n            ps = [p for g in self.param_groups for p in g['params']]\n"
+            "            hv = torch.autograd.grad(sum((p.grad ** 2).sum() for p in ps), ps)\n        assert any(h.any() for h in hv)",
+        )
+        + "\nfrom optimizers import OptimizerSpec, Traits\n"
+        "SPEC = OptimizerSpec(name='x', target='second.py:Plain', formula='', source='', traits=Traits(create_graph=True))\n"
+    )
+    config = {
+        "task": "synthetic",
+        "opt": "second.py:SPEC",
+        "opt.lr": 0.5,
+        "trainer.max_steps": 30,
+        "store": store,
+        "device": "cpu",
+    }
+    mine = run(resolve(config), progress=False)
+    assert mine.status == "completed", mine.reason
+    assert mine.final == run(resolve({**config, "opt": "sgd"}), progress=False).final
+
+
+def test_a_pure_update_of_a_plugin_is_used_in_lanes(cli, here: Path, store: Path) -> None:
+    write(here, "pure.py", before="raise AssertionError('the class is not used')")
+    with (here / "pure.py").open("a") as file:
+        file.write(
+            "\ndef update(grads, state, params, loss, hparams):\n"
+            "    return [p - hparams['lr'] * g for p, g in zip(params, grads)], state\n"
+            "from optimizers import OptimizerSpec\n"
+            "SPEC = OptimizerSpec(name='x', target='pure.py:Plain', formula='', source='', update='pure.py:update')\n"
+        )
+    words = (
+        "sweep",
+        "--opt",
+        "pure.py:SPEC,sgd",
+        "--opt.lr",
+        "0.1,0.5",
+        *RUN,
+        "--engine",
+        "lanes",
+        "--out",
+        here / "o",
+    )
+    answer = cli(*words)
+    assert answer.code == 0, answer.err
+    finals: dict[str, list[float | None]] = {}
+    for result in Store(store).runs():
+        finals.setdefault(result.config["opt"], []).append(result.final)
+    assert sorted(map(float, finals["pure.py:SPEC"])) == pytest.approx(sorted(map(float, finals["sgd"])), rel=1e-12)
+
+
+# -- entry points -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def announce(monkeypatch: pytest.MonkeyPatch):
+    """Entry points (name, value, package) instead of those that are installed."""
+
+    def announced(*points: tuple[str, str, str]) -> Registry:
+        made = [EntryPoint(name, value, "test.group") for name, value, _ in points]
+        for point, (_, _, package) in zip(made, points, strict=True):
+            vars(point)["dist"] = SimpleNamespace(name=package, version="1.2")
+        monkeypatch.setattr(
+            "optimizers.plugins.entry_points", lambda group: EntryPoints(p for p in made if p.group == group)
+        )
+        return Registry("optimizer", "test.group", [OPTIMIZERS["sgd"]], OPTIMIZERS.make)
+
+    return announced
+
+
+def test_packages_are_listed_without_being_imported(announce) -> None:
+    registry = announce(("far", "no_such_module_at_all:Far", "far-away"))
+    assert list(registry) == ["sgd", "far"]
+    assert "far" in registry
+    assert registry.describe("far") == "far-away 1.2 (no_such_module_at_all:Far)"
+    with pytest.raises(PluginError, match="there is no module 'no_such_module_at_all'"):
+        registry["far"]
+    with pytest.raises(KeyError):
+        registry["nothing"]
+
+
+def test_a_name_that_is_taken_says_by_whom(announce) -> None:
+    registry = announce(
+        ("lion", "torch.optim:SGD", "zoo"), ("lion", "torch.optim:Adam", "ark"), ("sgd", "torch.optim:SGD", "copy")
+    )
+    with pytest.raises(
+        PluginError,
+        match=r"'lion' is taken by ark 1.2 and by zoo 1.2: uninstall one, or say which: torch.optim:Adam or torch.optim:SGD",
+    ):
+        registry["lion"]
+    with pytest.raises(PluginError, match=r"'sgd' is taken by the suite and by copy 1.2"):
+        registry["sgd"]
+
+
+# -- a package, from `bench new` to the board -------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A fresh environment with the packages that `bench new` writes, unedited; its folder."""
+    uv = shutil.which("uv")
+    if uv is None:
+        pytest.skip("uv is not installed")
+    folder = tmp_path_factory.mktemp("packages")
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    for kind, name in (("optimizer", "my_opt"), ("task", "my_task")):
+        subprocess.run([sys.executable, "-m", "bench.cli", "new", kind, name], cwd=folder, env=environment, check=True)
+    subprocess.run([uv, "venv", "-q", "--python", sys.executable, folder / "env"], check=True)
+    packages = [folder / "my_opt", folder / "my_task"]
+    python = folder / "env/bin/python"
+    subprocess.run([uv, "pip", "install", "-q", "--python", python, "--no-deps", *packages], check=True)
+    own = subprocess.run(
+        [python, "-c", "import site; print(site.getsitepackages()[0])"], capture_output=True, text=True, check=True
+    )
+    (Path(own.stdout.strip()) / "suite.pth").write_text("\n".join([*site.getsitepackages(), str(ROOT), ""]))
+    return folder
+
+
+def bench(installed: Path, *words: object, ok: bool = True) -> str:
+    """Run `bench` in the environment; what it prints."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("BENCH_", "PYTHONPATH"))}
+    answer = subprocess.run(
+        [installed / "env/bin/python", "-m", "bench.cli", *map(str, words)], capture_output=True, text=True, cwd=installed,
+        env=environment | {"OMP_NUM_THREADS": "1"}, check=False,
+    )  # fmt: skip
+    assert (answer.returncode == 0) == ok, answer.stderr
+    return answer.stdout if ok else answer.stderr
+
+
+def test_a_new_package_goes_from_its_template_to_the_board(installed: Path) -> None:
+    assert "my-opt 0.1.0 (my_opt:SPEC)" in bench(installed, "list", "optimizers")
+    assert "my-task 0.1.0 (my_task:SPEC)" in bench(installed, "list", "tasks")
+    assert "w <- w - lr * m" in bench(installed, "show", "my_opt")
+    result = json.loads(bench(installed, "fit", *RUN, "--opt", "my_opt", "--opt.momentum", 0.5, "--json"))
+    assert result["status"] == "completed"
+    record = Store(installed / "runs").get(result["run_id"])
+    assert record is not None
+    assert record.versions["opt_package"] == "my-opt 0.1.0"
+    for opt in ("my_opt", "adam"):
+        bench(installed, "tune", *RUN, "--opt", opt, "--trials", 3, "--seeds", 1, "--report_seeds", 3, "--workers", 1)
+    board = json.loads(bench(installed, "leaderboard", "--format", "json"))
+    rows = {row["opt"]: row for table in board[0]["tables"] for row in table["rows"]}
+    assert {name: (row["settings"], row["n"]) for name, row in rows.items()} == {
+        "my_opt": ("tuned", 3),
+        "adam": ("tuned", 3),
+    }
+    taken = bench(installed, "new", "optimizer", "my_opt", "--out", "again", ok=False)
+    assert taken == "bench: error: the optimizer name 'my_opt' is taken by my-opt 0.1.0 (my_opt:SPEC); choose another\n"
+
+
+@pytest.mark.parametrize("name", ["my_opt", "my_task"])
+def test_the_tests_of_a_new_package_pass(installed: Path, name: str) -> None:
+    python = installed / "env/bin/python"
+    answer = subprocess.run(
+        [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", installed / name], capture_output=True, text=True,
+        cwd=installed / name, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False,
+    )  # fmt: skip
+    assert answer.returncode == 0, answer.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("optimizer", "adam"), "the optimizer name 'adam' is taken by the suite; choose another"),
+        (("task", "mnist"), "the task name 'mnist' is taken by the suite; choose another"),
+        (("optimizer", "My-Opt"), "'My-Opt' cannot be the name of a Python package"),
+        (("optimizer", "class"), "'class' cannot be the name of a Python package"),
+        (("optimizer", "x", "--out", "full"), "full is there already; choose another folder with --out, or remove it"),
+        (("optimizer", "x", "--out", "full/file/x"), "cannot write full/file/x: Not a directory"),
+    ],
+)
+def test_a_new_package_never_overwrites_anything(cli, here: Path, words: tuple[str, ...], message: str) -> None:
+    (here / "full").mkdir()
+    (here / "full/file").write_text("mine")
+    answer = cli("new", *words)
+    assert answer.code == 2
+    assert message in answer.err
+    assert [path.name for path in here.rglob("*")] == ["full", "file"]

@@ -1,0 +1,456 @@
+"""The report: whole, exact, the same every time, harmless whatever the names are, and at work in a real browser."""
+
+import base64
+import hashlib
+import json
+import re
+import shlex
+import shutil
+from html.parser import HTMLParser
+from importlib.resources import files
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image, ImageStat
+
+from bench.boards import BOARDS, Asked
+from bench.charts import CHARTS
+from bench.config import resolve
+from bench.errors import UserError
+from bench.page import KINDS, commands, fit_words, page
+from bench.results_cli import main as results
+from bench.store import Store, plain
+from bench.stores import Stores
+from bench.words import split
+from tests.services import Chromium, Page
+from tests.test_charts import HOSTILE, add_run, add_study, asked, everything
+
+
+class Reader(HTMLParser):
+    """What stands in a page: tags with their attributes, words by the tag around them, scripts apart."""
+
+    VOID = ("meta", "br", "link", "img", "input")
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[tuple[str, str]] = []
+        self.scripts: list[str] = []
+        self.open: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag == "script":
+            self.scripts.append("")
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] == "script":
+            self.scripts[-1] += data
+        else:
+            self.words.append((self.open[-1] if self.open else "", data))
+
+    def of(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.tags if name == tag]
+
+    @property
+    def text(self) -> str:
+        return " ".join(word for tag, word in self.words if tag not in ("style", "title"))
+
+
+def report(what: Asked, runs: int = 4) -> str:
+    return page(what, runs, ["runs"])
+
+
+@pytest.fixture
+def hostile(store: Path) -> str:
+    """A page with everything in it, and with names that mean harm."""
+    return report(everything(store))
+
+
+# -- what stands in it ----------------------------------------------------------------------------------------------
+
+
+def test_the_page_is_whole_and_in_order(hostile):
+    read = Reader(hostile)
+    assert not read.open
+    assert read.of("html")[0]["lang"] == "en"
+    assert len(read.of("title")) == len(read.of("h1")) == len(read.of("main")) == 1
+    levels = [int(tag[1]) for tag, _ in read.tags if re.fullmatch("h[1-6]", tag)]
+    assert levels[0] == 1
+    assert all(b <= a + 1 for a, b in pairwise(levels))
+    ids = [attributes["id"] for _, attributes in read.tags if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    links = [link["href"] for link in read.of("a")]
+    assert all(link and link[0] == "#" and link[1:] in ids for link in links)
+    assert {f"#{name}" for name in (*BOARDS, *CHARTS, "main", "made")} <= set(links)
+    for label in (a["aria-labelledby"] for _, a in read.tags if "aria-labelledby" in a):
+        assert label in ids
+
+
+def test_all_boards_are_tables_that_a_screen_reader_can_read(hostile):
+    read = Reader(hostile)
+    tables = len(read.of("table"))
+    assert tables >= 6
+    assert len(read.of("caption")) == tables
+    heads = [head for head in read.of("th") if head.get("scope") == "col"]
+    assert heads
+    assert all(head["aria-sort"] == "none" for head in heads)
+    assert len([b for b in read.of("button") if b.get("title")]) == len(heads)
+    assert len(read.of("dt")) > len(heads)
+    assert any(head.get("scope") == "row" for head in read.of("th"))
+
+
+def test_notes_of_boards_tables_and_charts_are_shown(store):
+    what = everything(store)
+    text = re.sub(r"\s+", " ", Reader(report(what)).text)
+    for board in (make(what) for make in BOARDS.values()):
+        for note in (*board.notes, *(note for table in board.tables for note in table.notes)):
+            assert re.sub(r"\s+", " ", note) in text
+    for chart in (chart for make in CHARTS.values() for chart in make(what)):
+        for line in chart.note.splitlines():
+            assert re.sub(r"\s+", " ", line) in text
+
+
+def test_every_kind_of_chart_is_explained():
+    assert list(KINDS) == list(CHARTS)
+
+
+def test_the_same_store_gives_the_same_bytes_and_no_trace_of_the_machine(store, tmp_path, capsys):
+    everything(store)
+    elsewhere = tmp_path / "elsewhere" / "runs"
+    shutil.copytree(store, elsewhere)
+    pages = [tmp_path / f"{name}.html" for name in "abc"]
+    for path, folder in zip(pages, (store, store, elsewhere), strict=True):
+        assert results(["report", "-o", str(path), "--store", str(folder)]) == 0
+    assert capsys.readouterr().err.endswith(f"written to {pages[-1]}\n")
+    assert pages[0].read_bytes() == pages[1].read_bytes() == pages[2].read_bytes()
+    text = pages[0].read_text("utf-8")
+    assert str(tmp_path) not in text
+    assert "in the store “runs”" in re.sub(r"\s+", " ", text)
+
+
+def test_damaged_runs_are_counted(store, tmp_path, capsys):
+    for seed in range(3):
+        run_id = add_run(store, seed=seed)
+    (store / run_id / "run.json").write_text("{", "utf-8")
+    assert results(["report", "-o", str(tmp_path / "a.html")]) == 1
+    assert "1 records could not be read" in (tmp_path / "a.html").read_text("utf-8")
+    assert "is damaged" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["report"], ["plot", "curves"]])
+def test_a_run_with_a_damaged_table_is_told_and_left_out(store, tmp_path, capsys, command):
+    for seed in range(4):
+        run_id = add_run(store, seed=seed)
+    (store / run_id / "curve.parquet").write_bytes(b"PAR1")
+    out = tmp_path / ("a.html" if command == ["report"] else "a.svg")
+    assert results([*command, "-o", str(out)]) == 1
+    assert capsys.readouterr().err.count(f"cannot read the tables of run {run_id}") == 1
+    text = re.sub(r"\s+", " ", out.read_text("utf-8"))
+    assert command != ["report"] or "sgd: 1 of 4 runs have no such values" in text
+    assert command != ["report"] or "1 records could not be read" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [(["--task", "mnits"], "did you mean 'mnist'"), (["-o", "/proc/none/a.html"], "cannot write /proc/none/a.html")],
+)
+def test_what_cannot_be_reported_is_refused(store, tmp_path, words, message):
+    add_run(store)
+    with pytest.raises(UserError) as refused:
+        results(["report", "-o", str(tmp_path / "a.html"), *words])
+    assert message in str(refused.value)
+
+
+def test_a_table_reads_as_before_from_parquet_and_while_it_grows(store):
+    run_id = add_run(store, loss=[1.0, float("inf"), 0.5])
+    curve = Store(store).tables(run_id)["curve"]
+    assert [list(curve["step"]), curve["loss"][0], curve["loss"][2]] == [[1, 2, 3], 1, 0.5]
+    assert curve["step"].dtype == curve["loss"].dtype == "float64"
+    (store / run_id / "curve.jsonl").write_text('["step", "loss"]\n[1, 0.75]\n', "utf-8")
+    assert Store(store).tables(run_id)["curve"]["loss"].tolist() == [0.75]
+
+
+# -- commands -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"task": "synthetic", "opt": "ngd"},
+        {"task": "synthetic", "opt": "adam", "opt.lr": 1e-5, "opt.betas": "0.5,0.75", "opt.amsgrad": True},
+        {"task": "mnist", "opt": "sps", "opt.max_step": "inf", "trainer.max_epochs": 5, "trainer.max_steps": 10},
+        {"task": "mnist", "opt": "sgd", "trainer.batch_size": "full", "task.n_train": 1000, "task.flip": True},
+        {"task": "mnist", "opt": "sps", "opt.f_star": 0.25, "trainer.gradient_clip_val": 0.1, "precision": "64-true"},
+        {"task": "cifar10", "opt": "sgd", "trainer.max_epochs": 0.5, "trainer.val_every": 7, "seed": 3, "data_seed": 4},
+    ],
+)
+def test_the_command_of_a_row_makes_its_runs(words):
+    config = resolve(words | {"device": "cpu"})
+    stored = json.loads(json.dumps(plain(config.model_dump())))
+    given, _ = split(shlex.split(fit_words(stored))[2:], valued=set(), switches=set())
+    again = resolve(given | {name: words[name] for name in ("seed", "data_seed") if name in words})
+    assert again.run_id == config.run_id
+
+
+def test_a_command_says_what_differs_from_the_defaults_and_nothing_else():
+    config = plain(resolve({"task": "mnist", "opt": "sgd", "opt.lr": 0.5, "device": "cpu"}).model_dump())
+    assert fit_words(config) == "bench fit --task mnist --opt sgd --device cpu --opt.lr 0.5"
+
+
+def test_runs_that_differ_in_their_seeds_share_a_command(store):
+    for seed in (2, 0, 1):
+        add_run(store, seed=seed)
+    add_run(store, seed=3, words={"data_seed": 7})
+    (entry,) = asked(store).found.entries
+    fit = "bench fit --task mnist --opt sgd --device cpu --trainer.max_steps 100"
+    assert [sorted(command.split()) for command in commands(entry.runs.values())] == [
+        sorted(f"for seed in 0 1 2; do {fit} --seed $seed; done".split()),
+        sorted(f"{fit} --seed 3 --data_seed 7".split()),
+    ]
+
+
+def test_each_row_leads_to_its_command_versions_and_machine(store):
+    for seed in range(3):
+        add_run(store, seed=seed, words={"opt.lr": 0.25})
+    text = Reader(report(asked(store))).text
+    assert "--opt.lr 0.25" in text
+    for word in ("2.15.0", "2.6.6", "task version", "optimizer version", "abacus, 1 threads"):
+        assert word in text
+
+
+# -- harm -----------------------------------------------------------------------------------------------------------
+
+
+def test_names_are_words_and_nothing_else(hostile):
+    read = Reader(hostile)
+    assert HOSTILE in read.text
+    assert len(read.scripts) == 4
+    assert not read.of("b")
+    assert not [name for _, attributes in read.tags for name in attributes if name.startswith("on")]
+
+
+def test_no_script_but_the_pages_own_may_run_and_nothing_may_be_loaded(hostile):
+    read = Reader(hostile)
+    (policy,) = (m["content"] for m in read.of("meta") if m.get("http-equiv") == "Content-Security-Policy")
+    assert policy is not None
+    rules = {name: value for name, _, value in (rule.strip().partition(" ") for rule in policy.split(";"))}
+    assert rules["default-src"] == "'none'"
+    digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in read.scripts[2:]]
+    assert rules["script-src"].split() == [f"'sha256-{digest}'" for digest in digests]
+    assert "http" not in policy
+    for _, attributes in read.tags:
+        assert "src" not in attributes
+        assert not str(attributes.get("href", "")).startswith(("http", "//"))
+
+
+def test_data_in_scripts_cannot_end_them(hostile):
+    data, styles, *_ = Reader(hostile).scripts
+    assert "<" not in data + styles
+    assert HOSTILE in json.loads(styles)
+    assert {chart["key"] for chart in json.loads(data)} >= {"curves-0", "profile-0"}
+
+
+def test_code_that_a_store_names_is_not_imported(store, tmp_path):
+    harm = tmp_path / "harm.py"
+    harm.write_text(f"open({str(tmp_path / 'harmed')!r}, 'w')\nfrom torch.optim import SGD as Harm\n", "utf-8")
+    for seed in range(3):
+        add_run(store, "mnist", f"{harm}:Harm", seed)
+    text = report(asked(store))
+    assert f"--opt {harm}:Harm --" in text
+    assert "--opt.momentum 0.0" in text  # what is usual is not known
+    assert not (tmp_path / "harmed").exists()
+
+
+def test_half_of_a_surrogate_pair_is_written(store, tmp_path):
+    add_run(store, "mnist", "half \ud800 of it")
+    assert results(["report", "-o", str(tmp_path / "a.html")]) == 0
+    assert "half   of it" in (tmp_path / "a.html").read_text("utf-8")
+
+
+def test_the_template_lies_in_the_package():
+    assert (files("bench") / "page.html.j2").is_file()
+
+
+# -- in a browser ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shown(hostile: str, tmp_path: Path) -> Path:
+    path = tmp_path / "report.html"
+    path.write_text(hostile, "utf-8")
+    return path
+
+
+def column(tab: Page, table: int, name: str) -> tuple[list[str], list[str]]:
+    """The words of a column, and the `aria-sort` of all columns."""
+    script = f"""(() => {{
+        const table = document.querySelectorAll("table")[{table}], heads = [...table.tHead.rows[0].cells];
+        const at = heads.findIndex((head) => head.textContent === {json.dumps(name)});
+        return [[...table.tBodies[0].rows].map((row) => row.cells[at].textContent), heads.map((head) => head.ariaSort)];
+    }})()"""
+    words, sorts = tab.evaluate(script)
+    return words, sorts
+
+
+def focus(tab: Page, table: int, name: str) -> None:
+    heads = f'[...document.querySelectorAll("table")[{table}].querySelectorAll("thead button")]'
+    tab.evaluate(f"{heads}.find((button) => button.textContent === {json.dumps(name)}).focus()")
+
+
+def settle(tab: Page) -> None:
+    """Wait until what was asked for is painted."""
+    tab.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_the_page_works_without_a_network_and_without_a_complaint(chromium: Chromium, shown, dark):
+    with chromium.page(shown, dark=dark) as tab:
+        settle(tab)
+        assert tab.complaints == []
+        assert tab.requests == [shown.resolve().as_uri()]
+        assert tab.evaluate("document.title")
+
+
+def test_a_script_that_gets_into_the_page_does_not_run(chromium: Chromium, shown):
+    harm = "<script>window.harmed = true</script><img src=x onerror='window.harmed = true'>"
+    text = shown.read_text("utf-8").replace("<main", f"{harm}<img src='https://example.org/a.png'><main")
+    shown.write_text(text, "utf-8")
+    with chromium.page(shown) as tab:
+        assert tab.evaluate("window.harmed") is None
+        assert any("Content Security Policy" in complaint for complaint in tab.complaints)
+
+
+def test_every_chart_is_drawn_with_all_its_lines(chromium: Chromium, shown):
+    data = json.loads(Reader(shown.read_text("utf-8")).scripts[0])
+    drawn = [chart for chart in data if chart["traces"]]
+    assert {chart["key"].partition("-")[0] for chart in drawn} == set(CHARTS)
+    with chromium.page(shown) as tab:
+        for chart in drawn:
+            lines = f'document.getElementById("{chart["key"]}").querySelectorAll(".scatterlayer .trace .lines path.js-line")'
+            bands = sum(trace["band"] is not None for trace in chart["traces"])
+            assert tab.evaluate(f"{lines}.length") >= len(chart["traces"])
+            assert tab.evaluate(f'document.querySelectorAll("#{chart["key"]} .fills path.js-fill").length') == bands
+            looks = tab.evaluate(f"[...{lines}].map((line) => line.style.stroke + line.style.strokeDasharray)")
+            named = {trace["name"] for trace in chart["traces"]}
+            assert len(set(looks)) >= len(named)
+            legend = tab.evaluate(
+                f'[...document.querySelectorAll("#{chart["key"]} .legendtext")].map((e) => e.textContent)'
+            )
+            assert set(legend) == named
+
+
+@pytest.mark.parametrize("key", [("Enter", "\r"), (" ", " ")])
+def test_tables_sort_by_keyboard(chromium: Chromium, store, tmp_path, key):
+    for opt, lr in (("sgd", 0.1), ("adam", 0.1), ("adamw", 0.1), ("sngd", 0.1)):
+        for seed in range(2 if opt == "adamw" else 3):
+            add_run(store, opt=opt, seed=seed, words={"opt.lr": lr}, final={"sgd": 0.5, "adam": 9, "sngd": 10}.get(opt))
+    path = tmp_path / "a.html"
+    path.write_text(report(asked(store, settings="all")), "utf-8")
+    with chromium.page(path) as tab:
+        names, sorts = column(tab, 0, "optimizer")
+        assert set(sorts) == {"none"}
+        focus(tab, 0, "optimizer")
+        tab.press(*key)
+        names, sorts = column(tab, 0, "optimizer")
+        assert names == sorted(names) == ["adam", "adamw", "sgd", "sngd"]
+        assert sorted(set(sorts)) == ["ascending", "none"]
+        tab.press(*key)
+        names, sorts = column(tab, 0, "optimizer")
+        assert names == ["sngd", "sgd", "adamw", "adam"]
+        assert "descending" in sorts
+        # Numbers by their value, and what has none stays last.
+        focus(tab, 0, "test accuracy")
+        tab.press(*key)
+        assert column(tab, 0, "optimizer")[0] == ["sgd", "adam", "sngd", "adamw"]
+        tab.press(*key)
+        assert column(tab, 0, "optimizer")[0] == ["sngd", "adam", "sgd", "adamw"]
+        tab.press(*key)
+        assert tab.evaluate('document.querySelectorAll("th[aria-sort=ascending]").length') == 1
+
+
+def test_the_heads_are_reached_by_the_tab_key(chromium: Chromium, shown):
+    with chromium.page(shown) as tab:
+        tab.press("Tab")
+        assert tab.evaluate("document.activeElement.textContent") == "Skip to the results"
+        focus(tab, 0, "optimizer")
+        tab.press("Tab")
+        assert tab.evaluate("document.activeElement.parentElement.tagName") == "TH"
+
+
+def colours(tab: Page, path: Path) -> tuple[float, list[Any]]:
+    """How bright the page is, and the colours of a chart's words and lines."""
+    tab.evaluate('document.getElementById("curves").scrollIntoView()')
+    settle(tab)
+    tab.screenshot(path)
+    with Image.open(path) as image:
+        bright = ImageStat.Stat(image.convert("L")).mean[0]
+    script = '[...document.querySelectorAll("#curves-0 .legendtext, #curves-0 path.js-line")].map((e) => e.style.fill + e.style.stroke)'
+    return bright, tab.evaluate(script)
+
+
+def test_light_and_dark_differ_and_the_button_changes_them_until_the_page_is_left(chromium: Chromium, shown, tmp_path):
+    seen = {}
+    for dark in (False, True):
+        with chromium.page(shown, dark=dark) as tab:
+            seen[dark] = colours(tab, tmp_path / f"{dark}.png")
+            name = tab.evaluate('document.getElementById("theme").textContent')
+            assert name == ("Light colours" if dark else "Dark colours")
+            tab.evaluate('document.getElementById("theme").focus()')
+            tab.press("Enter", "\r")
+            changed = colours(tab, tmp_path / f"{dark}-changed.png")
+            assert (changed[0] < 100) != dark
+            assert changed[1] != seen[dark][1]
+            assert tab.evaluate("localStorage.length + document.cookie.length") == 0
+            assert tab.complaints == []
+    assert seen[False][0] > 200 > 60 > seen[True][0]
+    assert seen[False][1] != seen[True][1]
+
+
+def test_a_chart_can_be_kept_as_an_image(chromium: Chromium, shown):
+    with chromium.page(shown) as tab:
+        image = tab.evaluate(
+            'Plotly.toImage(document.getElementById("curves-0"), {format: "png", width: 300, height: 200})'
+        )
+        assert image.startswith("data:image/png;base64,")
+        assert tab.complaints == []
+        buttons = '[...document.querySelectorAll("#curves-0 .modebar-btn")].map((button) => button.dataset.title)'
+        assert tab.evaluate(buttons) == ["Download plot as a PNG", "Reset axes"]  # none that sends the data away
+
+
+def test_a_rows_name_leads_to_its_command(chromium: Chromium, shown):
+    with chromium.page(shown) as tab:
+        tab.evaluate('document.querySelector("tbody a").click()')
+        settle(tab)
+        assert tab.evaluate("document.querySelector('details:target').open")
+        assert "bench fit --task" in tab.evaluate("document.querySelector('details:target pre').textContent")
+
+
+def test_a_phone_scrolls_tables_in_their_boxes(chromium: Chromium, shown):
+    with chromium.page(shown, width=390) as tab:
+        settle(tab)
+        assert tab.evaluate("document.documentElement.scrollWidth") <= 390
+        assert (
+            tab.evaluate("Math.max(...[...document.querySelectorAll('.scroll')].map((box) => box.scrollWidth))") > 390
+        )
+
+
+def test_studies_of_several_stores_are_named_on_one_page(store, tmp_path):
+    other = tmp_path / "other"
+    winner = add_run(store, seed=1000)
+    for seed in range(3):
+        add_run(other, seed=seed)
+    add_study(store, "mnist", "sgd", {0.1: 0.5}, winner)
+    assert results(["report", "-o", str(tmp_path / "a.html"), "--store", str(store), "--store", str(other)]) == 0
+    text = re.sub(r"\s+", " ", (tmp_path / "a.html").read_text("utf-8"))
+    assert "4 runs in the stores “runs”, “other”" in text
+    assert "mnist-sgd-study" in text
+    assert len(Stores([store, other]).runs) == 4
