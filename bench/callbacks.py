@@ -19,7 +19,7 @@ from torch import Tensor
 
 from bench.machine import is_main_process
 from bench.progress import Progress
-from bench.store import RunFolder, RunResult
+from bench.storage.store import RunFolder, RunResult
 from bench.watch import Watch, look
 from tasks import TaskSpec
 from tasks.base import CurveRow, Task

@@ -84,13 +84,13 @@ def _dispatch(words: list[str]) -> int:
 
 
 def _results(words: list[str]) -> int:
-    from bench.results_cli import main
+    from bench.boards.cli import main
 
     return main(words)
 
 
 def _store_commands(words: list[str]) -> int:
-    from bench.store_cli import main
+    from bench.storage.cli import main
 
     return main(words)
 
@@ -158,7 +158,7 @@ def _fit(words: list[str]) -> int:
 def _stored_config(store: Path, run_id: str, settings: dict[str, Any]) -> Any:
     """The configuration of a run that was interrupted, with places from here."""
     from bench.config import resolve, settings_of
-    from bench.store import RESUMABLE, Store
+    from bench.storage.store import RESUMABLE, Store
 
     more = settings.keys() - {"store", "data", "logger"}
     if more:
@@ -185,7 +185,7 @@ def _stored_config(store: Path, run_id: str, settings: dict[str, Any]) -> Any:
 def _stored_result(config: Any) -> Any:
     """The finished run of this configuration, found without importing what trains."""
     from bench.config import on_device
-    from bench.store import Store
+    from bench.storage.store import Store
 
     return Store(config.store).finished(on_device(config).run_id)
 
@@ -195,7 +195,7 @@ def _dry_run(config: Any, *, as_json: bool) -> int:
 
     from bench.checks import check
     from bench.config import on_device
-    from bench.store import plain
+    from bench.storage.store import plain
 
     config = on_device(config)
     check(config)
@@ -248,11 +248,11 @@ def _sweep(words: list[str]) -> int:
     if args.width is not None and args.width < 1:
         raise UserError(f"--width {args.width}: it must be at least 1")
     from bench.config import settings_of
-    from bench.grid import check_all, configurations, read_seeds
     from bench.memory import read_memory
+    from bench.papers.reproduction import words as as_words
     from bench.progress import SweepProgress
-    from bench.reproduction import words as as_words
-    from bench.store import Store, plain
+    from bench.storage.store import Store, plain
+    from bench.sweeps.grid import check_all, configurations, read_seeds
 
     places = {"data": args.data, "store": args.store, "device": args.device}
     configs, varied = configurations(settings, read_seeds(args.seeds), places)
@@ -272,8 +272,8 @@ def _sweep(words: list[str]) -> int:
         print(json.dumps(plain(runs)) if args.json else "\n".join(lines))
         progress.say(f"bench: {len(runs)} runs")
         return 0
-    from bench import sensitivity
-    from bench.reproduce import make_output
+    from bench.papers.reproduce import make_output
+    from bench.sweeps import sensitivity
 
     folder = args.out or Path("swept") / configs[0].task
     make_output(folder)  # before hours of training
@@ -282,7 +282,7 @@ def _sweep(words: list[str]) -> int:
     if len(results) == len(configs):
         progress.say(f"all {len(configs)} runs are stored")
     else:
-        from bench.sweep import sweep  # which imports torch
+        from bench.sweeps.sweep import sweep  # which imports torch
 
         with redirect_stdout(sys.stderr):  # standard output is for the result alone
             results = sweep(configs, progress, progress.say, engine=args.engine, width=args.width, memory=memory)
@@ -300,7 +300,7 @@ def _sweep(words: list[str]) -> int:
 
 
 def _tuning(words: list[str]) -> int:
-    from bench.tuning_cli import COMMANDS
+    from bench.tuning.cli import COMMANDS
 
     return COMMANDS[words[0]](words[1:])
 
@@ -339,10 +339,10 @@ def _reproduce(words: list[str]) -> int:
     words, dotted = dotted_apart(words)
     changes, _ = split(dotted, valued=set(), switches=set())
     args = parser.parse_args(words)
-    from bench.experiments import experiments, title
+    from bench.papers.experiments import experiments, title
+    from bench.papers.reproduce import reproduce
+    from bench.papers.reproduction import Version
     from bench.report import claim_lines
-    from bench.reproduce import reproduce
-    from bench.reproduction import Version
 
     if args.list:
         titles = {name: title(name) for name in experiments()}
@@ -384,7 +384,7 @@ def _list(words: list[str]) -> int:
     )
     args = parser.parse_args(words)
     from bench.report import result_row
-    from bench.store import Store
+    from bench.storage.store import Store
     from optimizers import OPTIMIZERS
     from tasks import TASKS
 
@@ -412,7 +412,7 @@ def _show(words: list[str]) -> int:
         print(describe_task(TASKS[name]))
     else:
         from bench.describe import describe_experiment
-        from bench.experiments import experiments, load, unknown_name
+        from bench.papers.experiments import experiments, load, unknown_name
 
         if name not in experiments():
             raise unknown_name("task, optimizer or experiment", name, [*TASKS, *OPTIMIZERS, *experiments()])

@@ -13,7 +13,7 @@ from optimizers import OPTIMIZERS, OptimizerSpec
 from tasks import TASKS, TaskSpec
 
 if TYPE_CHECKING:
-    from bench.experiments import Experiment
+    from bench.papers.experiments import Experiment
 
 PLACES = """places:
   --data DIR      where datasets lie or are downloaded to (default: $BENCH_DATA, else ./data)
@@ -133,7 +133,7 @@ def _key_section(doc: str) -> dict[str, str]:
 
 def describe_experiment(name: str, experiment: "Experiment") -> str:
     """Arms, seeds, budget, figure, claims, small version and search of a paper's experiment, and how to run them."""
-    from bench.claims import CLAIMS
+    from bench.papers.claims import CLAIMS
 
     quick, search = experiment.quick, experiment.search
     budgets: dict[str, list[str]] = {}

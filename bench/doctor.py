@@ -216,7 +216,7 @@ def store_findings(store: Path) -> list[Finding]:
     Args:
         store: the folder with the runs.
     """
-    from bench.store import Store
+    from bench.storage.store import Store
 
     place = _nearest(store)
     found: list[Finding] = []

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from bench.arms import Arm, Array
 from bench.errors import UserError, unknown
-from bench.figures import FigureSpec, Guide, Line, Panel, lines
+from bench.papers.arms import Arm, Array
+from bench.papers.figures import FigureSpec, Guide, Line, Panel, lines
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

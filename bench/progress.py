@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bench.store import RunResult
+    from bench.storage.store import RunResult
 
 
 class Progress:

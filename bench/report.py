@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.store import RESUMABLE, RunResult, Store
+from bench.storage.store import RESUMABLE, RunResult, Store
 
 if TYPE_CHECKING:
-    from bench.reproduction import Reproduction
+    from bench.papers.reproduction import Reproduction
 
 CAP_SHARE_TO_REPORT = 0.9
 

@@ -25,7 +25,7 @@ from bench.config import RunConfig, on_device
 from bench.errors import RunBusy, RunFailed, UserError
 from bench.machine import LIBRARIES, cpu_name, is_main_process
 from bench.progress import Progress
-from bench.store import FINISHED, RunFolder, RunResult, Store
+from bench.storage.store import FINISHED, RunFolder, RunResult, Store
 from optimizers import TASK_VALUE
 from tasks.base import Plan, Task, TaskData
 from tasks.files import DataError

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bench.config import resolve
-from bench.store import RunResult, plain, write_parquet
-from bench.stores import StudyRecord, study_path
+from bench.storage.store import RunResult, plain, write_parquet
+from bench.storage.stores import StudyRecord, study_path
 from benchmarks.timing import Row
 from optimizers import OPTIMIZERS
 from tasks import TASKS
@@ -56,7 +56,7 @@ def measure(quick: bool) -> list[Row]:
 
 def command(*words: str) -> Cost:
     """Carry out a command in a process of its own, which tells its own peak: the kernel's figure for it has ours in it."""
-    code = "import sys; from bench.results_cli import main; main(sys.argv[1:]); print(open('/proc/self/status').read())"
+    code = "import sys; from bench.boards.cli import main; main(sys.argv[1:]); print(open('/proc/self/status').read())"
     begun = time.perf_counter()
     done = subprocess.run([sys.executable, "-c", code, *words], check=True, capture_output=True, text=True)
     peak = next(line for line in done.stdout.splitlines() if line.startswith("VmHWM"))

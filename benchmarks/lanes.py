@@ -12,13 +12,13 @@ from unittest.mock import patch
 
 from bench.callbacks import StopRequest
 from bench.config import RunConfig, resolve
-from bench.grid import configurations, log_grid
-from bench.lane_runs import Grid, make_lanes, train_block
+from bench.lanes.runs import Grid, make_lanes, train_block
 from bench.memory import keep_freed_memory
-from bench.packs import PackFolder
 from bench.progress import SweepProgress
 from bench.runner import run
-from bench.sweep import single_step, sweep
+from bench.storage.packs import PackFolder
+from bench.sweeps.grid import configurations, log_grid
+from bench.sweeps.sweep import single_step, sweep
 from benchmarks.timing import Row, Timed, alternate, timed
 from optimizers import OPTIMIZERS
 

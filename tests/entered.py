@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from bench.boards import BOARDS, Asked, Board
+from bench.boards.entries import Collected, collect
 from bench.config import resolve
-from bench.entries import Collected, collect
-from bench.selection import End
-from bench.store import RunResult, Store, plain, write_parquet
-from bench.stores import Stores, StudyRecord, study_path
+from bench.storage.store import RunResult, Store, plain, write_parquet
+from bench.storage.stores import Stores, StudyRecord, study_path
+from bench.tuning.selection import End
 from tasks import TASKS
 
 VERSIONS = {"torch": "2.15.0", "lightning": "2.6.6", "task": 1, "opt": 1}

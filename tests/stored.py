@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from bench.store import RunFolder, RunResult, Store
-from bench.stores import study_path
+from bench.storage.store import RunFolder, RunResult, Store
+from bench.storage.stores import study_path
 
 LOSSES = (0.5, None, 0.25)
 WILD = "<script>alert(1)</script> [/bold] \"q\" 'a' | ü 漢 \x1b[31m"

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from scipy import stats as reference
 
 from bench.boards import BOARDS
+from bench.boards.entries import HUGE
 from bench.boards.formats import json_text
-from bench.entries import HUGE
 from bench.errors import UserError
-from bench.store import RunResult, Store
-from bench.stores import Stores, study_path
+from bench.storage.store import RunResult, Store
+from bench.storage.stores import Stores, study_path
 from tests.entered import board, found, keep, made, pack, rows, seeds, study, tuned
 
 A, B = [0.81, 0.84, 0.80, 0.86, 0.83], [0.70, 0.72, 0.69, 0.77, 0.71]

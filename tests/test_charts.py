@@ -11,16 +11,16 @@ from PIL import Image
 from scipy.stats import beta, t
 
 from bench.boards import Asked
-from bench.chart_figure import caption, write
-from bench.charts import CHARTS, MOST_POINTS, Chart, Trace, budget, curves, profile, sensitivity, steps
+from bench.boards.chart_figure import caption, write
+from bench.boards.charts import CHARTS, MOST_POINTS, Chart, Trace, budget, curves, profile, sensitivity, steps
+from bench.boards.cli import CHART_NAMES
+from bench.boards.cli import main as results
+from bench.boards.entries import collect
 from bench.config import resolve
-from bench.entries import collect
 from bench.errors import UserError
-from bench.results_cli import CHART_NAMES
-from bench.results_cli import main as results
-from bench.selection import CONVERGED
-from bench.store import RunResult, plain, write_json, write_parquet
-from bench.stores import Stores, StudyRecord, study_path
+from bench.storage.store import RunResult, plain, write_json, write_parquet
+from bench.storage.stores import Stores, StudyRecord, study_path
+from bench.tuning.selection import CONVERGED
 from tasks import TASKS
 
 HOSTILE = "ev_il$x^$ <script>alert(1)</script> \"q\" 'a' [/bold] ü 漢 %{x} <b>"

@@ -10,11 +10,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bench import stats
-from bench.arms import Arm
-from bench.claims import CLAIMS, judge
 from bench.errors import UserError
+from bench.papers.arms import Arm
+from bench.papers.claims import CLAIMS, judge
+from bench.papers.verdicts import Finding, number
 from bench.stats import Interval, t_interval
-from bench.verdicts import Finding, number
 
 STEPS = np.arange(1, 1001.0)
 SPREAD = (0.98, 1.0, 1.02)  # factor of each seed

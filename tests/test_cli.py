@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from bench.describe import _keys
-from bench.experiments import experiments, load
 from bench.options import optimizer_options, task_options
+from bench.papers.experiments import experiments, load
 from optimizers import OPTIMIZERS
 from tasks import TASKS
 
@@ -430,7 +430,7 @@ def test_divergence_is_a_result(cli, store, fake_mnist):
 
 
 def test_the_curve_of_a_diverged_run_ends_where_it_diverged(cli, store, fake_mnist):
-    from bench.store import read_curve
+    from bench.storage.store import read_curve
 
     result = strict_json(cli("fit", "--task", "mnist", "--opt", "sgd", "--opt.lr", "1e30", *TINY_VIT, "--json").out)
     curve = read_curve(store / result["run_id"])

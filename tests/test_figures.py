@@ -14,10 +14,10 @@ from matplotlib.text import Text
 from PIL import Image
 from pydantic import ValidationError
 
-from bench.arms import Arm
 from bench.drawing import DPI, LABELS, draw, make
 from bench.errors import UserError
-from bench.figures import MOST_POINTS, FigureSpec, Guide, Panel, lines
+from bench.papers.arms import Arm
+from bench.papers.figures import MOST_POINTS, FigureSpec, Guide, Panel, lines
 
 STEPS = np.arange(0, 501, 10.0)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bench.config import RunConfig, resolve
 from bench.errors import UserError
-from bench.grid import DEFAULT_POINTS, block_key, blocks, configurations, log_grid, problem_key, read_seeds
+from bench.sweeps.grid import DEFAULT_POINTS, block_key, blocks, configurations, log_grid, problem_key, read_seeds
 from optimizers import OPTIMIZERS
 from tasks import TASKS
 

@@ -18,15 +18,15 @@ from torchmetrics import Metric
 from torchmetrics.classification import BinaryAccuracy, BinaryAUROC, BinaryF1Score, MulticlassAccuracy, MulticlassAUROC
 from torchmetrics.regression import MeanSquaredError, R2Score
 
-import bench.lane_runs
+import bench.lanes.runs
 from bench import runner
 from bench.callbacks import StopRequest
 from bench.config import RunConfig, resolve
 from bench.errors import RunFailed
-from bench.lane_runs import Grid, make_lanes, train_block
-from bench.lanes import Lanes, Scores
+from bench.lanes.engine import Lanes, Scores
+from bench.lanes.runs import Grid, make_lanes, train_block
 from bench.progress import SweepProgress
-from bench.store import RunResult, Store
+from bench.storage.store import RunResult, Store
 from bench.watch import Watch
 from optimizers import OPTIMIZERS, OptimizerSpec
 from optimizers.registry import Traits
@@ -310,7 +310,7 @@ def with_twins(grid: Grid, problem: Problem, monkeypatch: pytest.MonkeyPatch) ->
         [*row, *(c.model_copy(update={"trainer": c.trainer.model_copy(update=twin)}) for c in row)] for row in grid
     ]
     with monkeypatch.context() as patch:
-        patch.setattr(bench.lane_runs, "Lanes", Twins)
+        patch.setattr(bench.lanes.runs, "Lanes", Twins)
         lanes = np.array(lanes_of(doubled), dtype=object).reshape(len(grid), 2, -1)
     pairs = list(zip(lanes[:, 0].flat, lanes[:, 1].flat, strict=True))
     of_name = ("run_id", "config")

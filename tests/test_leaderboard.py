@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 import torch
 
+from bench.boards.cli import BOARD_NAMES
 from bench.boards.formats import FORMATS, markdown
-from bench.results_cli import BOARD_NAMES
-from bench.store import Store
+from bench.storage.store import Store
 from tests.entered import board, keep, made, seeds, tuned
 from tests.stored import WILD
 

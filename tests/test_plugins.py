@@ -14,7 +14,7 @@ import pytest
 
 from bench.config import resolve
 from bench.runner import run
-from bench.store import Store
+from bench.storage.store import Store
 from optimizers import OPTIMIZERS
 from optimizers.plugins import PluginError, Registry, slug
 

@@ -6,7 +6,7 @@ import pytest
 
 from bench.config import resolve
 from bench.runner import run
-from bench.store import read_curve
+from bench.storage.store import read_curve
 
 
 @pytest.mark.parametrize(

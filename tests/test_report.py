@@ -16,13 +16,13 @@ import pytest
 from PIL import Image, ImageStat
 
 from bench.boards import BOARDS, Asked
-from bench.charts import CHARTS
+from bench.boards.charts import CHARTS
+from bench.boards.cli import main as results
+from bench.boards.page import KINDS, commands, fit_words, page
 from bench.config import resolve
 from bench.errors import UserError
-from bench.page import KINDS, commands, fit_words, page
-from bench.results_cli import main as results
-from bench.store import Store, plain
-from bench.stores import Stores
+from bench.storage.store import Store, plain
+from bench.storage.stores import Stores
 from bench.words import split
 from tests.services import Chromium, Page
 from tests.test_charts import HOSTILE, add_run, add_study, asked, everything
@@ -277,7 +277,7 @@ def test_half_of_a_surrogate_pair_is_written(store, tmp_path):
 
 
 def test_the_template_lies_in_the_package():
-    assert (files("bench") / "page.html.j2").is_file()
+    assert (files("bench.boards") / "page.html.j2").is_file()
 
 
 # -- in a browser ---------------------------------------------------------------------------------------------------

@@ -11,15 +11,15 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from bench import reproduce
 from bench.callbacks import Recorder
 from bench.checks import check
 from bench.errors import RunBusy
-from bench.experiments import Experiment, experiments, load
-from bench.reproduction import _effect
+from bench.papers import reproduce
+from bench.papers.experiments import Experiment, experiments, load
+from bench.papers.reproduction import _effect
+from bench.papers.verdicts import Finding
 from bench.runner import run
-from bench.store import Store
-from bench.verdicts import Finding
+from bench.storage.store import Store
 
 TINY: dict[str, Any] = {
     "title": "Two ways downhill",
@@ -44,7 +44,7 @@ TINY: dict[str, Any] = {
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the experiments' YAML lies; `nobody/tiny` is there."""
-    monkeypatch.setattr("bench.experiments.configs_folder", lambda: tmp_path / "configs")
+    monkeypatch.setattr("bench.papers.experiments.configs_folder", lambda: tmp_path / "configs")
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "configs" / "papers" / "nobody"
     folder.mkdir(parents=True)
@@ -345,7 +345,7 @@ def test_a_run_that_another_process_trains_is_waited_for(
         return run(config, **options)
 
     monkeypatch.setattr("bench.runner.run", busy)
-    monkeypatch.setattr("bench.reproduce.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("bench.papers.reproduce.time.sleep", lambda seconds: None)
     answer = cli("reproduce", "nobody/tiny")
     assert answer.code == 0, answer.err
     assert "waiting for 2 runs that other processes train" in answer.err
@@ -473,7 +473,7 @@ def test_a_full_disk_at_the_end_is_one_line_and_costs_no_run(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("bench.reproduce.draw", full)
+        patch.setattr("bench.papers.reproduce.draw", full)
         answer = cli("reproduce", "nobody/tiny")
     assert answer.code == 2
     assert "cannot write to reproduced/nobody/tiny: No space left on device" in answer.err.splitlines()[-1]

@@ -15,7 +15,7 @@ import torch
 
 from bench.cli import main
 from bench.progress import Progress
-from bench.store import Store, read_curve, read_tables
+from bench.storage.store import Store, read_curve, read_tables
 from optimizers import OPTIMIZERS
 from tasks import TASKS
 

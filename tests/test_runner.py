@@ -19,7 +19,7 @@ from bench import runner
 from bench.config import resolve
 from bench.errors import RunFailed, UserError
 from bench.report import result_lines
-from bench.store import RunResult, read_curve
+from bench.storage.store import RunResult, read_curve
 from bench.watch import Watch
 from optimizers import OPTIMIZERS
 from tasks import TASKS

@@ -13,10 +13,10 @@ import pytest
 from matplotlib.text import Text
 from PIL import Image
 
-from bench import sensitivity
 from bench.errors import UserError
-from bench.sensitivity import Curve, Point, Sensitivity, analyse, as_json, lines, make, write
-from bench.store import RunResult
+from bench.storage.store import RunResult
+from bench.sweeps import sensitivity
+from bench.sweeps.sensitivity import Curve, Point, Sensitivity, analyse, as_json, lines, make, write
 
 SEEDS = 6
 

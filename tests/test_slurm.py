@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from bench.slurm import script
-from bench.space import point_key
-from bench.studies import Studies
-from bench.study import Study
-from bench.tune import make_request, make_spec
+from bench.tuning.slurm import script
+from bench.tuning.space import point_key
+from bench.tuning.studies import Studies
+from bench.tuning.study import Study
+from bench.tuning.tune import make_request, make_spec
 from tests.daemons import until
 
 WORDS = ["--task", "synthetic", "--opt", "gd", "--seeds", "1", "--report_seeds", "2", "--trainer.max_steps", "20000"]

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.design import EXTENSION_LIMIT, EXTENSION_STEP, LONGEST_GRID, Design, Replay, Wanted, replay
 from bench.errors import UserError
-from bench.grid import log_grid
-from bench.selection import CONVERGED
-from bench.space import Range, point_key, read_space, space_as_json, space_from_json
+from bench.sweeps.grid import log_grid
+from bench.tuning.design import EXTENSION_LIMIT, EXTENSION_STEP, LONGEST_GRID, Design, Replay, Wanted, replay
+from bench.tuning.selection import CONVERGED
+from bench.tuning.space import Range, point_key, read_space, space_as_json, space_from_json
 from optimizers import OPTIMIZERS
 
 LR = Range(1e-3, 1e1)
@@ -627,5 +627,5 @@ def test_the_neighbours_of_a_point():
 
 
 def test_torch_and_optuna_are_not_imported():
-    code = "import bench.design, bench.space, bench.selection, sys; print({'torch', 'optuna', 'scipy'} & sys.modules.keys())"
+    code = "import bench.tuning.design, bench.tuning.space, bench.tuning.selection, sys; print({'torch', 'optuna', 'scipy'} & sys.modules.keys())"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"

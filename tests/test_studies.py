@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any
 import optuna
 import pytest
 
-from bench import tuned
 from bench.errors import RunFailed, UserError
 from bench.machine import this_process
-from bench.store import RunResult
-from bench.studies import Studies
-from bench.study import Study
-from bench.trials import Request, StudySpec, Trial
-from bench.tune import make_request, make_spec
+from bench.storage.store import RunResult
+from bench.tuning import tuned
+from bench.tuning.studies import Studies
+from bench.tuning.study import Study
+from bench.tuning.trials import Request, StudySpec, Trial
+from bench.tuning.tune import make_request, make_spec
 from tasks import TASKS
 from tests.daemons import free_ports, until
 
@@ -38,7 +38,7 @@ Score = Callable[[float], float | None]
 _claims = itertools.count()
 
 processes = multiprocessing.get_context("forkserver")
-processes.set_forkserver_preload(["bench.tune", "bench.studies", "tests.conftest"])
+processes.set_forkserver_preload(["bench.tuning.tune", "bench.tuning.studies", "tests.conftest"])
 
 
 def me() -> dict[str, Any]:
@@ -799,7 +799,7 @@ def test_a_result_is_not_lost_because_the_database_is_away_for_a_while(
         with postgres_server.connect() as connection:
             connection.execute("ALTER DATABASE bench WITH ALLOW_CONNECTIONS true")
 
-    monkeypatch.setattr("bench.study.time.sleep", wait)
+    monkeypatch.setattr("bench.tuning.study.time.sleep", wait)
     with postgres_server.connect() as connection:
         connection.execute("ALTER DATABASE bench WITH ALLOW_CONNECTIONS false")
         connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = 'bench'")
@@ -814,7 +814,7 @@ def test_a_database_that_stays_away_is_said_in_the_end(
     study = begin(postgres_url, 1, report=False)
     trial = claim_one(study)
     pauses: list[float] = []
-    monkeypatch.setattr("bench.study.time.sleep", pauses.append)
+    monkeypatch.setattr("bench.tuning.study.time.sleep", pauses.append)
     with postgres_server.connect() as connection:
         connection.execute("ALTER DATABASE bench WITH ALLOW_CONNECTIONS false")
         connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = 'bench'")

@@ -28,19 +28,19 @@ import numpy as np
 import pytest
 import torch
 
-import bench.sensitivity
-import bench.store
-import bench.sweep
+import bench.storage.store
+import bench.sweeps.sensitivity
+import bench.sweeps.sweep
 from bench.callbacks import Watcher
 from bench.cli import main
 from bench.config import RunConfig
 from bench.errors import RunBusy
-from bench.grid import blocks, configurations, read_seeds
-from bench.lanes import Lanes
+from bench.lanes.engine import Lanes
 from bench.memory import Peak
-from bench.packs import PackFolder
 from bench.progress import Progress, SweepProgress
-from bench.store import RunResult, Store
+from bench.storage.packs import PackFolder
+from bench.storage.store import RunResult, Store
+from bench.sweeps.grid import blocks, configurations, read_seeds
 from tasks import TASKS
 from tests import tiny
 
@@ -72,7 +72,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def sweep(cli, monkeypatch):
     """`bench sweep` without the files, which take longer than such a training."""
-    monkeypatch.setattr("bench.sensitivity.write", lambda folder, shown, command: [])
+    monkeypatch.setattr("bench.sweeps.sensitivity.write", lambda folder, shown, command: [])
     return lambda *words: cli("sweep", *SMALL, *words)
 
 
@@ -130,7 +130,7 @@ def no_space(*args: object, **kwargs: object) -> None:
 def trained(monkeypatch) -> list[list[str]]:
     """The run ids of every block and of every run of its own that was really trained."""
     seen: list[list[str]] = []
-    block, one = bench.sweep.train_block, bench.sweep.run
+    block, one = bench.sweeps.sweep.train_block, bench.sweeps.sweep.run
 
     def train_block(grid, *args, **options):
         seen.append([config.run_id for row in grid for config in row])
@@ -140,8 +140,8 @@ def trained(monkeypatch) -> list[list[str]]:
         seen.append([config.run_id])
         return one(config, **options)
 
-    monkeypatch.setattr(bench.sweep, "train_block", train_block)
-    monkeypatch.setattr(bench.sweep, "run", run)
+    monkeypatch.setattr(bench.sweeps.sweep, "train_block", train_block)
+    monkeypatch.setattr(bench.sweeps.sweep, "run", run)
     return seen
 
 
@@ -318,8 +318,8 @@ def seconds(monkeypatch) -> Callable[[float, float], None]:
     """Set what a step seems to take: of a run alone, and of any number of lanes."""
 
     def take(alone: float, lanes: float) -> None:
-        monkeypatch.setattr(bench.sweep, "single_step", lambda config: "alone")
-        monkeypatch.setattr(bench.sweep, "seconds_of", lambda step: {"alone": alone}.get(step, lanes))
+        monkeypatch.setattr(bench.sweeps.sweep, "single_step", lambda config: "alone")
+        monkeypatch.setattr(bench.sweeps.sweep, "seconds_of", lambda step: {"alone": alone}.get(step, lanes))
 
     return take
 
@@ -366,8 +366,8 @@ def test_what_is_left_of_one_optimizer_does_not_decide_for_the_others(sweep, sec
 @pytest.mark.parametrize(("memory", "widths"), [("2.5G", [2, 2, 2, 2]), ("100G", [8])])
 def test_memory_bounds_the_width(sweep, seconds, trained, monkeypatch, memory, widths):
     seconds(1e-3, 1e-4)
-    monkeypatch.setattr(bench.sweep, "watch_peak", lambda device: nullcontext(Peak(8 * 2**30)))
-    monkeypatch.setattr(bench.sweep, "_WIDTHS", (8,))
+    monkeypatch.setattr(bench.sweeps.sweep, "watch_peak", lambda device: nullcontext(Peak(8 * 2**30)))
+    monkeypatch.setattr(bench.sweeps.sweep, "_WIDTHS", (8,))
     sweep("--opt", "ngd", "--opt.lr", "0.01:1:4", "--seeds", 2, "--memory", memory)
     assert list(map(len, trained)) == widths
 
@@ -491,14 +491,14 @@ def test_memory_that_runs_out_after_a_checkpoint_leaves_no_rest(sweep, store, br
 def test_a_block_begun_where_there_was_more_memory_is_cut(sweep, store, breaks, interrupt, monkeypatch):
     interrupt(100)
     assert sweep(*SIXTEEN, "--engine", "lanes", "--width", 16).code == 130
-    make = bench.lane_runs.make_lanes
+    make = bench.lanes.runs.make_lanes
 
     def make_lanes(grid, **options):
         if sum(map(len, grid)) > 8:
             raise SHORT[1]
         return make(grid, **options)
 
-    monkeypatch.setattr("bench.lane_runs.make_lanes", make_lanes)
+    monkeypatch.setattr("bench.lanes.runs.make_lanes", make_lanes)
     answer = sweep(*SIXTEEN, "--engine", "lanes", "--width", 16)
     assert (answer.code, answer.err) == (0, "16 lanes at once need more memory than there is; going on with 8\n")
     assert list(packs(store).values()) == [8, 8]
@@ -526,7 +526,7 @@ def test_a_lane_that_does_not_fit_alone_may_fit_without_lanes(sweep, store, brea
 
 def test_a_block_leaves_no_weights_behind(sweep, monkeypatch):
     kept: list[weakref.ref[torch.Tensor]] = []
-    make = bench.lane_runs.make_lanes
+    make = bench.lanes.runs.make_lanes
 
     def make_lanes(grid, **options):
         assert not any(weights() is not None for weights in kept)
@@ -534,7 +534,7 @@ def test_a_block_leaves_no_weights_behind(sweep, monkeypatch):
         kept.append(weakref.ref(next(iter(lanes.final.values()))))
         return lanes
 
-    monkeypatch.setattr("bench.lane_runs.make_lanes", make_lanes)
+    monkeypatch.setattr("bench.lanes.runs.make_lanes", make_lanes)
     assert sweep(*SIXTEEN, *LANES).code == 0
     assert len(kept) == 4
 
@@ -704,13 +704,13 @@ def test_a_signal_between_blocks_begins_none(sweep, store, interrupt, trained):
 
 
 def test_a_signal_while_it_is_measured_begins_no_block(sweep, store, monkeypatch):
-    measure = bench.sweep.Choices._measure
+    measure = bench.sweeps.sweep.Choices._measure
 
     def measure_and_interrupt(self, group):
         signal.raise_signal(signal.SIGTERM)
         return measure(self, group)
 
-    monkeypatch.setattr(bench.sweep.Choices, "_measure", measure_and_interrupt)
+    monkeypatch.setattr(bench.sweeps.sweep.Choices, "_measure", measure_and_interrupt)
     answer = sweep(*FOUR, "--engine", "lanes")
     assert (answer.code, answer.err.splitlines()[-1]) == (130, STOPPED)
     assert not store.exists()
@@ -755,7 +755,7 @@ def test_what_another_process_trains_is_waited_for(sweep, store, monkeypatch, tr
     done = {run.run_id: run for run in Store(tmp_path / "other").runs()}
     configs = {run_id: run.config for run_id, run in done.items()}
     pack = Store(store).begin_pack(configs)
-    monkeypatch.setattr(bench.sweep, "time", Asleep(lambda: None, lambda: pack.end(list(done.values()))))
+    monkeypatch.setattr(bench.sweeps.sweep, "time", Asleep(lambda: None, lambda: pack.end(list(done.values()))))
     monkeypatch.setattr(SweepProgress, "LINE_SECONDS", 0)
     trained.clear()
     answer = sweep(*FOUR, *LANES)
@@ -768,7 +768,7 @@ def test_what_another_process_trains_is_waited_for(sweep, store, monkeypatch, tr
 
 def test_what_another_process_gives_up_is_trained(sweep, store, monkeypatch, trained):
     pack = Store(store).begin_pack({config.run_id: {} for config in configs_of(store)[1:]})
-    monkeypatch.setattr(bench.sweep, "time", Asleep(pack.abandon))
+    monkeypatch.setattr(bench.sweeps.sweep, "time", Asleep(pack.abandon))
     assert sweep(*FOUR, *LANES).code == 0
     assert Counter(run_id for block in trained for run_id in block) == {c.run_id: 1 for c in configs_of(store)}
     assert len(trained[0]) == 1
@@ -776,7 +776,7 @@ def test_what_another_process_gives_up_is_trained(sweep, store, monkeypatch, tra
 
 def test_a_signal_ends_the_waiting(sweep, store, monkeypatch):
     pack = Store(store).begin_pack({config.run_id: {} for config in configs_of(store)})
-    monkeypatch.setattr(bench.sweep, "time", Asleep(lambda: signal.raise_signal(signal.SIGINT)))
+    monkeypatch.setattr(bench.sweeps.sweep, "time", Asleep(lambda: signal.raise_signal(signal.SIGINT)))
     answer = sweep(*FOUR, *LANES)
     assert (answer.code, answer.err.splitlines()[-1]) == (130, STOPPED)
     pack.abandon()
@@ -787,19 +787,19 @@ def test_a_block_that_another_process_has_just_trained_is_not_trained_again(swee
     before = {path: path.stat().st_mtime_ns for path in store.rglob("*")}
     (grid,) = blocks(configs_of(store), 4)
     with pytest.raises(RunBusy, match="or has just done so"):
-        bench.sweep.train_block(grid, bench.sweep.StopRequest(), SweepProgress("", max))
+        bench.sweeps.sweep.train_block(grid, bench.sweeps.sweep.StopRequest(), SweepProgress("", max))
     assert {path: path.stat().st_mtime_ns for path in store.rglob("*")} == before
 
 
 def test_a_pack_that_ends_while_its_lock_is_waited_for_is_not_begun_again(store, monkeypatch):
-    take = bench.store.take_lock
+    take = bench.storage.store.take_lock
     pack = Store(store).begin_pack({"a": {}})
 
     def wait(*args: object) -> int:
         pack.end([RunResult("a", {}, "completed")])
         return take(*args)
 
-    monkeypatch.setattr("bench.packs.take_lock", wait)
+    monkeypatch.setattr("bench.storage.packs.take_lock", wait)
     with pytest.raises(RunBusy, match=r"lanes-\w+ has just been trained"):
         Store(store).begin_pack({"a": {}})
     monkeypatch.undo()
@@ -857,7 +857,7 @@ def test_a_run_that_bench_fit_trains_now_is_waited_for(sweep, store, monkeypatch
         folder.result.final = 0.5
         folder.end(keep_checkpoint=False)
 
-    monkeypatch.setattr(bench.sweep, "time", Asleep(lambda: None, ends))
+    monkeypatch.setattr(bench.sweeps.sweep, "time", Asleep(lambda: None, ends))
     answer = sweep(*FOUR, "--engine", engine, "--width", 4)
     assert (answer.code, answer.err) == (0, "waiting for 1 runs that other processes train\n")
     assert Store(store).get(one.run_id).final == 0.5
@@ -874,7 +874,7 @@ class Program:
         self.out, self.err = folder / "out", folder / "err"
         folder.mkdir()
         server = multiprocessing.get_context("forkserver")
-        server.set_forkserver_preload(["bench.sweep", "bench.sensitivity", "tests.test_sweep"])
+        server.set_forkserver_preload(["bench.sweeps.sweep", "bench.sweeps.sensitivity", "tests.test_sweep"])
         self.process = server.Process(target=command, args=(folder, list(map(str, words)), begin, args))
         self.process.start()
 
@@ -890,7 +890,7 @@ def command(folder: Path, words: list[str], begin: Callable[..., None], args: tu
     for number, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT), number)
     warnings.simplefilter("error")
-    bench.sensitivity.write = lambda *args: []
+    bench.sweeps.sensitivity.write = lambda *args: []
     begin(*args)
     main(words)
 
@@ -909,7 +909,7 @@ def die_at(steps: int) -> None:
 
 def meet(store: Path, journal: Path) -> None:
     """Write down what is trained, and wait in the first block until somebody else is in one as well."""
-    block, step = bench.sweep.train_block, Lanes.step
+    block, step = bench.sweeps.sweep.train_block, Lanes.step
 
     def train_block(grid, *args, **options):
         results = block(grid, *args, **options)
@@ -922,7 +922,7 @@ def meet(store: Path, journal: Path) -> None:
             time.sleep(0.01)
         return step(self)
 
-    bench.sweep.train_block, Lanes.step = train_block, step_together
+    bench.sweeps.sweep.train_block, Lanes.step = train_block, step_together
 
 
 def have_little_memory(more: int) -> None:
@@ -1019,7 +1019,7 @@ def full_disk(store: Path) -> str:
 
 def test_a_full_disk_at_the_start_of_a_block(sweep, store, monkeypatch):
     with monkeypatch.context() as full:
-        full.setattr(bench.store.json, "dump", no_space)
+        full.setattr(bench.storage.store.json, "dump", no_space)
         answer = sweep(*FOUR, *LANES)
     assert (answer.code, last_line(answer)) == (1, full_disk(store))
     assert sweep(*FOUR, *LANES).code == 0
@@ -1031,7 +1031,7 @@ def test_a_full_disk_in_mid_block(sweep, store, monkeypatch, whole, table):
 
     def appended(self, *args):
         if len(packs(store)) == 1:
-            with bench.store.disk_errors(self.store):
+            with bench.storage.store.disk_errors(self.store):
                 no_space()
         append(self, *args)
 

@@ -14,7 +14,7 @@ from torch.func import vmap
 
 from bench.config import resolve
 from bench.runner import run
-from bench.store import Store, read_curve, read_tables
+from bench.storage.store import Store, read_curve, read_tables
 from optimizers import NGD, PS
 from tasks import TASKS
 from tasks.attention import attended_mean

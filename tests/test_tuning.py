@@ -19,13 +19,13 @@ from sqlalchemy import create_engine, text
 from bench.cli import main
 from bench.config import on_device
 from bench.machine import lives
-from bench.space import point_key
-from bench.store import Store
-from bench.studies import Studies
-from bench.study import Study
-from bench.trials import Request, StudySpec
-from bench.tune import make_spec
-from bench.workers import Slot, Workers, slots
+from bench.storage.store import Store
+from bench.tuning.space import point_key
+from bench.tuning.studies import Studies
+from bench.tuning.study import Study
+from bench.tuning.trials import Request, StudySpec
+from bench.tuning.tune import make_spec
+from bench.tuning.workers import Slot, Workers, slots
 from tests.daemons import until
 
 PATIENCE = 300.0  # seconds; starting takes ten, and the machines of a CI may be slow and shared
@@ -40,7 +40,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("OMP_NUM_THREADS", str(torch.get_num_threads()))
     monkeypatch.delenv("BENCH_STORAGE", raising=False)
     # So that a worker has one thread, however many there are of them.
-    monkeypatch.setattr("bench.workers._cpus", lambda: CPUS[:1])
+    monkeypatch.setattr("bench.tuning.workers._cpus", lambda: CPUS[:1])
     return tmp_path
 
 
@@ -318,7 +318,7 @@ def test_whatever_is_killed_nothing_is_lost_and_nothing_done_twice(
 def test_a_worker_with_lanes_that_is_asked_to_stop_gives_all_its_trials_back(
     cli, sqlite_url: str, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from bench.lanes import Lanes
+    from bench.lanes.engine import Lanes
 
     study = begin(sqlite_url, 5, trainer__max_steps="3000")
     step, count = Lanes.step, 0
@@ -419,7 +419,7 @@ def test_what_breaks_outside_of_a_run_counts_as_an_attempt_too(
     cli, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study = begin(sqlite_url, 3, opt__lr="10,100,1000", report=False)
-    monkeypatch.setattr("bench.worker.run", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("bench.tuning.worker.run", lambda *_, **__: 1 / 0)
     words = ("worker", "--study", study.name, "--storage", sqlite_url, "--engine", "lightning")
     answer = cli(*words)
     assert answer.code == 1
@@ -435,7 +435,7 @@ def test_what_breaks_outside_of_a_run_counts_as_an_attempt_too(
 def test_lanes_that_break_are_made_one_after_the_other(
     cli, sqlite_url: str, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from bench.lanes import Lanes
+    from bench.lanes.engine import Lanes
 
     study = begin(sqlite_url, 5)
 
@@ -514,7 +514,7 @@ def test_pruning_stops_bad_trials_and_finds_the_same(cli, sqlite_url: str, tmp_p
 
 
 def cut(monkeypatch: pytest.MonkeyPatch, workers: str, *, cpus: int, gpus: int = 0, devices: int = 1) -> list[Slot]:
-    monkeypatch.setattr("bench.workers._cpus", lambda: list(range(cpus)))
+    monkeypatch.setattr("bench.tuning.workers._cpus", lambda: list(range(cpus)))
     monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     config = small_spec(trainer__devices=str(devices)).config({"opt.lr": 1.0}, 0, {})
@@ -566,7 +566,7 @@ def test_a_worker_keeps_to_its_slot(here: Path, sqlite_url: str, store: Path, mo
         ' "\\"cpus\\": \\"$cpus\\", \\"storage\\": \\"$BENCH_STORAGE\\", \\"words\\": \\"$*\\"}"\n'
     )
     program.chmod(0o755)
-    monkeypatch.setattr("bench.workers.sys.executable", str(program))
+    monkeypatch.setattr("bench.tuning.workers.sys.executable", str(program))
     study = begin(sqlite_url, 1)
     cpu = max(os.sched_getaffinity(0))
     with Workers(study.studies, [Slot((cpu,), ("3",), 5)], {"store": store}, "lanes") as workers:

@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from bench.boards.entries import Collected
 from bench.boards.quality import quality
 from bench.boards.robustness import robustness
 from bench.boards.speed import speed
 from bench.boards.table import Board
 from bench.boards.theory import Tables, theory
 from bench.boards.tuning import tuning
-from bench.entries import Collected
 
 
 @dataclass(frozen=True)

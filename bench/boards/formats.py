@@ -14,7 +14,7 @@ from typing import Any
 from bench.boards.table import Board, Column, Table
 from bench.errors import UserError
 from bench.stats import Interval, MedianTime
-from bench.store import plain, replacing
+from bench.storage.store import plain, replacing
 
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]+")
 """Control characters and those that turn the direction of text, which a terminal would obey; halves of characters, which no file can hold."""

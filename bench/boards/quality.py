@@ -1,6 +1,7 @@
 """Quality: the final metric at the tuned settings and a fixed budget, against a fixed reference."""
 
 from bench import stats
+from bench.boards.entries import Collected, Entry, Seed
 from bench.boards.shared import (
     EVERY,
     RANK,
@@ -18,9 +19,8 @@ from bench.boards.shared import (
     who,
 )  # fmt: skip
 from bench.boards.table import Board, Column, Table
-from bench.entries import Collected, Entry, Seed
-from bench.selection import CONVERGED, End
 from bench.stats import Interval
+from bench.tuning.selection import CONVERGED, End
 
 
 def quality(found: Collected, reference: str = "adam") -> Board:

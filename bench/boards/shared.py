@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench import stats
+from bench.boards.entries import KINDS, Collected, Entry, Problem, Seed
 from bench.boards.table import Column
-from bench.entries import KINDS, Collected, Entry, Problem, Seed
 from bench.report import CAP_SHARE_TO_REPORT
-from bench.selection import End
 from bench.stats import Interval, Pair
+from bench.tuning.selection import End
 
 LEAST_SEEDS = 3
 """Seeds below which a row has no rank."""

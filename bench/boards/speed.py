@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from bench import stats
+from bench.boards.entries import Collected, Entry, Seed, machine
 from bench.boards.shared import EVERY, RANK, WHO, compare, listed, rank_values, unresolved, who
 from bench.boards.table import Board, Column, Table
-from bench.entries import Collected, Entry, Seed, machine
-from bench.selection import End
 from bench.stats import MedianTime
-from bench.store import RunResult
+from bench.storage.store import RunResult
+from bench.tuning.selection import End
 
 
 def reached(run: RunResult, target: float | None, mode: str) -> tuple[int | None, float | None]:

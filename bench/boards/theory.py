@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 
 from bench import stats
-from bench.arms import Array
-from bench.arms import Table as Columns
+from bench.boards.entries import Collected, Entry, Seed
 from bench.boards.shared import EVERY, RANK, WHO, compare, listed, mean_interval, rank_values, unresolved, who
 from bench.boards.speed import median_steps
 from bench.boards.table import Board, Column, Table
-from bench.entries import Collected, Entry, Seed
 from bench.errors import UserError
-from bench.selection import CONVERGED, End
+from bench.papers.arms import Array
+from bench.papers.arms import Table as Columns
 from bench.stats import LEAST_POINTS, Interval
-from bench.store import RunResult
+from bench.storage.store import RunResult
+from bench.tuning.selection import CONVERGED, End
 
 ALIGNED = 0.99
 """Cosine of the angle at which a direction counts as found. PAPERS.md names none; ours."""

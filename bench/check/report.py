@@ -91,7 +91,7 @@ class Report:
 
     def as_json(self) -> dict[str, Any]:
         """All of it, as strict JSON can hold it."""
-        from bench.store import plain
+        from bench.storage.store import plain
 
         rows = []
         for v in self.verdicts:
@@ -118,7 +118,7 @@ def write_verdict(store: Path, report: Report) -> Path:
         UserError: it cannot be written.
     """
     from bench.errors import UserError
-    from bench.store import write_json
+    from bench.storage.store import write_json
     from optimizers.plugins import slug
 
     path = store / "checks" / f"{slug(report.name)}.json"

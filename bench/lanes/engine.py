@@ -1,0 +1,416 @@
+"""Lanes: many runs of one task and one optimizer, trained as one program.
+
+The runs form a grid of G problems (seeds: instance, initialisation, order) by R lanes (hyperparameters) that share a
+problem's data. All losses and gradients come from one vectorised forward and backward pass. The optimizer's pure update
+then moves all lanes at once; without one, each lane's own `torch.optim` instance steps on its view of the weights.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from copy import deepcopy
+from typing import Any
+
+import lightning.pytorch as pl
+import numpy as np
+import torch
+from lightning.pytorch.plugins import DoublePrecision
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.func import vmap
+from torch.utils._pytree import tree_map
+from torchmetrics import Metric
+
+from bench.lanes.optimizers import OneByOne, Together, Weights, beside
+from optimizers import OptimizerSpec
+from tasks.base import Outcome, Plan, Task
+from tasks.dropout import use_batch_dropout
+from tasks.order import BatchOrder, micro_batches_per_rank
+
+
+@contextmanager
+def _without_warning() -> Iterator[None]:
+    """Let torch call a kernel that it cannot batch, such as attention on a CPU, lane by lane: that costs little here."""
+    torch._C._functorch._set_vmap_fallback_warning_enabled(False)  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        torch._C._functorch._set_vmap_fallback_warning_enabled(True)  # type: ignore[attr-defined]
+
+
+class Lanes:
+    """The weights of a grid of runs, and one step for all of them.
+
+    Args:
+        tasks: one for each problem, length G; alike but for data, initial weights and seeds.
+        plans: of each lane, shape (G, R); alike but for hyperparameters that are numbers, and for seeds.
+        spec: the optimizer.
+        device, dtype: where and in which precision.
+        compiled: whether the optimizer's pure update goes through `torch.compile`.
+
+    Attributes:
+        weights: parameters by name, shape (G, R, ...).
+        best, final: the same, of each lane's best step and of its last one, where it has had them.
+        steps_done: optimizer steps made.
+        cuts: first row, and the first after, of each micro-batch.
+        alive: lanes that still train, shape (G, R); what becomes of the others' weights matters no more.
+    """
+
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        plans: Sequence[Sequence[Plan]],
+        spec: OptimizerSpec,
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        compiled: bool = False,
+    ) -> None:
+        self.tasks, self.plans, self.spec, self.device, self.dtype = tasks, plans, spec, device, dtype
+        self.plan = plans[0][0]
+        # What a loss makes of itself has the precision of the weights in evaluation too, as in `Task.evaluate`.
+        self.forward_context = DoublePrecision().forward_context if dtype == torch.float64 else nullcontext
+        self.steps_done = 0
+        self.alive = np.ones(self.shape, dtype=bool)
+        for task, (plan, *_) in zip(self.tasks, self.plans, strict=True):
+            use_batch_dropout(task, task.randomness)
+            task.randomness.seed = plan.seed
+            task.to(device, dtype).train()
+            task.data.to(device, dtype)
+        self.orders = [
+            BatchOrder(task.data.sizes["train"], plan.batch_size, plan.data_seed, device)
+            for task, (plan, *_) in zip(self.tasks, self.plans, strict=True)
+        ]
+        R = len(self.plans[0])
+        starts = [dict(task.named_parameters()) for task in self.tasks]
+        self.trained = [name for name, p in starts[0].items() if p.requires_grad]
+        self.weights: Weights = {
+            name: torch.stack([start[name].detach() for start in starts])[:, None].repeat(1, R, *[1] * p.ndim)
+            for name, p in starts[0].items()
+        }
+        self.best: Weights = {name: w.clone() for name, w in self.weights.items()}
+        self.final: Weights = {name: w.clone() for name, w in self.weights.items()}
+        self._whole: Any = None
+        cuts = micro_batches_per_rank(self.plan.batch_size, 1, self.plan.micro_batch_size)
+        self.cuts = [(self.plan.batch_size * i // cuts, self.plan.batch_size * (i + 1) // cuts) for i in range(cuts)]
+        # Dropout and augmentation are drawn problem by problem, and buffers may belong to one.
+        self.apart = self._draws() or any(True for _ in tasks[0].buffers())
+        self.stepper = Together(self.weights, plans, spec, compiled=compiled) if spec.pure_update else OneByOne(self)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Problems and lanes of each, (G, R)."""
+        return len(self.plans), len(self.plans[0])
+
+    @property
+    def full_batch(self) -> bool:
+        """Whether a step sees all samples."""
+        return self.plan.batch_size == self.tasks[0].data.sizes["train"]
+
+    def step(self) -> Tensor:
+        """One optimizer step of all lanes.
+
+        Returns:
+            Loss, gradient norm, raw and applied step size, shape (4, G, R), on the device.
+        """
+        loss, grads = self.evaluate(self.steps_done)
+        grads, norm, clipped = self._clip(grads)
+        raw, applied = self.stepper.step(loss, grads, {"loss_grad_norm": norm, "grad_norm": clipped})
+        self.steps_done += 1
+        return torch.stack([loss, norm, raw, applied])
+
+    def update_alone(self) -> Callable[[], object]:
+        """The optimizer's part of a step alone, as often as it is called."""
+        loss, grads = self.evaluate(self.steps_done)
+        norm = self._norm(grads.values())
+        return lambda: self.stepper.step(loss, grads, {"loss_grad_norm": norm, "grad_norm": norm})
+
+    def evaluate(self, step: int) -> tuple[Tensor, Weights]:
+        """Losses of the step's batches, shape (G, R), and gradients by name, shape (G, R, ...)."""
+        return self._gradients(
+            self.weights, lambda weights, first, last: self._outcome(weights, self._batches(step, first, last))
+        )
+
+    def evaluate_lane(self, step: int, g: int, r: int, params: Mapping[str, Tensor]) -> tuple[Tensor, Weights]:
+        """For one lane at other weights: loss, shape (), and gradients of its own shapes, clipped if they are to be."""
+        own = {name: params.get(name, w[g, r])[None] for name, w in self.weights.items()}
+        loss, grads = self._gradients(
+            own, lambda weights, first, last: self.tasks[g].loss_at(weights, self._batch(step, g, first, last))
+        )
+        clipped, *_ = self._clip({name: grad[None] for name, grad in grads.items()})
+        return loss[0], {name: grad[0, 0] for name, grad in clipped.items()}
+
+    @_without_warning()
+    @torch.enable_grad()
+    def _gradients(self, weights: Weights, outcome: Callable[[Weights, int, int], Outcome]) -> tuple[Tensor, Weights]:
+        """Losses of the batch and their gradients, summed over its micro-batches."""
+        weights = {name: w.detach().requires_grad_(name in self.trained) for name, w in weights.items()}
+        leaves = [weights[name] for name in self.trained]
+        total, grads = None, {}
+        for first, last in self.cuts:
+            loss = outcome(weights, first, last).loss
+            if len(self.cuts) > 1:
+                loss = loss * ((last - first) / self.plan.batch_size)
+            parts = torch.autograd.grad(loss.sum(), leaves, allow_unused=True)
+            found = {name: part for name, part in zip(self.trained, parts, strict=True) if part is not None}
+            grads = {name: grads[name] + part for name, part in found.items()} if grads else found
+            total = loss.detach() if total is None else total + loss.detach()
+        assert total is not None
+        return total, grads
+
+    @torch.no_grad()
+    def measure(self) -> dict[str, Tensor]:
+        """`Task.measure_at` the present weights, shape (G, R) each; NaN where a problem lacks a measurement."""
+        with self._in_eval_mode():
+            found = [
+                task.measure_at({name: w[g] for name, w in self.weights.items()}) for g, task in enumerate(self.tasks)
+            ]
+            names = list(dict.fromkeys(name for values in found for name in values))
+            absent = torch.full(self.shape[1:], float("nan"), dtype=self.dtype, device=self.device)
+            # Copies, while weights for evaluation are there: a measurement may be a view of them.
+            return {name: torch.stack([values.get(name, absent) for values in found]) for name in names}
+
+    @torch.no_grad()
+    def evaluate_split(self, split: str, weights: Weights | None = None) -> dict[str, NDArray[np.float64]]:
+        """Loss and metrics over a whole split, in eval mode, shape (G, R) each.
+
+        Args:
+            split: a key of `data.sizes`.
+            weights: the present ones by default.
+        """
+        G, R = self.shape
+        size = self.tasks[0].data.sizes[split]
+        rows = max(
+            min(self.plan.batch_size, self.plan.evaluation_batch_size), self.plan.evaluation_batch_size // (G * R)
+        )
+        total = torch.zeros(G, R, dtype=torch.float64)
+        scores = {name: Scores(metric) for name, metric in self.tasks[0].metrics().items()}
+        with self._in_eval_mode(switch=weights is None):
+            for start in range(0, size, rows):
+                batches = [task.data.batch(split, slice(start, start + rows)) for task in self.tasks]
+                with self.forward_context():
+                    outcome = self._outcome(weights or self.weights, batches if self.apart else _stacked(batches))
+                total += outcome.loss.cpu().double() * outcome.labels.shape[2]
+                for score in scores.values():
+                    score.update(outcome.predictions, outcome.labels)
+        mean = total / size
+        values = {"loss": mean}
+        if split in self.tasks[0].data.loss_offset:
+            offsets = torch.tensor([[task.data.loss_offset[split]] for task in self.tasks], dtype=torch.float64)
+            values = {"loss": mean + offsets, "excess": mean}
+        values |= {name: score.compute() for name, score in scores.items()}
+        return {name: value.cpu().double().numpy() for name, value in values.items()}
+
+    @torch.no_grad()
+    def keep(self, which: Weights, chosen: NDArray[np.bool_]) -> None:
+        """Keep the present weights of the chosen lanes, shape (G, R), in `best` or `final`."""
+        if not chosen.any():
+            return
+        with self._in_eval_mode():
+            mask = torch.from_numpy(chosen).to(self.device)
+            for name, w in self.weights.items():
+                which[name] = torch.where(beside(mask, w), w, which[name])
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed block goes on from."""
+        return {
+            "weights": self.weights, "best": self.best, "final": self.final, "steps_done": self.steps_done,
+            "stepper": self.stepper.state_dict(),
+        }  # fmt: skip
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state of lanes of the same shape."""
+        for kind in ("weights", "best", "final"):
+            for name, w in getattr(self, kind).items():
+                w.copy_(state[kind][name])  # in place: the lanes' own optimizers hold views
+        self.steps_done = state["steps_done"]
+        self.stepper.load_state_dict(state["stepper"])
+
+    # -- inside -----------------------------------------------------------------------------------------------------
+
+    def _batch(self, step: int, g: int, first: int, last: int) -> Any:
+        """Rows `first` up to `last` of a problem's batch."""
+        task, rows = self.tasks[g], self.orders[g].rows(step)
+        where = task.randomness
+        where.step, where.batch_size, where.rows = step, len(rows), slice(first, last)
+        return task.data.batch("train", rows if last - first == len(rows) else rows[first:last], where)
+
+    def _batches(self, step: int, first: int, last: int) -> Any:
+        """The same of all problems: stacked, or a list where they are used one by one."""
+        if self._whole is not None:
+            return self._whole
+        batches = [self._batch(step, g, first, last) for g in range(len(self.tasks))]
+        if self.apart:
+            return batches
+        stacked = _stacked(batches)
+        if self.full_batch and len(self.cuts) == 1:
+            self._whole = stacked  # always the same
+        return stacked
+
+    @_without_warning()
+    def _draws(self) -> bool:
+        """Whether training draws random numbers.
+
+        Raises:
+            RuntimeError: it draws them from torch's global state, which lanes would share.
+        """
+        before = torch.random.get_rng_state()
+        batch = self._batch(0, 0, *self.cuts[0])
+        with torch.no_grad():
+            self.tasks[0].loss_at({name: w[0, :1] for name, w in self.weights.items()}, batch)
+        if not torch.equal(before, torch.random.get_rng_state()):
+            raise RuntimeError("the task draws from torch's global random state, not from the batch's `randomness`")
+        return self.tasks[0].randomness.drawn
+
+    @_without_warning()
+    def _outcome(self, weights: Weights, batches: Any) -> Outcome:
+        """Losses, shape (G, R), predictions and labels, shape (G, R, rows, ...)."""
+        if not self.apart and len(self.tasks) > 1:
+            return vmap(self.tasks[0].loss_at)(weights, batches)
+        each = batches if self.apart else [tree_map(lambda part: part[0], batches)]
+        outcomes = [
+            task.loss_at({name: w[g] for name, w in weights.items()}, batch)
+            for g, (task, batch) in enumerate(zip(self.tasks, each, strict=True))
+        ]
+        return Outcome(*(torch.stack(parts) for parts in zip(*outcomes, strict=True)))
+
+    def _clip(self, grads: Weights) -> tuple[Weights, Tensor, Tensor]:
+        """Gradients as the optimizer gets them, and the norm over all parameters before and after clipping."""
+        norm = self._norm(grads.values())
+        if self.plan.clip is None:
+            return grads, norm, norm
+        factor = (self.plan.clip / (norm + 1e-6)).clamp(max=1)  # as torch.nn.utils.clip_grad_norm_
+        return {name: g * beside(factor, g) for name, g in grads.items()}, norm, norm * factor
+
+    def _norm(self, grads: Iterable[Tensor]) -> Tensor:
+        """Norm over all parameters of a lane, shape (G, R); a dot product is ten times as fast as a norm here."""
+        flat = [g.reshape(*g.shape[:2], -1) for g in grads]
+        return torch.stack([torch.linalg.vecdot(g, g) for g in flat]).sum(0).sqrt()
+
+    @contextmanager
+    def _in_eval_mode(self, switch: bool = True) -> Iterator[None]:
+        """All models in eval mode; with `switch` the optimizers too, which may keep other weights for it."""
+        with ExitStack() as stack:
+            for task in self.tasks:
+                stack.enter_context(task.in_eval_mode(None))
+            if switch:
+                stack.enter_context(self.stepper.in_eval_mode())
+            yield
+
+
+class LanesModule(pl.LightningModule):
+    """Lanes as Lightning trains and saves them: a "batch" is a range of optimizer steps.
+
+    Attributes:
+        history: of each step since the last look, shape (steps, 4, G, R).
+        measured: the steps after which it was measured since the last look, with the values by name, shape (G, R).
+    """
+
+    history: Tensor
+
+    def __init__(self, lanes: Lanes) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.lanes, self.plan = lanes, lanes.plan
+        self.measured: list[tuple[int, dict[str, Tensor]]] = []
+
+    @property
+    def steps_done(self) -> int:
+        """Optimizer steps made."""
+        return self.lanes.steps_done
+
+    def configure_optimizers(self) -> list[Any]:
+        """None of Lightning's: the lanes step themselves."""
+        return []
+
+    def training_step(self, steps: tuple[int, int]) -> None:
+        """Make the optimizer steps from steps[0] up to, but without, steps[1]."""
+        lanes = self.lanes
+        if steps[0] == 0:
+            self._measure(0)
+        # At once: small tensors that stay between large ones that come and go would split the memory that is kept.
+        self.history = torch.empty(steps[1] - steps[0], 4, *lanes.shape, dtype=lanes.dtype, device=lanes.device)
+        for row, step in zip(self.history, range(*steps), strict=True):
+            row.copy_(lanes.step())
+            self._measure(step + 1)
+
+    def _measure(self, done: int) -> None:
+        every = self.plan.measure_every
+        if every and (done % every == 0 or done == self.plan.total_steps):
+            self.measured.append((done, self.lanes.measure()))
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add the lanes. Order, dropout and augmentation follow from the step."""
+        checkpoint["lanes"] = self.lanes.state_dict()
+        checkpoint.pop("loops", None)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Take up the lanes."""
+        self.lanes.load_state_dict(checkpoint["lanes"])
+
+
+class Scores:
+    """A metric of many runs: its states are stacked where `torch.func.vmap` can follow it, else there is one each.
+
+    Args:
+        metric: fresh; what it holds after updates must be tensors.
+    """
+
+    def __init__(self, metric: Metric) -> None:
+        self.metric = metric
+        self.states: dict[str, Tensor] | None = None
+        self.copies: list[Metric] = []
+
+    def update(self, predictions: Tensor, labels: Tensor) -> None:
+        """Take predictions and labels, shape (G, R, rows, ...)."""
+        self.shape = predictions.shape[:2]
+        predictions, labels = predictions.flatten(0, 1), labels.flatten(0, 1)
+        if self.states is None and not self.copies:
+            self._begin(predictions, labels)
+        if self.states is not None:
+            self.states = self._updated(self.states, predictions, labels)
+        for i, copy in enumerate(self.copies):
+            copy.update(predictions[i], labels[i])
+
+    def _begin(self, predictions: Tensor, labels: Tensor) -> None:
+        fresh = self.metric.to(labels.device)
+        self.metric = deepcopy(fresh)
+        self.metric.update(predictions[0], labels[0])  # else `compute` warns that there was none
+        try:
+            state: Any = fresh.metric_state
+            states = {name: torch.stack([value] * len(predictions)) for name, value in state.items()}
+            self._updated(states, predictions, labels)
+        except (RuntimeError, TypeError):  # it looks at values, or keeps lists
+            self.copies = [deepcopy(fresh) for _ in predictions]
+        else:
+            self.states = states
+
+    @_without_warning()
+    def compute(self) -> Tensor:
+        """The metric's values, shape (G, R)."""
+        if self.states is None:
+            return torch.stack([copy.compute() for copy in self.copies]).view(self.shape)
+        try:
+            values = vmap(lambda state: self._with(state).compute())(self.states)
+        except (RuntimeError, TypeError):
+            each = zip(*self.states.values(), strict=True)
+            values = torch.stack([self._with(dict(zip(self.states, state, strict=True))).compute() for state in each])
+        return values.view(self.shape)
+
+    @_without_warning()
+    def _updated(self, states: dict[str, Tensor], predictions: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        def one(state: dict[str, Tensor], p: Tensor, y: Tensor) -> dict[str, Tensor]:
+            metric = self._with(state)
+            metric.update(p, y)
+            return {name: getattr(metric, name) for name in state}
+
+        return vmap(one)(states, predictions, labels)
+
+    def _with(self, state: dict[str, Tensor]) -> Metric:
+        metric = deepcopy(self.metric)
+        for name, value in state.items():
+            setattr(metric, name, value.clone())  # an update may write into it
+        return metric
+
+
+def _stacked(batches: Sequence[Any]) -> Any:
+    return tree_map(lambda *parts: torch.stack(parts), *batches)

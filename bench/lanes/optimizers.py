@@ -1,0 +1,207 @@
+"""How lanes step: one pure update for all of them, or each lane's own `torch.optim` instance.
+
+Shapes: G problems, R lanes of each.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import vmap
+from torch.utils._pytree import tree_map
+
+from optimizers import OptimizerSpec
+from optimizers.global_norm import scalar_dtype
+from tasks.base import Plan, once_known
+
+if TYPE_CHECKING:
+    from bench.lanes.engine import Lanes
+
+Weights = dict[str, Tensor]
+"""Parameters by name, shape (G, R, ...)."""
+
+
+class Together:
+    """One pure update for all lanes (`OptimizerSpec.update`).
+
+    Args:
+        weights: of the lanes; a step replaces the tensors in it.
+        plans: of each lane, shape (G, R).
+        spec: an optimizer that has a pure update.
+        compiled: whether it goes through `torch.compile`.
+    """
+
+    def __init__(
+        self, weights: Weights, plans: Sequence[Sequence[Plan]], spec: OptimizerSpec, *, compiled: bool = False
+    ) -> None:
+        self.weights = weights
+        self.state: dict[str, Any] = {}  # tensors of shape (G * R, ...)
+        first = next(iter(weights.values()))
+        defaults = {name: p.default for name, p in inspect.signature(spec.cls).parameters.items() if name != "params"}
+        given = [defaults | dict(plan.hyperparameters) for row in plans for plan in row]
+        # Of each hyperparameter its value and, for `vmap`, whether it differs from lane to lane.
+        self.hparams: dict[str, Any] = {}
+        differs: dict[str, Any] = {}
+        for name in defaults:
+            values = [hparams[name] for hparams in given]
+            self.hparams[name], differs[name] = _gathered(values, first, always=name == "lr")
+        self.keywords = sorted(spec.update_keywords)
+        self.update = _for_all(spec.pure_update, tuple(self.keywords), tuple(differs.items()), compiled)
+
+    @torch.no_grad()
+    def step(self, loss: Tensor, grads: Weights, norms: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Move the weights.
+
+        Args:
+            loss: of each lane, shape (G, R).
+            grads: by name, shape (G, R, ...).
+            norms: by `STEP_KEYWORDS`, shape (G, R) each.
+
+        Returns:
+            Raw and applied step sizes, shape (G, R).
+        """
+        shape = loss.shape
+        params, self.state = self.update(
+            [g.flatten(0, 1) for g in grads.values()],
+            self.state,
+            [self.weights[name].flatten(0, 1) for name in grads],
+            loss.flatten(),
+            self.hparams,
+            [norms[name].flatten() for name in self.keywords],
+        )
+        for name, p in zip(grads, params, strict=True):
+            self.weights[name] = p.unflatten(0, shape)
+        lr = self.hparams["lr"]
+        raw, applied = self.state.get("step_sizes", (lr, lr))
+        return raw.view(shape), applied.view(shape)
+
+    @contextmanager
+    def in_eval_mode(self) -> Iterator[None]:
+        """Pure updates keep no other weights."""
+        yield
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of all lanes."""
+        return self.state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a state."""
+        self.state = tree_map(lambda x: x.to(self.hparams["lr"].device), state)
+
+
+@cache
+def _for_all(
+    update: Callable[..., Any], keywords: Sequence[str], differs: tuple[tuple[str, Any], ...], compiled: bool
+) -> Callable[..., Any]:
+    """The pure update of one run, for all lanes; the same function for all blocks, so that it is compiled once."""
+
+    def one(grads: Any, state: Any, params: Any, loss: Any, hparams: Any, norms: Any) -> Any:
+        return update(grads, state, params, loss, hparams, **dict(zip(keywords, norms, strict=True)))
+
+    many = vmap(one, in_dims=(0, 0, 0, 0, dict(differs), 0))
+    if not compiled:
+        return many
+    import torch._dynamo
+
+    torch._dynamo.config.recompile_limit = 256  # of all optimizers together: beyond it nothing is compiled, silently
+    return torch.compile(many, dynamic=False)
+
+
+class OneByOne:
+    """Each lane's own optimizer, on its view of the stacked weights.
+
+    Args:
+        lanes: whose weights, plans and evaluation it uses.
+    """
+
+    def __init__(self, lanes: "Lanes") -> None:
+        self.lanes = lanes
+        G, R = lanes.shape
+        self.views = [{name: lanes.weights[name][g, r] for name in lanes.trained} for g in range(G) for r in range(R)]
+        self.params = [{name: nn.Parameter(view) for name, view in views.items()} for views in self.views]
+        self.optimizers: list[Any] = [
+            plan.make_optimizer(params.values())
+            for plan, params in zip((plan for row in lanes.plans for plan in row), self.params, strict=True)
+        ]
+        self.sizes: list[tuple[Any, Any]] = [(0.0, 0.0)] * (G * R)
+
+    def step(self, loss: Tensor, grads: Weights, norms: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Move the weights; arguments and result are those of `Together.step`."""
+        lanes, R = self.lanes, loss.shape[1]
+        step, alive = lanes.steps_done, lanes.alive.ravel()
+        # Copies: autograd may give one tensor to two parameters, and the optimizer may change gradients in place.
+        own = {name: g.flatten(0, 1).clone().unbind() for name, g in grads.items()}
+        losses = loss.flatten().unbind()
+        told = {name: norms[name].flatten().unbind() for name in lanes.plan.step_keywords}
+        for i, (optimizer, params) in enumerate(zip(self.optimizers, self.params, strict=True)):
+            if not alive[i]:
+                continue
+            for name, p in params.items():
+                p.grad = own[name][i] if name in own else None
+
+            def again(i: int = i, params: dict[str, nn.Parameter] = params) -> Tensor:
+                value, fresh = lanes.evaluate_lane(step, i // R, i % R, params)
+                for name, p in params.items():
+                    p.grad = fresh[name].clone() if name in fresh else None
+                return value
+
+            closure = once_known(losses[i], list(params.values()), again)
+            optimizer.step(closure, **{name: values[i] for name, values in told.items()})
+            self._take_over(i)
+            lr = optimizer.param_groups[0]["lr"]
+            self.sizes[i] = getattr(optimizer, "step_sizes", None) or (lr, lr)
+        raw, applied = (_column(sizes, loss) for sizes in zip(*self.sizes, strict=True))
+        return raw.view_as(loss), applied.view_as(loss)
+
+    @contextmanager
+    def in_eval_mode(self) -> Iterator[None]:
+        """Optimizers that keep other weights for evaluation (schedule-free methods) swap them in."""
+        self._switch("eval")
+        yield
+        self._switch("train")
+
+    def _switch(self, mode: str) -> None:
+        for i, optimizer in enumerate(self.optimizers):
+            if hasattr(optimizer, mode):
+                getattr(optimizer, mode)()
+                self._take_over(i)
+
+    @torch.no_grad()
+    def _take_over(self, i: int) -> None:
+        """Copy a lane's parameters to which its optimizer has given other memory (`p.data = ...`)."""
+        for name, p in self.params[i].items():
+            view = self.views[i][name]
+            if p.data_ptr() != view.data_ptr():
+                view.copy_(p)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The states of all optimizers, which may hold what is not a tensor."""
+        return {"optimizers": [optimizer.state_dict() for optimizer in self.optimizers]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from states."""
+        for optimizer, own in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(own)
+
+
+def _column(sizes: Sequence[Tensor | float], like: Tensor) -> Tensor:
+    """Step sizes of lanes, shape (lanes,)."""
+    if any(isinstance(size, Tensor) for size in sizes):
+        return torch.stack([torch.as_tensor(size, dtype=like.dtype, device=like.device) for size in sizes])
+    return torch.tensor(sizes, dtype=like.dtype, device=like.device)
+
+
+def beside(x: Tensor, like: Tensor) -> Tensor:
+    """The tensor of shape (G, R) with as many dimensions as another one, of shape (G, R, ...)."""
+    return x.view(*x.shape, *[1] * (like.ndim - x.ndim))
+
+
+def _gathered(values: Sequence[Any], like: Tensor, *, always: bool = False) -> tuple[Any, Any]:
+    """A hyperparameter of all lanes and its `in_dims`: as it is where all agree, else (or `always`) as a tensor."""
+    if not always and all(value == values[0] for value in values):
+        return values[0], None
+    return torch.tensor(values, dtype=scalar_dtype(like.dtype), device=like.device), 0

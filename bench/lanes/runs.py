@@ -1,0 +1,265 @@
+"""Train a block of lanes with Lightning and store each lane as an ordinary run."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import lightning.pytorch as pl
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from bench.callbacks import StopRequest, Watcher
+from bench.config import RunConfig
+from bench.doctor import first_line
+from bench.errors import RunBusy, RunFailed, UserError
+from bench.lanes.engine import Lanes, LanesModule
+from bench.memory import ran_out
+from bench.progress import SweepProgress
+from bench.runner import (
+    StepRanges,
+    as_stored,
+    build,
+    make_plan,
+    make_trainer,
+    new_result,
+    peak_memory,
+    quiet,
+    val_every,
+)
+from bench.storage.packs import PackFolder
+from bench.storage.store import RunResult, Store
+from bench.watch import Watch, look
+
+Grid = Sequence[Sequence[RunConfig]]
+"""Configurations of a block, shape (G, R): a row shares task, seed and data seed; all share what `block_key` names."""
+
+
+def make_lanes(grid: Grid, *, compiled: bool = False, solved: bool = False) -> Lanes:
+    """The lanes of a block, at their start.
+
+    Args:
+        grid: what is to be trained.
+        compiled: whether the optimizer's update goes through `torch.compile`.
+        solved: whether to work out the facts about the problems, which may take long, from data that are not yet
+            rounded to the precision of the training.
+
+    Raises:
+        UserError: an option's value is illegal, or data are missing.
+    """
+    first = grid[0][0]
+    tasks, plans, data = [], [], None
+    for row in grid:
+        task, _ = build(row[0], data)
+        data = None if task.data.seeded else task.data
+        if solved:
+            task.data.facts()
+        tasks.append(task)
+        plans.append([make_plan(config, task) for config in row])
+    dtype = torch.float64 if first.precision == "64-true" else torch.float32
+    return Lanes(tasks, plans, first.opt_spec, torch.device(first.device), dtype, compiled=compiled)
+
+
+def train_block(
+    grid: Grid, stop: StopRequest, progress: SweepProgress, *, compiled: bool = False
+) -> list[RunResult] | None:
+    """Train the runs of a block and store them together; None if a signal asked to stop.
+
+    A block that was interrupted goes on where it stopped.
+
+    Args:
+        grid: what to train.
+        stop: listens to signals.
+        progress: hears how it goes.
+        compiled: whether the optimizer's update goes through `torch.compile`.
+
+    Raises:
+        RunBusy: another process trains this block now, or has just done so.
+        UserError: the configuration cannot be run, or the store cannot be written.
+        RunFailed: the training broke, and the pack has the traceback; or the disk is full or gone.
+        Exception: memory is short (`bench.memory.ran_out`).
+    """
+    first = grid[0][0]
+    configs = [config for row in grid for config in row]
+    store = Store(first.store)
+    _refuse_if_taken(store, configs)
+    pack = store.begin_pack({config.run_id: as_stored(config) for config in configs})
+    lanes: Lanes | None = None
+    try:
+        _refuse_if_taken(store, configs, pack)  # by another that cuts its blocks elsewhere, at the same time
+        lanes = make_lanes(grid, compiled=compiled, solved=True)
+        results = [new_result(config, task) for row, task in zip(grid, lanes.tasks, strict=True) for config in row]
+        for result in results:
+            result.engine = "lanes"
+        due = val_every(first, lanes.plan, lanes.tasks[0])
+        recorder = LanesRecorder(results, lanes, configs, pack, stop, progress, val_every=due)
+        module, resume = LanesModule(lanes), pack.checkpoint.is_file()
+        with quiet():
+            trainer = make_trainer(first, [recorder])
+            steps = StepRanges(module, due, first.task_spec.steps_per_call)
+            trainer.fit(module, steps, ckpt_path=pack.checkpoint if resume else None, weights_only=True)
+        if recorder.killed:
+            return None
+        for result in results:
+            result.memory = peak_memory()
+        pack.end(results)
+    except SystemExit:
+        if stop.signal is None:
+            raise
+        return None  # Lightning turns a KeyboardInterrupt into an exit with code 1
+    except Exception as error:
+        if ran_out(error) and len(configs) > 1:
+            pack.checkpoint.unlink(missing_ok=True)  # smaller blocks cannot go on from it
+        if isinstance(error, UserError) or ran_out(error):
+            raise
+        trace = pack.keep_traceback(error)
+        raise RunFailed(
+            f"{len(configs)} {first.opt} lanes broke: {first_line(error)}; the traceback is in {trace}"
+        ) from error
+    finally:
+        pack.abandon()
+        if lanes is not None:
+            vars(lanes).clear()  # a Trainer is a circle of references, which would keep the weights for a while
+    return results
+
+
+def _refuse_if_taken(store: Store, configs: Sequence[RunConfig], own: PackFolder | None = None) -> None:
+    """Raise RunBusy if another process trains some of the runs, or has just done so."""
+    wanted = {config.run_id for config in configs}
+    packs = [pack for pack in store.unfinished_packs() if own is None or pack.folder != own.folder]
+    if any(pack.busy and wanted & pack.configs.keys() for pack in packs) or any(map(store.finished, wanted)):
+        raise RunBusy("another process trains some of these runs, or has just done so")
+
+
+class LanesRecorder(Watcher):
+    """Fills the records of many runs while they train together, and decides when each of them ends.
+
+    A lane's seconds are its share of the program's time: of each stretch of steps, divided by the lanes that trained.
+    """
+
+    def __init__(
+        self,
+        results: Sequence[RunResult],
+        lanes: Lanes,
+        configs: Sequence[RunConfig],
+        pack: PackFolder,
+        stop: StopRequest,
+        progress: SweepProgress,
+        *,
+        val_every: int,
+    ) -> None:
+        super().__init__(pack.checkpoint, stop, configs[0].trainer.checkpoint_seconds)
+        self.lanes, self.pack, self.progress, self.val_every = lanes, pack, progress, val_every
+        self.select, self.report = lanes.tasks[0].data.select, lanes.tasks[0].data.report
+        spec = configs[0].task_spec
+        self.watches = [Watch(result, spec, self.select, lanes.full_batch) for result in results]
+        offsets = [task.data.loss_offset.get("train", 0.0) for task in lanes.tasks]
+        self.offsets = np.repeat(offsets, lanes.shape[1])
+        self.killed = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """The part of the records that a resumed block goes on from."""
+        return {"watches": [watch.state_dict() for watch in self.watches]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from records."""
+        for watch, state in zip(self.watches, state_dict["watches"], strict=True):
+            watch.load_state_dict(state)
+        self._update_alive()
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: LanesModule) -> None:  # type: ignore[override]
+        """Start the clocks."""
+        if self.lanes.steps_done:
+            self.pack.truncate(self.lanes.steps_done)
+        self._advance(0, [watch for watch in self.watches if not watch.running])
+        self.begin()
+        self._clocked = (0.0, 0.0)
+
+    def on_train_batch_end(  # type: ignore[override]
+        self, trainer: pl.Trainer, pl_module: LanesModule, outputs: Any, batch: tuple[int, int], batch_idx: int
+    ) -> None:
+        """Take over the curves of the steps just made, and decide how each lane goes on."""
+        lanes = self.lanes
+        training = [watch for watch in self.watches if watch.running]
+        rows = pl_module.history.flatten(2).cpu().double().numpy().transpose(0, 2, 1)
+        rows[..., 0] += self.offsets
+        for watch, seen in zip(self.watches, look(rows, full_batch=lanes.full_batch), strict=True):
+            if watch.running:
+                watch.take(seen)
+        self.pack.append_curve(rows)
+        self._record_measurements(pl_module)
+        last = lanes.steps_done >= lanes.plan.total_steps
+        for watch in training:
+            if watch.running and last:
+                watch.result.status = "completed"
+        self._clock(training)
+        due = last or lanes.steps_done % self.val_every == 0
+        looked_at = [w for w in training if w.result.status == "completed" or (w.running and due)]
+        if looked_at:
+            self._validate(looked_at)
+            self._clock(training)
+        ended = [watch for watch in training if not watch.running]
+        lanes.keep(lanes.final, self._mask(ended))
+        self._update_alive()
+        self._advance(len(rows) * len(training), ended, looked_at)
+        if lanes.alive.any():
+            number, _ = self.agree(trainer)
+            self.killed = bool(number)
+        trainer.should_stop = self.killed or not lanes.alive.any()
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: LanesModule) -> None:  # type: ignore[override]
+        """Report the metric at the final and the best weights."""
+        if self.killed:
+            return
+        with self.aside():
+            final = self._rows(self.lanes.evaluate_split(self.report, self.lanes.final))
+            best = self._rows(self.lanes.evaluate_split(self.report, self.lanes.best))
+        for watch, last, chosen in zip(self.watches, final, best, strict=True):
+            result = watch.result
+            watch.close()
+            if result.status != "diverged":
+                result.final = watch.reported("final", last)
+                if result.final is None:
+                    watch.diverged("the final weights give values that are not finite")
+            if result.best_step is not None:
+                result.best = watch.reported("best", chosen)
+        self._clock(self.watches)
+
+    def _validate(self, watches: Sequence[Watch]) -> None:
+        with self.aside():
+            values = self._rows(self.lanes.evaluate_split(self.select))
+            chosen = {id(watch) for watch in watches}
+            better = [w for w, own in zip(self.watches, values, strict=True) if id(w) in chosen and w.validated(own)]
+            self.lanes.keep(self.lanes.best, self._mask(better))
+
+    def _record_measurements(self, module: LanesModule) -> None:
+        points = [point for point in module.measured if point[1]]
+        module.measured.clear()
+        if points:
+            names = list(points[0][1])
+            values = torch.stack([torch.stack(list(found.values()), dim=-1).flatten(0, 1) for _, found in points])
+            self.pack.append_measurements(names, [step for step, _ in points], values.cpu().double().numpy())
+
+    def _advance(self, steps: int, ended: Sequence[Watch], evaluated: Sequence[Watch] = ()) -> None:
+        share = self.lanes.steps_done / self.lanes.plan.total_steps
+        alive = int(self.lanes.alive.sum())
+        self.progress.advance(steps, alive, [w.result for w in ended], share, [w.result for w in evaluated])
+
+    def _rows(self, values: dict[str, NDArray[np.float64]]) -> list[dict[str, float]]:
+        columns = [column.ravel().tolist() for column in values.values()]
+        return [dict(zip(values, row, strict=True)) for row in zip(*columns, strict=True)]
+
+    def _mask(self, watches: Sequence[Watch]) -> NDArray[np.bool_]:
+        chosen = {id(watch) for watch in watches}
+        return np.array([id(watch) in chosen for watch in self.watches]).reshape(self.lanes.shape)
+
+    def _update_alive(self) -> None:
+        self.lanes.alive = np.array([watch.running for watch in self.watches]).reshape(self.lanes.shape)
+
+    def _clock(self, watches: Sequence[Watch]) -> None:
+        """Share the time since the last look among these lanes."""
+        now = self.seconds()
+        wall, train = (new - old for new, old in zip(now, self._clocked, strict=True))
+        self._clocked = now
+        for watch in watches:
+            watch.result.wall_s += wall / len(watches)
+            watch.result.train_s += train / len(watches)

@@ -1,0 +1,1 @@
+"""`bench reproduce`: the experiments of papers, and their claims tested."""

@@ -1,0 +1,394 @@
+"""Claims: what a paper says, tested on results; each test gives holds, fails or undecided, with effect and interval.
+
+Intervals are 95 % over seeds. What all tests share: an interval that straddles the bound is undecided; a claim whose data
+are missing (a run diverged, was cut off, or never got there; there is one seed) never holds; comparisons are paired by the
+seeds that the arms have in common; numbers are finite or None. Of several arms all must hold, and one that fails is enough
+to fail; the effect is then that of the worst one.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from inspect import signature
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import ConfigDict, Field, FiniteFloat, SkipValidation, ValidationError, validate_call
+
+from bench import stats
+from bench.errors import UserError, unknown
+from bench.papers.arms import Arm
+from bench.papers.series import (
+    common_seeds,
+    common_series,
+    first_reached,
+    how_ended,
+    points_within,
+    statuses,
+    too_few,
+    values_at,
+)
+from bench.papers.verdicts import Finding, Verdict, in_words, number, over_seeds, together, within, without_numbers
+from bench.stats import Interval
+
+Results = Annotated[Mapping[str, Arm], SkipValidation]
+Names = Annotated[list[str], Field(min_length=1)]
+Number = FiniteFloat
+Positive = Annotated[FiniteFloat, Field(gt=0)]
+Share = Annotated[FiniteFloat, Field(gt=0, le=1)]
+Range = tuple[FiniteFloat, FiniteFloat]
+
+
+def judge(test: str, arms: Mapping[str, Arm], /, **arguments: Any) -> Finding:
+    """Test a claim.
+
+    Args:
+        test: one of `CLAIMS`.
+        arms: the results, by the names that the arguments use.
+        arguments: of the test, as YAML gives them.
+
+    Raises:
+        UserError: the test, an arm, a column or an argument is unknown, missing or illegal.
+    """
+    if test not in CLAIMS:
+        raise unknown("claim test", test, CLAIMS)
+    try:
+        return CLAIMS[test](arms, **arguments)
+    except ValidationError as error:
+        # A misspelt argument is also a missing one.
+        first = min(error.errors(), key=lambda each: each["type"] != "unexpected_keyword_argument")
+        name, known = str(first["loc"][0]), list(signature(CLAIMS[test]).parameters)[1:]
+        if first["type"] == "unexpected_keyword_argument":
+            raise unknown(f"argument of {test}", name, known) from None
+        if first["type"] == "missing_keyword_only_argument":
+            raise UserError(f"{test} lacks the argument {name!r}; it takes {', '.join(known)}") from None
+        raise UserError(f"{test}: {name}={arguments[name]!r}: {first['msg'][0].lower()}{first['msg'][1:]}") from None
+
+
+# -- the tests ------------------------------------------------------------------------------------------------------
+
+
+def reaches(
+    results: Results,
+    /,
+    *,
+    measure: str,
+    arms: Names,
+    below: Number | None = None,
+    above: Number | None = None,
+    at: Number | None = None,
+) -> Finding:
+    """Every arm's measure is at or below (above) a level at a step, or at the end.
+
+    Holds if the interval of every arm lies on that side. Fails if that of an arm lies wholly on the other, or one of its
+    runs diverged. Else undecided; so is an arm with a run that was cut off before the step, or with one seed.
+
+    Args:
+        results: arms by name.
+        measure: a column.
+        arms: names.
+        below: the level, in units of the measure; this or `above`.
+        above: the level, in units of the measure; this or `below`.
+        at: the step; the latest measurement up to it counts. A run that completed earlier, since it had converged, keeps
+            its last value. None: the last value of each run, which has to have completed.
+    """
+    low, high = _level(below, above)
+    parts = []
+    for arm in _arms(results, arms):
+        if diverged := how_ended(arm, "diverged"):
+            parts.append(without_numbers("fails", measure, diverged))
+        else:
+            x = over_seeds(values_at(results, arm, measure, _or(at, math.inf), _or(at, math.inf)))
+            parts.append(within(x, low, high, measure, f"{measure} of {arm.label} {_when(at)} is {in_words(x)}"))
+    return together(parts)
+
+
+def sooner(
+    results: Results,
+    /,
+    *,
+    measure: str,
+    fast: Names,
+    slow: str,
+    factor: Positive,
+    below: Number | None = None,
+    above: Number | None = None,
+) -> Finding:
+    """The slow arm needs `factor` times as many steps as every fast one until a measure first reaches a level.
+
+    The interval is that of the mean logarithm of the ratio slow / fast of the same seed. A slow run that never reached
+    the level counts with its last step: the ratio is then a lower bound ("at least") and has no upper end.
+
+    Holds if the low end is at least the factor for every fast arm. Fails if the high end is below it for one, or one of
+    its runs diverged, or completed without reaching the level that the slow arm did reach. Else undecided; so is one with
+    a run that was cut off before it.
+
+    Args:
+        results: arms by name.
+        measure: a column.
+        fast: names of the arms that are said to be sooner.
+        slow: name of the other.
+        factor: least ratio, in (0, inf).
+        below: the level, in units of the measure; this or `above`.
+        above: the level, in units of the measure; this or `below`.
+    """
+    level, unit, parts = _level(below, above), "times as many steps", []
+    goal = f"{measure} was at most {below:g}" if below is not None else f"{measure} was at least {above:g}"
+    (other,) = _arms(results, [slow])
+    for arm in _arms(results, fast):
+        i, j = common_seeds([arm, other])
+        steps, _ = first_reached(results, arm, measure, level)
+        never = [status for status, step in zip(statuses(arm), steps, strict=True) if np.isnan(step)]
+        if diverged := how_ended(arm, "diverged"):
+            parts.append(without_numbers("fails", unit, diverged))
+        elif never:
+            text = f"{len(never)} of {len(steps)} runs of {arm.label} ended before {goal}"
+            slower = not np.isnan(first_reached(results, other, measure, level)[0]).all()  # the other arm did get there
+            parts.append(without_numbers("fails" if slower and "completed" in never else "undecided", unit, text))
+        else:
+            slow_steps, ends = (values[j] for values in first_reached(results, other, measure, level))
+            censored = np.isnan(slow_steps)
+            x = stats.t_interval(np.log(np.where(censored, ends, slow_steps) / steps[i]))
+            if censored.any():
+                x = replace(x, high=math.inf)
+            ratio = Interval(math.exp(x.mean), math.exp(x.low), math.exp(x.high), x.n)
+            text = f"{other.label} needed {'at least ' * bool(censored.any())}{in_words(ratio)} times as many steps as"
+            text += f" {arm.label} until {goal}"
+            if censored.any():
+                text += f"; in {censored.sum()} of {censored.size} runs {other.label} never got there, and the last step counts"
+            parts.append(within(x, math.log(factor), math.inf, unit, text, shown=ratio))
+    return together(parts)
+
+
+def slope(
+    results: Results,
+    /,
+    *,
+    arms: Names,
+    x: str,
+    y: str,
+    scale: Literal["linear", "loglog", "semilogx", "semilogy", "stretched"],
+    window: Range | None = None,
+    at_least: Number | None = None,
+    at_most: Number | None = None,
+    min_r2: Share | None = None,
+) -> Finding:
+    """The least-squares slope of y on x, one for each seed, lies in a range.
+
+    Logarithms are natural. Against log x the points are first thinned (`stats.thin`), since with points at every step the
+    right end would decide alone. Points without a logarithm are left out.
+
+    Holds if the interval of the slopes lies in [at_least, at_most] for every arm, and R^2 is at least min_r2 for every
+    seed. Fails if the interval of an arm lies wholly outside, or R^2 is less for every seed. Else undecided; so is an arm
+    with fewer than 3 points for a seed (after thinning), with a run that did not complete, or with one seed.
+
+    Args:
+        results: arms by name.
+        arms: names.
+        x: a column, or `step`.
+        y: a column of the same table.
+        scale: whether logarithms are taken: of neither, of both, of x, of y; "stretched": ln(-ln y) over ln x, whose slope
+            is the exponent p of a stretched exponential y = exp(-c x^p).
+        window: ends of the range of x that is fitted, both included; None: all.
+        at_least: least slope; None: any.
+        at_most: greatest slope; None: any.
+        min_r2: least R^2, in (0, 1]; None: any.
+    """
+    if at_least is None and at_most is None and min_r2 is None:
+        raise UserError("slope: nothing is claimed; give at_least, at_most or min_r2")
+    low, high = _ordered("at_least and at_most", _or(at_least, -math.inf), _or(at_most, math.inf))
+    first, last = _ordered("window", *(window or (-math.inf, math.inf)))
+    stretched = scale == "stretched"
+    log_x, log_y = stretched or scale in ("loglog", "semilogx"), scale in ("loglog", "semilogy")
+    name = f"ln(-ln({y}))" if stretched else f"ln({y})" if log_y else y
+    per, parts = f"ln({x})" if log_x else x, []
+    unit = f"{name} per {per}"
+    for arm in _arms(results, arms):
+        points = points_within(results, arm, x, y, log_x, log_y or stretched, first, last)
+        if stretched:
+            points, log_y = [(u[v < 1], -np.log(v[v < 1])) for u, v in points], True
+        if log_x:
+            points = [(u[kept], v[kept]) for u, v in points for kept in [stats.thin(u)]]
+        if missing := how_ended(arm) or too_few(arm, points):
+            parts.append(without_numbers("undecided", unit, missing))
+            continue
+        lines = [stats.slope(np.log(u) if log_x else u, np.log(v) if log_y else v) for u, v in points]
+        gradients, _, r2 = np.array(lines).T
+        limit: Verdict = "holds"
+        if min_r2 is not None and (r2 < min_r2).any():
+            limit = "fails" if (r2 < min_r2).all() else "undecided"
+        found = stats.t_interval(gradients)
+        begin, end = min(u[0] for u, _ in points), max(u[-1] for u, _ in points)
+        if stretched:
+            text = f"{y} of {arm.label} goes as exp(-c {x}^p) with p = {in_words(found)}"
+        elif scale == "loglog":
+            text = f"{y} of {arm.label} goes as {x} to the power {in_words(found)}"
+        else:
+            text = f"{name} of {arm.label} changes by {in_words(found)} per unit of {per}"
+        text += f", for {x} from {number(begin)} to {number(end)}, with R^2 from {r2.min():.4f} to {r2.max():.4f}"
+        parts.append(within(found, low, high, unit, text, limit=limit))
+    return together(parts)
+
+
+def lower(results: Results, /, *, measure: str, better: Names, worse: str, last: Share = 0.1) -> Finding:
+    """A measure is lower in every `better` arm than in `worse`, seed by seed.
+
+    Holds if the interval of the difference better - worse lies below 0 for every better arm. Fails if it lies above 0
+    for one, or one of its runs diverged. Else undecided; so is a pair whose worse arm has a run that diverged, or in which
+    a run was cut off before the steps that count. A run that completed earlier, since it had converged, keeps its value.
+
+    Args:
+        results: arms by name.
+        measure: a column.
+        better: names of the arms that are said to be lower.
+        worse: name of the other.
+        last: share of the steps, counted back from the end of the longer arm, that is averaged over, in (0, 1].
+    """
+    unit, parts = f"difference of {measure}", []
+    (other,) = _arms(results, [worse])
+    for arm in _arms(results, better):
+        i, j = common_seeds([arm, other])
+        end = max(common_series(results, each, measure)[0][-1] for each in (arm, other))
+        start = end * (1 - last)
+        x = over_seeds(
+            values_at(results, arm, measure, start, end)[i] - values_at(results, other, measure, start, end)[j]
+        )
+        if diverged := how_ended(arm, "diverged"):
+            parts.append(without_numbers("fails", unit, diverged))
+        elif diverged := how_ended(other, "diverged"):
+            text = f"{diverged}, so there is no {measure} to compare that of {arm.label} with"
+            parts.append(without_numbers("undecided", unit, text))
+        else:
+            steps = f"over steps {number(start)} to {number(end)}"
+            text = f"{measure} of {arm.label} minus that of {other.label} {steps} is {in_words(x)}"
+            parts.append(within(x, -math.inf, 0, unit, text, ties=False))
+    return together(parts)
+
+
+def trend(
+    results: Results,
+    /,
+    *,
+    measure: str,
+    arms: Annotated[list[str], Field(min_length=2)],
+    factor: str,
+    direction: Literal["increases", "decreases"],
+    at: Number | None = None,
+) -> Finding:
+    """A positive measure increases (decreases) with a setting, by the slope of its logarithm on the setting's logarithm.
+
+    Holds if the interval of the slopes, one for each seed, lies on the direction's side of 0 and the means of the
+    logarithms go that way from each arm to the next. Fails if the interval lies wholly on the other side. Else
+    undecided; so it is if a value is not positive, or a run diverged or was cut off before the step.
+
+    Args:
+        results: arms by name.
+        measure: a column.
+        arms: names of two or more that differ in the setting.
+        factor: the setting, in dotted form (`task.H`), with positive numbers.
+        direction: `increases` or `decreases`.
+        at: the step, as for `reaches`; None: the end.
+    """
+    chosen = sorted(_arms(results, arms), key=lambda arm: _setting(arm, factor))
+    settings = np.array([_setting(arm, factor) for arm in chosen])
+    if len(np.unique(settings)) < len(chosen):
+        raise UserError(f"trend: arms={arms}: two have the same {factor}; name arms that differ in it")
+    step, pairs = _or(at, math.inf), zip(chosen, common_seeds(chosen), strict=True)
+    values = np.array([values_at(results, arm, measure, step, step)[seeds] for arm, seeds in pairs])
+    what, unit = f"{measure} {_when(at)}", f"ln({measure}) per ln({factor})"
+    if missing := "; ".join(filter(None, (how_ended(arm, "diverged") for arm in chosen))):
+        return together([without_numbers("undecided", unit, missing)])
+    for bad, lack in ((np.isnan(values), "has no value"), (values <= 0, "is not positive")):
+        if bad.any():
+            text = f"{what} {lack} in {bad.sum()} of {bad.size} runs"
+            return together([without_numbers("undecided", unit, text)])
+    found = stats.t_interval([stats.slope(np.log(settings), y)[0] for y in np.log(values).T])
+    rises, up = np.diff(np.log(values).mean(axis=1)), direction == "increases"
+    monotone = bool(np.all(rises > 0 if up else rises < 0))
+    text = f"{what} goes as {factor} to the power {in_words(found)}; the means of the arms"
+    text += f" {direction[:-1]} throughout" if monotone else f" do not {direction[:-1]} throughout"
+    low, high = (0.0, math.inf) if up else (-math.inf, 0.0)
+    return together([within(found, low, high, unit, text, limit="holds" if monotone else "undecided")])
+
+
+def slope_region(results: Results, /, *, arms: Names, x: str, y: str, between: Range, decades: Positive) -> Finding:
+    """Over so many decades of x without a break, the local exponent of y in x lies in a range.
+
+    `stats.power_law_decades` says how the local exponent is taken. Points without a logarithm are left out.
+
+    Holds if the interval of the longest length of each seed lies at or above `decades` for every arm; fails if it lies
+    wholly below for one; else undecided. So is an arm with fewer than 3 points for a seed, with a run that did not
+    complete, or with one seed.
+
+    Args:
+        results: arms by name.
+        arms: names.
+        x: a column, or `step`.
+        y: a column of the same table.
+        between: range of the exponent, ends included.
+        decades: least length, in powers of ten of x.
+    """
+    low, high = _ordered("between", *between)
+    parts = []
+    for arm in _arms(results, arms):
+        points = points_within(results, arm, x, y, True, True)
+        if missing := how_ended(arm) or too_few(arm, points):
+            parts.append(without_numbers("undecided", "decades", missing))
+            continue
+        found = stats.t_interval([stats.power_law_decades(u, v, low, high) for u, v in points])
+        text = (
+            f"{y} of {arm.label} goes as {x} to a power from {low:g} to {high:g} over {in_words(found)} decades of {x}"
+        )
+        parts.append(within(found, decades, math.inf, "decades", text))
+    return together(parts)
+
+
+_checked = validate_call(config=ConfigDict(arbitrary_types_allowed=True))
+CLAIMS: dict[str, Callable[..., Finding]] = {
+    test.__name__: _checked(test) for test in (reaches, sooner, slope, lower, trend, slope_region)
+}
+
+
+# -- arguments ------------------------------------------------------------------------------------------------------
+
+
+def _when(at: float | None) -> str:
+    return "at the end" if at is None else f"at step {number(at)}"
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+def _level(below: float | None, above: float | None) -> tuple[float, float]:
+    """The range that a level stands for."""
+    if (below is None) == (above is None):
+        raise UserError(f"below={below} and above={above}: give one of the two")
+    return _or(above, -math.inf), _or(below, math.inf)
+
+
+def _ordered(name: str, low: float, high: float) -> tuple[float, float]:
+    if low > high:
+        raise UserError(f"{name}: {low:g} is greater than {high:g}; give the lesser one first")
+    return low, high
+
+
+def _arms(results: Mapping[str, Arm], names: Sequence[str]) -> list[Arm]:
+    for name in names:
+        if name not in results:
+            raise unknown("arm", name, results)
+        if not results[name].tables:
+            raise UserError(f"arm {name!r} has no runs; train it first")
+    return [results[name] for name in names]
+
+
+def _setting(arm: Arm, name: str) -> float:
+    if name not in arm.settings:
+        raise unknown(f"setting of {arm.label}", name, arm.settings)
+    try:
+        value = float(arm.settings[name])
+    except (TypeError, ValueError):
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise UserError(f"{name}={arm.settings[name]!r} of {arm.label} is no positive number; name a setting that is")
+    return value

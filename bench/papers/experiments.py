@@ -1,0 +1,323 @@
+"""Experiments of papers as YAML holds them: `configs/papers/<paper>/<experiment>.yaml`."""
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from bench.config import RunConfig, configs_folder, read_yaml, resolve, settings_of
+from bench.errors import UserError, unknown
+from bench.papers.arms import Arm
+from bench.papers.claims import judge
+from bench.papers.figures import FigureSpec, lines
+from bench.storage.store import CURVE_FIELDS
+
+Settings = dict[str, Any]
+ARM_ARGUMENTS = ("arms", "fast", "slow", "better", "worse")
+"""Arguments of claims that name arms."""
+
+
+class Claim(BaseModel):
+    """What a paper says, and how it is tested.
+
+    Attributes:
+        name: short name, unique in the experiment.
+        paper: what the paper says, in short.
+        test: a name in `bench.papers.claims.CLAIMS`; its arguments are the other keys. A step may be a share of the steps that
+            its arms make (`at: 0.1 budget`), so that the small version has it too.
+    """
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    name: str
+    paper: str
+    test: str
+
+    @property
+    def arms(self) -> list[str]:
+        """The arms that it names."""
+        named = [(self.model_extra or {}).get(key, []) for key in ARM_ARGUMENTS]
+        return [str(label) for labels in named for label in (labels if isinstance(labels, list) else [labels])]
+
+
+class Quick(BaseModel):
+    """What a small version does otherwise.
+
+    Attributes:
+        seeds: these instead.
+        settings: settings that win over those of every arm.
+        arms: settings that win over those of one arm.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    seeds: list[int] = Field(min_length=1)
+    settings: Settings = {}
+    arms: dict[str, Settings] = {}
+
+
+class Search(BaseModel):
+    """Where in the range of open constants claims hold: a full grid, decided on before looking.
+
+    A share of the budget stays the step that it is in the full version, whatever the steps are here.
+
+    Attributes:
+        why: which constants are open, and how the grid was chosen.
+        grid: values by setting; every combination is tried. `times.<setting>` multiplies the arm's own value.
+        seeds: of each point.
+        settings: settings that win over those of every arm (fewer steps, say).
+        arms: labels of the arms that are run; all by default.
+        claims: names of the claims that are judged; all by default.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    why: str
+    grid: dict[str, list[Any]] = Field(min_length=1)
+    seeds: list[int] = Field(min_length=1)
+    settings: Settings = {}
+    arms: list[str] | None = None
+    claims: list[str] | None = None
+
+    @property
+    def points(self) -> list[Settings]:
+        """All combinations of the grid."""
+        return [dict(zip(self.grid, values, strict=True)) for values in product(*self.grid.values())]
+
+
+class Experiment(BaseModel):
+    """An experiment of a paper as its YAML holds it.
+
+    Attributes:
+        title: one line for people.
+        paper: the paper, and which of its figures or statements.
+        notes: what is ours, and what a reader must know; plain sentences.
+        common: settings of all arms.
+        seeds: one run for each arm and seed.
+        arms: settings by label.
+        figure: what is drawn.
+        claims: what is tested.
+        quick: the small version of `--quick`.
+        search: over constants that the paper leaves open, for `--search`; None if there is nothing to search.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    title: str
+    paper: str
+    notes: list[str] = []
+    common: Settings
+    seeds: list[int] = Field(min_length=1)
+    arms: dict[str, Settings] = Field(min_length=1)
+    figure: FigureSpec
+    claims: list[Claim] = Field(min_length=1)
+    quick: Quick
+    search: Search | None = None
+
+    @field_validator("seeds", mode="before")
+    @classmethod
+    def _count(cls, seeds: Any) -> Any:
+        """A number of seeds stands for 0, 1, ..."""
+        return list(range(seeds)) if isinstance(seeds, int) else seeds
+
+    def small(self) -> "Experiment":
+        """The version of `--quick`."""
+        return self.changed(self.quick.settings, self.quick.seeds, self.quick.arms)
+
+    def at(self, point: Settings) -> "Experiment":
+        """The version at a point of the search."""
+        assert self.search is not None
+        there = self.changed(self.search.settings | point, self.search.seeds)
+        wanted = self.search.claims
+        claims = [
+            claim.model_copy(update=self.arguments(claim))
+            for claim in self.claims
+            if wanted is None or claim.name in wanted
+        ]
+        arms = {label: there.arms[label] for label in self.search.arms or self.arms}
+        return there.model_copy(update={"claims": claims, "arms": arms})
+
+    def changed(
+        self,
+        settings: Mapping[str, Any],
+        seeds: int | Sequence[int] | None = None,
+        arms: Mapping[str, Settings] | None = None,
+    ) -> "Experiment":
+        """The version with these settings in all arms, and these seeds; see `Search.grid` for `times.`.
+
+        A number of seeds are the experiment's own first, and then the numbers after the greatest. Settings of single
+        arms win.
+
+        Raises:
+            UserError: `times.` has nothing to multiply.
+        """
+        factors = {name.removeprefix("times."): x for name, x in settings.items() if name.startswith("times.")}
+        plain = {name: x for name, x in settings.items() if not name.startswith("times.")}
+        changed = {label: own | plain | (arms or {}).get(label, {}) for label, own in self.arms.items()}
+        for label, own in changed.items():
+            for name, factor in factors.items():
+                if name not in own:
+                    raise UserError(f"times.{name}: the arm {label} does not set {name}")
+                own[name] *= factor
+        if isinstance(seeds, int):
+            after = range(max(self.seeds) + 1, max(self.seeds) + 1 + seeds)
+            seeds = [*self.seeds, *after][:seeds]
+        return self.model_copy(update={"arms": changed, "seeds": list(seeds or self.seeds)})
+
+    def arguments(self, claim: Claim) -> Settings:
+        """The arguments of a claim's test, with shares of the budget as steps: of the fewest that one of its arms makes.
+
+        Raises:
+            UserError: a share is not one, or an arm has no number of steps.
+        """
+
+        def steps(value: Any) -> Any:
+            if isinstance(value, list):
+                return [steps(item) for item in value]
+            if not isinstance(value, str) or not value.endswith(" budget"):
+                return value
+            try:
+                share = float(value.removesuffix(" budget"))
+            except ValueError:
+                share = 0.0
+            if not 0 < share <= 1:
+                raise UserError(f"{value!r} is no share of the budget; write `0.1 budget` for a tenth of the steps")
+            budgets = [(self.common | self.arms[label]).get("trainer.max_steps", 0) for label in claim.arms]
+            if not budgets or 0 in budgets:
+                raise UserError(f"{value!r}: its arms have no trainer.max_steps to take a share of; name a step")
+            return max(1, round(share * min(map(int, budgets))))
+
+        return {name: steps(value) for name, value in (claim.model_extra or {}).items()}
+
+    def rehearse(self) -> dict[str, Arm]:
+        """Judge the claims on made-up results, so that what cannot be trained or judged is refused before hours of training.
+
+        Returns:
+            The made-up results.
+
+        Raises:
+            UserError: with the arm or claim at fault.
+        """
+        results = {}
+        for label, own in self.arms.items():
+            with _blaming(f"arm {label}"):
+                results[label] = _made_up(label, resolve(self.common | own))
+        for claim in self.claims:
+            with _blaming(f"claim {claim.name}"):
+                _known("arm", claim.arms, self.arms)
+                judge(claim.test, results, **self.arguments(claim))
+        return results
+
+    def check(self) -> None:
+        """Refuse what could not be trained, judged or drawn, in any version.
+
+        Raises:
+            UserError: with the part at fault.
+        """
+        names = [claim.name for claim in self.claims]
+        if len(set(names)) < len(names):
+            raise UserError(f"two claims are called {max(names, key=names.count)!r}; names must differ")
+        results = self.rehearse()
+        for panel in self.figure.panels:
+            with _blaming(f"panel {panel.title or panel.y}"):
+                _known("arm", panel.arms or [], self.arms)
+                for label in panel.arms or self.arms:
+                    _known("column", [panel.x, panel.y], {name for table in results[label].tables[0] for name in table})
+                    lines(panel, results[label])
+        with _blaming("quick"):
+            _known("arm", self.quick.arms, self.arms)
+            self.small().rehearse()
+        if self.search:
+            with _blaming("search"):
+                _known("arm", self.search.arms or [], self.arms)
+                _known("claim", self.search.claims or [], names)
+                for point in self.search.points:
+                    self.at(point).rehearse()
+
+
+def _made_up(label: str, config: RunConfig) -> Arm:
+    """Results with all columns that the arm's runs will have."""
+    steps = np.arange(1, 10.0)
+    columns = (filter(None, config.task_spec.measures.split(", ")), CURVE_FIELDS)
+    tables = [{**dict.fromkeys(names, 1 / steps), "step": steps} for names in columns]
+    return Arm(label, [0, 1], [tables] * 2, settings=settings_of(config.model_dump(mode="json")))
+
+
+def _known(kind: str, names: Iterable[str], known: Iterable[str]) -> None:
+    for name in names:
+        if name not in known:
+            raise unknown(kind, name, known)
+
+
+@contextmanager
+def _blaming(part: str) -> Iterator[None]:
+    """Errors say which part of the YAML is at fault."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{part}: {error}") from None
+
+
+def experiments() -> dict[str, Path]:
+    """The YAML files of the experiments by name, `<paper>/<experiment>`."""
+    folder = configs_folder() / "papers"
+    return {path.relative_to(folder).with_suffix("").as_posix(): path for path in sorted(folder.glob("*/*.yaml"))}
+
+
+def title(name: str) -> str:
+    """The experiment's title, or what is wrong with its YAML."""
+    try:
+        return load(name).title
+    except UserError as error:
+        return f"(broken: {error})"
+
+
+def load(name: str) -> Experiment:
+    """The experiment of this name.
+
+    Raises:
+        UserError: there is none, or its YAML is not right.
+    """
+    known = experiments()
+    if name not in known:
+        raise unknown_name("experiment", name, known)
+    content = read_yaml(known[name])
+    with _blaming(str(known[name])):
+        try:
+            experiment = Experiment.model_validate(content)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise UserError(f"{_place(first['loc'], content)}: {first['msg'][0].lower()}{first['msg'][1:]}") from None
+        experiment.check()
+    return experiment
+
+
+def _place(loc: Sequence[int | str], content: Any) -> str:
+    """Where pydantic found an error, with claims and panels by their names."""
+    parts: list[str] = []
+    for key in loc:
+        try:
+            content = content[key]
+        except (KeyError, IndexError, TypeError):
+            content = None  # it is missing
+        if isinstance(key, str):
+            parts.append(key)
+        else:
+            names = [content.get(name) for name in ("name", "title", "y")] if isinstance(content, dict) else []
+            parts[-1] = f"{parts[-1].removesuffix('s')} {next(filter(None, names), key + 1)}"
+    return ": ".join(parts)
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str]) -> UserError:
+    """As `unknown`, for names of which people remember the part after the slash."""
+    known = list(known)
+    full = {each.rpartition("/")[2]: each for each in known} | {each: each for each in known}
+    near = difflib.get_close_matches(name, full, n=1, cutoff=0.5)
+    if not near:
+        return unknown(kind, name, known)
+    return UserError(f"unknown {kind} {name!r}; did you mean {full[near[0]]!r}?")

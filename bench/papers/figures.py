@@ -1,0 +1,196 @@
+"""What a figure shows: its description, as it is read from YAML, and the lines that it makes of arms.
+
+`bench/drawing.py` draws it.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal, Self
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from bench.errors import UserError
+from bench.papers.arms import Arm, Array
+
+MOST_POINTS = 2000
+
+
+class Guide(BaseModel):
+    """A thin line that shows a rate to compare with; it is no fit.
+
+    It is `x**slope`, times what takes it through the panel's first arm, drawn over the later half of that arm's line as
+    the axis shows it.
+
+    Attributes:
+        slope: the exponent; a straight line where both axes are logarithmic.
+        label: what the legend calls it.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    slope: float = Field(allow_inf_nan=False)
+    label: str = Field(min_length=1)
+
+
+class Panel(BaseModel):
+    """One pair of axes.
+
+    Attributes:
+        y, x: columns.
+        log: the axes that are logarithmic.
+        title: stands above the panel.
+        arms: the arms shown, by their keys; all by default.
+        strip: how the labels of this panel's arms begin, left out of the legend: panels of two methods at the same
+            numbers of heads then share lines in it.
+        smooth: rows that a running mean goes over before anything else is done, for noisy losses of batches.
+        x_max: the last x shown.
+        floor: the lowest y shown.
+        guides: rates to compare with.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    y: str
+    x: str = "step"
+    log: Literal["", "x", "y", "xy"] = ""
+    title: str = ""
+    arms: list[str] | None = Field(None, min_length=1)
+    strip: str = ""
+    smooth: int | None = Field(None, ge=1)
+    x_max: float | None = Field(None, allow_inf_nan=False)
+    floor: float | None = Field(None, allow_inf_nan=False)
+    guides: list[Guide] = []
+
+    @model_validator(mode="after")
+    def _positive_on_log(self) -> Self:
+        for name, value, axis in (("x_max", self.x_max, "x"), ("floor", self.floor, "y")):
+            if value is not None and value <= 0 and axis in self.log:
+                raise ValueError(f"{name}={value:g} is not on a logarithmic axis")
+        return self
+
+
+class FigureSpec(BaseModel):
+    """A figure.
+
+    Attributes:
+        panels: row by row.
+        columns: panels a row, 1 to 3.
+        ordered: the arms' labels are steps of one quantity (numbers of heads): colours from a sequence.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    panels: list[Panel] = Field(min_length=1, max_length=26)
+    columns: int = Field(2, ge=1, le=3)
+    ordered: bool = False
+
+
+# -- numbers --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Line:
+    """What is drawn of an arm: the mean over seeds.
+
+    Attributes:
+        x, y: shape (P,), finite, and positive on logarithmic axes.
+        band: lowest and highest value over seeds, shape (P,) each; None for one seed.
+        ended: the point where the first of the seeds ends before the others; the line goes on without it.
+    """
+
+    x: Array
+    y: Array
+    band: tuple[Array, Array] | None
+    ended: tuple[float, float] | None
+
+
+def lines(panel: Panel, arm: Arm) -> tuple[list[Line], int]:
+    """An arm's lines in a panel, and the number of seeds that have values there.
+
+    It is one line, over seeds at equal x. Where seeds differ in x, each is interpolated if x never falls; if x does,
+    there is nothing to average, and every seed has a line. A row that a seed lacks between two that it has is
+    interpolated.
+
+    Raises:
+        UserError: the arm has no runs, or no such columns.
+    """
+    if not arm.tables:
+        raise UserError(f"arm {arm.label!r} has no runs to draw {panel.y!r} of")
+    try:
+        steps, y, x = arm.series(panel.y, panel.x)  # one table has both
+    except KeyError as error:
+        raise UserError(f"cannot draw {panel.y!r} over {panel.x!r}: {error.args[0]}") from error
+    log_x, log_y = "x" in panel.log, "y" in panel.log
+    smooth = min(panel.smooth or 1, max(2, len(steps) // 5), len(steps))
+    if panel.x == "step":
+        x = np.tile(steps, (len(y), 1))
+    else:
+        x = np.array([_between(steps, steps, row, log=False) for row in x])
+    y = np.array([_between(steps, steps, row, log=log_y and smooth == 1) for row in y])
+    if smooth > 1:
+        window = np.full(smooth, 1 / smooth)
+        x, y = (np.array([np.convolve(row, window, "valid") for row in rows]) for rows in (x, y))
+    shown = _drawable(x, log_x) & _drawable(y, log_y) & (x <= (math.inf if panel.x_max is None else panel.x_max))
+    y = np.where(shown, y, np.nan)
+    seeds = int(shown.any(1).sum())
+    if not seeds:
+        return [], 0
+
+    first, last = np.fmin.reduce(x, axis=0), np.fmax.reduce(x, axis=0)
+    if np.all((first == last) | np.isnan(first)):
+        return [_mean_line(first, y, panel)], seeds
+    if all(np.all(np.diff(row[ok]) >= 0) for row, ok in zip(x, shown, strict=True)):
+        grid = np.unique(x[shown])
+        y = np.array([_between(grid, x_row, y_row, log=log_y) for x_row, y_row in zip(x, y, strict=True)])
+        return [_mean_line(grid, y, panel)], seeds
+    return [_mean_line(x[s], y[s : s + 1], panel) for s in range(len(y)) if shown[s].any()], seeds
+
+
+def _drawable(values: Array, log: bool) -> np.ndarray:
+    # Limits and ticks around numbers at the ends of the range of float64 would be 0 or inf.
+    return (np.abs(values) < 1e200) & (values > 1e-300 if log else True)
+
+
+def _between(at: Array, x: Array, y: Array, *, log: bool) -> Array:
+    """The values at `at` of the line through the points that can be drawn; NaN outside of their range."""
+    ok = _drawable(y, log) & np.isfinite(x)
+    if not ok.any():
+        return np.full(len(at), np.nan)
+    value = np.interp(at, x[ok], np.log(y[ok]) if log else y[ok], left=np.nan, right=np.nan)
+    return np.exp(value) if log else value
+
+
+def _mean_line(x: Array, y: Array, panel: Panel) -> Line:
+    """The mean over seeds.
+
+    Args:
+        x: shape (P,).
+        y: shape (S, P); NaN is left out.
+        panel: decides the kind of mean.
+    """
+    there = np.isfinite(y)
+    keep = there.any(0)
+    x, y, there = x[keep], y[:, keep], there[:, keep]
+    values = np.log(y) if "y" in panel.log else y
+    mean = np.where(there, values / there.sum(0), 0).sum(0)
+    mean = np.exp(mean) if "y" in panel.log else mean
+    last = len(x) - 1 - there[:, ::-1].argmax(1)[there.any(1)]
+    ended = (float(x[last.min()]), float(mean[last.min()])) if last.min() < len(x) - 1 else None
+    low, high = np.fmin.reduce(y, axis=0), np.fmax.reduce(y, axis=0)
+    some = _thin(x, "x" in panel.log)
+    return Line(x[some], mean[some], (low[some], high[some]) if len(last) > 1 else None, ended)
+
+
+def _thin(x: Array, log: bool) -> np.ndarray:
+    """The indices of at most MOST_POINTS points, evenly in x (in log x), or in their order where x falls."""
+    n = len(x)
+    if n <= MOST_POINTS:
+        return np.arange(n)
+    if np.any(np.diff(x) < 0):
+        return np.linspace(0, n - 1, MOST_POINTS).round().astype(int)
+    position = np.log(x) if log else x
+    wanted = np.linspace(position[0], position[-1], MOST_POINTS)
+    some = np.searchsorted(position, wanted)
+    some[-1] = n - 1
+    return np.unique(some)

@@ -1,0 +1,248 @@
+"""A paper's experiment: from its YAML to runs, a figure, and claims that are each tested.
+
+The runs go through the same store as any other, so what is stored is not trained again, an interruption costs nothing,
+and the same command in a second terminal shares the work.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from math import nan
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from bench.config import RunConfig, on_device, resolve, settings_of
+from bench.drawing import draw
+from bench.errors import RunBusy, UserError, unknown
+from bench.papers.arms import Arm
+from bench.papers.claims import judge
+from bench.papers.experiments import Experiment, Settings, load
+from bench.papers.reproduction import Reproduction, Version, as_json, duration, page, words
+from bench.papers.verdicts import Finding
+from bench.storage.store import TABLES, RunResult, Store, write_parquet
+
+ROOM = 10 * 2**20
+"""Bytes that the output's disk must have free before anything is trained; the largest output so far has 8 million."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of an experiment."""
+
+    label: str
+    seed: int
+    config: RunConfig
+
+
+def jobs(experiment: Experiment, places: Settings) -> list[Job]:
+    """All runs, seed by seed, so that what is there after an interruption compares all arms.
+
+    Args:
+        experiment: what to run.
+        places: where data and store are, and the device.
+
+    Raises:
+        UserError: a setting is unknown or illegal.
+    """
+    todo = [
+        Job(label, seed, on_device(resolve(experiment.common | own | {"seed": seed} | places)))
+        for seed in experiment.seeds
+        for label, own in experiment.arms.items()
+    ]
+    for job in todo:
+        ranks = job.config.trainer.devices * job.config.trainer.num_nodes
+        if ranks > 1:
+            raise UserError(
+                f"{job.label} wants {ranks} devices a run; leave --trainer.devices out and start the same command once"
+                " for each device instead: the processes share the runs"
+            )
+    return todo
+
+
+def train(todo: Sequence[Job], say: Callable[[str], None]) -> bool:
+    """Make the runs that the store does not have; True unless a signal asked to stop.
+
+    Runs that another process trains now are left to it, and waited for at the end.
+
+    Args:
+        todo: the runs.
+        say: shows a line of progress.
+
+    Raises:
+        UserError: data are missing, or the store cannot be written.
+    """
+    waiting = [job for job in todo if _stored(job) is None]
+    if len(waiting) < len(todo):
+        say(f"{len(todo) - len(waiting)} of {len(todo)} runs are stored")
+    if not waiting:
+        return True
+    from bench.runner import run
+
+    begun, done, total = time.monotonic(), 0, len(waiting)
+    while waiting:
+        busy: list[Job] = []
+        for job in waiting:
+            try:
+                result = run(job.config, progress=sys.stderr.isatty())
+            except RunBusy:
+                busy.append(job)
+                continue
+            except KeyboardInterrupt:
+                return False
+            if result.status == "killed":
+                return False
+            done += 1
+            left = (time.monotonic() - begun) / done * (total - done)
+            say(f"[{done}/{total}] {job.label}, seed {job.seed}: {_ended(result)}; about {duration(left)} to go")
+        if len(busy) == len(waiting):
+            say(f"waiting for {len(busy)} runs that other processes train")
+            time.sleep(5)
+        waiting = busy
+    return True
+
+
+def _stored(job: Job) -> RunResult | None:
+    return Store(job.config.store).finished(job.config.run_id)
+
+
+def _ended(result: RunResult) -> str:
+    value = "" if result.final is None else f", {result.split} {result.metric} {result.final:.4g}"
+    return f"{result.status}{value}, {duration(result.wall_s)}"
+
+
+# -- from the store to claims, figure and page ------------------------------------------------------------------------
+
+
+def collect(todo: Sequence[Job]) -> tuple[dict[str, Arm], dict[str, list[RunResult]], dict[int, str]]:
+    """What the store has of the runs: arms by label, records by label, and seeds that were left out, with the reason.
+
+    Seeds are left out of all arms where the instance of the problem has no solution to be compared with.
+    """
+    found = [(job, result) for job in todo if (result := _stored(job)) is not None]
+    without = {job.seed: f"{n} is {why}" for job, result in found for n, why in result.unsolved.items()}
+    arms: dict[str, Arm] = {}
+    records: dict[str, list[RunResult]] = {}
+    for label in dict.fromkeys(job.label for job in todo):
+        mine = [(job, result) for job, result in found if job.label == label and job.seed not in without]
+        if not mine:
+            continue
+        arms[label] = Arm(
+            label, [job.seed for job, _ in mine],
+            [list(Store(job.config.store).tables(result.run_id).values()) for job, result in mine],
+            [result.status for _, result in mine], settings_of(mine[0][0].config.model_dump(mode="json")),
+            [(result.reason or "").startswith("converged") for _, result in mine],
+        )  # fmt: skip
+        records[label] = [result for _, result in mine]
+    return arms, records, without
+
+
+def _judge(experiment: Experiment, arms: Mapping[str, Arm]) -> dict[str, Finding]:
+    """The findings by claim; none where there are no results."""
+    if not arms:
+        return {}
+    return {claim.name: judge(claim.test, arms, **experiment.arguments(claim)) for claim in experiment.claims}
+
+
+def reproduce(
+    name: str, folder: Path, places: Settings, version: Version, say: Callable[[str], None]
+) -> Reproduction | None:
+    """Run an experiment and write figure, data, claims and page; None if a signal stopped it.
+
+    Args:
+        name: of `experiments()`.
+        folder: where the output goes; made if needed.
+        places: where data and store are, and the device.
+        version: small or whole, with or without search, and what is changed.
+        say: shows a line of progress.
+
+    Raises:
+        UserError: unknown experiment or setting, missing data, or nowhere to write.
+    """
+    full = load(name)
+    if version.search and full.search is None:
+        raise UserError(f"{name} has no open constants to search; leave --search out")
+    if version.search and version.quick:
+        raise UserError("--search has no small version; leave --quick or --search out")
+    if version.seeds is not None and version.seeds < 1:
+        raise UserError(f"--seeds {version.seeds}: it must be at least 1")
+    for label, own in version.arms.items():
+        if label not in full.arms:
+            raise unknown("arm", label, full.arms)
+        if shared := own.keys() & {"seed", *places}:
+            raise UserError(f"--arm {label} {min(shared)}: it is the same in all arms; leave it out")
+
+    def planned(there: Experiment) -> tuple[Experiment, list[Job]]:
+        there = there.changed(version.changes, version.seeds, version.arms)
+        there.rehearse()
+        return there, jobs(there, places)
+
+    experiment, todo = planned(full.small() if version.quick else full)
+    points = [
+        (point, *planned(full.at(point))) for point in (full.search.points if version.search and full.search else [])
+    ]
+    make_output(folder)
+    if not train(todo, say):
+        return None
+    arms, records, without = collect(todo)
+    if not arms:
+        seed, reason = next(iter(without.items()))
+        raise UserError(f"{name}: none of the seeds can be compared with a solution: with seed {seed}, {reason}")
+    findings = _judge(experiment, arms)
+    region = []
+    for i, (point, there, todo) in enumerate(points, 1):
+        say(f"point {i} of {len(points)}: {words(point)}")
+        if not train(todo, say):
+            return None
+        region.append((point, _judge(there, collect(todo)[0])))
+    result = Reproduction(name, experiment, version, findings, records, without, region)
+    with _writing(folder):
+        draw(experiment.figure, arms, folder, watermark="quick" if version.quick else "")
+        _write_data(records, Path(places["store"]), folder)
+        (folder / "claims.json").write_text(json.dumps(as_json(result), indent=1, allow_nan=False) + "\n", "utf-8")
+        (folder / "report.md").write_text(page(result), "utf-8")
+    return result
+
+
+def make_output(folder: Path) -> None:
+    """Make the output's folder, and find out before hours of training whether it can be written."""
+    probe = folder / f"probe-{uuid4().hex}.tmp"
+    try:
+        with _writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            probe.write_bytes(bytes(ROOM))
+    finally:
+        with suppress(OSError):
+            probe.unlink(missing_ok=True)
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"cannot write to {folder}: {error.strerror}; choose another with --out DIR") from None
+
+
+def _write_data(records: Mapping[str, Sequence[RunResult]], store: Path, folder: Path) -> None:
+    """The runs' tables, one Parquet file for each kind, with the columns `arm` and `seed` in front."""
+    for kind in TABLES:
+        parts = [
+            (label, run.config["seed"], Store(store).tables(run.run_id).get(kind, {}))
+            for label, runs in records.items()
+            for run in runs
+        ]
+        names = dict.fromkeys(name for _, _, table in parts for name in table)
+        columns: dict[str, list[Any]] = {name: [] for name in ("arm", "seed", *names)}
+        for label, seed, table in parts:
+            rows = len(table.get("step", ()))
+            columns["arm"] += [label] * rows
+            columns["seed"] += [seed] * rows
+            for name in names:
+                values = table.get(name, [nan] * rows)
+                columns[name] += [None if value != value else value for value in values]
+        if columns.get("step"):
+            write_parquet(folder / f"{kind}.parquet", columns)

@@ -1,0 +1,107 @@
+"""Values of arms as claims compare them: at a step, over steps, when first reached, with what missing runs mean."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from bench.errors import UserError, unknown
+from bench.papers.arms import Arm, Array
+from bench.stats import LEAST_POINTS
+
+
+def statuses(arm: Arm) -> Sequence[str]:
+    """How the runs ended, by seed; completed, where nothing is said."""
+    return arm.statuses or ["completed"] * len(arm.tables)
+
+
+def how_ended(arm: Arm, *which: str) -> str:
+    """In words, how many runs ended in one of these ways, or other than completed; empty if none did."""
+    counts = Counter(status for status in statuses(arm) if (status in which if which else status != "completed"))
+    how = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
+    return f"{counts.total()} of {len(arm.tables)} runs of {arm.label} did not complete ({how})" if counts else ""
+
+
+def too_few(arm: Arm, points: Sequence[tuple[Array, Array]]) -> str:
+    """In words, how many runs have too few points for a line; empty if none has."""
+    runs = sum(len(np.unique(x)) < LEAST_POINTS for x, _ in points)
+    return f"{runs} of {len(points)} runs of {arm.label} have fewer than {LEAST_POINTS} points" if runs else ""
+
+
+def common_seeds(arms: Sequence[Arm]) -> list[list[int]]:
+    """For each arm, where the seeds lie that all have, in one order."""
+    seeds = [seed for seed in arms[0].seeds if all(seed in arm.seeds for arm in arms)]
+    if not seeds:
+        raise UserError(f"arms {', '.join(arm.label for arm in arms)} have no seed in common; train the same seeds")
+    return [[list(arm.seeds).index(seed) for seed in seeds] for arm in arms]
+
+
+def common_series(results: Mapping[str, Arm], arm: Arm, *names: str) -> tuple[Array, ...]:
+    """`Arm.series`, with NaN for a run that ended before it had such a table; there is always a step."""
+    tables = [table for other in results.values() for run in other.tables for table in run]
+    for name in names:
+        if not any(name in table for table in tables):
+            raise unknown("column", name, sorted({known for table in tables for known in table}))
+    if not any(all(name in table for name in names) for table in tables):
+        raise UserError(f"columns {' and '.join(names)} are of different tables; name columns of one table")
+    none = {name: np.full(1, np.nan) for name in names} | {"step": np.zeros(1)}
+    kept = [[t for t in run if len(t["step"]) and all(name in t for name in names)] or [none] for run in arm.tables]
+    return replace(arm, tables=kept).series(*names)
+
+
+def values_at(results: Mapping[str, Arm], arm: Arm, measure: str, first: float, last: float) -> Array:
+    """The mean of a measure over the steps from first to last, shape (S,); the latest up to them if none lie there.
+
+    A run that completed keeps its last value, up to the last step of any arm; a run that was cut off has NaN after its end.
+    """
+    steps, values, own = common_series(results, arm, measure, "step")
+    latest = np.maximum.accumulate(np.where(np.isnan(own), 0, np.arange(steps.size)), axis=1)
+    held = np.take_along_axis(values, latest, axis=1)
+    chosen = (steps >= first) & (steps <= last)
+    if not chosen.any():
+        chosen = steps == np.max(steps, where=steps <= last, initial=-1)
+    if not chosen.any():
+        return np.full(len(held), np.nan)
+    end = max(np.max(t["step"], initial=0) for other in results.values() for run in other.tables for t in run)
+    completed = np.array([status == "completed" for status in statuses(arm)]) & (last <= end or last == math.inf)
+    if arm.converged is not None and last < math.inf:
+        completed &= np.array(arm.converged)
+    covered = np.max(own, axis=1, where=~np.isnan(own), initial=-1) >= last
+    return np.where(completed | covered, held[:, chosen].mean(axis=1), np.nan)
+
+
+def first_reached(
+    results: Mapping[str, Arm], arm: Arm, measure: str, level: tuple[float, float]
+) -> tuple[Array, Array]:
+    """By seed, the step at which a measure is first in a range, NaN if it never is, and its last step; 0 counts as 1."""
+    steps, values = common_series(results, arm, measure)
+    there = np.asarray((values >= level[0]) & (values <= level[1]))
+    first = np.where(there.any(axis=1), steps[np.argmax(there, axis=1)], np.nan)
+    ends = np.max(np.broadcast_to(steps, values.shape), axis=1, where=~np.isnan(values), initial=1)
+    return np.maximum(first, 1), ends
+
+
+def points_within(
+    results: Mapping[str, Arm],
+    arm: Arm,
+    x: str,
+    y: str,
+    log_x: bool,
+    log_y: bool,
+    first: float = -math.inf,
+    last: float = math.inf,
+) -> list[tuple[Array, Array]]:
+    """By seed, the points with x from first to last that exist, and whose logarithms do, in the order of x."""
+    runs = []
+    _, xs, ys = common_series(results, arm, x, y)
+    for u, v in zip(xs, ys, strict=True):
+        chosen = np.asarray(np.isfinite(u) & np.isfinite(v) & (u >= first) & (u <= last))
+        if log_x:
+            chosen &= u > 0
+        if log_y:
+            chosen &= v > 0
+        order = np.argsort(u[chosen], kind="stable")
+        runs.append((u[chosen][order], v[chosen][order]))
+    return runs

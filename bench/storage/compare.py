@@ -1,0 +1,146 @@
+"""What differs between two runs: `bench diff`."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.boards.formats import cell
+from bench.config import settings_of
+from bench.errors import UserError, unknown
+from bench.storage.store import FINISHED, RunResult, Store, plain
+from bench.storage.stores import Stores
+
+_RESULTS = (
+    "status", "reason", "metric", "split", "final", "best", "best_step", "metrics", "steps", "skipped", "steps_to_target", "cap_share",
+    "part", "facts", "engine",
+)  # fmt: skip
+
+
+def find(word: str, folders: Sequence[Path]) -> tuple[RunResult, Store]:
+    """A run, and the store that holds it; of several a finished one, and the first.
+
+    Args:
+        word: the run's id, or the path of its folder.
+        folders: stores to look for an id in.
+
+    Raises:
+        UserError: there is no such run or store.
+    """
+    path = Path(word)
+    if path.name != word:
+        folders = [path.parent]
+    stores = Stores(folders)
+    found = [(run, store) for store in stores.stores if (run := store.get(path.name))]
+    if not found:
+        raise unknown(f"run in {stores.shown}:", path.name, (run.run_id for run in stores.runs))
+    return min(found, key=lambda each: each[0].status not in FINISHED)
+
+
+def compare(one: tuple[RunResult, Store], other: tuple[RunResult, Store]) -> dict[str, Any]:
+    """What differs, as strict JSON can hold it: pairs of values by name; a value that one of the two lacks is None.
+
+    Raises:
+        UserError: a record or a table is damaged.
+    """
+    runs = one[0], other[0]
+    found: dict[str, Any] = {
+        "runs": [run.run_id for run in runs],
+        "stores": [str(store.folder) for _, store in (one, other)],
+        "settings": _differing(*map(_settings, runs)),
+        "versions": _differing(*(run.versions for run in runs)),
+        "environment": _differing(*(run.environment for run in runs)),
+        "results": _differing(*({name: getattr(run, name) for name in _RESULTS} for run in runs)),
+        "curve": _curves(*(store.tables(run.run_id).get("curve", {}) for run, store in (one, other))),
+    }
+    curve = found["curve"]
+    same_curve = curve["first_difference"] is None and {*curve["steps"]} == {curve["shared"]}
+    parts = ("settings", "versions", "environment", "results")
+    return plain(found | {"equal": same_curve and not any(found[part] for part in parts)})
+
+
+def _settings(run: RunResult) -> dict[str, Any]:
+    try:
+        return settings_of(run.config)
+    except (KeyError, TypeError, AttributeError):
+        raise UserError(
+            f"the record of run {run.run_id} is damaged: it has no whole configuration; copy it again"
+        ) from None
+
+
+def _differing(one: Any, other: Any) -> dict[str, list[Any]]:
+    first, second = _flat(one), _flat(other)
+    names = [*first, *(name for name in second if name not in first)]
+    pairs = {name: [first.get(name), second.get(name)] for name in names}
+    return {name: pair for name, pair in pairs.items() if json.dumps(pair[0]) != json.dumps(pair[1])}
+
+
+def _flat(values: Any, before: str = "") -> dict[str, Any]:
+    """Values by dotted name, as strict JSON can hold them."""
+    if not isinstance(values, Mapping):
+        return {before: plain(values)}
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        found |= _flat(value, f"{before}.{name}" if before else str(name))
+    return found
+
+
+def _curves(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """How far two curves agree in loss; a difference is relative to the greater of both."""
+    import numpy as np
+
+    nothing = {"step": np.empty(0), "loss": np.empty(0)}
+    one, other = one or nothing, other or nothing
+    steps, first, second = np.intersect1d(one["step"], other["step"], return_indices=True)
+    a, b = one["loss"][first], other["loss"][second]
+    differ = (a != b) & ~(np.isnan(a) & np.isnan(b))
+    both = differ & np.isfinite(a) & np.isfinite(b)
+    relative = np.zeros(len(a))
+    relative[both] = (np.abs(a - b) / np.maximum(np.abs(a), np.abs(b)))[both]
+    return {
+        "steps": [len(one["step"]), len(other["step"])],
+        "shared": len(steps),
+        "differing": int(differ.sum()),
+        "first_difference": int(steps[differ.argmax()]) if differ.any() else None,
+        "largest": float(relative.max()) if both.any() else None,
+        "largest_at": int(steps[relative.argmax()]) if both.any() else None,
+    }
+
+
+def lines(found: Mapping[str, Any]) -> list[str]:
+    """What `compare` gives, for a person."""
+    if found["equal"]:
+        return [
+            f"{_named(found, 0)} and {_named(found, 1)} are equal in settings, versions, environment, results and curve"
+        ]
+    shown = [["", _named(found, 0), _named(found, 1)]]
+    same: list[str] = []
+    for part in ("settings", "versions", "environment", "results"):
+        if found[part]:
+            shown += [
+                [part, "", ""],
+                *([f"  {cell(name)}", *(cell(value, 8) for value in pair)] for name, pair in found[part].items()),
+            ]
+        else:
+            same.append(part)
+    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
+    text = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in shown]
+    return [*text, _curve_line(found["curve"]), *([f"equal: {', '.join(same)}"] if same else [])]
+
+
+def _named(found: Mapping[str, Any], which: int) -> str:
+    ids = found["runs"]
+    where = f" in {found['stores'][which]}" if ids[0] == ids[1] else ""
+    return cell(ids[which] + where)
+
+
+def _curve_line(curve: Mapping[str, Any]) -> str:
+    length = f"{curve['steps'][0]} and {curve['steps'][1]} steps, {curve['shared']} of them shared"
+    if curve["first_difference"] is None:
+        return f"curve: {length}; no loss differs"
+    most = (
+        f", by at most {curve['largest']:.3g} of the greater one (step {curve['largest_at']})"
+        if curve["largest"]
+        else ""
+    )
+    return f"curve: {length}; the loss differs at {curve['differing']} of them, from step {curve['first_difference']} on{most}"

@@ -1,0 +1,356 @@
+"""SQL over the runs of one or more stores: the views of `bench sql`, in DuckDB.
+
+`runs` has a row for each run, as its record says; `settings` is its configuration in dotted form as JSON, so that
+`(settings->>'opt.lr')::double` is a learning rate; `versions` and `metrics` are JSON too, and `study` is the study of which it
+is a trial. `curves` and `measurements` have the rows of the runs' tables; DuckDB reads them from their files, and only what a
+query needs of them. `trials` has a row for each trial of the studies that left a record, in the order in which they were wanted.
+What does not exist or is not finite is NULL.
+
+The database lies in memory, and only statements that read are taken: a query cannot change a store.
+"""
+
+import csv
+import glob
+import io
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bench.boards.entries import machine
+from bench.boards.formats import _clean, _in_csv, _in_markdown, cell
+from bench.config import settings_of
+from bench.errors import UserError
+from bench.storage.store import CURVE_FIELDS, RunResult, plain
+from bench.storage.stores import Stores, study_path
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from duckdb import DuckDBPyConnection
+
+VIEWS = {
+    "runs": {
+        "run_id": "varchar", "task": "varchar", "opt": "varchar", "status": "varchar", "reason": "varchar",
+        "seed": "bigint", "data_seed": "bigint", "metric": "varchar", "split": "varchar", "final": "double",
+        "best": "double", "best_step": "bigint", "steps": "bigint", "skipped": "bigint", "steps_to_target": "bigint",
+        "seconds_to_target": "double", "wall_s": "double", "train_s": "double", "cap_share": "double",
+        "part": "varchar", "engine": "varchar", "machine": "varchar", "torch": "varchar", "versions": "json",
+        "settings": "json", "metrics": "json", "study": "varchar",
+    },
+    "curves": {"run_id": "varchar", **{name: "bigint" if name == "step" else "double" for name in CURVE_FIELDS}},
+    "measurements": {"run_id": "varchar", "step": "bigint"},
+    "trials": {
+        "study": "varchar", "task": "varchar", "opt": "varchar", "number": "bigint", "kind": "varchar",
+        "state": "varchar", "score": "double", "point": "json", "runs": "varchar[]", "is_winner": "boolean",
+    },
+}  # fmt: skip
+"""Columns of each view, with their types; `measurements` has one more for each thing that was measured."""
+_FILES = {"curves": "curve.parquet", "measurements": "measurements.parquet"}
+_MISFITS = (ValueError, TypeError, OverflowError)  # what a value of another type than its column's gives
+
+_Row = tuple[str, dict[str, Any]]
+"""The run or study that it comes from, and its values by column."""
+
+
+@dataclass
+class Answer:
+    """What a query gave.
+
+    Attributes:
+        names: of the columns, no two alike.
+        kinds: DuckDB's types of them.
+        rows: to be read once.
+        damaged: records and tables that could not be read, and so were left out.
+    """
+
+    names: list[str]
+    kinds: list[str]
+    rows: Iterator[tuple[Any, ...]]
+    damaged: list[Path]
+
+
+def described() -> str:
+    """The views and their columns, in words."""
+    columns = {name: ", ".join(kinds) for name, kinds in VIEWS.items()}
+    columns["measurements"] += " and what the tasks measured"
+    return "; ".join(f"{name} ({those})" for name, those in columns.items())
+
+
+def ask(stores: Stores, query: str) -> Answer:
+    """What a query gives.
+
+    Args:
+        stores: whose runs it sees.
+        query: one statement that reads.
+
+    Raises:
+        UserError: it is no such statement, or DuckDB cannot carry it out.
+    """
+    import duckdb
+
+    try:
+        query.encode()  # words of the command line may hold bytes that are no text
+        statements = duckdb.extract_statements(query)
+        if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
+            raise UserError(
+                "bench sql takes one query that reads, such as SELECT, WITH, DESCRIBE or SUMMARIZE (a PIVOT with its values:"
+                f" ON column IN (...)); views: {described()}"
+            )
+        views = _Views(stores, query)
+        try:
+            return views.answer(statements[0].query)
+        except duckdb.Error as error:
+            mistaken = isinstance(error, duckdb.ParserException | duckdb.BinderException | duckdb.CatalogException)
+            if (views.ready and mistaken) or not views.leave_out_damaged():
+                raise
+        return views.answer(statements[0].query)
+    except (duckdb.Error, UnicodeError) as error:
+        message = " ".join(str(error).partition("\n\nLINE ")[0].split())  # without the query itself
+        raise UserError(f"{_clean(message)}; views: {described()}") from None
+
+
+class _Views:
+    """The views that a query sees; those that it does not name are empty.
+
+    Args:
+        stores: whose runs they show.
+        query: the query.
+
+    Attributes:
+        ready: whether all views are there; an error after that may be the query's own.
+        damaged: records and tables that cannot be read.
+    """
+
+    def __init__(self, stores: Stores, query: str) -> None:
+        self.stores, self.ready = stores, False
+        self.damaged: set[Path] = set()
+        text = query.casefold()
+        # "query" is in the names of DuckDB's functions that put a view's name together.
+        self._used = [name for name in VIEWS if name in text or "query" in text]
+        runs = stores.runs if _FILES.keys() & self._used else []
+        self._places = {run.run_id: stores.place(run.run_id) for run in runs}
+
+    def answer(self, query: str) -> Answer:
+        """What the query gives. All of it is there before the first row is read: it comes whole or not at all."""
+        import duckdb
+
+        self.ready = False
+        con = duckdb.connect(config={"python_enable_replacements": "false", "autoinstall_known_extensions": "false"})
+        con.execute("create schema parts")
+        for name in VIEWS:
+            if name in self._used and name in _FILES:
+                self._read_files(con, name)
+            else:
+                rows = {"runs": self._runs, "trials": self._trials}[name]() if name in self._used else []
+                self._load(con, name, rows)
+        self.ready = True
+        con.execute(f"create temp table answer as from (\n{query.strip().rstrip(';')}\n)")
+        columns = con.execute("select column_name, column_type from (describe temp.answer)").fetchall()
+        con.execute("from temp.answer")
+        rows = (row for rows in iter(lambda: con.fetchmany(10_000), []) for row in rows)
+        return Answer([name for name, _ in columns], [kind for _, kind in columns], rows, sorted(self.damaged))
+
+    def leave_out_damaged(self) -> bool:
+        """Look for tables that cannot be read, and leave them out from now on; whether there were any."""
+        files = {
+            (place / _FILES[name], name) for name in self._used if name in _FILES for place in self._places.values()
+        }
+        bad = {path for path, name in files if path.is_file() and not _readable(path, VIEWS[name])} - self.damaged
+        self.damaged |= bad
+        return bool(bad)
+
+    def _runs(self) -> Iterator[_Row]:
+        studies = {run_id: record.name for record in reversed(self.stores.studies) for run_id in record.run_ids}
+        for run in self.stores.runs:
+            try:
+                yield run.run_id, _run_row(run, studies.get(run.run_id))
+            except (KeyError, TypeError, AttributeError):
+                self.damaged.add(self.stores.place(run.run_id))
+
+    def _trials(self) -> Iterator[_Row]:
+        for record in self.stores.studies:
+            for number, trial in enumerate(record.trials):
+                own = {name: trial.get(name) for name in ("kind", "state", "score", "runs")}
+                yield record.name, {
+                    "study": record.name, "task": record.task, "opt": record.opt, "number": number, **own,
+                    "point": _json(trial.get("point")), "is_winner": record.winner in trial["runs"],
+                }  # fmt: skip
+
+    def _load(self, con: "DuckDBPyConnection", name: str, rows: Iterable[_Row]) -> None:
+        """Make a view a table of these rows; those with values of other types are damaged."""
+        import pyarrow as pa
+
+        kinds = VIEWS[name]
+        arrow = {
+            "varchar": pa.string(), "json": pa.string(), "bigint": pa.int64(), "double": pa.float64(),
+            "boolean": pa.bool_(), "varchar[]": pa.list_(pa.string()),
+        }  # fmt: skip
+        schema = pa.schema([(column, arrow[kind]) for column, kind in kinds.items()])
+        rows = list(rows)
+        try:
+            table = pa.Table.from_pylist([row for _, row in rows], schema)
+        except _MISFITS:
+            tables = [schema.empty_table()]
+            for source, row in rows:
+                try:
+                    tables.append(pa.Table.from_pylist([row], schema))
+                except _MISFITS:
+                    store = self.stores.stores[0].folder
+                    self.damaged.add(study_path(store, source) if name == "trials" else self.stores.place(source))
+            table = pa.concat_tables(tables)
+        columns = ", ".join(f"{column}::{kind} as {column}" for column, kind in kinds.items())
+        _keep(con, name, table, columns)
+
+    def _read_files(self, con: "DuckDBPyConnection", name: str) -> None:
+        """Make a view that reads the runs' tables where they lie, when it is asked."""
+        import pyarrow as pa
+
+        own, packed, growing = [], [], []
+        for run_id, place in self._places.items():
+            path = place / _FILES[name]
+            if place.name == run_id and path.with_suffix(".jsonl").is_file():
+                growing += self._growing(run_id, path.stem)
+            elif path not in self.damaged and path.is_file():
+                (own if place.name == run_id else packed).append((run_id, str(path)))
+        columns = ", ".join(CURVE_FIELDS) if name == "curves" else "* exclude (filename)"
+        parts = []
+        if own:
+            paths = [path for _, path in own]
+            parts.append(f"select split_part(filename, '/', -2) as run_id, {columns} from {_parquet(paths, name)}")
+        if packed:  # a pack may hold runs that are taken from elsewhere
+            run_ids, paths = zip(*packed, strict=True)
+            _keep(con, f"parts.packed_{name}", pa.table({"run_id": run_ids, "filename": paths}))
+            those = f"semi join parts.packed_{name} using (run_id, filename)"
+            parts.append(f"select {'run_id, ' * (name == 'curves')}{columns} from {_parquet(paths, name)} {those}")
+        if growing:
+            _keep(con, f"parts.growing_{name}", pa.concat_tables(growing, promote_options="default"))
+            parts.append(f"from parts.growing_{name}")
+        if not parts:
+            self._load(con, name, [])
+            return
+        first = ", ".join(VIEWS[name])
+        rest = f", * exclude ({first})" * (name == "measurements")
+        con.execute(f"create view {name} as select {first}{rest} from ({' union all by name '.join(parts)})")
+
+    def _growing(self, run_id: str, table: str) -> "list[pa.Table]":
+        """The table of a run that is being trained, or was when its process ended; none if it has not begun."""
+        import numpy as np
+        import pyarrow as pa
+
+        try:
+            columns = self.stores.tables(run_id).get(table, {})
+        except UserError:
+            self.damaged.add(self._places[run_id])
+            return []
+        if not columns:
+            return []
+        ids = pa.array([run_id] * len(columns["step"]), pa.string())
+        values = {name: pa.array(column, from_pandas=True) for name, column in columns.items()}  # NaN becomes null
+        return [pa.table({"run_id": ids, **values, "step": columns["step"].astype(np.int64)})]
+
+
+def _keep(con: "DuckDBPyConnection", name: str, rows: "pa.Table", columns: str = "*") -> None:
+    con.register("given", rows)
+    con.execute(f"create table {name} as select {columns} from given")
+    con.unregister("given")
+
+
+def _parquet(paths: Iterable[str], view: str) -> str:
+    """What reads these files, and says in the column `filename` which."""
+    names = ", ".join("'" + glob.escape(path).replace("'", "''") + "'" for path in dict.fromkeys(paths))
+    by_name = view == "measurements"  # which opens all files beforehand
+    return f"read_parquet([{names}], filename = true, hive_partitioning = false, union_by_name = {by_name})"
+
+
+def _readable(path: Path, columns: Iterable[str]) -> bool:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return {*columns} - {"run_id"} <= {*pq.ParquetFile(path).read().column_names}
+    except (OSError, ValueError, pa.ArrowException):
+        return False
+
+
+def _run_row(run: RunResult, study: str | None) -> dict[str, Any]:
+    config = run.config
+    return {
+        **{name: value for name, value in vars(run).items() if name in VIEWS["runs"]},
+        "task": config["task"], "opt": config["opt"], "seed": config["seed"], "data_seed": config["data_seed"],
+        "machine": machine(run), "torch": run.versions.get("torch"), "versions": _json(run.versions),
+        "settings": _json(settings_of(config)), "metrics": _json(run.metrics), "study": study,
+    }  # fmt: skip
+
+
+def _json(value: Any) -> str:
+    return json.dumps(plain(value), allow_nan=False)
+
+
+# -- what a query gave, as text ---------------------------------------------------------------------------------------
+
+
+def text(answer: Answer) -> Iterator[str]:
+    """For a terminal, piece by piece, as the other formats."""
+    rows = [list(map(_clean, answer.names)), *(_words(row) for row in answer.rows)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(map(str.ljust, row, widths)).rstrip() + "\n"
+    if len(rows) == 1:
+        yield "no rows\n"
+
+
+def markdown(answer: Answer) -> Iterator[str]:
+    """As a table of Markdown."""
+    yield f"| {' | '.join(map(_in_markdown, answer.names))} |\n"
+    yield f"| {' | '.join('---' for _ in answer.names)} |\n"
+    empty = True
+    for row in answer.rows:
+        yield f"| {' | '.join(map(_in_markdown, _words(row)))} |\n"
+        empty = False
+    if empty:
+        yield "\nno rows\n"
+
+
+def comma_separated(answer: Answer) -> Iterator[str]:
+    """As CSV; NULL is an empty field."""
+    line = io.StringIO()
+    writer = csv.writer(line, lineterminator="\n")
+    for rows in ([answer.names], answer.rows):
+        for row in rows:
+            known = (None if x is None else x if isinstance(x, int | float) else cell(_flat(x)) for x in plain(row))
+            writer.writerow(map(_in_csv, known))
+            yield line.getvalue()
+            line.seek(0)
+            line.truncate()
+
+
+def json_text(answer: Answer) -> Iterator[str]:
+    """As a list of objects in strict JSON; a column of JSON comes as what it holds."""
+    is_json = [kind == "JSON" for kind in answer.kinds]
+    before = "["
+    for row in answer.rows:
+        values = [json.loads(x) if own and x is not None else x for x, own in zip(row, is_json, strict=True)]
+        record = plain(dict(zip(answer.names, values, strict=True)))
+        yield f"{before}\n {json.dumps(record, allow_nan=False, default=_as_json)}"
+        before = ","
+    yield "[]\n" if before == "[" else "\n]\n"
+
+
+def _as_json(value: Any) -> Any:
+    return float(value) if isinstance(value, Decimal) else str(value)
+
+
+def _words(row: tuple[Any, ...]) -> list[str]:
+    return [cell(_flat(value), 6) for value in row]
+
+
+def _flat(value: Any) -> Any:
+    """Lists and structures as JSON."""
+    nested = isinstance(value, list | tuple | dict)
+    return json.dumps(plain(value), ensure_ascii=False, default=_as_json) if nested else value
+
+
+FORMATS = {"table": text, "md": markdown, "csv": comma_separated, "json": json_text}
+"""All formats by name."""

@@ -1,0 +1,159 @@
+"""Several stores read as one, and studies' records: what boards are made of."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from bench.errors import UserError
+from bench.storage.store import FINISHED, STUDIES, RunResult, Store, plain
+from bench.tuning.selection import Mode
+
+
+class Stores:
+    """Runs and studies of one or more stores; what lies in several counts once.
+
+    Of two records of one run a finished one comes first, then the one whose text comes first: the order of the stores
+    decides nothing.
+
+    Args:
+        folders: of the stores.
+
+    Attributes:
+        conflicts: runs that several stores hold with different results, once `runs` have been read.
+
+    Raises:
+        UserError: a folder is not there.
+    """
+
+    conflicts: Sequence[str] = ()
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        for folder in folders:
+            if not folder.is_dir():
+                raise UserError(f"there is no store {folder}; {HOW_TO_FILL}")
+        self.stores = [Store(folder) for folder in dict.fromkeys(folder.resolve() for folder in folders)]
+        self.shown = " and ".join(map(str, folders))
+
+    @cached_property
+    def _found(self) -> dict[str, tuple[RunResult, Store]]:
+        found: dict[str, list[tuple[RunResult, Store]]] = {}
+        for store in self.stores:
+            for run in store.runs():
+                found.setdefault(run.run_id, []).append((run, store))
+        self.conflicts = [
+            name
+            for name, several in sorted(found.items())
+            if len({(run.status, repr(run.final)) for run, _ in several if run.status in FINISHED}) > 1
+        ]
+        return {name: min(found[name], key=lambda each: _order(each[0])) for name in sorted(found)}
+
+    @property
+    def runs(self) -> list[RunResult]:
+        """All runs, by name."""
+        return [run for run, _ in self._found.values()]
+
+    def tables(self, run_id: str) -> dict[str, dict[str, Any]]:
+        """See `Store.tables`."""
+        return self._found[run_id][1].tables(run_id)
+
+    def place(self, run_id: str) -> Path:
+        """See `Store.place`."""
+        return self._found[run_id][1].place(run_id)
+
+    @cached_property
+    def studies(self) -> list["StudyRecord"]:
+        """All studies that left a record, by name; of several records of one the one with the most trials.
+
+        Two machines may have given one name to different studies.
+        """
+        found: dict[str, StudyRecord] = {}
+        for store in self.stores:
+            for record in map(read_study, sorted((store.folder / STUDIES).glob("*.json"))):
+                if record is not None:
+                    what = json.dumps([record.name, record.task, record.opt, record.seeds, record.axes])
+                    found[what] = max(found.get(what, record), record, key=StudyRecord.order)
+        return [found[name] for name in sorted(found)]
+
+    @cached_property
+    def unreadable(self) -> list[Path]:
+        """Folders and records that cannot be read."""
+        records = [path for store in self.stores for path in sorted((store.folder / STUDIES).glob("*.json"))]
+        return [path for store in self.stores for path in store.unreadable()] + [
+            path for path in records if read_study(path) is None
+        ]
+
+
+HOW_TO_FILL = (
+    "train something first: `bench fit --task synthetic --opt ngd`, or for a fair comparison `bench suite theory`"
+)
+
+
+def _order(run: RunResult) -> tuple[bool, str]:
+    return run.status not in FINISHED, json.dumps(plain(vars(run)), sort_keys=True)
+
+
+@dataclass(frozen=True)
+class StudyRecord:
+    """What a store keeps of a study (`studies/NAME.json`), so that its boards need no database.
+
+    Attributes:
+        name: of the study.
+        task, opt: what was tuned.
+        seeds: tuning seeds.
+        axes: dotted names of what was searched.
+        mode: of the metric.
+        sampler, prune: how.
+        trials: in the order in which they were wanted: `point`, `kind`, `state`, `score` (None if it diverged or has none),
+            `runs` (ids).
+        winner: id of a run with the settings that won; None if no trial has a score.
+        lr_at_boundary: whether the winner lies at the edge of what was tried.
+        missing: points that are still to be tried.
+    """
+
+    name: str
+    task: str
+    opt: str
+    seeds: list[int]
+    axes: list[str]
+    mode: Mode
+    sampler: str
+    prune: bool
+    trials: list[dict[str, Any]]
+    winner: str | None
+    lr_at_boundary: bool
+    missing: int = 0
+
+    @property
+    def run_ids(self) -> set[str]:
+        """The runs of all trials."""
+        return {run for trial in self.trials for run in trial["runs"]}
+
+    def order(self) -> tuple[int, str]:
+        """By which of two records the later is told."""
+        return len(self.trials), json.dumps(vars(self), sort_keys=True)
+
+
+def read_study(path: Path) -> StudyRecord | None:
+    """A study's record, or None if it is damaged."""
+    try:
+        record = StudyRecord(**json.loads(path.read_bytes()))
+        words = [record.name, record.task, record.opt, record.winner or "", *record.axes, *record.run_ids]
+        scores = [trial["score"] for trial in record.trials if trial["score"] is not None]
+        whole = (
+            all(isinstance(word, str) for word in words)
+            and all(isinstance(trial["point"], dict) for trial in record.trials)
+            and all(isinstance(number, int | float) and math.isfinite(number) for number in (*scores, *record.seeds))
+            and record.mode in ("min", "max")
+        )
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+    return record if whole else None
+
+
+def study_path(store: Path, name: str) -> Path:
+    """Where a study's record lies."""
+    return store / STUDIES / f"{name}.json"

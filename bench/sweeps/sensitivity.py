@@ -1,0 +1,374 @@
+"""How results depend on a setting: from the runs of a sweep to a table, a figure and files.
+
+A seed that diverged counts as worse than all others, in medians, quartiles and intervals: leaving it out would flatter
+settings that are stable only for some seeds.
+"""
+
+import csv
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.special import bdtr
+
+from bench import drawing
+from bench.config import settings_of
+from bench.errors import UserError
+from bench.papers.reproduction import markdown_table, words
+from bench.storage.store import FINISHED, RunResult, plain
+from bench.sweeps.sensitivity_plot import make
+from bench.tuning.selection import (
+    CONVERGED,
+    USABLE_FACTOR,
+    USABLE_SHARE,
+    End,
+    Mode,
+    above_infimum,
+    best_index,
+    equal_below,
+    final_value,
+    good_range,
+    seed_median,
+    selected,
+)
+
+
+@dataclass(frozen=True)
+class Point:
+    """A curve at one value of the varied setting.
+
+    Attributes:
+        x: the value; a word where the setting is no number.
+        seeds, diverged: runs that ended, and how many of them diverged or have no final metric.
+        median: of the final metric; the worst of the other seeds if exactly half diverged.
+        quartiles: lower and upper; between them lies the middle half of the seeds.
+        interval: of the median, by order statistics: at least 95 % whatever the distribution; None below 6 seeds.
+        choice: median of the last evaluation during training, on the selection split: by it the best is chosen, so that
+            the test set has no part in that; None where runs keep no evaluations, and where half of the seeds or more
+            diverged, which is never the best.
+    """
+
+    x: Any
+    seeds: int
+    diverged: int
+    median: End
+    quartiles: tuple[End, End]
+    interval: tuple[End, End] | None
+    choice: End = None
+
+
+@dataclass(frozen=True)
+class Curve:
+    """An optimizer, at one value of each further varied setting.
+
+    Attributes:
+        name: what legend and table call it.
+        x: the setting that it goes over.
+        points: in the order of x.
+        best: index of the best median, the middle one of equals; None if half of the seeds or more diverged everywhere.
+        usable: indices of the ends of the stretch around the best with medians nearly as good; None where x does not
+            take several numbers.
+    """
+
+    name: str
+    x: str
+    points: list[Point]
+    best: int | None
+    usable: tuple[int, int] | None
+
+    @property
+    def at_edge(self) -> bool:
+        """Whether the best lies at an edge of the grid."""
+        return self.usable is not None and self.best in (0, len(self.points) - 1)
+
+    @property
+    def may_be_wider(self) -> bool:
+        """Whether the usable stretch reaches an edge of the grid."""
+        return self.usable is not None and (self.usable[0] == 0 or self.usable[1] == len(self.points) - 1)
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """What a sweep gave.
+
+    Attributes:
+        results: all runs; those that have not ended are in no curve.
+        varied: dotted names of the settings that were varied.
+        mode: whether the metric is better when smaller ("min") or greater ("max").
+        x: the setting, or the settings, that the curves go over.
+        numeric, log: whether these are numbers, and numbers to be shown on a logarithmic axis.
+        curves: in the order of the runs.
+        above_infimum: the metric is a loss whose infimum is known and left out: near it only the difference tells.
+    """
+
+    results: Sequence[RunResult]
+    varied: Sequence[str]
+    mode: Mode
+    x: str
+    numeric: bool
+    log: bool
+    curves: list[Curve]
+    above_infimum: bool = False
+
+    @property
+    def metric(self) -> str:
+        """The metric and its split, for people."""
+        run = next(run for run in self.results if run.status in FINISHED)
+        return f"{run.split} {run.metric}" + " above its infimum" * self.above_infimum
+
+
+def analyse(results: Sequence[RunResult], varied: Sequence[str], mode: Mode) -> Sensitivity:
+    """Curves of the final metric, of each optimizer over the first varied setting of which it takes several numbers.
+
+    Where one has none, all go over the first setting that takes several values, else the first, else the optimizer.
+
+    Args:
+        results: runs of one task.
+        varied: dotted names of the settings that were varied.
+        mode: of the task's metric.
+
+    Raises:
+        UserError: no run has ended.
+    """
+    ended = [(settings_of(result.config), result) for result in results if result.status in FINISHED]
+    if not ended:
+        raise UserError(f"none of the {len(results)} runs of the sweep has ended, so there is nothing to compare")
+    axes = {
+        opt: _axis([own for own, _ in ended if own["opt"] == opt], varied) for opt in {o["opt"]: 0 for o, _ in ended}
+    }
+    if not all(axis.numeric for axis in axes.values()):  # one axis for all, of words
+        axes = dict.fromkeys(axes, _axis([own for own, _ in ended], varied))
+    numeric = all(axis.numeric for axis in axes.values())
+    above = above_infimum([run for _, run in ended])
+    groups: dict[tuple[Any, ...], dict[Any, list[tuple[End, End]]]] = {}
+    for own, result in ended:
+        axis = axes[own["opt"]]
+        key = own["opt"], *(f"{name.rpartition('.')[2]} {_text(own.get(name))}" for name in axis.others)
+        at = own[axis.x] if numeric else _text(own.get(axis.x))
+        groups.setdefault(key, {}).setdefault(at, []).append((final_value(result, above), selected(result, above)))
+    curves = []
+    least = equal_below((end for of in groups.values() for ends in of.values() for _, end in ends), ended[0][1].metric)
+    for key, ends in groups.items():
+        found = [_point(at, ends[at], mode) for at in (sorted(ends) if numeric else ends)]
+        curves.append(_curve(", ".join(key), axes[key[0]].x, found, mode, numeric, least))
+    xs = [point.x for curve in curves for point in curve.points] if numeric else [0]
+    log = min(xs) > 0 and max(xs) > 9.99 * min(xs)  # a decade or more
+    x = " or ".join(dict.fromkeys(axis.x for axis in axes.values()))
+    return Sensitivity(results, varied, mode, x, numeric, log, curves, above)
+
+
+class _Axis(NamedTuple):
+    """What the curves of some runs go over, whether it is a number, and what else takes several values."""
+
+    x: str
+    numeric: bool
+    others: list[str]
+
+
+def _axis(settings: Sequence[Mapping[str, Any]], varied: Sequence[str]) -> _Axis:
+    there = [name for name in varied if name != "opt" and any(name in own for own in settings)]
+    there.sort(key=lambda name: (name != "opt.lr", not name.startswith("opt.")))  # what a sweep is mostly about
+    values = {name: dict.fromkeys(_hashable(own.get(name)) for own in settings) for name in there}
+    several = [name for name in values if len(values[name]) > 1]
+    numbers = [name for name in values if all(map(_is_number, values[name]))]
+    x = next(iter([*(name for name in several if name in numbers), *several, *numbers, *values]), "opt")
+    return _Axis(x, x in numbers, [name for name in several if name != x])
+
+
+def _hashable(value: Any) -> Any:
+    return json.dumps(value) if isinstance(value, list | tuple | dict) else value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _text(value: Any, digits: int = 6) -> str:
+    return f"{value:.{digits}g}" if isinstance(value, float) else str(_hashable(value))
+
+
+def _excess(run: RunResult) -> float | None:
+    return run.metrics.get("final", {}).get("excess")
+
+
+def _point(x: Any, ends_of_runs: Sequence[tuple[End, End]], mode: Mode) -> tuple[Point, End]:
+    """A point, and the score by which it may be chosen."""
+    sign = 1 if mode == "min" else -1
+    finals, chosen_by = zip(*ends_of_runs, strict=True)
+    badness = sorted(math.inf if final is None else sign * final for final in finals)
+    n = len(badness)
+
+    def end(bad: float) -> End:
+        return sign * bad + 0.0 if bad < math.inf else None  # no -0
+
+    def ends(better: End, worse: End) -> tuple[End, End]:
+        return (better, worse) if mode == "min" else (worse, better)
+
+    def quantile(q: float) -> End:
+        pair = badness[math.ceil(q * n) - 1], badness[math.floor(q * n)]
+        return end(sum(pair) / 2 if pair[1] < math.inf else pair[0])
+
+    # The median lies outside of k-th best and k-th worst only if fewer than k of n fair coins show heads, or tails.
+    k = int((bdtr(np.arange(n), n, 0.5) <= 0.025).sum())
+    interval = ends(end(badness[k - 1]), end(badness[n - k])) if k else None
+    quartiles, median = ends(quantile(0.25), quantile(0.75)), quantile(0.5)
+    score = seed_median(chosen_by, mode)
+    choice = None if chosen_by == finals else score
+    return Point(x, n, finals.count(None), median, quartiles, interval, choice), score
+
+
+def _curve(name: str, x: str, found: list[tuple[Point, End]], mode: Mode, numeric: bool, least: float) -> Curve:
+    points, scores = [point for point, _ in found], [None if s is None else max(s, least) for _, s in found]
+    best = best_index(scores, mode, least)
+    if best is None or not numeric or len(points) == 1:
+        return Curve(name, x, points, best, None)
+    return Curve(name, x, points, best, good_range(scores, mode, best))
+
+
+# -- words ------------------------------------------------------------------------------------------------------------
+
+
+def lines(sweep: Sensitivity) -> list[str]:
+    """The table for a terminal: a block for each curve, with `*` at the best."""
+    text = []
+    for curve in sweep.curves:
+        rows = [_head(sweep, curve), *_rows(curve)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        text += [curve.name, *("  ".join(map(str.rjust, row, widths)) for row in rows), *_summary(sweep, curve), ""]
+    return [*text, *_notes(sweep)]
+
+
+def _head(sweep: Sensitivity, curve: Curve) -> list[str]:
+    return ["", curve.x, f"median {sweep.metric}", "middle half of the seeds", "95 % interval", "diverged"]
+
+
+def _rows(curve: Curve) -> list[list[str]]:
+    return [
+        [
+            "*" if i == curve.best else "", _text(point.x, 4), _number(point.median), _range(point.quartiles),
+            _range(point.interval), f"{point.diverged}/{point.seeds}",
+        ]
+        for i, point in enumerate(curve.points)
+    ]  # fmt: skip
+
+
+def _number(value: End) -> str:
+    return "diverged" if value is None else f"{value:.4g}"
+
+
+def _range(ends: tuple[End, End] | None) -> str:
+    return "-" if ends is None else f"[{_number(ends[0])}, {_number(ends[1])}]"
+
+
+def _summary(sweep: Sensitivity, curve: Curve) -> list[str]:
+    if curve.best is None:
+        return [f"no best: half of the seeds or more diverged at every {curve.x}"]
+    best = curve.points[curve.best]
+    at = f"best {curve.x} {_text(best.x, 4)}: median {sweep.metric} {_number(best.median)}"
+    text = [f"{at}, 95 % interval {_range(best.interval)} ({best.seeds} seeds)" if best.interval else at]
+    if curve.usable is not None:
+        low, high = (curve.points[i].x for i in curve.usable)
+        rule = f"at most {USABLE_FACTOR} times" if sweep.mode == "min" else f"at most {USABLE_SHARE:.0%} below"
+        factor = f", {'at least ' if curve.may_be_wider else ''}a factor of {high / low:.3g}" if low > 0 else ""
+        stretch = f"{_text(low, 4)} to {_text(high, 4)}{factor}" if low < high else "that value alone, on this grid"
+        text.append(f"usable {curve.x} (median {rule} the best; our rule): {stretch}")
+    return text + ["the best lies at the edge of the grid: widen it"] * curve.at_edge
+
+
+def _notes(sweep: Sensitivity) -> list[str]:
+    count = Counter(run.status for run in sweep.results)
+    out = ", ".join(f"{n} {status}" for status, n in count.items() if status not in FINISHED)
+    fine = f"note: losses less than {CONVERGED:g} above the infimum count as equal, and the middle of equals is the best (our rule)"
+    shown = [
+        x for curve in sweep.curves for point in curve.points for x in (point.median, point.choice) if x is not None
+    ]
+    small = sweep.mode == "min" and bool(shown) and 0 <= min(shown) < CONVERGED
+    apart = "note: the best was chosen on the last evaluation during training, not on what is shown"
+    other = any(point.choice is not None for curve in sweep.curves for point in curve.points)
+    late = f"note: runs that count as they were at the time limit: {count['timeout']}"
+    return (
+        [f"note: runs left out, since they have not ended: {out}"] * bool(out)
+        + [late] * bool(count["timeout"])
+        + [fine] * (sweep.above_infimum or small)
+        + [apart] * other
+    )
+
+
+def as_json(sweep: Sensitivity) -> dict[str, Any]:
+    """The curves as strict JSON can hold them, with null for `diverged`; `best` and `usable` are indices of points."""
+    curves = [asdict(c) | {"at_edge": c.at_edge, "may_be_wider": c.may_be_wider} for c in sweep.curves]
+    runs = Counter(run.status for run in sweep.results)
+    names = {"x": sweep.x, "varied": sweep.varied, "metric": sweep.metric.replace(" ", "/", 1), "mode": sweep.mode}
+    return plain(names | {"runs": runs, "curves": curves})
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
+
+
+def write(folder: Path, sweep: Sensitivity, command: str = "bench sweep") -> list[Path]:
+    """Write `sensitivity.md`, `.csv` (a row for each run), `.png` and `.pdf`.
+
+    Args:
+        folder: made if it is not there.
+        sweep: what to write.
+        command: what made it.
+
+    Raises:
+        UserError: the folder cannot be written.
+    """
+    md, table, png, pdf = paths = [folder / f"sensitivity.{kind}" for kind in ("md", "csv", "png", "pdf")]
+    names = ["opt", *(name for name in sweep.varied if name != "opt"), "seed"]
+    facts = ["status", "final", "best", "steps_to_target", "run_id"]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        md.write_text(_page(sweep, command), "utf-8")
+        with table.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow([*names, *facts, "final_excess"])
+            for result in sweep.results:
+                own = settings_of(result.config)
+                writer.writerow(
+                    [*(own.get(name) for name in names), *(getattr(result, fact) for fact in facts), _excess(result)]
+                )
+        with drawing.house_style():
+            figure = make(sweep, CONVERGED)
+            for path, fact in ((png, "Software"), (pdf, "CreationDate")):
+                image = BytesIO()  # matplotlib's own writing of a PDF fails without an OSError on a full disk
+                figure.savefig(image, format=path.suffix[1:], dpi=drawing.DPI, metadata={fact: None})
+                path.write_bytes(image.getvalue())
+    except OSError as error:
+        reason = error.strerror or error
+        raise UserError(f"cannot write to {folder}: {reason}; choose another with --out DIR") from None
+    return paths
+
+
+def _page(sweep: Sensitivity, command: str) -> str:
+    runs = sweep.results
+    settings = [settings_of(run.config) for run in runs]
+    shared = {k: v for k, v in settings[0].items() if v is not None and all(own.get(k) == v for own in settings)}
+    seeds = sorted({own["seed"] for own in settings})
+    row = len(seeds) > 1 and seeds == list(range(seeds[0], seeds[-1] + 1))
+    lines = [f"# {sweep.metric} against {sweep.x}", "", f"Made by `{command}`.", "", "![figure](sensitivity.png)"]
+    for curve in sweep.curves:
+        lines += ["", f"## {curve.name}", "", *markdown_table(_head(sweep, curve), _rows(curve)), ""]
+        lines += [f"* {line}" for line in _summary(sweep, curve)]
+    lines += [
+        "", "## Runs", "",
+        "A seed that diverged counts as worse than all others. The best value was chosen on these very seeds, which"
+        " flatters it: report it on others.",
+        "", f"* {len(runs)} runs, seeds {f'{seeds[0]} to {seeds[-1]}' if row else ', '.join(map(str, seeds))}.",
+        f"* All runs: `{words(shared)}`.", *(f"* {line}" for line in _notes(sweep)),
+    ]  # fmt: skip
+    for what, found in (
+        ("Machine", [", ".join(filter(None, map(run.environment.get, ("cpu", "gpu")))) or "unknown" for run in runs]),
+        ("torch", [run.versions.get("torch", "unknown") for run in runs]),
+        ("Engine", [run.engine for run in runs]),
+    ):
+        lines.append(f"* {what}: " + ", ".join(f"{name} ({n} runs)" for name, n in Counter(found).items()) + ".")
+    return "\n".join([*lines, ""])

@@ -1,0 +1,138 @@
+"""What a person sees of a study while it is worked on: a live table on a terminal, a line per trial elsewhere."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from bench.papers.reproduction import duration
+from bench.progress import on_terminal, say
+
+if TYPE_CHECKING:
+    from bench.tuning.trials import Trial
+
+
+class TuningProgress:
+    """Shows each worker's trial, step and score, and how many trials are done.
+
+    Args:
+        label: what is tuned.
+        metric: what scores are of.
+        enabled: whether to show anything.
+    """
+
+    def __init__(self, label: str, metric: str, *, enabled: bool = True) -> None:
+        self.label, self.metric, self.enabled = label, metric, enabled
+        self.done, self.wanted, self.failed = 0, 0, 0
+        self._there: int | None = None  # trials that were done before
+        self._rows: list[dict[str, str]] = [{}]
+        self._live: Any = None
+
+    @contextmanager
+    def showing(self, workers: int) -> Iterator[None]:
+        """Show so many workers while the context lasts."""
+        self._rows = [{"trial": "starting"} for _ in range(workers)]
+        self._begun = time.monotonic()
+        if self.enabled and on_terminal():
+            from rich.console import Console
+            from rich.live import Live
+
+            console = Console(stderr=True)
+            self._live = Live(get_renderable=self._table, console=console, refresh_per_second=4, transient=True)
+            self._live.start()
+        try:
+            yield
+        finally:
+            if self._live is not None:
+                self._live.stop()
+                self._live = None
+
+    def counted(self, trials: Sequence["Trial"], asked: int) -> None:
+        """Take over how many trials there are."""
+        points = {trial.key for trial in trials}
+        settled = {trial.key for trial in trials if trial.state in ("completed", "pruned")}
+        self.done, self.wanted = len(settled), max(len(points), asked)
+        self.failed = sum(trial.state == "failed" for trial in trials)
+        self._there = self.done if self._there is None else self._there
+
+    def event(self, worker: int, event: Mapping[str, Any]) -> None:
+        """Take over what a worker (`bench.tuning.worker.Worker`) tells."""
+        row = self._rows[worker]
+        if "say" in event:
+            self.say(event["say"])
+        elif "ended" in event:
+            row.clear()
+            self._say_ended(event)
+        elif "trial" in event:
+            row.clear()
+            seed = f", seed {event['seed']}" if "seed" in event else ""
+            row["trial"] = _name(event["trial"]) + seed
+            if "step" in event:
+                row["step"] = f"{event['step']:,}/{event['total']:,}"
+            if event.get("score") is not None:
+                row["score"] = f"{event['score']:.4g}"
+        elif "lanes" in event:
+            row["trial"] = f"{event['lanes']:,} lanes alive"
+            row["step"] = f"{event['over']:,}/{event['runs']:,} runs, {event['share']:.0%}"
+            if event.get("score") is not None:
+                row["score"] = f"{event['score']:.4g} (best)"
+        elif "idle" in event:
+            row.clear()
+            row["trial"] = "waits for the others"
+
+    def say(self, line: str) -> None:
+        """Show a line."""
+        if not self.enabled:
+            return
+        if self._live is not None:
+            self._live.console.print(line, markup=False, highlight=False)
+        else:
+            say(line)
+
+    def _say_ended(self, event: Mapping[str, Any]) -> None:
+        if event["state"] == "given back":
+            return
+        values = _spread([run["value"] for run in event.get("runs", [])])
+        seconds = sum(run["wall_s"] for run in event.get("runs", []))
+        what = f"{self.metric} {values} ({duration(seconds)})" if values else event.get("reason", "")
+        state = "" if event["state"] == "completed" else f" {event['state']}"
+        self.say(f"[{self.done}/{self.wanted}] {_name(event['ended'])}:{state} {what}")
+
+    def _table(self) -> Any:
+        from rich.console import Group
+        from rich.table import Table
+        from rich.text import Text
+
+        spent, made = time.monotonic() - self._begun, self.done - (self._there or 0)
+        left = f", about {duration(spent / made * (self.wanted - self.done))} to go" if made else ""
+        failed = f", {self.failed} attempts failed" if self.failed else ""
+        table = Table(box=None, pad_edge=False)
+        for column in ("worker", "trial", "step", self.metric):
+            table.add_column(column, no_wrap=True)
+        for i, row in enumerate(self._rows):
+            table.add_row(str(i + 1), row.get("trial", ""), row.get("step", ""), row.get("score", ""))
+        return Group(Text(f"{self.label}: {self.done} of {self.wanted} trials{failed}, {duration(spent)}{left}"), table)
+
+
+def _spread(values: Sequence[float | None]) -> str:
+    """The values, or how far they spread if they are many; None is one that diverged."""
+    if len(values) <= 3:
+        return ", ".join("diverged" if value is None else f"{value:.4g}" for value in values)
+    there = [value for value in values if value is not None]
+    diverged = f", {len(values) - len(there)} diverged" * (len(there) < len(values))
+    return (
+        f"{min(there):.4g} to {max(there):.4g} ({len(values)} seeds{diverged})" if there else "diverged with all seeds"
+    )
+
+
+def _name(trial: Mapping[str, Any]) -> str:
+    kind = "" if trial["kind"] == "design" else f" ({trial['kind']})"
+    seed = f", seed {trial['seeds'][0]}" if trial["fresh"] else ""
+    return f"{spoken(trial['point'])}{seed}{kind if not trial['fresh'] else ' (fresh seed)'}"
+
+
+def spoken(point: Mapping[str, Any]) -> str:
+    """A point in words: `opt.lr 0.01, opt.momentum 0.9`."""
+    return ", ".join(
+        f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in point.items()
+    )

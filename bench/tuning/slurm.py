@@ -1,0 +1,99 @@
+"""Slurm: an array of workers for a study. Slurm and the database do the rest."""
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.errors import UserError
+from bench.tuning.study import Study
+
+MOST_TASKS = 8
+"""Tasks of the array if nothing is said, unless the design has fewer trials. Ours."""
+
+
+def script(study: Study, workers: str, places: Mapping[str, Any], engine: str, options: Sequence[str]) -> str:
+    """A script for `sbatch` that works on a study: an array with a worker for each task.
+
+    The address of the database, which may hold a password, is no part of it: `sbatch` hands BENCH_STORAGE on.
+
+    Args:
+        study: what to work on.
+        workers: tasks of the array, or `auto`.
+        places: where data and store are, on a file system that all nodes see.
+        engine: as in `bench.tuning.worker.Worker`.
+        options: further options of sbatch, such as `--partition=gpu`.
+
+    Raises:
+        UserError: the number of workers is none.
+    """
+    settings, trials = study.spec.settings, study.request.trials
+    devices, nodes = settings["trainer.devices"], settings["trainer.num_nodes"]
+    try:
+        count = min(trials, MOST_TASKS) if workers == "auto" else int(workers)
+    except ValueError:
+        count = 0
+    if count < 1:
+        raise UserError(f"--workers {workers}: write how many tasks the array has (--workers 8), or auto")
+    if nodes > 1:
+        raise UserError(f"--trainer.num_nodes {nodes}: a task of the array has one machine; leave it out")
+    places = {name: Path(place).absolute() for name, place in places.items()}
+    command = [sys.executable, "-m", "bench.cli", "worker", "--study", study.name, "--engine", engine]
+    command += ["--shared-by", str(count)]
+    command += [word for name, place in places.items() for word in (f"--{name}", str(place))]
+    gpus = [] if settings["device"] == "cpu" else [f"--gres=gpu:{devices}"]
+    directives = [
+        f"--job-name=bench-{study.name}", f"--array=0-{count - 1}", "--nodes=1", "--ntasks=1", *gpus,
+        "--requeue", "--signal=B:USR1@90", "--open-mode=append", f"--output={places['store']}/slurm-%A_%a.log", *options,
+    ]  # fmt: skip
+    return "\n".join(
+        [
+            "#!/bin/bash",
+            *(f"#SBATCH {directive}" for directive in directives),
+            ": ${BENCH_STORAGE:?set it to the address of the database}",
+            'export OMP_NUM_THREADS="${SLURM_CPUS_PER_TASK:-1}"',
+            "unset SLURM_NTASKS SLURM_PROCID  # a run on several devices starts its own processes",
+            f"{shlex.join(command)} &",
+            "worker=$!",
+            "# Asked to stop, the worker saves its run and gives its trial back; before the time limit the task goes on afterwards.",
+            "trap 'kill -TERM $worker' TERM",
+            "trap 'again=1; kill -TERM $worker' USR1",
+            "wait $worker; code=$?",
+            "while kill -0 $worker 2>/dev/null; do wait $worker; code=$?; done",
+            '[ -z "$again" ] || scontrol requeue "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"',
+            "exit $code",
+            "",
+        ]
+    )
+
+
+def submit(study: Study, text: str, folder: Path) -> str:
+    """Write a script and give it to sbatch.
+
+    Args:
+        study: what it works on.
+        text: of the script.
+        folder: where it is kept.
+
+    Returns:
+        What sbatch said.
+
+    Raises:
+        UserError: there is no sbatch, or it refuses.
+    """
+    path = folder.absolute() / f"slurm-{study.name}.sh"
+    if shutil.which("sbatch") is None:
+        raise UserError(
+            "--slurm: there is no sbatch here; log in to the cluster, or write the script with --slurm --print"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, "utf-8")
+    environment = os.environ | {"BENCH_STORAGE": study.studies.url.render_as_string(hide_password=False)}
+    done = subprocess.run(["sbatch", str(path)], env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise UserError(f"--slurm: sbatch refused {path}: {' '.join(done.stderr.split())}")
+    return f"{done.stdout.strip()}, with {path}"

@@ -1,0 +1,132 @@
+"""Search spaces: what is tuned, from words such as `--opt.lr 1e-3:1e1`, and their points."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bench.errors import UserError, unknown
+from bench.options import Option, optimizer_options, parse_options
+from bench.sweeps.grid import ends_of_range, values_of
+from optimizers import OPTIMIZERS
+from tasks import TASKS
+
+
+@dataclass(frozen=True)
+class Range:
+    """Values that are searched evenly in the logarithm, with 0 < low < high."""
+
+    low: float
+    high: float
+
+
+Axis = Range | tuple[Any, ...]
+"""A range, or these values alone."""
+Space = dict[str, Axis]
+"""What is searched, by dotted name (`opt.lr`)."""
+Point = Mapping[str, Any]
+"""A value for each name of a space."""
+Key = str
+"""A point as text (`point_key`)."""
+
+
+def point_key(point: Point) -> Key:
+    """The point as JSON, the same for equal points: names in order, numbers as floats."""
+    return json.dumps({name: _plain_number(value) for name, value in point.items()}, sort_keys=True)
+
+
+def _plain_number(value: Any) -> Any:
+    return value + 0.0 if is_number(value) else value  # no -0
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is a number; True and False are none."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def read_space(words: Mapping[str, Any], opt: str) -> tuple[Space, dict[str, Any]]:
+    """What is searched, and the other settings as they were given.
+
+    Searched are the hyperparameters that `OptimizerSpec.search` names, unless a word fixes them, and those to which a
+    word gives a range (`LOW:HIGH`), a grid of values (`LOW:HIGH:POINTS`) or a list (`A,B`). Those that no word names come
+    first.
+
+    Args:
+        words: settings in dotted form.
+        opt: the optimizer.
+
+    Raises:
+        UserError: a hyperparameter is unknown, a range, grid or list is none, something else than a hyperparameter is
+            given several values, or nothing is left to search.
+    """
+    if opt not in OPTIMIZERS:
+        raise unknown("optimizer", opt, OPTIMIZERS)
+    spec, options, task = OPTIMIZERS[opt], optimizer_options(OPTIMIZERS[opt]), str(words.get("task", ""))
+    own = {f"opt.{name}": Range(span.low, span.high) for name, span in spec.search.items()}
+    space: Space = {name: span for name, span in own.items() if name not in words}
+    fixed: dict[str, Any] = {}
+    for key, raw in words.items():
+        group, _, name = key.partition(".")
+        if group != "opt" or not name:
+            if name and _several(key, raw, task if task in TASKS else "", opt):
+                raise UserError(f"--{key} {raw}: only hyperparameters (--opt.NAME) are tuned; give one value")
+            fixed[key] = raw
+            continue
+        if name not in options:
+            raise unknown("option", f"--{key}", [f"--opt.{known}" for known in options])
+        if isinstance(raw, str) and raw.count(":") == 1:
+            space[key] = _range(key, raw, options[name])
+            continue
+        values = values_of(key, raw, "", opt)
+        if len(values) > 1:
+            space[key] = _values(key, raw, values, options[name])
+        else:
+            fixed[key] = values[0]
+    if not space:
+        said = " ".join(f"--{name} {fixed[name]}" for name in own) or f"--opt {opt}"
+        name = next(iter(own), "opt.NAME")
+        raise UserError(f"{said}: nothing is left to tune; give a range (--{name} LOW:HIGH) or values (--{name} A,B)")
+    return space, fixed
+
+
+def _several(key: str, raw: Any, task: str, opt: str) -> bool:
+    return isinstance(raw, str) and (":" in raw or len(values_of(key, raw, task, opt)) > 1)
+
+
+def _range(key: str, raw: str, option: Option) -> Range:
+    try:
+        ends = Range(*ends_of_range(*raw.split(":")))
+    except ValueError:
+        raise UserError(f"--{key} {raw}: a range is LOW:HIGH with 0 < LOW < HIGH, such as 1e-3:1e1") from None
+    if "float" not in option.type_name.split(" or "):
+        raise UserError(f"--{key} {raw}: it takes {option.type_name}, which has no range; give values, as A,B")
+    return ends
+
+
+def _values(key: str, raw: str, values: Sequence[Any], option: Option) -> tuple[Any, ...]:
+    several = tuple(parse_options("opt", {option.name: option}, {option.name: value})[option.name] for value in values)
+    for i, value in enumerate(several):
+        if value in several[:i]:
+            raise UserError(f"--{key} {raw}: {value} is there twice; give each value once")
+    return several
+
+
+def space_as_json(space: Space) -> list[dict[str, Any]]:
+    """The space as strict JSON can hold it, in its order."""
+    return [
+        {"name": name, "low": axis.low, "high": axis.high}
+        if isinstance(axis, Range)
+        else {"name": name, "values": [{"number": str(v)} if v in (math.inf, -math.inf) else v for v in axis]}
+        for name, axis in space.items()
+    ]
+
+
+def space_from_json(stored: Sequence[Mapping[str, Any]]) -> Space:
+    """The space that `space_as_json` gave."""
+    return {
+        axis["name"]: tuple(float(v["number"]) if isinstance(v, Mapping) else v for v in axis["values"])
+        if "values" in axis
+        else Range(axis["low"], axis["high"])
+        for axis in stored
+    }

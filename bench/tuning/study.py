@@ -1,0 +1,412 @@
+"""A study: trials that many processes take from a database. With `studies.py` the only place that names optuna.
+
+It is a study of Optuna, so `optuna-dashboard` shows it, with one trial for each point of the search space. The runs of a
+trial are attributes of the trial, so that a study is complete without the store of runs. The winner's runs on fresh
+seeds are a study of their own beside it, one trial a seed.
+
+What is to be done next is a pure function of what the study holds (`Study.advance`), and every change of a trial's state is
+made under one lock of the database that goes with its process. So no process is special: any may be killed at any time.
+"""
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import optuna
+from optuna.trial import FrozenTrial, TrialState, create_trial
+
+from bench.errors import RunFailed, UserError
+from bench.machine import lives
+from bench.storage.store import RunResult, plain
+from bench.tuning.design import Wanted
+from bench.tuning.selection import CONVERGED, End, above_infimum, equal_below, final_value, seed_median, selected
+from bench.tuning.space import Axis, Point, Range, Space, point_key
+from bench.tuning.trials import Request, State, StudySpec, Trial
+from optimizers import OPTIMIZERS
+from tasks import TASKS
+
+if TYPE_CHECKING:
+    from bench.tuning.studies import Studies
+
+T = TypeVar("T")
+REFINE_ROUND = 2
+"""Trials that TPE suggests at once: more keep more workers busy and know less. Ours."""
+FRESH = " (fresh seeds)"
+"""What the name of the study beside a study ends in."""
+_STATES: dict[TrialState, State] = {
+    TrialState.WAITING: "waiting",
+    TrialState.RUNNING: "running",
+    TrialState.COMPLETE: "completed",
+    TrialState.PRUNED: "pruned",
+    TrialState.FAIL: "failed",
+}
+
+DIRECTIONS = {"min": optuna.study.StudyDirection.MINIMIZE, "max": optuna.study.StudyDirection.MAXIMIZE}
+
+
+class Study:
+    """A study that is there.
+
+    Args:
+        studies: where it lies.
+        name: its own.
+        spec: what it is.
+    """
+
+    def __init__(self, studies: "Studies", name: str, spec: StudySpec) -> None:
+        self.studies, self.name, self.spec = studies, name, spec
+        self._rdb = studies.rdb
+        self._watched: dict[tuple[bool, int], tuple[Any, float, float]] = {}
+        self._ids = {fresh: studies.id_of(name + FRESH * fresh) for fresh in (False, True)}
+
+    @property
+    def request(self) -> Request:
+        """What is asked of it now."""
+        with self.studies.errors():
+            return Request.model_validate(self._rdb.get_study_user_attrs(self._ids[False])["request"])
+
+    def ask(self, request: Request) -> Request:
+        """Ask for more: of each number the greater one holds; the latest word on retries and the report holds."""
+
+        def grow() -> Request:
+            old = self.request
+            grown = {name: max(getattr(old, name), getattr(request, name)) for name in ("trials", "total", "refine")}
+            self.spec.design.wanted({}, self.spec.mode, CONVERGED, grown["trials"], grown["total"])  # or it refuses
+            new = request.model_copy(update=grown)
+            self._rdb.set_study_user_attr(self._ids[False], "request", new.model_dump())
+            return new
+
+        return self._insist(grow)
+
+    def trials(self, *, fresh: bool | None = None) -> list[Trial]:
+        """All attempts at all trials in their order, those of the fresh seeds last.
+
+        Args:
+            fresh: only those of the fresh seeds, or only the others.
+        """
+        with self.studies.errors():
+            return [
+                _trial(frozen, part)
+                for part in (False, True)
+                if fresh in (None, part)
+                for frozen in self._rdb.get_all_trials(self._ids[part], deepcopy=False)
+                if "point" in frozen.user_attrs  # one that somebody added with Optuna's own tools is none of ours
+            ]
+
+    # -- what comes next ----------------------------------------------------------------------------------------------
+
+    def scores(self, trials: Sequence[Trial]) -> tuple[dict[str, End], float]:
+        """What is known of the points, and below which losses count as equal.
+
+        Args:
+            trials: of the design, all attempts.
+
+        Returns:
+            Median over the seeds of the last evaluation on the selection split, by `point_key`: None where half of the
+            seeds diverged, the trial was pruned, or all attempts failed. The bound is `equal_below`.
+        """
+        retries = self.request.retries
+        runs = [run for trial in trials if trial.state == "completed" for run in trial.runs]
+        above = above_infimum(runs)
+        failures: dict[str, int] = {}
+        known: dict[str, End] = {}
+        for trial in trials:
+            key = point_key(trial.point)
+            if trial.state == "completed":
+                known[key] = seed_median([selected(run, above) for run in trial.runs], self.spec.mode)
+            elif trial.state == "pruned":
+                known[key] = None
+            elif trial.state == "failed":
+                failures[key] = failures.get(key, 0) + 1
+                if failures[key] > retries:
+                    known.setdefault(key, None)
+        return known, equal_below(known.values(), self.spec.metric)
+
+    def advance(self) -> list[Trial]:
+        """Add the trials that are wanted now and not there, free those of dead workers, and return all.
+
+        Must be called under the lock.
+        """
+        for trial in self.trials():
+            if trial.state == "running" and (why := self._dead(trial)):
+                self._end(trial, TrialState.FAIL, reason=why)
+        trials = self.trials(fresh=False)
+        request = self.request
+        known, least = self.scores(trials)
+        wanted = self.spec.design.wanted(known, self.spec.mode, least, request.trials, request.total)
+        seeds = self.spec.seeds
+        added = self._add([(w, seeds) for w in wanted], trials, known)
+        open_ = any(point_key(w.point) not in known for w in wanted)
+        if not open_ and request.refine:
+            refined = {point_key(trial.point): trial.point for trial in trials if trial.kind == "refinement"}
+            open_ = any(key not in known for key in refined)
+            if not open_ and len(refined) < request.refine:
+                more = self._suggest(known, min(REFINE_ROUND, request.refine - len(refined)))
+                added = self._add([(Wanted(point, "refinement"), seeds) for point in more], trials, known) or added
+                open_ = bool(more)
+        trials = self.trials(fresh=False) if added else trials
+        fresh = self.trials(fresh=True)
+        best = None if open_ or not request.report else self.best(trials)
+        if best is not None:
+            point = best.point
+            wishes = [(Wanted(point, "fresh"), [seed]) for seed in self.spec.report_seeds]
+            if self._add(wishes, fresh, {}):
+                fresh = self.trials(fresh=True)
+        return [*trials, *fresh]
+
+    def _dead(self, trial: Trial) -> str | None:
+        """Why the worker of a running trial is taken for dead, or None.
+
+        Of a worker on another machine only its beat can be seen. It must have stood still for as long as we have watched
+        it, without a pause: after an outage of the database, or of this machine, all beats are old.
+        """
+        alive = lives(trial.worker)
+        if alive is not None:
+            return None if alive else "its worker died"
+        now, heartbeat = time.monotonic(), self.studies.heartbeat
+        sign = trial.worker, trial.beat
+        before, since, last = self._watched.get((trial.fresh, trial.number), (None, now, now))
+        if sign != before or now - last > 2 * heartbeat:
+            since = now
+        self._watched[trial.fresh, trial.number] = sign, since, now
+        return "its worker fell silent" if now - since > 4 * heartbeat else None
+
+    def finished(self) -> bool:
+        """Whether nothing is left to do."""
+        return self._insist(lambda: all(trial.state not in ("waiting", "running") for trial in self.advance()))
+
+    def refuse_other_versions(self) -> None:
+        """Refuse to train for a study that another version of its task or optimizer began.
+
+        Raises:
+            UserError: with the versions.
+        """
+        spec = self.spec
+        here = {
+            kind: getattr(known.get(name), "version", None)
+            for kind, known, name in (("task", TASKS, spec.task), ("opt", OPTIMIZERS, spec.opt))
+        }
+        if here != spec.versions:
+            raise UserError(
+                f"study {self.name} was begun with versions {spec.versions} of {spec.task} and {spec.opt}, and here are {here}:"
+                " their results cannot be mixed; begin another study"
+            )
+
+    def best(self, trials: Sequence[Trial]) -> Trial | None:
+        """The trial with the best score, the middle one of equals along the main axis; None if none has a score."""
+        known, least = self.scores(trials)
+        by_key = {point_key(trial.point): trial for trial in trials if trial.state == "completed"}
+        best = self.spec.design.best([trial.point for trial in by_key.values()], known, self.spec.mode, least)
+        return None if best is None else by_key[point_key(best)]
+
+    def _add(
+        self, wishes: Sequence[tuple[Wanted, list[int]]], trials: Sequence[Trial], known: Mapping[str, End]
+    ) -> bool:
+        """Enqueue the wishes that are neither known, nor waiting or running, nor tried too often."""
+        fresh = bool(wishes) and wishes[0][0].kind == "fresh"
+        attempts: dict[tuple[str, tuple[int, ...]], list[State]] = {}
+        for trial in trials:
+            attempts.setdefault(trial.key, []).append(trial.state)
+        retries, added = self.request.retries, False
+        for wish, seeds in wishes:
+            states = attempts.get((point_key(wish.point), tuple(seeds)), [])
+            if point_key(wish.point) in known or any(state != "failed" for state in states) or len(states) > retries:
+                continue
+            self._rdb.create_new_trial(self._ids[fresh], _template(wish, seeds, self.spec.axes))
+            added = True
+        return added
+
+    def _suggest(self, known: Mapping[str, End], count: int) -> list[Point]:
+        """Points that TPE suggests around the best, from what is known."""
+        trials = self.trials(fresh=False)
+        best = self.best(trials)
+        if best is None:
+            return []
+        study = optuna.create_study(
+            direction=DIRECTIONS[self.spec.mode],
+            sampler=optuna.samplers.TPESampler(seed=len(known), n_startup_trials=0),
+        )
+        space = self.spec.design.around(best.point)
+        worst = math.inf if self.spec.mode == "min" else -math.inf
+        near = {name: _distribution(axis) for name, axis in space.items()}
+        for trial in trials:
+            value = known.get(point_key(trial.point))
+            if trial.state == "completed" and all(_within(trial.point[name], axis) for name, axis in space.items()):
+                study.add_trial(
+                    create_trial(params=trial.point, distributions=near, value=worst if value is None else value)
+                )
+        points: dict[str, Point] = {}
+        for _ in range(20 * count):
+            trial = study.ask(near)
+            point = {name: float(f"{x:.4g}") if isinstance(x, float) else x for name, x in trial.params.items()}
+            if point_key(point) not in known:
+                points.setdefault(point_key(point), point)
+            if len(points) == count:
+                break
+        return list(points.values())
+
+    # -- a worker's part ----------------------------------------------------------------------------------------------
+
+    def claim(self, worker: Mapping[str, Any], shared_by: int | None = None) -> list[Trial] | None:
+        """Take a waiting trial; an empty list if others still work, None if nothing is left to do.
+
+        Args:
+            worker: who takes it (`bench.machine.this_process`).
+            shared_by: take many, so that so many workers have about the same number.
+        """
+
+        def take() -> list[Trial] | None:
+            trials = self.advance()
+            mine = [trial for trial in trials if trial.state == "running" and trial.worker == dict(worker)]
+            if mine:  # the database went away when we took them
+                return mine
+            waiting = [trial for trial in trials if trial.state == "waiting"]
+            waiting = [trial for trial in waiting if trial.fresh == waiting[0].fresh]
+            running = [trial for trial in trials if trial.state == "running"]
+            count = math.ceil((len(waiting) + len(running)) / shared_by) if shared_by else 1
+            waiting = waiting[:count]
+            for trial in waiting:
+                number = self._id(trial)
+                self._rdb.set_trial_user_attr(number, "worker", dict(worker))
+                if trial.reason is not None:  # why it was given back
+                    self._rdb.set_trial_user_attr(number, "reason", None)
+                self._rdb.set_trial_state_values(number, TrialState.RUNNING)
+                trial.state, trial.worker, trial.reason = "running", dict(worker), None
+            return waiting if waiting or running else None
+
+        return self._insist(take)
+
+    def complete(self, trial: Trial, runs: Sequence[RunResult]) -> bool:
+        """Record what came of a trial; False if it was taken for dead meanwhile and given to another worker."""
+        value = seed_median([value_of(run, trial.fresh) for run in runs], self.spec.mode)
+        worst = math.inf if self.spec.mode == "min" else -math.inf
+        return self._insist(
+            lambda: self._end(trial, TrialState.COMPLETE, runs=runs, value=worst if value is None else value)
+        )
+
+    def prune(self, trial: Trial, runs: Sequence[RunResult], reason: str) -> bool:
+        """Record that a trial was stopped early."""
+        return self._insist(lambda: self._end(trial, TrialState.PRUNED, runs=runs, reason=reason))
+
+    def fail(self, trial: Trial, reason: str) -> bool:
+        """Record that an attempt came to nothing; `advance` tries again unless it was the last."""
+        return self._insist(lambda: self._end(trial, TrialState.FAIL, reason=reason))
+
+    def give_back(self, trial: Trial, reason: str) -> bool:
+        """Put a trial back as if nobody had taken it: the worker was asked to stop."""
+        return self._insist(lambda: self._end(trial, TrialState.WAITING, reason=reason))
+
+    def report(self, trial: Trial, step: int, value: float) -> bool:
+        """Record an evaluation during a trial's first run, and say whether the trial is to be stopped.
+
+        It is if its best value so far is worse than the median of those of other completed trials at that step, four at least.
+        No evaluation is worth a run: if the database is away, nothing is recorded.
+        """
+        with suppress(UserError), self.studies.errors():
+            self._rdb.set_trial_intermediate_value(self._id(trial), step, value)
+            if not self.spec.prune or trial.fresh:
+                return False
+            study = optuna.load_study(study_name=self.name, storage=self._rdb)
+            pruner = optuna.pruners.MedianPruner(n_startup_trials=4)
+            return pruner.prune(study, self._rdb.get_trial(self._id(trial)))
+        return False
+
+    @contextmanager
+    def alive(self, trials: Sequence[Trial]) -> Iterator[None]:
+        """Give signs of life for these trials while the context lasts."""
+        done = threading.Event()
+
+        def beat() -> None:
+            count = 0
+            while not done.wait(self.studies.heartbeat):
+                count += 1
+                for trial in trials:
+                    with suppress(Exception):  # the database may be away for a while; the end of a trial insists
+                        self._rdb.set_trial_user_attr(self._id(trial), "beat", count)
+
+        thread = threading.Thread(target=beat, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+
+    def _insist(self, change: Callable[[], T]) -> T:
+        """Make a change under the lock, and insist for a while if the database is away: nothing must be lost."""
+        for pause in (1, 2, 5, 10, 30, 60):
+            try:
+                with self.studies.errors(), self.studies.lock():
+                    return change()
+            except RunFailed:
+                time.sleep(pause)
+        with self.studies.errors(), self.studies.lock():
+            return change()
+
+    def _end(
+        self, trial: Trial, state: TrialState, *, value: float | None = None, reason: str | None = None,
+        runs: Sequence[RunResult] = (),
+    ) -> bool:  # fmt: skip
+        number = self._id(trial)
+        now = _trial(self._rdb.get_trial(number), trial.fresh)
+        if now.state != "running" or now.worker != trial.worker:
+            return False
+        if runs:
+            self._rdb.set_trial_user_attr(number, "runs", [_trimmed(run) for run in runs])
+        if reason is not None:
+            self._rdb.set_trial_user_attr(number, "reason", reason)
+        self._rdb.set_trial_state_values(number, state, None if value is None else [value])
+        return True
+
+    def _id(self, trial: Trial) -> int:
+        return self._rdb.get_trial_id_from_study_id_trial_number(self._ids[trial.fresh], trial.number)
+
+
+def _trial(frozen: FrozenTrial, fresh: bool) -> Trial:
+    attrs = frozen.user_attrs
+    state, reason = _STATES[frozen.state], attrs.get("reason")
+    return Trial(
+        number=frozen.number, state=state, point=attrs["point"], kind=attrs["kind"], seeds=attrs["seeds"],
+        runs=[RunResult(**run) for run in attrs.get("runs", [])],
+        reason=reason, worker=attrs.get("worker", {}), beat=attrs.get("beat"),
+        seconds=frozen.duration.total_seconds() if frozen.duration else None, fresh=fresh,
+    )  # fmt: skip
+
+
+def _template(wish: Wanted, seeds: list[int], axes: Space) -> FrozenTrial:
+    return create_trial(
+        state=TrialState.WAITING,
+        params=dict(wish.point),
+        distributions={name: _distribution(axis, wish.point[name]) for name, axis in axes.items()},
+        user_attrs={"point": dict(wish.point), "kind": wish.kind, "seeds": list(seeds)},
+    )
+
+
+def _distribution(axis: Axis, value: Any = None) -> optuna.distributions.BaseDistribution:
+    """An axis as Optuna knows it, wide enough for the value: extensions leave the range."""
+    if not isinstance(axis, Range):
+        return optuna.distributions.CategoricalDistribution(axis)
+    ends = [axis.low, axis.high] + [value] * (value is not None)
+    return optuna.distributions.FloatDistribution(min(ends), max(ends), log=True)
+
+
+def _within(value: Any, axis: Axis) -> bool:
+    return axis.low <= value <= axis.high if isinstance(axis, Range) else value in axis
+
+
+def value_of(run: RunResult, fresh: bool) -> End:
+    """What a dashboard shows of a run: its last evaluation on the selection split, or the reported value of a fresh seed.
+
+    Args:
+        run: a run that has ended.
+        fresh: whether it is one of the winner's on fresh seeds.
+    """
+    above = above_infimum([run])
+    return final_value(run, above) if fresh else selected(run, above)
+
+
+def _trimmed(run: RunResult) -> dict[str, Any]:
+    return plain(vars(run) | {"validations": run.validations[-1:]})

@@ -1,0 +1,331 @@
+"""Suites: tasks x optimizers, each tuned at the same budget and then run on fresh seeds, as one plan that can be resumed."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from bench.config import configs_folder, read_yaml
+from bench.errors import UserError, unknown
+from bench.papers.reproduction import duration
+from bench.sweeps import sensitivity
+from bench.sweeps.grid import read_seeds
+from bench.tuning import tuned
+from bench.tuning.progress import TuningProgress, spoken
+from bench.tuning.studies import Studies
+from bench.tuning.study import Study
+from bench.tuning.trials import Request, StudySpec
+from bench.tuning.tune import default_trials, make_request, make_spec, tuning_seeds
+from bench.tuning.workers import Workers
+from tasks import TASKS
+
+Settings = dict[str, Any]
+
+
+class Tune(BaseModel):
+    """How each optimizer is tuned.
+
+    Attributes:
+        trials: points of each design; the usual number by default.
+        seeds: of a trial: how many, or which.
+        sampler: of the design.
+        prune: stop bad trials early.
+        retries: how often a trial that came to nothing is tried again.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    trials: int | None = None
+    seeds: int | list[int] = 2
+    sampler: Literal["grid", "qmc"] | None = None
+    prune: bool = False
+    retries: int = 2
+
+
+class Suite(BaseModel):
+    """What a file in `configs/suites` holds.
+
+    Attributes:
+        title: one line.
+        tasks: names, or settings by name.
+        optimizers: names, or settings by name; a range or a list of values is searched.
+        settings: of all runs.
+        tune: how each optimizer is tuned.
+        seeds: fresh seeds of each winner: how many, or which.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    title: str
+    tasks: dict[str, Settings | None] | list[str] = Field(min_length=1)
+    optimizers: dict[str, Settings | None] | list[str] = Field(min_length=1)
+    settings: Settings = {}
+    tune: Tune = Tune()
+    seeds: int | list[int] = 5
+
+    def specs(self, places: Mapping[str, Any]) -> list[StudySpec]:
+        """The studies, task by task.
+
+        Args:
+            places: where data and store are.
+
+        Raises:
+            UserError: a setting is unknown or illegal, or budgets cannot be made equal.
+        """
+        specs = [
+            make_spec(
+                {**self.settings, **own_task, **own_opt, "task": task, "opt": opt},
+                sampler=self.tune.sampler, seeds=tuning_seeds(_text(self.tune.seeds)),
+                report_seeds=read_seeds(_text(self.seeds)), prune=self.tune.prune, places=places,
+            )
+            for task, own_task in _by_name(self.tasks).items()
+            for opt, own_opt in _by_name(self.optimizers).items()
+        ]  # fmt: skip
+        fixed = [spec for spec in specs if not spec.design.can_grow]
+        if fixed and len({(default_trials(spec.design), spec.design.can_grow) for spec in specs}) > 1:
+            raise UserError(
+                f"{fixed[0].opt}: a list of values cannot be topped up to the number of trials of the others;"
+                " give a range (LOW:HIGH), or lists of one length to all"
+            )
+        return specs
+
+
+def _by_name(entries: Mapping[str, Settings | None] | Sequence[str]) -> dict[str, Settings]:
+    return {name: dict((entries[name] if isinstance(entries, Mapping) else None) or {}) for name in entries}
+
+
+def _text(seeds: int | list[int]) -> str:
+    return str(seeds) if isinstance(seeds, int) else ",".join(map(str, seeds)) + ","
+
+
+def load(name: str) -> Suite:
+    """A suite from a file, or by the name of one that is shipped.
+
+    Raises:
+        UserError: there is none, or it says something that it cannot mean.
+    """
+    shipped = {path.stem: path for path in (configs_folder() / "suites").glob("*.yaml")}
+    path = shipped.get(name, Path(name))
+    if not path.is_file() and path.suffix not in (".yaml", ".yml"):
+        raise unknown("suite", name, shipped)
+    try:
+        return Suite.model_validate(read_yaml(path))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"][:2])
+        known = [*Suite.model_fields, *(f"tune.{name}" for name in Tune.model_fields)]
+        if first["type"] == "extra_forbidden":
+            raise UserError(f"{path}: {unknown('key', where, known)}") from None
+        raise UserError(
+            f"{path}: {where}: {first['msg'][0].lower()}{first['msg'][1:]}, but it is {first['input']!r}"
+        ) from None
+
+
+# -- the plan ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Step:
+    """A study of the plan.
+
+    Attributes:
+        spec: what is tuned.
+        trials: points that are wanted as far as is known, and how many of them are there.
+        fresh: fresh seeds, and how many of them have been run.
+        seconds: what is left to train takes about so long on one worker.
+    """
+
+    spec: StudySpec
+    trials: tuple[int, int]
+    fresh: tuple[int, int]
+    seconds: float
+
+    @property
+    def runs_left(self) -> int:
+        """Runs that are still to be made."""
+        return (self.trials[0] - self.trials[1]) * len(self.spec.seeds) + self.fresh[0] - self.fresh[1]
+
+
+def plan(
+    suite: Suite, studies: Studies, places: Mapping[str, Any], measure: Callable[[StudySpec], float]
+) -> list[Step]:
+    """What a suite would do, and what of it is there.
+
+    Args:
+        suite: what to do.
+        studies: where its studies are, or will be.
+        places: where data and store are.
+        measure: seconds of a run of a study of which none is stored.
+    """
+    there, steps = set(studies.names()), []
+    for spec in suite.specs(places):
+        request = make_request(spec.design, suite.tune.trials)
+        if spec.name in there:
+            study = studies.open(spec.name)
+            found = tuned.outcome(study)
+            trials = max(request.trials, len(found.scored) + found.missing), len(found.scored)
+            fresh = len(spec.report_seeds), len(found.fresh)
+            times = [run.wall_s for run in (*found.runs, *found.fresh)]
+        else:
+            trials, fresh, times = (request.trials, 0), (len(spec.report_seeds), 0), []
+        step = Step(spec, trials, fresh, 0.0)
+        each = median(times) if times else measure(spec) if step.runs_left else 0.0
+        steps.append(Step(spec, trials, fresh, each * step.runs_left))
+    return steps
+
+
+def measured(places: Mapping[str, Any], threads: int) -> Callable[[StudySpec], float]:
+    """Seconds of a study's run, from the time of some steps in a plain loop; those of one task count as equal.
+
+    Args:
+        places: where data and store are.
+        threads: of a worker.
+    """
+    import torch
+
+    from bench.runner import build
+    from bench.sweeps.sweep import seconds_of, single_step
+
+    torch.set_num_threads(threads)
+    known: dict[str, float] = {}
+
+    def measure(spec: StudySpec) -> float:
+        key = f"{spec.task} {sorted((k, str(v)) for k, v in spec.settings.items() if not k.startswith('opt.'))}"
+        if key not in known:
+            config = spec.typical(places)
+            task, made = build(config)
+            micro = math.ceil(made.batch_size / min(made.batch_size, made.micro_batch_size))
+            known[key] = seconds_of(single_step(config, task, made)) * micro * made.total_steps
+        return known[key]
+
+    return measure
+
+
+def plan_lines(steps: Sequence[Step], workers: int) -> list[str]:
+    """The plan for a terminal."""
+    rows = [["task", "optimizer", "study", "trials stored", "fresh seeds stored", "runs to do", "about"]]
+    for step in steps:
+        rows.append(
+            [
+                step.spec.task, step.spec.opt, step.spec.name, f"{step.trials[1]}/{step.trials[0]}", f"{step.fresh[1]}/{step.fresh[0]}",
+                str(step.runs_left), duration(step.seconds / workers),
+            ]
+        )  # fmt: skip
+    seconds = sum(step.seconds for step in steps) / workers
+    runs = sum(step.runs_left for step in steps)
+    return [
+        *table(rows),
+        f"{runs} runs to do, about {duration(seconds)} with {workers} workers, one run after the other in each (lanes take less);"
+        " more if the best of a grid lies at its edge",
+    ]
+
+
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows with columns of one width, the first being the head."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+# -- carrying it out --------------------------------------------------------------------------------------------------
+
+
+def carry_out(
+    suite: Suite, studies: Studies, places: Mapping[str, Any], workers: Workers, say: Callable[[str], None]
+) -> list[Study] | None:
+    """Tune, top up to equal budgets, and run the winners; None if a signal asked to stop.
+
+    Args:
+        suite: what to do.
+        studies: where its studies are.
+        places: where data and store are.
+        workers: who trains.
+        say: shows a line.
+
+    Raises:
+        UserError: something cannot be made; what was made is stored.
+    """
+    specs = suite.specs(places)
+    asked = [make_request(spec.design, suite.tune.trials, retries=suite.tune.retries, report=False) for spec in specs]
+    all_studies = [studies.create(spec) for spec in specs]
+    for task in dict.fromkeys(spec.task for spec in specs):
+        own = [(study, request) for study, request in zip(all_studies, asked, strict=True) if study.spec.task == task]
+        totals = [0] * len(own)
+        while True:
+            for (study, request), total in zip(own, totals, strict=True):
+                if not _work(study, request.model_copy(update={"total": total}), workers, say):
+                    return None
+            found = [tuned.outcome(study) for study, _ in own]
+            most = max(len(each.scored) + len(each.refined) for each in found)
+            totals = [most - len(each.refined) for each in found]
+            if all(total <= len(each.scored) for total, each in zip(totals, found, strict=True)):
+                break
+            say(f"{task}: a grid has grown, so all get {most} trials")
+        for (study, request), total in zip(own, totals, strict=True):
+            if not _work(study, request.model_copy(update={"total": total, "report": True}), workers, say):
+                return None
+    return all_studies
+
+
+def _work(study: Study, request: Request, workers: Workers, say: Callable[[str], None]) -> bool:
+    study.ask(request)
+    if study.finished():
+        return True
+    what = "fresh seeds of the winner" if request.report else "tuning"
+    say(f"{study.spec.task} {study.spec.opt}: {what} (study {study.name})")
+    return workers.work(study, TuningProgress(f"study {study.name}", study.spec.metric))
+
+
+def result_lines(found: Sequence[tuned.Outcome]) -> list[str]:
+    """What became of the studies, task by task."""
+    lines: list[str] = []
+    for task in dict.fromkeys(each.study.spec.task for each in found):
+        own = [each for each in found if each.study.spec.task == task]
+        metric = f"{TASKS[task].metric}{' above its infimum' * own[0].above_infimum}"
+        rows = [
+            [
+                "optimizer",
+                "trials",
+                "best",
+                f"selection {metric}",
+                f"fresh seeds: {metric}",
+                "95 % t-interval",
+                "at edge",
+                "gradients",
+            ]
+        ]
+        for each in own:
+            interval = each.fresh_interval
+            rows.append(
+                [
+                    each.study.spec.opt, str(len(each.scored) + len(each.refined)),
+                    "none" if each.best is None else spoken(each.best.point),
+                    "-" if each.score is None else f"{each.score:.4g}",
+                    "-" if interval is None else f"{interval.mean:.4g}",
+                    "-" if interval is None or interval.n < 2 else f"[{interval.low:.4g}, {interval.high:.4g}]",
+                    "yes" if each.lr_at_boundary else "no", f"{each.cost['trial_gradient_evaluations']:,}",
+                ]
+            )  # fmt: skip
+        lines += [task, *table(rows), ""]
+    return lines
+
+
+def write(out: Path, found: Sequence[tuned.Outcome], command: str) -> list[Path]:
+    """Write each study's settings and, for each task, one figure with all optimizers: `TASK/sensitivity.*`.
+
+    Raises:
+        UserError: the folder cannot be written.
+    """
+    paths: list[Path] = []
+    for task in dict.fromkeys(each.study.spec.task for each in found):
+        own = [each for each in found if each.study.spec.task == task and each.best is not None]
+        for each in own:
+            paths += tuned.write(out, each, command)
+        if own:
+            varied = dict.fromkeys(name for each in own for name in each.study.spec.axes)
+            shown = sensitivity.analyse([run for each in own for run in each.runs], list(varied), TASKS[task].mode)
+            paths += sensitivity.write(out / task, shown, command)
+    return paths

@@ -1,0 +1,140 @@
+"""Tuning: from words to a study, and from a study to workers that carry it out."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from bench.config import resolve, settings_of
+from bench.errors import UserError, unknown
+from bench.storage.store import plain
+from bench.sweeps.grid import read_seeds
+from bench.tuning.design import Design
+from bench.tuning.progress import TuningProgress
+from bench.tuning.selection import CONVERGED
+from bench.tuning.space import Range, read_space, space_as_json
+from bench.tuning.study import Study
+from bench.tuning.trials import Request, StudySpec
+from bench.tuning.workers import Workers, slots
+from optimizers import OPTIMIZERS
+from tasks import TASKS
+
+GRID_POINTS = 9
+"""Values of the searched range for which nothing is said: four decades in half decades. Ours."""
+TUNING_SEEDS = 1000
+"""The first of the seeds that trials have if only their number is given; reports begin with 0. Ours."""
+
+
+def make_spec(
+    words: Mapping[str, Any], *, sampler: Literal["grid", "qmc"] | None, seeds: Sequence[int],
+    report_seeds: Sequence[int], prune: bool, places: Mapping[str, Any],
+) -> StudySpec:  # fmt: skip
+    """A study.
+
+    Args:
+        words: settings in dotted form; of hyperparameters ranges and lists of values too (`bench.tuning.space.read_space`).
+        sampler: of the design; by default a grid, or quasi-random points where several ranges are searched.
+        seeds: of the trials.
+        report_seeds: of the winner.
+        prune: stop bad trials early.
+        places: where data and store are, and settings that words win over.
+
+    Raises:
+        UserError: a setting is unknown or illegal, there is nothing to search, or a seed has both uses.
+    """
+    for name, known in (("task", TASKS), ("opt", OPTIMIZERS)):
+        if not words.get(name):
+            raise UserError(f"--{name} is missing; see `bench list {'tasks' if name == 'task' else 'optimizers'}`")
+        if words[name] not in known:
+            raise unknown({"task": "task", "opt": "optimizer"}[name], str(words[name]), known)
+    if "seed" in words:
+        raise UserError(
+            f"--seed {words['seed']}: trials have several; write --seeds {words['seed']},... or --seeds COUNT"
+        )
+    if "logger" in words:
+        raise UserError("--logger: trials have none; their curves are in the store")
+    both = sorted(set(seeds) & set(report_seeds))
+    if both:
+        raise UserError(
+            f"--seeds and --report_seeds share {', '.join(map(str, both))}: a winner is flattered by the seeds that chose it;"
+            " give seeds of its own to each"
+        )
+    space, fixed = read_space(words, str(words["opt"]))
+    ranges = sum(isinstance(axis, Range) for axis in space.values())
+    design = Design(space, sampler or ("qmc" if ranges > 1 else "grid"))
+    first = design.wanted({}, "min", CONVERGED, default_trials(design))[0].point
+    config = resolve({**fixed, **first, "seed": seeds[0]}, fallback=places)
+    settings = plain(settings_of(config.model_dump(exclude={"data", "store", "logger", "seed"})))
+    left_out = {"task", "opt", *space} | ({"data_seed"} - fixed.keys())
+    return StudySpec(
+        task=config.task, opt=config.opt, versions={"task": config.task_spec.version, "opt": config.opt_spec.version},
+        settings={name: value for name, value in settings.items() if name not in left_out},
+        space=space_as_json(space), sampler=design.sampler, seeds=list(seeds), report_seeds=list(report_seeds), prune=prune,
+    )  # fmt: skip
+
+
+def tuning_seeds(text: str) -> list[int]:
+    """Seeds of trials: how many (`2` is 1000 and 1001, which no report has by default), or which (`5,6`).
+
+    Raises:
+        UserError: it is neither.
+    """
+    seeds = read_seeds(text)
+    return seeds if "," in text else [TUNING_SEEDS + seed for seed in seeds]
+
+
+def default_trials(design: Design) -> int:
+    """Points of a design for which nothing is said: nine values of its range, with all values of the others."""
+    values = 1
+    for axis in design.space.values():
+        values *= 1 if isinstance(axis, Range) else len(axis)
+    ranges = any(isinstance(axis, Range) for axis in design.space.values())
+    return GRID_POINTS * values if ranges and design.sampler == "grid" else GRID_POINTS if ranges else values
+
+
+def make_request(
+    design: Design, trials: int | None, *, tpe: bool = False, retries: int = 2, report: bool = True
+) -> Request:
+    """What is asked of a study.
+
+    Args:
+        design: of the study.
+        trials: in all.
+        tpe: those beyond a grid of the usual size are refinements by TPE.
+        retries: how often a trial that came to nothing is tried again.
+        report: run the winner on fresh seeds.
+
+    Raises:
+        UserError: the numbers are no design.
+    """
+    if retries < 0:
+        raise UserError(f"--retries {retries}: it must be at least 0")
+    usual = default_trials(design)
+    if tpe and (trials is None or trials <= usual):
+        raise UserError(
+            f"--sampler tpe refines a design of {usual} trials: write --trials {usual + 3} for three more, or leave --sampler out"
+        )
+    trials = usual if trials is None else trials
+    refine = trials - usual if tpe else 0
+    design.wanted({}, "min", CONVERGED, trials - refine)  # or it refuses, before there is a study
+    return Request(trials=trials - refine, refine=refine, retries=retries, report=report)
+
+
+def work(study: Study, workers: str, places: Mapping[str, Any], engine: str, progress: TuningProgress) -> bool:
+    """Carry a study out with workers on this machine; False if a signal asked to stop.
+
+    Args:
+        study: what to do.
+        workers: how many, or `auto`.
+        places: where data and store are.
+        engine: as in `bench.tuning.worker.Worker`.
+        progress: shows what they do.
+
+    Raises:
+        UserError: there are not so many devices, or trials cannot be made here.
+        RunFailed: workers die as soon as they are started.
+    """
+    study.refuse_other_versions()
+    cut = slots(workers, study.spec.typical(places), study.request.trials)
+    if study.finished():
+        return True
+    with Workers(study.studies, cut, places, engine) as pool:
+        return pool.work(study, progress)

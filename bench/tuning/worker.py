@@ -1,0 +1,340 @@
+"""A worker: takes trials of a study, trains them, and says what came of them, until nothing is left to do.
+
+Many workers share a study, on one machine or several. A worker that is asked to stop (SIGTERM, Ctrl-C, the end of whoever
+started it) gives its trial back; one that dies is noticed by the others.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from queue import Queue
+from typing import Any
+
+from bench.callbacks import StopRequest
+from bench.checks import check
+from bench.config import RunConfig, on_device, settings_of
+from bench.doctor import first_line
+from bench.errors import RunBusy, RunFailed, UserError
+from bench.machine import this_process
+from bench.progress import Progress, SweepProgress
+from bench.runner import run
+from bench.storage.store import FINISHED, RunResult, Store
+from bench.sweeps.sweep import Choices, Engine, sweep
+from bench.tuning.space import point_key
+from bench.tuning.study import Study, value_of
+from bench.tuning.trials import Trial
+from tasks import TASKS
+
+Tell = Callable[[Mapping[str, Any]], None]
+"""Takes what a supervisor may want to know of a worker: `trial`, `step`, `ended`, `say`."""
+
+IDLE_SECONDS = 1.0
+"""Seconds between looks at a study in which only others have work. Ours."""
+MOST_FAILURES = 3
+"""Points that come to nothing, with no success between, before a worker says that its machine is to blame. Ours."""
+
+
+class Worker:
+    """Works on a study until nothing is left to do, and then perhaps on another.
+
+    Args:
+        places: where data and store are.
+        tell: takes what happens.
+        engine: `lanes`, `lightning`, or what is faster.
+        shared_by: workers that share the trials where lanes take many at once.
+    """
+
+    def __init__(self, places: Mapping[str, Any], tell: Tell, *, engine: Engine = "auto", shared_by: int = 1) -> None:
+        self.places, self.tell, self.shared_by = places, tell, shared_by
+        self.engine: Engine = engine
+        self.stop = StopRequest()
+        self.me = this_process() | {"gpus": os.environ.get("CUDA_VISIBLE_DEVICES")}
+        self._failures = set[str]()
+        self._choices = Choices(engine, None, None, lambda line: tell({"say": line}))
+
+    def work(self, study: Study) -> bool:
+        """Take trials of a study until none is left; False if a signal asked to stop.
+
+        Raises:
+            UserError: trials cannot be made here (data are missing, a device is not there, the store cannot be written).
+            RunFailed: several attempts in a row came to nothing.
+        """
+        study.refuse_other_versions()
+        self.study = study
+        if study.finished():  # or its first trials are there now
+            return True
+        with self.stop.listening():
+            lanes: int | None = None
+            while self.stop.signal is None:
+                if lanes is None:
+                    lanes = self._lanes()
+                    if self.stop.signal is not None:
+                        break
+                trials = self.study.claim(self.me, self.shared_by if lanes else None)
+                if trials is None:
+                    return True
+                if not trials:
+                    self.tell({"idle": True})
+                    time.sleep(IDLE_SECONDS)
+                    continue
+                lanes = self._make(trials, lanes)
+        return False
+
+    def _configs(self, trial: Trial) -> list[RunConfig]:
+        return [on_device(self.study.spec.config(trial.point, seed, self.places)) for seed in trial.seeds]
+
+    def _lanes(self) -> int | None:
+        """How many lanes pay: 0 if none do, None while nothing waits by which to tell."""
+        waiting = [trial for trial in self.study.trials() if trial.state == "waiting"]
+        if not waiting:
+            return None
+        configs = [config for trial in waiting for config in self._configs(trial)]
+        for config in configs:  # before anything is trained
+            check(config)
+        if self.study.spec.prune or configs[0].trainer.devices * configs[0].trainer.num_nodes > 1:
+            if self.engine == "lanes":
+                raise UserError(
+                    "--engine lanes: lanes train together on one device, so neither --prune nor --trainer.devices works with them"
+                )
+            return 0
+        choice = self._choices.of(configs)
+        return choice.width if choice.lanes else 0
+
+    def _make(self, trials: Sequence[Trial], lanes: int | None) -> int | None:
+        """Train the trials; what goes wrong is recorded with them. Returns how many lanes the next ones have."""
+        trials = [trial for trial in trials if self._legal(trial)]
+        if not trials:
+            return lanes
+        for trial in trials:
+            self.tell({"trial": _identity(trial)})
+        try:
+            with self.study.alive(trials):
+                made = self._as_lanes(trials, lanes) if lanes else self._one_by_one(trials[0])
+        except (KeyboardInterrupt, SystemExit):
+            self.stop.signal = self.stop.signal or signal.SIGINT
+            made = None
+        except RunFailed as error:
+            made = str(error)
+            if len(trials) > 1:  # one of them may have broken all
+                self.tell({"say": f"{made}; going on with one trial after the other"})
+                for trial in trials:
+                    self.study.give_back(trial, made)
+                return 0
+        except UserError as error:
+            for trial in trials:
+                self.study.give_back(trial, f"the worker could not make it: {error}")
+            raise
+        except Exception as error:  # an attempt like any other, or it would be made again for ever
+            traceback.print_exc()
+            made = first_line(error)
+        self._failures = (
+            self._failures | {point_key(trial.point) for trial in trials} if isinstance(made, str) else set()
+        )
+        for i, trial in enumerate(trials):
+            if made is None:
+                name = signal.Signals(self.stop.signal or signal.SIGTERM).name
+                self.study.give_back(trial, f"the worker was stopped by {name}")
+                self.tell({"ended": _identity(trial), "state": "given back"})
+            elif isinstance(made, str):
+                self.study.fail(trial, made)
+                self.tell({"ended": _identity(trial), "state": "failed", "reason": made})
+            elif self.stop.pruned:
+                reason, self.stop.signal, self.stop.pruned = self.stop.pruned, None, None
+                self.study.prune(trial, made[i], reason)
+                self.tell({"ended": _identity(trial), "state": "pruned", "reason": reason})
+            elif self.study.complete(trial, made[i]):
+                shown = [_shown(run, trial.fresh) for run in made[i]]
+                self.tell({"ended": _identity(trial), "state": "completed", "runs": shown})
+            else:
+                reason = "taken for dead meanwhile, and made by another worker"
+                self.tell({"ended": _identity(trial), "state": "lost", "reason": reason})
+        if len(self._failures) == MOST_FAILURES:
+            raise RunFailed(f"{MOST_FAILURES} trials in a row came to nothing here, the last: {made}")
+        return lanes
+
+    def _legal(self, trial: Trial) -> bool:
+        """Whether a trial can be made; an extension may lead out of what a hyperparameter can be, and is a failed trial then."""
+        try:
+            for config in self._configs(trial):
+                check(config)
+        except UserError as error:
+            self.study.fail(trial, str(error))
+            self.tell({"ended": _identity(trial), "state": "failed", "reason": str(error)})
+            return False
+        return True
+
+    def _as_lanes(self, trials: Sequence[Trial], width: int | None) -> list[list[RunResult]] | None:
+        configs = [config for trial in trials for config in self._configs(trial)]
+        show = _LanesShown(self.tell, self.study)
+        results = sweep(configs, show, show.say, engine="lanes", width=width, stop=self.stop)
+        if results is None:
+            return None
+        by_id = {result.run_id: result for result in results}
+        return [[by_id[config.run_id] for config in self._configs(trial)] for trial in trials]
+
+    def _one_by_one(self, trial: Trial) -> list[list[RunResult]] | None:
+        """The runs of a trial in a list of its own; None if a signal asked to stop."""
+        results: list[RunResult] = []
+        for config in self._configs(trial):
+            ranks = config.trainer.devices * config.trainer.num_nodes
+            result = self._apart(config) if ranks > 1 else self._here(config, trial, first=not results)
+            if result is None or (result.status == "killed" and not self.stop.pruned):
+                return None
+            results.append(result)
+            if self.stop.pruned:
+                break
+            if self.stop.signal is not None:
+                return None
+        return [results]
+
+    def _here(self, config: RunConfig, trial: Trial, *, first: bool) -> RunResult | None:
+        def progress(total: int, label: str) -> Progress:
+            return _Shown(total, label, self, trial, config.seed, first)
+
+        while self.stop.signal is None:
+            try:
+                return run(config, progress=progress, stop=self.stop)
+            except KeyboardInterrupt:
+                if not self.stop.pruned:
+                    raise
+                self.stop.pruned = self.stop.signal = None  # too late: the run was over
+            except RunBusy:  # whoever had this trial before us may not have noticed yet that we have it
+                time.sleep(IDLE_SECONDS)
+        return None
+
+    def _apart(self, config: RunConfig) -> RunResult | None:
+        """A run on several devices as a process of its own, which starts the other ranks."""
+        store = Store(config.store)
+        while (stored := store.get(config.run_id)) is not None and stored.status == "running":
+            if self.stop.signal is not None:
+                return None
+            time.sleep(IDLE_SECONDS)  # its worker died, and it has not
+        if stored is not None and stored.status in FINISHED:
+            return stored
+        path = config.store / f"{config.run_id}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        settings = settings_of(config.model_dump(mode="json", exclude={"data", "store", "logger"}))
+        path.write_text(json.dumps(settings), "utf-8")  # which is YAML
+        command = [sys.executable, "-m", "bench.cli", "fit", "--config", str(path), "--json"]
+        command += ["--store", str(config.store), "--data", str(config.data)]
+        with tempfile.TemporaryFile("w+") as said:  # no pipe, which would be full one day
+            process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=said, start_new_session=True)
+            asked = False
+            try:
+                while process.poll() is None:
+                    time.sleep(0.2)
+                    if self.stop.signal is not None and not asked:
+                        process.send_signal(signal.SIGTERM)
+                        asked = True
+            finally:
+                path.unlink(missing_ok=True)
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)  # what is left of its ranks
+                process.wait()
+            said.seek(0)
+            lines = said.read().strip().splitlines()
+        result = store.get(config.run_id)
+        if result is not None and result.status in FINISHED:
+            return result
+        if asked:
+            return None
+        last = lines[-1] if lines else f"exit code {process.returncode}"
+        raise RunFailed(f"run {config.run_id} broke: {last.removeprefix('bench: error: ')}")
+
+
+class _Shown(Progress):
+    """Tells how far a run is, and stops it where its trial is pruned."""
+
+    def __init__(self, total: int, label: str, worker: Worker, trial: Trial, seed: int, first: bool) -> None:
+        super().__init__(total, label, enabled=False)
+        self.worker, self.trial, self.seed, self.first = worker, trial, seed, first
+        self._told = 0.0
+
+    def update(self, step: int, loss: float, applied_step: float, accuracy: Callable[[], float | None]) -> None:
+        if time.monotonic() - self._told >= 0.5:
+            self._told = time.monotonic()
+            self._tell(step)
+
+    def validated(self, step: int, split: str, values: dict[str, float]) -> None:
+        spec = self.worker.study.spec
+        metric = TASKS[spec.task].metric
+        if metric not in values:
+            return
+        self.score = values.get("excess", values[metric]) if metric == "loss" else values[metric]
+        self._tell(step)
+        if self.first and self.worker.study.report(self.trial, step, values[metric]) and step < self.total:
+            self.worker.stop.prune("worse than the median of the other trials")
+
+    def _tell(self, step: int) -> None:
+        self.worker.tell(
+            {
+                "trial": _identity(self.trial),
+                "seed": self.seed,
+                "step": step,
+                "total": self.total,
+                "score": getattr(self, "score", None),
+            }
+        )
+
+
+class _LanesShown(SweepProgress):
+    """Tells how far lanes are."""
+
+    def __init__(self, tell: Tell, study: Study) -> None:
+        mode = study.spec.mode
+        super().__init__("lanes", (lambda a, b: a > b) if mode == "max" else (lambda a, b: a < b), enabled=False)
+        self.tell = tell
+        self._told = 0.0
+
+    def say(self, line: str) -> None:
+        self.tell({"say": line})
+
+    def _show(self, alive: int, share: float) -> None:
+        if time.monotonic() - self._told >= 0.5:
+            self._told = time.monotonic()
+            done = (self.ended + alive * share) / max(self.runs, 1)
+            self.tell(
+                {
+                    "lanes": alive,
+                    "runs": self.runs,
+                    "over": self.ended,
+                    "share": done,
+                    "score": self.best and self.best[0],
+                }
+            )
+
+
+def _identity(trial: Trial) -> dict[str, Any]:
+    return {
+        "number": trial.number,
+        "fresh": trial.fresh,
+        "point": trial.point,
+        "kind": trial.kind,
+        "seeds": trial.seeds,
+    }
+
+
+def _shown(result: RunResult, fresh: bool) -> dict[str, Any]:
+    return {"status": result.status, "value": value_of(result, fresh), "wall_s": result.wall_s}
+
+
+def supervised() -> Iterator[str]:
+    """Names of studies from standard input; its end, which is that of whoever started us, asks this process to stop."""
+    names: Queue[str] = Queue()
+
+    def read() -> None:
+        for line in sys.stdin:
+            names.put(line.strip())
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=read, daemon=True).start()
+    while True:
+        yield names.get()
