@@ -1,16 +1,18 @@
 """The command line: words to calls. Nothing heavy is imported before it is needed."""
 
 import argparse
+import errno
 import json
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from bench.errors import UserError, unknown
+from bench.errors import RunFailed, UserError, unknown
 from bench.machine import is_main_process
 from bench.words import Parser, add_places, dotted_apart, read, split
 from optimizers.plugins import PluginError
@@ -22,15 +24,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         code = _dispatch(words)
         sys.stdout.flush()
-    except UserError as error:
+    except (UserError, PluginError) as error:
         print(f"bench: error: {error}", file=sys.stderr)
-        code = error.exit_code
-    except PluginError as error:
-        print(f"bench: error: {error}", file=sys.stderr)
-        code = UserError.exit_code
+        code = getattr(error, "exit_code", UserError.exit_code)
     except BrokenPipeError:  # `bench list tasks | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still to be flushed must not break too
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        where = f" ({error.filename})" if error.filename else ""
+        print(f"bench: error: the disk is full{where}: make room, then give the same command again", file=sys.stderr)
+        code = RunFailed.exit_code
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
         print("bench: interrupted", file=sys.stderr)
         code = 130
@@ -38,12 +44,6 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _dispatch(words: list[str]) -> int:
-    commands = {
-        "fit": _fit, "sweep": _sweep, "tune": _tuning, "suite": _tuning, "studies": _tuning, "worker": _tuning,
-        "leaderboard": _results,
-        "sql": _store_commands, "merge": _store_commands, "diff": _store_commands,
-        "new": _new, "reproduce": _reproduce, "list": _list, "show": _show, "doctor": _doctor,
-    }  # fmt: skip
     parser = Parser(
         prog="bench",
         description="Compare optimizers on attention models.",
@@ -53,26 +53,12 @@ def _dispatch(words: list[str]) -> int:
     )
     parser.add_argument("--version", action="store_true", help="print the version")
     sub = parser.add_subparsers(dest="command", metavar="COMMAND")
-    sub.add_parser("fit", help="train one task with one optimizer and store the result")
-    sub.add_parser("sweep", help="train many learning rates and seeds as one program: table and plot of sensitivity")
-    sub.add_parser("tune", help="find an optimizer's hyperparameters on a task, with many workers")
-    sub.add_parser("suite", help="tune optimizers on tasks at equal budgets, then run the winners, as one plan")
-    sub.add_parser("studies", help="list studies, or show what one has found, with a smaller budget too")
-    sub.add_parser("worker", help="join a study, from any machine that reaches its database")
-    sub.add_parser("reproduce", help="run a paper's experiment: figure, data and tested claims")
-    sub.add_parser("leaderboard", help="rank optimizers from the stored runs, with intervals and ties")
-    sub.add_parser("sql", help="ask about runs, curves, measurements and trials with SQL")
-    sub.add_parser("merge", help="copy the runs of stores into another one")
-    sub.add_parser("diff", help="show what differs between two runs")
-    sub.add_parser("new", help="write a package with an optimizer or a task of your own")
-    sub.add_parser("list", help="list tasks or optimizers")
-    sub.add_parser("show", help="describe a task, an optimizer or a paper's experiment")
-    sub.add_parser("doctor", help="check this machine, its data and its store")
+    for name, (_, what) in COMMANDS.items():
+        sub.add_parser(name, help=what)
     if words and not words[0].startswith("-"):
-        if words[0] not in commands:
-            raise unknown("command", words[0], commands)
-        command = commands[words[0]]
-        return command(words) if command in (_tuning, _results, _store_commands, _new) else command(words[1:])
+        if words[0] not in COMMANDS:
+            raise unknown("command", words[0], COMMANDS)
+        return COMMANDS[words[0]][0](words[1:])
     args = parser.parse_args(words)
     if args.version:
         from bench import __version__
@@ -81,24 +67,6 @@ def _dispatch(words: list[str]) -> int:
     else:
         parser.print_help()
     return 0
-
-
-def _results(words: list[str]) -> int:
-    from bench.boards.cli import main
-
-    return main(words)
-
-
-def _store_commands(words: list[str]) -> int:
-    from bench.storage.cli import main
-
-    return main(words)
-
-
-def _new(words: list[str]) -> int:
-    from bench.new import main
-
-    return main(words)
 
 
 # -- fit ----------------------------------------------------------------------------------------------------------
@@ -299,12 +267,6 @@ def _sweep(words: list[str]) -> int:
     return 0
 
 
-def _tuning(words: list[str]) -> int:
-    from bench.tuning.cli import COMMANDS
-
-    return COMMANDS[words[0]](words[1:])
-
-
 # -- reproduce ----------------------------------------------------------------------------------------------------
 
 
@@ -427,6 +389,39 @@ def _doctor(words: list[str]) -> int:
     from bench.doctor import examine
 
     return examine(args.data, args.store)
+
+
+# -- all ----------------------------------------------------------------------------------------------------------
+
+Command = Callable[[list[str]], int]
+
+
+def _in(module: str, *first: str) -> Command:
+    """Commands that have a module of their own, which is imported when one is called."""
+    return lambda words: import_module(module).main([*first, *words])
+
+
+COMMANDS: dict[str, tuple[Command, str]] = {
+    "fit": (_fit, "train one task with one optimizer and store the result"),
+    "sweep": (_sweep, "train many learning rates and seeds as one program: table and plot of sensitivity"),
+    "tune": (_in("bench.tuning.cli", "tune"), "find an optimizer's hyperparameters on a task, with many workers"),
+    "suite": (_in("bench.tuning.cli", "suite"), "tune optimizers on tasks at equal budgets, then run the winners, as one plan"),
+    "studies": (_in("bench.tuning.cli", "studies"), "list studies, or show what one has found, with a smaller budget too"),
+    "worker": (_in("bench.tuning.cli", "worker"), "join a study, from any machine that reaches its database"),
+    "leaderboard": (_in("bench.boards.cli", "leaderboard"), "rank optimizers from the stored runs, with intervals and ties"),
+    "report": (_in("bench.boards.cli", "report"), "write boards, charts and commands as one HTML page that needs no network"),
+    "plot": (_in("bench.boards.cli", "plot"), "draw stored runs for a paper: curves, sensitivity, profiles, step sizes, budgets"),
+    "reproduce": (_reproduce, "run a paper's experiment: figure, data and tested claims"),
+    "sql": (_in("bench.storage.cli", "sql"), "ask about runs, curves, measurements and trials with SQL"),
+    "merge": (_in("bench.storage.cli", "merge"), "copy the runs of stores into another one"),
+    "diff": (_in("bench.storage.cli", "diff"), "show what differs between two runs"),
+    "new": (_in("bench.new"), "write a package with an optimizer or a task of your own"),
+    "check": (_in("bench.check.cli"), "check that an optimizer does what training code expects, plug-ins too"),
+    "list": (_list, "list tasks, optimizers or runs"),
+    "show": (_show, "describe a task, an optimizer or a paper's experiment"),
+    "doctor": (_doctor, "check this machine, its data and its store"),
+}  # fmt: skip
+"""What each command does, in the order of `bench --help`; they are given the words behind their name."""
 
 
 if __name__ == "__main__":

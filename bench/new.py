@@ -74,7 +74,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("kind", choices=KINDS)
     parser.add_argument("name", help="of the package, and what is typed after --opt or --task: my_opt")
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder to make (default: ./NAME)")
-    args = parser.parse_args(words[1:])
+    args = parser.parse_args(words)
     folder = args.out or Path(args.name)
     for path in create(args.kind, args.name, folder):
         print(path)

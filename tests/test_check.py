@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from bench.check import Report, Verdict, conformance, read_verdicts, write_verdict
+from bench.check import Report, Verdict, conformance, write_verdict
 from bench.check.catalogue import CHECKS
 from bench.check.cli import listing, main
 from bench.check.runner import Job, _State, job_of, run
 from bench.errors import UserError
+from bench.storage.stores import Stores
 from optimizers import OPTIMIZERS, OptimizerSpec
 from optimizers.plugins import PluginError
 from tests import mutants, tiny
@@ -223,9 +224,9 @@ def test_a_bad_request_says_what_to_do(words: list[str], message: str) -> None:
         main(words)
 
 
-def test_the_command_prints_strict_json_and_stores_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_strict_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["tests/mutants.py:Nonsense", "--only", "builds,resume,scale", "--opt.lr", "0.2"]
-    code = main([*words, "--json", "--save", "--store", str(tmp_path)])
+    code = main([*words, "--json", "--store", str(tmp_path)])
     out, err = capsys.readouterr()
 
     def refuse(word: str) -> Any:
@@ -239,7 +240,14 @@ def test_the_command_prints_strict_json_and_stores_it(tmp_path: Path, capsys: py
     verdicts = {verdict["check"]: verdict for verdict in found["verdicts"]}
     assert (verdicts["resume"]["measured"], verdicts["resume"]["tolerance"]) == ("inf", 0.0)
     assert "3/3 scale" in err
-    assert read_verdicts(tmp_path) == {words[0]: found}
+    assert list(tmp_path.iterdir()) == []  # three checks are no verdict on the optimizer
+
+
+def test_all_checks_of_an_optimizer_are_stored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tests.mutants:Raises", "--json", "--store", str(tmp_path)]) == 1
+    found = json.loads(capsys.readouterr().out)
+    (report,) = Stores([tmp_path]).checks
+    assert report == {**found, "failed": ["builds"]}
 
 
 def test_the_command_succeeds_where_all_is_well(capsys: pytest.CaptureFixture[str]) -> None:
@@ -269,17 +277,20 @@ def test_importing_the_kit_imports_no_torch() -> None:
 # ---- The store --------------------------------------------------------------------------------------------------------------
 
 
-def test_verdicts_are_stored_by_optimizer_and_damaged_ones_left_out(tmp_path: Path) -> None:
+def test_verdicts_are_stored_by_version_and_damaged_ones_named(tmp_path: Path) -> None:
     verdict = Verdict("groups", "fail", float("nan"), "note")
-    for name in ("adam", "some/where.py:Mine", "adam"):
-        path = write_verdict(tmp_path, Report(name, {"betas": (0.5, 0.9)}, {"version": 1}, (verdict,)))
+    for name, version in (("adam", 1), ("some/where.py:Mine", 1), ("adam", 2), ("adam", 1)):
+        path = write_verdict(tmp_path, Report(name, {"betas": (0.5, 0.9)}, {"version": version}, (verdict,)))
     assert path.parent == tmp_path / "checks"
-    (tmp_path / "checks" / "broken.json").write_text('{"name"')
-    (tmp_path / "checks" / "list.json").write_text("[]")
-    found = read_verdicts(tmp_path)
-    assert found.keys() == {"adam", "some/where.py:Mine"}
-    assert found["adam"]["verdicts"][0]["measured"] is None
-    assert read_verdicts(tmp_path / "nowhere") == {}
+    broken = {"broken": '{"name"', "list": "[]", "nothing": '{"name": "adam", "verdicts": []}'}
+    for name, text in broken.items():
+        (tmp_path / "checks" / f"{name}.json").write_text(text)
+    stores = Stores([tmp_path])
+    known = {(report["name"], report["version"]): report for report in stores.checks}
+    assert known.keys() == {("adam", 1), ("adam", 2), ("some/where.py:Mine", 1)}
+    assert known["adam", 1]["verdicts"][0]["measured"] is None
+    assert known["adam", 1]["failed"] == ["groups"]
+    assert [path.stem for path in stores.unreadable] == sorted(broken)
 
 
 def test_a_store_that_cannot_be_written_is_said(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ import torch
 
 from bench.boards.cli import BOARD_NAMES
 from bench.boards.formats import FORMATS, markdown
+from bench.check.report import Report, Verdict, Word, write_verdict
 from bench.storage.store import Store
 from tests.entered import board, keep, made, seeds, tuned
 from tests.stored import WILD
@@ -108,6 +109,20 @@ def test_json_holds_every_row_with_its_runs_and_every_pair(cli, filled):
     assert first["final"]["mean"] == pytest.approx(0.828)
     assert second["run_ids"] == sorted(run.run_id for run in seeds("sgd", B))
     assert [(pair["first"], pair["second"], pair["resolved"]) for pair in table["pairs"]] == [("adam", "sgd", True)]
+
+
+def check(store: Path, opt: str, word: Word, *, version: int = 1) -> None:
+    write_verdict(store, Report(opt, {}, {"version": version, "package": None}, (Verdict("groups", word),)))
+
+
+def test_verdicts_of_this_version_of_an_optimizer_are_shown(cli, filled, tmp_path):
+    check(filled, "adam", "not applicable")
+    check(filled, "adam", "fail", version=2)
+    check(filled, "sgd", "pass")
+    check(tmp_path / "other", "sgd", "error")  # of two machines' verdicts the worse one counts
+    words = ["leaderboard", "--store", str(filled), "--store", str(tmp_path / "other"), "--format", "json"]
+    rows = strict(cli(*words).out)[0]["tables"][0]["rows"]
+    assert {row["opt"]: row["conformance"] for row in rows} == {"adam": "pass", "sgd": "fails groups"}
 
 
 def test_csv_has_three_columns_for_an_interval_whichever_row_is_first(cli, filled):

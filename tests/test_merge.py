@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import bench.storage.merge
+from bench.check.report import Report, Verdict, write_verdict
 from bench.storage.store import FINISHED, Store, take_lock
 from bench.storage.stores import Stores, read_study
 from tests.stored import WILD, add_pack, add_run, add_study, begin, begin_pack, kill, record
@@ -217,6 +218,19 @@ def test_a_damaged_pack_with_finished_runs_stays(cli, tmp_path):
     assert digest(tmp_path / "dest") == before
 
 
+def test_reports_of_checks_are_merged(cli, tmp_path):
+    source, dest = tmp_path / "source", tmp_path / "dest"
+    for opt in ("adam", "sgd"):
+        write_verdict(source, Report(opt, verdicts=(Verdict("groups", "pass"),)))
+    write_verdict(dest, Report("sgd", verdicts=(Verdict("groups", "fail"),)))
+    (source / "checks" / "torn.json").write_text("{")
+    answer = cli("merge", source, dest)
+    assert (answer.code, answer.out) == (1, "0 runs copied, 0 already there, 0 skipped; 1 records of checks copied\n")
+    assert f"{source / 'checks' / 'torn.json'} is damaged" in answer.err
+    assert {c["name"]: c["failed"] for c in Stores([dest]).checks} == {"adam": [], "sgd": ["groups"]}
+    assert no_trace(dest)
+
+
 @pytest.mark.parametrize(("theirs", "ours", "kept"), [(3, 2, 3), (2, 3, 3)])
 def test_of_two_records_of_a_study_the_later_stays(cli, tmp_path, theirs, ours, kept):
     add_study(tmp_path / "source", "s", theirs)
@@ -364,6 +378,7 @@ import os, signal, sys
 from pathlib import Path
 import shutil
 import bench.storage.merge
+from bench.check.report import Report, Verdict, write_verdict
 from bench.cli import main
 
 left, copy = int(sys.argv[1]), shutil.copy2

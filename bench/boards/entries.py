@@ -86,6 +86,8 @@ class Entry:
         others_tuned: further studies of this optimizer on this problem, with fewer trials.
         tuned_elsewhere: whether the study that found the settings is not in these stores; it may have had another budget.
         twice: seeds of which there are several runs; one of them is taken.
+        conformance: what `bench check` said of this version of the optimizer: `pass`, or the names of checks that failed;
+            None if it was not asked.
     """
 
     problem: Problem
@@ -100,6 +102,7 @@ class Entry:
     twice: int = 0
     tuned_elsewhere: bool = False
     name: str = ""
+    conformance: str | None = None
 
     @property
     def study(self) -> StudyRecord | None:
@@ -269,7 +272,16 @@ def collect(
         for entry in own:
             several = settings == "all" and sum(other.opt == entry.opt for other in own) > 1
             entry.name = f"{entry.opt} ({_differing(entry, own)})" if several else entry.opt
+            entry.conformance = _conformance(entry, stores.checks)
     return found
+
+
+def _conformance(entry: Entry, checks: Iterable[Mapping[str, Any]]) -> str | None:
+    """What reports say of the version of the optimizer that all runs of an entry were trained with."""
+    about = {(run.versions.get("opt"), run.versions.get("opt_package")) for run in entry.runs.values()}
+    mine = [c for c in checks if c["name"] == entry.opt and {(c.get("version"), c.get("package"))} == about]
+    failed = sorted({name for report in mine for name in report["failed"]})
+    return f"fails {', '.join(failed)}" if failed else "pass" if mine else None
 
 
 def _tasks(runs: Iterable[RunResult], asked: Sequence[str]) -> dict[str, TaskSpec]:

@@ -45,7 +45,7 @@ def who(entry: Entry) -> dict[str, Any]:
     """The values of a row that every board has."""
     return {
         "opt": entry.name, "settings": entry.kind, "task": entry.problem.task, "problem": entry.problem.name,
-        "options": entry.options, "n": len(entry.runs), "runs": entry.statuses, "conformance": None, "flags": flags(entry),
+        "options": entry.options, "n": len(entry.runs), "runs": entry.statuses, "conformance": entry.conformance, "flags": flags(entry),
         "versions": entry.versions, "machines": entry.machines, "run_ids": sorted(run.run_id for run in entry.runs.values()),
     }  # fmt: skip
 

@@ -12,7 +12,7 @@ The checks are listed in `bench/check/catalogue.py`. They run in a process of th
 this package imports no torch.
 """
 
-from bench.check.report import Report, Verdict, read_verdicts, write_verdict
+from bench.check.report import Report, Verdict, write_verdict
 from bench.check.runner import conformance
 
-__all__ = ["Report", "Verdict", "conformance", "read_verdicts", "write_verdict"]
+__all__ = ["Report", "Verdict", "conformance", "write_verdict"]

@@ -38,12 +38,11 @@ def main(words: list[str]) -> int:
         "--limit", type=_seconds, default=LIMIT, metavar="SECONDS", help=f"for one check (default {LIMIT:g})"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--save", action="store_true", help="keep the verdicts in the store, for the leaderboard")
     parser.add_argument(
         "--store",
         type=Path,
         default=Path(os.environ.get("BENCH_STORE", "runs")),
-        help="where runs are kept (default: $BENCH_STORE, else ./runs)",
+        help="where the verdicts of all checks are kept, for the leaderboard (default: $BENCH_STORE, else ./runs)",
     )
     parser.add_argument("--list", action="store_true", help="say what is checked, and how closely")
     own, dotted = dotted_apart(words)
@@ -64,7 +63,7 @@ def main(words: list[str]) -> int:
     )
     progress.clear()
     print(json.dumps(report.as_json(), indent=1, allow_nan=False) if args.json else report.text())
-    if args.save:
+    if args.only is None:
         print(f"written to {write_verdict(args.store, report)}", file=sys.stderr)
     return 0 if report.ok else 1
 

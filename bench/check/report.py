@@ -1,6 +1,5 @@
 """Verdicts: as a table, as JSON, in a store. Importing this file imports no torch."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -109,7 +108,7 @@ def _number(value: float | None) -> str:
 
 
 def write_verdict(store: Path, report: Report) -> Path:
-    """Keep a report in a store; one of the same optimizer is replaced.
+    """Keep a report in a store; one of the same version of the optimizer is replaced.
 
     Returns:
         The file.
@@ -119,24 +118,12 @@ def write_verdict(store: Path, report: Report) -> Path:
     """
     from bench.errors import UserError
     from bench.storage.store import write_json
-    from optimizers.plugins import slug
+    from bench.storage.stores import check_path
 
-    path = store / "checks" / f"{slug(report.name)}.json"
+    path = check_path(store, report.name, report.about.get("version"), report.about.get("package"))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, report.as_json(), indent=1)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror or error}; choose another folder with --store") from None
     return path
-
-
-def read_verdicts(store: Path) -> dict[str, dict[str, Any]]:
-    """The reports in a store as `Report.as_json` gives them, by the optimizer's name; files that are damaged are left out."""
-    found = {}
-    for path in sorted((store / "checks").glob("*.json")):
-        try:
-            report = json.loads(path.read_text("utf-8"))
-            found[report["name"]] = report
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
-    return found

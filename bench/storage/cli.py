@@ -60,7 +60,7 @@ def _sql(words: list[str]) -> int:
 def _merge(words: list[str]) -> int:
     parser = Parser(
         prog="bench merge",
-        description="Copy the runs, and the records of studies, of stores into another one.",
+        description="Copy the runs of stores, and their records of studies and checks, into another one.",
         epilog="What is there already stays, but a finished run takes the place of an unfinished one. A merge that was stopped goes on"
         " with the same command. Databases of studies (studies.db) are not merged. Exit code 1: something could not be read.",
     )
@@ -78,7 +78,8 @@ def _merge(words: list[str]) -> int:
     for note in merged.notes:
         print(f"bench: note: {note}", file=sys.stderr)
     counts = f"{merged.copied} runs copied, {merged.there} already there, {merged.skipped} skipped"
-    print(counts + f"; {merged.studies} records of studies copied" * bool(merged.studies))
+    records = [f"{n} records of {what}" for n, what in ((merged.studies, "studies"), (merged.checks, "checks")) if n]
+    print(counts + f"; {' and '.join(records)} copied" * bool(records))
     return 1 if merged.damaged else 0
 
 

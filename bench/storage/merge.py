@@ -17,8 +17,8 @@ from typing import Any
 
 from bench.errors import RunBusy, RunFailed, UserError
 from bench.storage.packs import Packs
-from bench.storage.store import FINISHED, STUDIES, TABLES, RunResult, decode, disk_errors, take_lock, unlocked
-from bench.storage.stores import HOW_TO_FILL, read_study
+from bench.storage.store import CHECKS, FINISHED, STUDIES, TABLES, RunResult, decode, disk_errors, take_lock, unlocked
+from bench.storage.stores import HOW_TO_FILL, read_check, read_study
 
 _WORKPLACE = ".merging"
 _SECONDS = 5  # between lines on how far it is
@@ -30,7 +30,7 @@ class Merged:
 
     Attributes:
         copied, there, skipped: how many runs were copied, were there already, or were left where they are.
-        studies: how many records of studies were copied.
+        studies, checks: how many records of studies, and of `bench check`, were copied.
         damaged: folders and files of the sources that cannot be read.
         notes: why runs were skipped.
         differing: runs that the destination keeps, although a source has another result.
@@ -40,6 +40,7 @@ class Merged:
     there: int = 0
     skipped: int = 0
     studies: int = 0
+    checks: int = 0
     damaged: list[Path] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     differing: list[str] = field(default_factory=list)
@@ -98,7 +99,11 @@ class _Merging:
             self._free_place()  # which removes what a killed process left
         packs = Packs(source)
         damaged, of_packs = set(packs.damaged()), sorted(packs.folders(), key=_age)
-        own = sorted(path for path in source.glob("*/") if path.is_dir() and path not in {*of_packs, source / STUDIES})
+        own = sorted(
+            path
+            for path in source.glob("*/")
+            if path.is_dir() and path not in {*of_packs, source / STUDIES, source / CHECKS}
+        )
         said = time.monotonic()
         for n, folder in enumerate([*own, *of_packs]):
             if time.monotonic() - said > _SECONDS:
@@ -116,6 +121,9 @@ class _Merging:
         for path in sorted((source / STUDIES).glob("*.json")):
             with disk_errors(self.into):
                 self._study(path)
+        for path in sorted((source / CHECKS).glob("*.json")):
+            with disk_errors(self.into):
+                self._check(path)
 
     def close(self) -> None:
         """Leave no trace of the work."""
@@ -236,9 +244,21 @@ class _Merging:
             return
         there = read_study(target)
         if there is None or there.order() < record.order():
-            shutil.copy2(path, copy := self._free_place())
-            copy.replace(target)
+            self._copy_record(path, target)
             self.merged.studies += 1
+
+    def _check(self, path: Path) -> None:
+        target = self.into / CHECKS / path.name
+        if read_check(path) is None:
+            self.merged.damaged.append(path)
+        elif read_check(target) is None:
+            self._copy_record(path, target)
+            self.merged.checks += 1
+
+    def _copy_record(self, path: Path, target: Path) -> None:
+        shutil.copy2(path, copy := self._free_place())
+        target.parent.mkdir(exist_ok=True)
+        copy.replace(target)
 
     def _skip(self, why: str, runs: int) -> None:
         self.merged.notes.append(why)

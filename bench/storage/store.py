@@ -28,8 +28,8 @@ Status = Literal["running", "completed", "diverged", "timeout", "failed", "kille
 FINISHED = ("completed", "diverged", "timeout")
 RESUMABLE = ("killed", "failed")
 TABLES = ("measurements", "curve")  # a column that both have is read from the first
-STUDIES = "studies"
-"""The folder of a store with the records of studies (`bench.storage.stores.StudyRecord`)."""
+STUDIES, CHECKS = "studies", "checks"
+"""The folders of a store with records that are no runs: of studies (`bench.storage.stores.StudyRecord`) and of `bench check`."""
 CURVE_FIELDS = ("step", "loss", "grad_norm", "raw_step", "applied_step")
 
 
@@ -113,7 +113,7 @@ class Store:
 
     def unreadable(self) -> list[Path]:
         """Folders of runs and packs whose records are missing or damaged, and packs whose tables are."""
-        packs = {*self._packs.folders(), self.folder / STUDIES}
+        packs = {*self._packs.folders(), self.folder / STUDIES, self.folder / CHECKS}
         own = [p for p in self.folder.glob("*/") if p not in packs and p.is_dir() and _read(p / "run.json") is None]
         return sorted(own + self._packs.damaged())
 

@@ -1,5 +1,6 @@
-"""Several stores read as one, and studies' records: what boards are made of."""
+"""Several stores read as one, and their records of studies and checks: what boards are made of."""
 
+import hashlib
 import json
 import math
 from collections.abc import Sequence
@@ -9,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.errors import UserError
-from bench.storage.store import FINISHED, STUDIES, RunResult, Store, plain
+from bench.storage.store import CHECKS, FINISHED, STUDIES, RunResult, Store, plain
 from bench.tuning.selection import Mode
+from optimizers.plugins import slug
 
 
 class Stores:
@@ -71,20 +73,26 @@ class Stores:
         Two machines may have given one name to different studies.
         """
         found: dict[str, StudyRecord] = {}
-        for store in self.stores:
-            for record in map(read_study, sorted((store.folder / STUDIES).glob("*.json"))):
-                if record is not None:
-                    what = json.dumps([record.name, record.task, record.opt, record.seeds, record.axes])
-                    found[what] = max(found.get(what, record), record, key=StudyRecord.order)
+        for record in map(read_study, self._records(STUDIES)):
+            if record is not None:
+                what = json.dumps([record.name, record.task, record.opt, record.seeds, record.axes])
+                found[what] = max(found.get(what, record), record, key=StudyRecord.order)
         return [found[name] for name in sorted(found)]
 
     @cached_property
     def unreadable(self) -> list[Path]:
         """Folders and records that cannot be read."""
-        records = [path for store in self.stores for path in sorted((store.folder / STUDIES).glob("*.json"))]
-        return [path for store in self.stores for path in store.unreadable()] + [
-            path for path in records if read_study(path) is None
-        ]
+        runs = [path for store in self.stores for path in store.unreadable()]
+        studies = [path for path in self._records(STUDIES) if read_study(path) is None]
+        return runs + studies + [path for path in self._records(CHECKS) if read_check(path) is None]
+
+    @cached_property
+    def checks(self) -> list[dict[str, Any]]:
+        """All reports of `bench check`, as `read_check` gives them; stores may have several of one optimizer."""
+        return [report for report in map(read_check, self._records(CHECKS)) if report is not None]
+
+    def _records(self, kind: str) -> list[Path]:
+        return [path for store in self.stores for path in sorted((store.folder / kind).glob("*.json"))]
 
 
 HOW_TO_FILL = (
@@ -157,3 +165,20 @@ def read_study(path: Path) -> StudyRecord | None:
 def study_path(store: Path, name: str) -> Path:
     """Where a study's record lies."""
     return store / STUDIES / f"{name}.json"
+
+
+def read_check(path: Path) -> dict[str, Any] | None:
+    """A report of `bench check` (`bench.check.Report.as_json`), with the names of `failed` checks; None if it is damaged."""
+    try:
+        report = json.loads(path.read_bytes())
+        report["failed"] = [each["check"] for each in report["verdicts"] if each["verdict"] in ("fail", "error")]
+        whole = all(isinstance(word, str) for word in (report["name"], *report["failed"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return report if whole and report["verdicts"] else None
+
+
+def check_path(store: Path, opt: str, version: int | None, package: str | None) -> Path:
+    """Where the report on a version of an optimizer lies."""
+    digest = hashlib.sha256(json.dumps([opt, version, package]).encode()).hexdigest()[:8]
+    return store / CHECKS / f"{slug(opt)}-{digest}.json"

@@ -405,3 +405,8 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "studies": _list_studies,
     "worker": _worker,
 }
+
+
+def main(words: list[str]) -> int:
+    """One of these commands, with its name as the first word; see `bench.cli.main`."""
+    return COMMANDS[words[0]](words[1:])
