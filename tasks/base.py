@@ -1,7 +1,8 @@
 """What every task shares: its data's interface and the one training step that serves every optimizer."""
 
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -16,6 +17,7 @@ from torch.func import functional_call, vmap
 from torch.optim import Optimizer
 from torchmetrics import Metric, MetricCollection
 
+from optimizers.closures import once_known
 from optimizers.global_norm import global_norm
 from tasks.dropout import BatchRandomness, use_batch_dropout
 from tasks.order import BatchOrder, micro_batches_per_rank
@@ -324,22 +326,6 @@ def evaluation_weights(optimizer: Any) -> Iterator[None]:
         train()
 
 
-def once_known(loss: Tensor, params: Sequence[Tensor], evaluate: Callable[[], Tensor]) -> Callable[[], Tensor]:
-    """The closure of an optimizer's step where loss and gradients are there already.
-
-    Its first call hands the loss over, unless the method has moved the weights before; all else evaluates again.
-    """
-    pending, versions = [loss], [p._version for p in params]
-
-    def closure() -> Tensor:
-        if pending and versions == [p._version for p in params]:
-            return pending.pop()
-        with torch.enable_grad():  # a step that forgets it would get no gradients
-            return evaluate()
-
-    return closure
-
-
 class _Loop:
     """The inner loop of `Task.training_step`, with what it needs looked up once: attributes of modules are slow."""
 
@@ -361,6 +347,8 @@ class _Loop:
         self.noted: list[tuple[int, dict[str, Tensor]]] = []
         # Leaves averaging over ranks to a batch's last micro-batch, where the strategy can.
         self.without_sync = getattr(self.strategy, "block_backward_sync", nullcontext)
+        if self.plan.create_graph:  # torch warns of a cycle of references, which ends where gradients are set to None
+            warnings.filterwarnings("ignore", r"Using backward\(\) with create_graph=True")
 
     def _was_taken(self, *_: Any) -> None:
         self.taken = True

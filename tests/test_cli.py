@@ -646,3 +646,12 @@ def test_a_truncated_file_of_the_real_mnist_is_named(cli, tmp_path, real_data):
     assert f"damaged data file {folder / MNIST_FILES[2]}: 1,000 bytes" in fails(
         cli, "fit", "--task", "mnist", "--opt", "adam", "--data", tmp_path
     )
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+def test_a_full_disk_behind_standard_output_is_said() -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "bench.cli", "list", "tasks"]
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
+    assert ended.returncode == 1
+    assert ended.stderr == "bench: error: the disk is full: make room, then give the same command again\n"

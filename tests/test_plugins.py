@@ -95,7 +95,7 @@ def test_options_come_from_the_signature(cli, here: Path) -> None:
     shown = cli("show", opt)
     assert shown.code == 0, shown.err
     assert "--opt.lr" in shown.out
-    assert "step per unit of the gradient. (float, default 0.1)" in " ".join(shown.out.split())
+    assert "step per unit of the gradient (float, default 0.1)" in " ".join(shown.out.split())
     assert "--opt.betas" in shown.out
     assert "hook" not in shown.out  # a function is nothing for the command line
     wrong = cli("fit", *RUN, "--opt", opt, "--opt.l", 1)

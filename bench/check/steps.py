@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from optimizers.closures import once_known
+
 if TYPE_CHECKING:
     from bench.check.subject import Subject
 
@@ -63,14 +65,12 @@ class Pair:
         seed(self.seeds + len(self.calls))
         with torch.enable_grad():
             loss = self.backward(parts)
-        versions = [p._version for p in self.params]
+        evaluate = once_known(loss, self.params, lambda: self.backward(parts))
         self.calls.append(0)
 
         def closure() -> Tensor:
             self.calls[-1] += 1
-            if self.calls[-1] == 1 and versions == [p._version for p in self.params]:
-                return loss
-            return self.backward(parts)
+            return evaluate()
 
         told: dict[str, Tensor] = {}
         if norms:

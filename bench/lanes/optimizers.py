@@ -15,8 +15,9 @@ from torch.func import vmap
 from torch.utils._pytree import tree_map
 
 from optimizers import OptimizerSpec
+from optimizers.closures import once_known
 from optimizers.global_norm import scalar_dtype
-from tasks.base import Plan, once_known
+from tasks.base import Plan
 
 if TYPE_CHECKING:
     from bench.lanes.engine import Lanes

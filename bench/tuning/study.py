@@ -8,7 +8,9 @@ What is to be done next is a pure function of what the study holds (`Study.advan
 made under one lock of the database that goes with its process. So no process is special: any may be killed at any time.
 """
 
+import errno
 import math
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -44,7 +46,18 @@ _STATES: dict[TrialState, State] = {
     TrialState.FAIL: "failed",
 }
 
+_FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT), "database or disk is full")
+
 DIRECTIONS = {"min": optuna.study.StudyDirection.MINIMIZE, "max": optuna.study.StudyDirection.MAXIMIZE}
+
+
+class Stuck(RunFailed):
+    """What goes wrong until somebody mends it, such as a full disk: to try again would be to wait for nothing."""
+
+
+def disk_full(error: BaseException) -> bool:
+    """Whether an error says that a disk is full; Arrow, SQLite and other processes have it as text alone."""
+    return any(words in str(error) for words in _FULL)
 
 
 class Study:
@@ -341,6 +354,8 @@ class Study:
             try:
                 with self.studies.errors(), self.studies.lock():
                     return change()
+            except Stuck:
+                raise
             except RunFailed:
                 time.sleep(pause)
         with self.studies.errors(), self.studies.lock():

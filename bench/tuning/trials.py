@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,6 +12,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from bench.config import RunConfig, on_device, resolve
+from bench.errors import UserError
 from bench.storage.store import RunResult
 from bench.tuning.design import Design
 from bench.tuning.selection import Mode
@@ -158,6 +160,17 @@ class Trial:
     def key(self) -> tuple[str, tuple[int, ...]]:
         """What only this trial and its other attempts have."""
         return point_key(self.point), tuple(self.seeds)
+
+
+def check_name(name: str) -> str:
+    """The name, if a study can have it.
+
+    Raises:
+        UserError: it cannot.
+    """
+    if not re.fullmatch(r"[\w.+-]+", name):
+        raise UserError(f"--name {name}: a name has letters, digits, dots, - and _ and nothing else")
+    return name
 
 
 def _flat(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from bench.runner import run
 from bench.storage.store import FINISHED, RunResult, Store
 from bench.sweeps.sweep import Choices, Engine, sweep
 from bench.tuning.space import point_key
-from bench.tuning.study import Study, value_of
+from bench.tuning.study import Stuck, Study, disk_full, value_of
 from bench.tuning.trials import Trial
 from tasks import TASKS
 
@@ -121,20 +121,22 @@ class Worker:
         except (KeyboardInterrupt, SystemExit):
             self.stop.signal = self.stop.signal or signal.SIGINT
             made = None
-        except RunFailed as error:
-            made = str(error)
-            if len(trials) > 1:  # one of them may have broken all
+        except Exception as error:
+            made, full = str(error) if isinstance(error, UserError) else first_line(error), disk_full(error)
+            if full or (isinstance(error, UserError) and not isinstance(error, RunFailed)):  # no fault of the trials
+                for trial in trials:
+                    with suppress(Stuck):  # the database may be on the same disk
+                        self.study.give_back(trial, f"the worker could not make it: {made}")
+                if full:
+                    raise RunFailed(f"the disk is full: {made}; make room, then the same command goes on") from None
+                raise
+            if not isinstance(error, RunFailed):  # an attempt like any other, or it would be made again for ever
+                traceback.print_exc()
+            elif len(trials) > 1:  # one of them may have broken all
                 self.tell({"say": f"{made}; going on with one trial after the other"})
                 for trial in trials:
                     self.study.give_back(trial, made)
                 return 0
-        except UserError as error:
-            for trial in trials:
-                self.study.give_back(trial, f"the worker could not make it: {error}")
-            raise
-        except Exception as error:  # an attempt like any other, or it would be made again for ever
-            traceback.print_exc()
-            made = first_line(error)
         self._failures = (
             self._failures | {point_key(trial.point) for trial in trials} if isinstance(made, str) else set()
         )
