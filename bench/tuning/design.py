@@ -21,7 +21,7 @@ Kind = Literal["design", "extension", "top-up", "refinement", "fresh"]
 """Why a point is tried; the last two are a study's own and never a design's."""
 
 EXTENSION_LIMIT = 8
-"""Values of the main axis by which a grid may grow because its best lay at an edge. Ours."""
+"""Values of the main axis by which a grid may grow because its best lay at an edge, also beyond a range that was given. Ours."""
 EXTENSION_STEP = 2
 """Values that it grows by at a time: a decade. Ours."""
 LONGEST_GRID = 500
@@ -106,6 +106,13 @@ class Design:
     def can_grow(self) -> bool:
         """Whether there are more points than any number of trials asks for."""
         return self.sampler == "qmc" or any(isinstance(axis, Range) for axis in self.space.values())
+
+    @property
+    def may_grow_by(self) -> int:
+        """Points that there may be beyond those asked for, if the best lies at an edge."""
+        if self.sampler == "qmc" or not self.can_grow:
+            return 0
+        return EXTENSION_LIMIT * math.prod(len(axis) for axis in self.space.values() if not isinstance(axis, Range))
 
     def wanted(self, known: Mapping[Key, End], mode: Mode, least: float, trials: int, total: int = 0) -> list[Wanted]:
         """All points that are wanted so far, in the order in which they are tried.
@@ -301,7 +308,7 @@ def _beyond(kinds: Mapping[int, Kind], best: float | None) -> list[int]:
 
 
 def _settings(count: int) -> str:
-    return "1 setting" if count == 1 else f"{count} settings"
+    return f"{count} setting{'s' * (count != 1)}"
 
 
 @lru_cache(maxsize=32)

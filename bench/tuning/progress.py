@@ -131,6 +131,11 @@ def _name(trial: Mapping[str, Any]) -> str:
     return f"{spoken(trial['point'])}{seed}{kind if not trial['fresh'] else ' (fresh seed)'}"
 
 
+def counted(count: int, what: str) -> str:
+    """A number of things: `1 seed`, `2 seeds`."""
+    return f"{count} {what}{'s' * (count != 1)}"
+
+
 def spoken(point: Mapping[str, Any]) -> str:
     """A point in words: `opt.lr 0.01, opt.momentum 0.9`."""
     return ", ".join(

@@ -11,18 +11,29 @@ from typing import Any
 
 from bench.errors import UserError
 from bench.tuning.study import Study
+from bench.tuning.trials import StudySpec
 
 MOST_TASKS = 8
 """Tasks of the array if nothing is said, unless the design has fewer trials. Ours."""
 
 
-def script(study: Study, workers: str, places: Mapping[str, Any], engine: str, options: Sequence[str]) -> str:
+def script(
+    name: str,
+    spec: StudySpec,
+    trials: int,
+    workers: str,
+    places: Mapping[str, Any],
+    engine: str,
+    options: Sequence[str],
+) -> str:
     """A script for `sbatch` that works on a study: an array with a worker for each task.
 
     The address of the database, which may hold a password, is no part of it: `sbatch` hands BENCH_STORAGE on.
 
     Args:
-        study: what to work on.
+        name: of the study; it need not be there yet.
+        spec: of the study.
+        trials: of its design.
         workers: tasks of the array, or `auto`.
         places: where data and store are, on a file system that all nodes see.
         engine: as in `bench.tuning.worker.Worker`.
@@ -31,7 +42,7 @@ def script(study: Study, workers: str, places: Mapping[str, Any], engine: str, o
     Raises:
         UserError: the number of workers is none.
     """
-    settings, trials = study.spec.settings, study.request.trials
+    settings = spec.settings
     devices, nodes = settings["trainer.devices"], settings["trainer.num_nodes"]
     try:
         count = min(trials, MOST_TASKS) if workers == "auto" else int(workers)
@@ -42,12 +53,12 @@ def script(study: Study, workers: str, places: Mapping[str, Any], engine: str, o
     if nodes > 1:
         raise UserError(f"--trainer.num_nodes {nodes}: a task of the array has one machine; leave it out")
     places = {name: Path(place).absolute() for name, place in places.items()}
-    command = [sys.executable, "-m", "bench.cli", "worker", "--study", study.name, "--engine", engine]
+    command = [sys.executable, "-m", "bench.cli", "worker", "--study", name, "--engine", engine]
     command += ["--shared-by", str(count)]
     command += [word for name, place in places.items() for word in (f"--{name}", str(place))]
     gpus = [] if settings["device"] == "cpu" else [f"--gres=gpu:{devices}"]
     directives = [
-        f"--job-name=bench-{study.name}", f"--array=0-{count - 1}", "--nodes=1", "--ntasks=1", *gpus,
+        f"--job-name=bench-{name}", f"--array=0-{count - 1}", "--nodes=1", "--ntasks=1", *gpus,
         "--requeue", "--signal=B:USR1@90", "--open-mode=append", f"--output={places['store']}/slurm-%A_%a.log", *options,
     ]  # fmt: skip
     return "\n".join(

@@ -82,13 +82,13 @@ class Study:
             return Request.model_validate(self._rdb.get_study_user_attrs(self._ids[False])["request"])
 
     def ask(self, request: Request) -> Request:
-        """Ask for more: of each number the greater one holds; the latest word on retries and the report holds."""
+        """Ask for more: of each number the greater one holds; the latest word on the rest holds, if there is one."""
 
         def grow() -> Request:
             old = self.request
             grown = {name: max(getattr(old, name), getattr(request, name)) for name in ("trials", "total", "refine")}
             self.spec.design.wanted({}, self.spec.mode, CONVERGED, grown["trials"], grown["total"])  # or it refuses
-            new = request.model_copy(update=grown)
+            new = request.model_copy(update=grown | {"out": request.out or old.out})
             self._rdb.set_study_user_attr(self._ids[False], "request", new.model_dump())
             return new
 

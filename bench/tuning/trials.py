@@ -117,6 +117,7 @@ class Request(BaseModel):
         refine: trials that TPE adds at the end.
         retries: how often a trial is tried again that came to nothing.
         report: whether the winner is run on the fresh seeds.
+        out: the folder for its settings and plot, if one was named.
     """
 
     trials: int = 0
@@ -124,6 +125,7 @@ class Request(BaseModel):
     refine: int = 0
     retries: int = 2
     report: bool = True
+    out: str | None = None
 
 
 @dataclass

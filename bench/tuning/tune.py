@@ -8,7 +8,7 @@ from bench.errors import UserError, unknown
 from bench.storage.store import plain
 from bench.sweeps.grid import read_seeds
 from bench.tuning.design import Design
-from bench.tuning.progress import TuningProgress
+from bench.tuning.progress import TuningProgress, counted
 from bench.tuning.selection import CONVERGED
 from bench.tuning.space import Range, read_space, space_as_json
 from bench.tuning.study import Study
@@ -118,6 +118,15 @@ def make_request(
     return Request(trials=trials - refine, refine=refine, retries=retries, report=report)
 
 
+def promise(spec: StudySpec, trials: int) -> str:
+    """What a study will try, in words."""
+    ranges = [f"{axis.low:g} to {axis.high:g}" for axis in spec.axes.values() if isinstance(axis, Range)]
+    grow = (
+        f", and up to {spec.design.may_grow_by} more, also beyond {ranges[0]}, while the best lies at the grid's edge"
+    )
+    return f"{trials} trials of {counted(len(spec.seeds), 'seed')}" + (grow if spec.design.may_grow_by else "")
+
+
 def work(study: Study, workers: str, places: Mapping[str, Any], engine: str, progress: TuningProgress) -> bool:
     """Carry a study out with workers on this machine; False if a signal asked to stop.
 
@@ -136,5 +145,6 @@ def work(study: Study, workers: str, places: Mapping[str, Any], engine: str, pro
     cut = slots(workers, study.spec.typical(places), study.request.trials)
     if study.finished():
         return True
+    progress.say(f"study {study.name}: {promise(study.spec, study.request.trials)}")
     with Workers(study.studies, cut, places, engine) as pool:
         return pool.work(study, progress)
