@@ -181,7 +181,8 @@ def _source(module: str) -> Path:
 def imported_options(cls: Any, skip: int = 1) -> dict[str, Option]:
     """The keyword arguments of a class that is imported already, as `read_options` gives them.
 
-    Where the constructor passes `**keywords` on, those of its base classes count as well. Arguments of types that have no form on
+    Where the constructor passes `**keywords` on, those of its base classes count as well; what these require counts only if it
+    passes `*arguments` on too, since else it hands that over itself. Arguments of types that have no form on
     the command line (functions, modules) are left out, and keep their defaults.
 
     Args:
@@ -189,6 +190,7 @@ def imported_options(cls: Any, skip: int = 1) -> dict[str, Option]:
         skip: leading arguments that are no options (`params`).
     """
     docs, options = _documented(inspect.getdoc(cls) or ""), {}
+    passes_all = True
     for base in cls.__mro__:
         if "__init__" not in vars(base) or base is object:
             continue
@@ -201,13 +203,17 @@ def imported_options(cls: Any, skip: int = 1) -> dict[str, Option]:
             if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) or parameter.name in options:
                 continue
             required = parameter.default is parameter.empty
+            if required and not passes_all:
+                continue
             kind = _plain(hints.get(parameter.name), parameter.default)
             if kind is None and not required:
                 continue
             default = MISSING if required else parameter.default
             text = docs.get(parameter.name, _GLOSSARY.get(parameter.name, ""))
             options[parameter.name] = Option(parameter.name, kind or str, default, text)
-        if not any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters):
+        kinds = {parameter.kind for parameter in parameters}
+        passes_all &= inspect.Parameter.VAR_POSITIONAL in kinds
+        if inspect.Parameter.VAR_KEYWORD not in kinds:
             break
     return options
 

@@ -1,17 +1,25 @@
 """What makes optimizers with other habits follow the suite's protocol: `step(closure)`, with loss and gradients there already."""
 
+import copyreg
 import inspect
+import warnings
 from collections.abc import Callable
+from contextlib import redirect_stdout
+from functools import cache
+from sys import stderr
 from typing import Any
 
 import torch
 
+from optimizers.registry import Traits
 
+
+@cache
 def adapted(cls: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
     """The class itself, or a subclass whose `step` takes a closure, as torch's protocol says.
 
     A `step` without an argument `closure` is told the loss if it takes `loss` (`step(loss)`), else nothing; the closure is called
-    once before it, with gradients enabled.
+    once before it, with gradients enabled. Instances can be copied and pickled if the class's own can.
 
     Args:
         cls: any optimizer.
@@ -45,4 +53,63 @@ def _subclass(
             *(p for p in inspect.signature(cls.step).parameters.values() if p.kind == p.KEYWORD_ONLY),
         ]
     )
-    return type(cls.__name__, (cls,), {"step": adapted_step, "__module__": cls.__module__, "__doc__": cls.__doc__})
+
+    def reduce(self: Any, protocol: Any) -> Any:
+        made, arguments, *rest = cls.__reduce_ex__(self, max(2, protocol))
+        if made is not copyreg.__newobj__:  # type: ignore[attr-defined]
+            return made, arguments, *rest  # it has its own way
+        return _blank, (cls, *arguments[1:]), *rest  # pickle finds the class under this name, not the one that is made here
+
+    own = {"step": adapted_step, "__reduce_ex__": reduce, "__module__": cls.__module__, "__doc__": cls.__doc__}
+    return type(cls)(cls.__name__, (cls,), own)
+
+
+def _blank(cls: type[torch.optim.Optimizer], *arguments: Any) -> Any:
+    """An instance without its state, as pickle begins with."""
+    made = adapted(cls)
+    return made.__new__(made, *arguments)
+
+
+def traits_of(cls: type[torch.optim.Optimizer]) -> Traits:
+    """What a step on a small problem shows of a class that declares nothing; no traits if it cannot be made by default.
+
+    Args:
+        cls: an optimizer whose `step` takes a closure (`adapted`).
+    """
+    for create_graph in (False, True):
+        try:
+            with (
+                torch.random.fork_rng(devices=[]), torch.enable_grad(), torch.compiler.set_stance("force_eager"),
+                warnings.catch_warnings(), redirect_stdout(stderr),
+            ):  # fmt: skip
+                warnings.simplefilter("ignore")
+                return Traits(calls_closure_again=_calls(cls, create_graph) > 1, create_graph=create_graph)
+        except RuntimeError:  # what autograd raises where gradients have no graph
+            continue
+        except Exception:
+            break
+    return Traits()
+
+
+def _calls(cls: Any, create_graph: bool) -> int:
+    """How often a step calls its closure; of a matrix, which all methods take."""
+    p = torch.nn.Parameter(torch.tensor([[1.0, -2.0], [0.5, 3.0], [-1.5, 0.3]]))
+    lr = inspect.signature(cls).parameters.get("lr")
+    optimizer = cls([p], **({"lr": 0.01} if lr is not None and lr.default is lr.empty else {}))
+    if callable(getattr(optimizer, "train", None)):
+        optimizer.train()
+    calls = 0
+
+    def closure() -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        p.grad = None
+        loss = ((1 + p.detach().abs()) * p.square() + 0.1 * p**4).sum()
+        loss.backward(create_graph=create_graph)
+        return loss.detach()
+
+    closure()
+    calls = 0
+    optimizer.step(closure)
+    p.grad = None
+    return calls

@@ -143,9 +143,25 @@ def load(target: str) -> Any:
     place, _, name = target.rpartition(":")
     if not place or not name:
         raise PluginError(f"{target}: write module:Class or file.py:Class")
+    module = load_module(place)
+    value: Any = module
+    for part in name.split("."):
+        if not hasattr(value, part):
+            near = get_close_matches(part, [known for known in vars(value) if not known.startswith("_")], n=1)
+            raise PluginError(f"{place} has no {part!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+        value = getattr(value, part)
+    return value
+
+
+def load_module(place: str) -> Any:
+    """Import `module` or `file.py`; what it prints goes to standard error.
+
+    Raises:
+        PluginError: it cannot be imported.
+    """
     with redirect_stdout(sys.stderr):
         try:
-            module = _file(Path(place)) if place.endswith(".py") else _module(place)
+            return _file(Path(place)) if place.endswith(".py") else _module(place)
         except SyntaxError as error:
             raise PluginError(f"{error.filename}, line {error.lineno}: {error.msg}") from None
         except PluginError:
@@ -157,13 +173,6 @@ def load(target: str) -> Any:
             raise PluginError(
                 f"importing {place} raises {type(error).__name__}: {error} ({frame.filename}, line {frame.lineno})"
             ) from None
-    value: Any = module
-    for part in name.split("."):
-        if not hasattr(value, part):
-            near = get_close_matches(part, [known for known in vars(value) if not known.startswith("_")], n=1)
-            raise PluginError(f"{place} has no {part!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
-        value = getattr(value, part)
-    return value
 
 
 def _module(name: str) -> Any:

@@ -137,6 +137,8 @@ def _plugin(name: str, value: Any, origin: Origin) -> OptimizerSpec:
     """The spec of a plug-in: its own, or what can be said of any optimizer class."""
     from torch.optim import Optimizer
 
+    from optimizers.adapters import adapted, traits_of
+
     # The version of torch stands in every run's record, and is no part of the identity of runs with the suite's own methods either.
     package = None if origin.package.startswith("torch ") else origin.package
     if isinstance(value, OptimizerSpec):
@@ -150,7 +152,8 @@ def _plugin(name: str, value: Any, origin: Origin) -> OptimizerSpec:
     doc = (inspect.getdoc(value) or "").strip().partition("\n")[0]
     searched = {"lr": _ANY_LR} if "lr" in inspect.signature(value).parameters else {}
     return OptimizerSpec(
-        name=name, target=origin.target, formula=doc or value.__name__, source=origin.package, search=searched, package=package
+        name=name, target=origin.target, formula=doc or value.__name__, source=origin.package, search=searched, package=package,
+        traits=traits_of(adapted(value)),
     )  # fmt: skip
 
 

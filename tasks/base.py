@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from math import nan
 from types import MappingProxyType
 from typing import Any, NamedTuple, final
 
@@ -365,7 +366,7 @@ class _Loop:
             self.taken = False  # the optimizer's own step says otherwise; it is skipped where a gradient overflowed
             self.scaler.step(self.optimizer, closure, **keywords)  # takes a closure by position only
             self.scaler.update()
-        lr = self.optimizer.param_groups[0]["lr"]
+        lr = self.optimizer.param_groups[0].get("lr", nan)
         raw, applied = (getattr(self.optimizer, "step_sizes", None) or (lr, lr)) if self.taken else (0.0, 0.0)
         self.record.curve.append(CurveRow(loss, norms["loss_grad_norm"], raw, applied))
 

@@ -3,7 +3,7 @@
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -99,14 +99,36 @@ def run(jobs: Sequence[Job], *, limit: float = LIMIT, show: Show | None = None) 
     Raises:
         UserError: an optimizer cannot be loaded, or an option is wrong.
     """
+    return list(reports(jobs, limit=limit, show=show))
+
+
+def reports(
+    jobs: Sequence[Job], *, limit: float = LIMIT, show: Show | None = None, refuse: bool = True
+) -> Iterator[Report]:
+    """As `run`, each report as soon as it is there, in the order of the jobs.
+
+    Args:
+        jobs: what to check.
+        limit: seconds that one check may take.
+        show: called with each verdict as it comes.
+        refuse: whether an optimizer that cannot be loaded or made ends all of it; else it is a verdict like others.
+
+    Raises:
+        UserError: see `refuse`.
+    """
     if os.environ.get(INSIDE):
         raise UserError(
             "conformance() runs while it imports the optimizer: put the call under `if __name__ == '__main__':`"
         )
     states = {number: _State(job, show) for number, job in enumerate(jobs)}
+    told = 0
     while open_ := {number: state for number, state in states.items() if state.left}:
-        _one_process(open_, limit)
-    return [state.report() for state in states.values()]
+        for _ in _one_process(open_, limit, refuse):
+            while told < len(states) and not states[told].left:
+                yield states[told].report()
+                told += 1
+    for number in range(told, len(states)):
+        yield states[number].report()
 
 
 class _State:
@@ -151,8 +173,8 @@ class _State:
         return Report(self.job.name, self.job.options, self.about, verdicts)
 
 
-def _one_process(states: Mapping[int, _State], limit: float) -> None:
-    """Run what is left until all is done or the process has to end."""
+def _one_process(states: Mapping[int, _State], limit: float, refuse: bool) -> Iterator[None]:
+    """Run what is left until all is done or the process has to end; stops after each event."""
     jobs = {number: replace(state.job, checks=state.left) for number, state in states.items()}
     current: _State | None = None
     check: str | None = None
@@ -174,7 +196,10 @@ def _one_process(states: Mapping[int, _State], limit: float) -> None:
                     elif event["event"] == "verdict":
                         current.judge(Verdict(**event["verdict"]))
                     elif event["event"] == "refused":
-                        raise UserError(event["why"])
+                        if refuse:
+                            raise UserError(event["why"])
+                        current.judge(Verdict(current.left[0], "error", note=event["why"]))
+                yield
         except Ended as ended:
             blamed = current or next(iter(states.values()))
             blamed.lose(check, str(ended), time.monotonic() - begun)

@@ -52,9 +52,7 @@ def _resumed(subject: Subject, dtype: torch.dtype) -> Finding:
 
 def copies(subject: Subject) -> Finding:
     """Copy model and optimizer together, at the start and later."""
-    ways: dict[str, Any] = {"copy.deepcopy": copy.deepcopy}
-    if not subject.adapted:  # pickle does not find a class that the suite has made of the optimizer's
-        ways["pickle"] = _pickled
+    ways: dict[str, Any] = {"copy.deepcopy": copy.deepcopy, "pickle": _pickled}
     worst = 0.0
     for steps in (0, _BEFORE):
         for name, copied in ways.items():

@@ -14,7 +14,6 @@ from bench.check.problem import Attention, Quadratic
 from bench.check.steps import NotApplicable, Pair, push, seed
 from bench.options import MISSING, optimizer_options, parse_options
 from optimizers import TASK_VALUE, OptimizerSpec
-from optimizers.plugins import load
 
 _CAPS = ("max_step", "max_lr", "max_step_size", "eta_max")
 _LR = 0.01  # of a constructor that has no default
@@ -50,7 +49,6 @@ class Subject:
             binds would hide the loss and the norm from the checks.
         hparams: all of the constructor's arguments by name.
         matrices: whether it takes matrices only, so that models of matrices are what it is checked on.
-        adapted: whether the class is one that the suite has made of the optimizer's, so that its step takes a closure.
 
     Raises:
         UserError: an option is unknown, has the wrong type, or is missing.
@@ -66,7 +64,6 @@ class Subject:
     ) -> None:
         self.limit = limit
         self.spec, self.cls, self.reference = spec, spec.cls, reference
-        self.adapted = self.cls is not load(spec.target)
         options = optimizer_options(spec)
         if "lr" in options and options["lr"].default is MISSING:
             given = {"lr": _LR, **given}

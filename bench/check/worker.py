@@ -22,7 +22,7 @@ from bench.check.catalogue import CHECKS
 from bench.check.report import Verdict
 from bench.errors import UserError, unknown
 from optimizers import OPTIMIZERS, OptimizerSpec
-from optimizers.plugins import PluginError, load
+from optimizers.plugins import PluginError, load, load_module
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ class Job:
         options: hyperparameters.
         reference: `module:function`, or None.
         checks: names.
+        of_module: `name` is a module or a file, and what is asked for is which optimizers are in it.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Job:
     options: dict[str, Any] = field(default_factory=dict)
     reference: str | None = None
     checks: tuple[str, ...] = ()
+    of_module: bool = False
 
 
 class Worker:
@@ -66,9 +68,17 @@ class Worker:
         """Run jobs, by number."""
         for number, job in jobs.items():
             self.tell("job", job=number)
-            if job.checks:
+            if job.of_module:
+                self._look_into(job.name)
+            elif job.checks:
                 self._run(job)
         self.tell("end")
+
+    def _look_into(self, name: str) -> None:
+        try:
+            self.tell("members", targets=_members(name))
+        except PluginError as error:
+            self.tell("refused", why=str(error))
 
     def _run(self, job: Job) -> None:
         from bench.check.subject import Subject
@@ -149,6 +159,19 @@ def _found(name: str) -> OptimizerSpec:
         return OPTIMIZERS[name]
     except KeyError:
         raise unknown("optimizer", name, OPTIMIZERS) from None
+
+
+def _members(name: str) -> list[str]:
+    """The public optimizer classes of a module, each under its first name; torch's own only where they are asked for."""
+    from torch.optim import Optimizer
+
+    found: dict[Any, str] = {}
+    for own, value in sorted(vars(load_module(name)).items(), key=lambda item: item[0].lower()):
+        if own.startswith("_") or not isinstance(value, type) or not issubclass(value, Optimizer) or value is Optimizer:
+            continue
+        if value.__module__.startswith("torch.") <= name.startswith("torch."):
+            found.setdefault(value, f"{name}:{own}")
+    return list(found.values())
 
 
 def _about(subject: Any) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
+from math import nan
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -153,7 +154,7 @@ class OneByOne:
             closure = once_known(losses[i], list(params.values()), again)
             optimizer.step(closure, **{name: values[i] for name, values in told.items()})
             self._take_over(i)
-            lr = optimizer.param_groups[0]["lr"]
+            lr = optimizer.param_groups[0].get("lr", nan)
             self.sizes[i] = getattr(optimizer, "step_sizes", None) or (lr, lr)
         raw, applied = (_column(sizes, loss) for sizes in zip(*self.sizes, strict=True))
         return raw.view_as(loss), applied.view_as(loss)

@@ -10,8 +10,8 @@ from contextlib import redirect_stdout, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.errors import UserError
-from bench.sweeps.grid import read_seeds
+from bench.errors import RunFailed, UserError
+from bench.tuning.design import EXTENSION_LIMIT
 from bench.words import Parser, add_places, read
 
 if TYPE_CHECKING:
@@ -34,8 +34,10 @@ def _tune(words: list[str]) -> int:
     parser.add_argument("--task", help="as `bench list tasks` prints it")
     parser.add_argument("--opt", help="as `bench list optimizers` prints it")
     parser.add_argument(
-        "--trials", type=int, help="settings that are tried (default: nine half decades around the range's middle)"
-    )
+        "--trials", type=int,
+        help="settings that are tried (default: nine half decades around the range's middle, be the range wider or narrower);"
+        f" a grid may extend up to {EXTENSION_LIMIT} values beyond an edge, also of a range that was given, while the best lies there",
+    )  # fmt: skip
     parser.add_argument("--seeds", help="runs of a trial: how many (2 is 1000 and 1001), or which (5,6); default 2")
     parser.add_argument(
         "--report_seeds",
@@ -56,7 +58,9 @@ def _tune(words: list[str]) -> int:
     parser.add_argument("--name", help="of the study (default: TASK-OPT-HASH)")
     parser.add_argument("--resume", metavar="NAME", help="go on with this study as it was asked for")
     parser.add_argument(
-        "--out", type=Path, default=Path("tuned"), help="where TASK/OPT.yaml and the plot go (default: tuned)"
+        "--out",
+        type=Path,
+        help="where TASK/OPT.yaml and the plot go (default: tuned; with --resume where they went before)",
     )
     parser.add_argument("--device", help="cpu, cuda, mps or auto (default auto)")
     parser.add_argument("--precision", help="32-true, bf16-mixed, 16-mixed or 64-true (default: the task's)")
@@ -81,80 +85,94 @@ def _tune(words: list[str]) -> int:
     from bench.papers.reproduce import make_output
     from bench.tuning.progress import TuningProgress, spoken
     from bench.tuning.selection import CONVERGED
-    from bench.tuning.tune import make_request, make_spec, tuning_seeds, work
+    from bench.tuning.slurm import script
+    from bench.tuning.trials import check_name
+    from bench.tuning.tune import make_request, make_spec, promise, reporting_seeds, tuning_seeds, work
     from bench.tuning.workers import slots
 
     places = {"data": args.data, "store": args.store}
     tpe = args.sampler == "tpe"
-    study = _studies(args).open(args.resume) if args.resume else None
+    study = _studies(args, make=False).open(args.resume) if args.resume else None
     if study is not None:
         own = {"seeds", "report_seeds", "prune", "name", *([] if tpe else ["sampler"])}
         given = [*settings, *(name for name in sorted(own) if getattr(args, name) is not None)]
         if given:
             raise UserError(f"--resume takes the study's own settings; leave --{given[0]} out")
-        spec, name, request = study.spec, study.name, study.request
-        if args.trials is not None:
-            request = make_request(spec.design, args.trials, tpe=tpe, report=request.report)
-        if args.retries is not None:
-            request = request.model_copy(update={"retries": args.retries})
+        spec, name, before = study.spec, study.name, study.request
+        trials = (before.trials or None) if args.trials is None else args.trials
+        retries, report = before.retries if args.retries is None else args.retries, before.report
+        out = args.out or Path(before.out or "tuned")
     else:
-        report = "5" if args.report_seeds is None else args.report_seeds
+        fresh = "5" if args.report_seeds is None else args.report_seeds
+        trials, retries, report = args.trials, 2 if args.retries is None else args.retries, fresh != "0"
         spec = make_spec(
             settings, sampler=None if tpe else args.sampler, seeds=tuning_seeds(args.seeds or "2"),
-            report_seeds=[] if report == "0" else read_seeds(report), prune=bool(args.prune), places=places,
+            report_seeds=reporting_seeds(fresh) if report else [], prune=bool(args.prune), places=places,
         )  # fmt: skip
-        name = args.name or spec.name
-        request = make_request(
-            spec.design, args.trials, tpe=tpe, retries=2 if args.retries is None else args.retries, report=report != "0"
-        )
-    if args.dry_run:
-        points = [w.point for w in spec.design.wanted({}, spec.mode, CONVERGED, request.trials, request.total)]
-        print(json.dumps(points) if args.json else "\n".join(map(spoken, points)))
-        print(f"bench: {len(points)} trials of {len(spec.seeds)} seeds, study {name}", file=sys.stderr)
-        return 0
+        name = spec.name if args.name is None else check_name(args.name)
+        out = args.out or Path("tuned")
+    request = make_request(spec.design, trials, tpe=tpe, retries=retries, report=report)
+    if args.out is not None:
+        request = request.model_copy(update={"out": str(args.out.absolute())})
     if args.print and not args.slurm:
         raise UserError("--print prints the script of --slurm; write both")
-    if args.slurm and args.storage is None:
+    if args.slurm and args.storage is None and not args.print:
         raise UserError(
             "--slurm: SQLite is not safe on the file systems that nodes share; give the address of a PostgreSQL"
             " (--storage postgresql+psycopg://USER:PASSWORD@HOST/NAME, or $BENCH_STORAGE)"
         )
-    make_output(args.out)  # before hours of training
-    if not args.slurm:
+    text = ""
+    if args.slurm:
+        text = script(name, spec, request.trials, args.workers, places, args.engine, _sbatch_options(args.sbatch))
+    else:
         slots(args.workers, spec.typical(places))  # refuses what this machine has not
+    if args.dry_run:
+        points = [w.point for w in spec.design.wanted({}, spec.mode, CONVERGED, request.trials, request.total)]
+        print(json.dumps(points) if args.json else "\n".join(map(spoken, points)))
+        _say(f"study {name}: {promise(spec, request.trials)}")
+        return 0
+    if args.print and args.storage is None:
+        print(text, end="")
+        _say(
+            f"no --storage was given, so study {name} is in no database yet: the same command with --storage puts it there,"
+            " and the script then works as it is"
+        )
+        return 0
+    make_output(out)  # before hours of training
     if study is None:
         study = _studies(args).create(spec, args.name)
     asked = study.ask(request)
     if asked.trials > request.trials:
-        print(
-            f"bench: the study has {asked.trials} trials already; `bench studies {name} --budget {request.trials}` shows"
-            f" what {request.trials} would have found",
-            file=sys.stderr,
+        _say(
+            f"the study has {asked.trials} trials already; `bench studies {name} --budget {request.trials}` shows"
+            f" what {request.trials} would have found"
         )
     if args.slurm:
-        return _slurm(study, args, places)
+        return _slurm(study, text, args)
     progress = TuningProgress(f"study {study.name}", spec.metric)
     if not work(study, args.workers, places, args.engine, progress):
         progress.say(
             f"bench: stopped; nothing is lost, and the same command (or bench tune --resume {study.name}) goes on"
         )
         return 130
-    return _show(study, None, as_json=args.json, out=args.out, command=command, store=args.store)
+    return _show(study, None, as_json=args.json, out=out, command=command, store=args.store)
 
 
-def _slurm(study: "Study", args: argparse.Namespace, places: Mapping[str, Any]) -> int:
-    from bench.papers.reproduce import make_output
-    from bench.tuning.slurm import script, submit
-
+def _sbatch_options(text: str) -> list[str]:
     try:
-        options = shlex.split(args.sbatch)
+        return shlex.split(text)
     except ValueError as error:
-        raise UserError(f"--sbatch {args.sbatch}: {str(error).lower()}") from None
-    make_output(args.store)  # or Slurm could not write its log
-    text = script(study, args.workers, places, args.engine, options)
+        raise UserError(f"--sbatch {text}: {str(error).lower()}") from None
+
+
+def _slurm(study: "Study", text: str, args: argparse.Namespace) -> int:
+    from bench.papers.reproduce import make_output
+    from bench.tuning.slurm import submit
+
     if args.print:
         print(text, end="")
         return 0
+    make_output(args.store)  # or Slurm could not write its log
     print(submit(study, text, args.store))
     print(
         f"when it is done: bench tune --resume {study.name} writes the settings; bench studies {study.name} shows how far it is"
@@ -177,8 +195,12 @@ def _show(
     found = tuned.outcome(study, budget)
     if store is not None:
         tuned.remember(found, store)
+        _say(tuned.missing_runs(found, store))
     shown = tuned.analyse(found) if found.runs else None
-    paths = tuned.write(out, found, command) if out is not None and found.best is not None else []
+    paths: list[Path] = []
+    if out is not None and found.best is not None:
+        _say(tuned.replaced(out, found))
+        paths = tuned.write(out, found, command)
     if as_json:
         print(json.dumps(tuned.as_json(found) | {"out": str(out) if paths else None}))
     else:
@@ -189,10 +211,20 @@ def _show(
     return 0 if found.best is not None else 1
 
 
+def _say(note: str | None) -> None:
+    if note is not None:
+        print(f"bench: {note}", file=sys.stderr, flush=True)
+
+
 def _use(found: "Outcome", out: Path | None) -> str:
-    spec = found.study.spec
-    there = "--tuned" if out == Path("tuned") else f"--config {Path(out or '.') / spec.task / spec.opt}.yaml"
-    return f"bench fit --task {spec.task} --opt {spec.opt} {there}"
+    """The command that trains as the winner was trained."""
+    from bench.tuning.tuned import conditions, tuned_path
+
+    spec, folder = found.study.spec, Path(out or ".")
+    here = folder.absolute() == Path("tuned").absolute()
+    there = ["--tuned"] if here else ["--config", str(tuned_path(folder, spec))]
+    words = [word for name, value in conditions(found).items() for word in (f"--{name}", value)]
+    return shlex.join(["bench", "fit", "--task", spec.task, "--opt", spec.opt, *there, *words])
 
 
 # -- studies, worker --------------------------------------------------------------------------------------------------
@@ -208,16 +240,29 @@ def _list_studies(words: list[str]) -> int:
     args = parser.parse_args(words)
     if args.budget is not None and args.name is None:
         raise UserError(f"--budget {args.budget}: name a study: bench studies NAME --budget {args.budget}")
-    studies = _studies(args)
+    from bench.tuning import tuned
+    from bench.tuning.progress import counted, spoken
+    from bench.tuning.studies import NoDatabase
+
+    try:
+        studies = _studies(args, make=False)
+    except NoDatabase as error:
+        if args.name is not None:
+            raise
+        print("{}" if args.json else f"no studies in {error.shown}")
+        return 0
     if args.name is not None:
         return _show(studies.open(args.name), args.budget, as_json=args.json)
-    from bench.tuning import tuned
-    from bench.tuning.progress import spoken
-
-    rows = {}
+    rows: dict[str, dict[str, Any]] = {}
     for name in studies.names():
-        study = studies.open(name)
-        found = tuned.outcome(study)
+        try:
+            study = studies.open(name)
+            found = tuned.outcome(study)
+        except RunFailed:  # the database has gone away
+            raise
+        except UserError as error:
+            rows[name] = {"error": str(error)}
+            continue
         running = sum(trial.state == "running" for trial in study.trials())
         rows[name] = {
             "trials": len(found.scored) + len(found.refined), "missing": found.missing, "running": running,
@@ -226,18 +271,19 @@ def _list_studies(words: list[str]) -> int:
         }  # fmt: skip
     if args.json:
         print(json.dumps(rows))
-        return 0
+    elif not rows:
+        print(f"no studies in {studies.shown}")
     width = max(map(len, rows), default=0)
     for name, row in rows.items():
-        score = "" if row["score"] is None else f"best {row['best']}: {row['score']:.4g}"
-        fresh = "" if row["fresh"] is None else f", fresh seeds {row['fresh']:.4g}"
-        counts = f"{row['trials']} of {row['trials'] + row['missing']} trials" + f", {row['running']} running" * bool(
-            row["running"]
-        )
-        print(f"{name:<{width}}  {counts:<16}  {score}{fresh}".rstrip())
-    if not rows:
-        print(f"no studies in {studies.shown}")
-    return 0
+        if "error" in row:
+            _say(f"{name} cannot be shown: {row['error']}")
+        elif not args.json:
+            score = "" if row["score"] is None else f"best {row['best']}: {row['score']:.4g}"
+            fresh = "" if row["fresh"] is None else f", fresh seeds {row['fresh']:.4g}"
+            counts = f"{row['trials']} of {counted(row['trials'] + row['missing'], 'trial')}"
+            counts += f", {row['running']} running" * bool(row["running"])
+            print(f"{name:<{width}}  {counts:<16}  {score}{fresh}".rstrip())
+    return int(any("error" in row for row in rows.values()))
 
 
 def _worker(words: list[str]) -> int:
@@ -258,7 +304,7 @@ def _worker(words: list[str]) -> int:
     args = parser.parse_args(words)
     if args.study is None and not args.events:
         raise UserError("--study is missing; `bench studies` lists their names")
-    studies, out = _studies(args), sys.stdout
+    studies, out = _studies(args, make=False), sys.stdout
     study = studies.open(args.study) if args.study is not None else None
     with redirect_stdout(sys.stderr):
         from bench.tuning import tuned
@@ -383,10 +429,11 @@ def _add_storage(parser: Parser) -> None:
     )  # fmt: skip
 
 
-def _studies(args: argparse.Namespace) -> "Studies":
+def _studies(args: argparse.Namespace, *, make: bool = True) -> "Studies":
     from bench.tuning.studies import Studies
 
-    return Studies(args.storage or f"sqlite:///{args.store / 'studies.db'}")
+    asked = None if args.storage else f"--store {args.store}"
+    return Studies(args.storage or f"sqlite:///{args.store / 'studies.db'}", make=make, asked=asked)
 
 
 def _without_storage(words: list[str]) -> list[str]:

@@ -107,12 +107,10 @@ class Design:
         """Whether there are more points than any number of trials asks for."""
         return self.sampler == "qmc" or any(isinstance(axis, Range) for axis in self.space.values())
 
-    @property
-    def may_grow_by(self) -> int:
-        """Points that there may be beyond those asked for, if the best lies at an edge."""
-        if self.sampler == "qmc" or not self.can_grow:
-            return 0
-        return EXTENSION_LIMIT * math.prod(len(axis) for axis in self.space.values() if not isinstance(axis, Range))
+    def may_grow_by(self, trials: int) -> int:
+        """Points that there may be beyond so many, if the best lies at an edge."""
+        others = math.prod(len(axis) for axis in self.space.values() if not isinstance(axis, Range))
+        return EXTENSION_LIMIT * others if self.sampler == "grid" and self.can_grow and trials > others else 0
 
     def wanted(self, known: Mapping[Key, End], mode: Mode, least: float, trials: int, total: int = 0) -> list[Wanted]:
         """All points that are wanted so far, in the order in which they are tried.
@@ -308,7 +306,7 @@ def _beyond(kinds: Mapping[int, Kind], best: float | None) -> list[int]:
 
 
 def _settings(count: int) -> str:
-    return f"{count} setting{'s' * (count != 1)}"
+    return "1 setting" if count == 1 else f"{count} settings"
 
 
 @lru_cache(maxsize=32)

@@ -27,7 +27,15 @@ optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 
 class NoDatabase(UserError):
-    """There is no file with studies."""
+    """There is no file with studies.
+
+    Args:
+        shown: its URL.
+    """
+
+    def __init__(self, shown: str) -> None:
+        super().__init__(f"unknown study in {shown}: there is no such file; `bench tune` begins a study")
+        self.shown = shown
 
 
 class Studies:
@@ -65,7 +73,7 @@ class Studies:
         options = {"connect_args": arguments, "pool_pre_ping": True}
         self._file: os.stat_result | None = None
         if self._path is not None and not self._path.is_file() and not make:
-            raise NoDatabase(f"unknown study in {self.shown}: there is no such file; `bench tune` begins a study")
+            raise NoDatabase(self.shown)
         with self.errors(opening=True):
             if self._path is not None:
                 self._path.parent.mkdir(parents=True, exist_ok=True)

@@ -75,10 +75,36 @@ def tuning_seeds(text: str) -> list[int]:
     """Seeds of trials: how many (`2` is 1000 and 1001, which no report has by default), or which (`5,6`).
 
     Raises:
-        UserError: it is neither.
+        UserError: it is neither, or a seed is there twice.
     """
-    seeds = read_seeds(text)
+    seeds = reporting_seeds(text, "--seeds")
     return seeds if "," in text else [TUNING_SEEDS + seed for seed in seeds]
+
+
+def reporting_seeds(text: str, option: str = "--report_seeds") -> list[int]:
+    """Seeds of a report: how many (`5` is 0 to 4), or which (`5,6`).
+
+    Raises:
+        UserError: it is neither, or a seed is there twice.
+    """
+    try:
+        seeds = read_seeds(text)
+    except UserError:
+        raise UserError(f"{option} {text}: write how many ({option} 5), or which ({option} 3,5,8)") from None
+    if "," in text:
+        refuse_twice(option, [part.strip() for part in text.split(",") if part.strip()])
+    return seeds
+
+
+def refuse_twice(where: str, values: Sequence[Any]) -> None:
+    """Refuse a list that names something twice.
+
+    Raises:
+        UserError: it does.
+    """
+    for i, value in enumerate(values):
+        if value in values[:i]:
+            raise UserError(f"{where}: {value} is there twice; give each once")
 
 
 def default_trials(design: Design) -> int:
@@ -119,12 +145,14 @@ def make_request(
 
 
 def promise(spec: StudySpec, trials: int) -> str:
-    """What a study will try, in words."""
-    ranges = [f"{axis.low:g} to {axis.high:g}" for axis in spec.axes.values() if isinstance(axis, Range)]
-    grow = (
-        f", and up to {spec.design.may_grow_by} more, also beyond {ranges[0]}, while the best lies at the grid's edge"
-    )
-    return f"{trials} trials of {counted(len(spec.seeds), 'seed')}" + (grow if spec.design.may_grow_by else "")
+    """What a study will try, in words: a grid is not bounded by the range that it lies around."""
+    text = f"{counted(trials, 'trial')} of {counted(len(spec.seeds), 'seed')}"
+    for name, axis in spec.axes.items():
+        if isinstance(axis, Range) and spec.sampler == "grid":
+            tried = [each.point[name] for each in spec.design.wanted({}, spec.mode, CONVERGED, trials)]
+            text += f", {name} {min(tried):g} to {max(tried):g}, half decades around the middle of {axis.low:g}:{axis.high:g}"
+    more = spec.design.may_grow_by(trials)
+    return text + f"; up to {more} more beyond an edge, while the best lies there" * bool(more)
 
 
 def work(study: Study, workers: str, places: Mapping[str, Any], engine: str, progress: TuningProgress) -> bool:

@@ -7,20 +7,21 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+from bench.config import read_yaml, resolve, settings_of
 from bench.errors import UserError
 from bench.options import optimizer_options
 from bench.papers.reproduction import duration
 from bench.report import CAP_SHARE_TO_REPORT
 from bench.stats import Interval, t_interval
-from bench.storage.store import RunResult, disk_errors, plain, replacing, write_json
+from bench.storage.store import RunResult, Store, disk_errors, plain, replacing, write_json
 from bench.storage.stores import StudyRecord, study_path
 from bench.sweeps import sensitivity
 from bench.tuning.design import replay
-from bench.tuning.progress import spoken
+from bench.tuning.progress import counted, spoken
 from bench.tuning.selection import End, above_infimum, final_value
-from bench.tuning.space import point_key
+from bench.tuning.space import Range, point_key
 from bench.tuning.study import Study
-from bench.tuning.trials import Trial
+from bench.tuning.trials import StudySpec, Trial
 from optimizers import OPTIMIZERS
 from optimizers.plugins import slug
 from tasks import TASKS
@@ -107,9 +108,13 @@ def outcome(study: Study, budget: int | None = None) -> Outcome:
     own = [trial for trial in trials if not trial.fresh]
     scores, least = study.scores(own)
     request, spec = study.request, study.spec
+    if request.trials < 1:
+        raise UserError(
+            f"study {study.name} was made, and no trials were asked of it; `bench tune --resume {study.name}` begins it"
+        )
     if budget is not None and not 1 <= budget <= request.trials:
         raise UserError(
-            f"--budget {budget}: {study.name} has {request.trials} trials in its design; ask for at most that"
+            f"--budget {budget}: {study.name} has {request.trials} trials in its design; ask for 1 to {request.trials}"
         )
     total = request.total if budget is None else 0
     found = replay(spec.design, scores, spec.mode, least, request.trials if budget is None else budget, total)
@@ -138,7 +143,8 @@ def lines(found: Outcome, shown: sensitivity.Sensitivity | None) -> list[str]:
     added = [f"{n} by {kind}" for kind, n in kinds.items() if n]
     failed = sum(trial.state == "failed" for trial in found.scored)
     pruned = sum(trial.state == "pruned" for trial in found.scored)
-    counts = f"{len(found.scored)} trials of {len(spec.seeds)} seeds" + f" ({', '.join(added)})" * bool(added)
+    counts = f"{counted(len(found.scored), 'trial')} of {counted(len(spec.seeds), 'seed')}"
+    counts += f" ({', '.join(added)})" * bool(added)
     more = [f"{len(found.refined)} refinements by TPE"] * bool(found.refined)
     more += [f"{failed} failed"] * bool(failed) + [f"{pruned} pruned (--prune)"] * bool(pruned)
     more += [f"{found.missing} not done yet"] * bool(found.missing)
@@ -179,9 +185,16 @@ def _notes(found: Outcome) -> list[str]:
         notes.append(
             f"{found.study.request.trials} trials are a small design; results for publication take 9 or more (our rule)"
         )
+    axes = {name: axis for name, axis in found.study.spec.axes.items() if isinstance(axis, Range)}
+    for name, axis in axes.items() if found.best is not None else ():
+        value = found.best.point[name]
+        if not axis.low <= value <= axis.high:
+            notes.append(
+                f"{name} {value:g} lies beyond {axis.low:g}:{axis.high:g}, the range that the grid lies around"
+            )
     for trial in found.scored:
-        if trial.state == "failed":
-            notes.append(f"{spoken(trial.point)} failed: {trial.reason}")
+        if trial.state in ("failed", "pruned"):
+            notes.append(f"{spoken(trial.point)} {trial.state}: {trial.reason}")
     notes += [f"fresh seed {seed} failed: {reason}" for seed, reason in found.fresh_failed.items()]
     return notes
 
@@ -315,6 +328,53 @@ def _tried(trial: Trial, score: End) -> str:
     return text + (f" ({trial.kind})" if trial.kind != "design" else "")
 
 
+def tuned_path(folder: Path, spec: StudySpec) -> Path:
+    """Where the settings of a study lie."""
+    return folder / spec.task / f"{slug(spec.opt)}.yaml"
+
+
+def replaced(folder: Path, found: Outcome) -> str | None:
+    """What is lost when the settings are written there, or None: those of another study, or of none."""
+    path = tuned_path(folder, found.study.spec)
+    if not path.is_file():
+        return None
+    try:
+        before = (read_yaml(path).get("provenance") or {}).get("study")
+    except (UserError, AttributeError):
+        before = None
+    if before == found.study.name:
+        return None
+    return f"{path} was of {f'study {before}' if before else 'no study'}; it is now of study {found.study.name}"
+
+
+def missing_runs(found: Outcome, store: Path) -> str | None:
+    """Which runs the study has and the store has not, or None."""
+    kept, runs = Store(store), [*found.runs, *found.fresh]
+    gone = sum(kept.get(run.run_id) is None for run in runs)
+    return (
+        f"{gone} of the study's {counted(len(runs), 'run')} are not in the store {store}: deleted, or trained where the store is"
+        " another. The result below is the study's own and whole; for boards and curves train them again with the same command and"
+        " another --name, or merge the other store into this one (bench merge)"
+        if gone
+        else None
+    )
+
+
+def conditions(found: Outcome) -> dict[str, str]:
+    """The settings of the study's runs, as words, that are not what a run has anyway: its budget, its device."""
+    spec = found.study.spec
+    own = {name: value for name, value in spec.settings.items() if value is not None}
+    opt = {name: value for name, value in own.items() if name.startswith("opt.")} | (
+        found.best.point if found.best else {}
+    )
+    usual = plain(settings_of(resolve({"task": spec.task, "opt": spec.opt, **opt}).model_dump()))
+    return {
+        name: ",".join(map(str, value)) if isinstance(value, list) else str(value)
+        for name, value in own.items()
+        if name not in opt and value != usual.get(name)
+    }
+
+
 def write(folder: Path, found: Outcome, command: str) -> list[Path]:
     """Write `TASK/OPT.yaml`, and `TASK/OPT/sensitivity.{md,csv,png,pdf}`.
 
@@ -328,7 +388,7 @@ def write(folder: Path, found: Outcome, command: str) -> list[Path]:
     """
     spec = found.study.spec
     content = tuned_yaml(found)
-    path = folder / spec.task / f"{slug(spec.opt)}.yaml"
+    path = tuned_path(folder, spec)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as temporary:
