@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shlex
 import shutil
 import site
 import subprocess
@@ -288,11 +290,11 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def bench(installed: Path, *words: object, ok: bool = True) -> str:
+def bench(installed: Path, *words: object, ok: bool = True, cwd: Path | None = None) -> str:
     """Run `bench` in the environment; what it prints."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("BENCH_", "PYTHONPATH"))}
     answer = subprocess.run(
-        [installed / "env/bin/python", "-m", "bench.cli", *map(str, words)], capture_output=True, text=True, cwd=installed,
+        [installed / "env/bin/python", "-m", "bench.cli", *map(str, words)], capture_output=True, text=True, cwd=cwd or installed,
         env=environment | {"OMP_NUM_THREADS": "1"}, check=False,
     )  # fmt: skip
     assert (answer.returncode == 0) == ok, answer.stderr
@@ -310,14 +312,35 @@ def test_a_new_package_goes_from_its_template_to_the_board(installed: Path) -> N
     assert record.versions["opt_package"] == "my-opt 0.1.0"
     for opt in ("my_opt", "adam"):
         bench(installed, "tune", *RUN, "--opt", opt, "--trials", 3, "--seeds", 1, "--report_seeds", 3, "--workers", 1)
+    assert "my_opt: " in bench(installed, "check", "my_opt")
     board = json.loads(bench(installed, "leaderboard", "--format", "json"))
     rows = {row["opt"]: row for table in board[0]["tables"] for row in table["rows"]}
-    assert {name: (row["settings"], row["n"]) for name, row in rows.items()} == {
-        "my_opt": ("tuned", 3),
-        "adam": ("tuned", 3),
+    assert {name: (row["settings"], row["n"], row["conformance"]) for name, row in rows.items()} == {
+        "my_opt": ("tuned", 3, "pass"),
+        "adam": ("tuned", 3, None),
     }
     taken = bench(installed, "new", "optimizer", "my_opt", "--out", "again", ok=False)
     assert taken == "bench: error: the optimizer name 'my_opt' is taken by my-opt 0.1.0 (my_opt:SPEC); choose another\n"
+
+
+def test_the_guides_commands_work_as_they_stand(installed: Path, tmp_path: Path) -> None:
+    guide = (ROOT / "docs/plugins.md").read_text("utf-8")
+    for name, text in re.findall(r"^```python (\S+)\n(.*?)^```", guide, re.DOTALL | re.MULTILINE):
+        (tmp_path / name).write_text(text)
+    commands = "".join(re.findall(r"^```sh run\n(.*?)^```", guide, re.DOTALL | re.MULTILINE)).splitlines()
+    said: dict[str, str] = {}
+    for command in commands:
+        program, *words = shlex.split(command.replace("my_opt", "guides_opt"))  # the other name is taken here
+        if program == "uv":  # what the package depends on is there, but not as an installer sees it
+            python = installed / "env/bin/python"
+            subprocess.run(["uv", *words, "-q", "--no-deps", "--python", python], cwd=tmp_path, check=True)
+        else:
+            said[" ".join(words)] = bench(installed, *words, cwd=tmp_path)
+    assert len(said) == len(commands) - 1 - 1  # uv's, and one board is shown twice
+    board = said["leaderboard --task synthetic"]
+    assert re.search(r"clipped_momentum.py:ClippedMomentum +tuned .* 6 +6 completed +pass", board), board
+    assert re.search(r"adam +tuned .* 6 +6 completed", board)
+    assert "guides-opt 0.1.0" in said["list optimizers"]
 
 
 @pytest.mark.parametrize("name", ["my_opt", "my_task"])
