@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from bench import drawing
 from bench.boards.charts import Chart
-from bench.boards.formats import cell
 from bench.errors import UserError
+from bench.text import cell
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

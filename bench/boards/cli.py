@@ -83,7 +83,7 @@ def asked(args: argparse.Namespace) -> tuple[Any, Any]:
 
 def warn(stores: Any, found: Any) -> int:
     """Say on standard error what is damaged or left out; the exit code that this means."""
-    from bench.boards.formats import cell
+    from bench.text import cell
 
     for path in stores.unreadable:
         print(
@@ -183,7 +183,7 @@ def _plot(words: list[str]) -> int:
         raise UserError(f"--y {args.y}: only curves have columns to choose from, not {args.chart}")
     from bench.boards.chart_figure import check_ending, write
     from bench.boards.charts import CHARTS, curves
-    from bench.boards.formats import cell
+    from bench.text import cell
 
     check_ending(args.out)
     stores, what = asked(args)

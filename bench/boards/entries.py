@@ -152,15 +152,7 @@ class Entry:
     @cached_property
     def machines(self) -> list[str]:
         """Types of machine: only within one can seconds be compared."""
-        return sorted({machine(run) for run in self.runs.values()})
-
-
-def machine(run: RunResult) -> str:
-    """The type of machine and engine that a run was trained with, as far as seconds depend on it."""
-    env, trainer = run.environment, run.config.get("trainer", {})
-    where = env.get("gpu") or f"{env.get('cpu') or 'unknown machine'}, {env.get('threads') or 'unknown'} threads"
-    devices = trainer.get("devices", 1) * trainer.get("num_nodes", 1)
-    return f"{where}, {run.engine}" + f", {devices} devices" * (devices > 1)
+        return sorted({run.machine for run in self.runs.values()})
 
 
 # -- grouping ---------------------------------------------------------------------------------------------------------
@@ -372,7 +364,7 @@ def _study_note(study: StudyRecord, entries: Sequence[Entry], by_id: Mapping[str
 def facts(run: RunResult) -> dict[str, Any]:
     """Everything that a run can be chosen by, in dotted form."""
     versions = {f"versions.{name}": value for name, value in run.versions.items()}
-    return {**settings_of(run.config), **versions, "engine": run.engine, "status": run.status, "machine": machine(run)}
+    return {**settings_of(run.config), **versions, "engine": run.engine, "status": run.status, "machine": run.machine}
 
 
 def _word(value: Any) -> str:

@@ -15,59 +15,7 @@ from bench.boards.table import Board, Column, Table
 from bench.errors import UserError
 from bench.stats import Interval, MedianTime
 from bench.storage.store import plain, replacing
-
-_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]+")
-"""Control characters and those that turn the direction of text, which a terminal would obey; halves of characters, which no file can hold."""
-
-
-def cell(value: Any, digits: int = 4) -> str:
-    """A value as a person reads it.
-
-    Args:
-        value: a number, an interval, a median time, counts by name, words, a list of words, or None.
-        digits: of numbers.
-    """
-    if value is None or value == [] or value == {}:
-        return "-"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, Interval):
-        wide = math.isfinite(value.low) or math.isfinite(value.high)
-        ends = f" [{number(value.low, digits)}, {number(value.high, digits)}]" if wide else ""
-        return number(value.mean, digits) + ends
-    if isinstance(value, MedianTime):
-        return _median(value, digits)
-    if isinstance(value, dict):
-        return ", ".join(f"{count} {_clean(str(name))}" for name, count in value.items())
-    if isinstance(value, list | tuple):
-        return "; ".join(_clean(str(each)) for each in value)
-    return number(value, digits) if isinstance(value, int | float) else _clean(str(value))
-
-
-def number(value: float, digits: int = 4) -> str:
-    """A number to so many digits; whole numbers up to a million without an exponent."""
-    if isinstance(value, int) or (1e4 <= abs(value) < 1e6 and value == round(value)):
-        return f"{value:.0f}"
-    return f"{value:.{digits}g}"
-
-
-def _median(value: MedianTime, digits: int) -> str:
-    def one(x: float) -> str:
-        return (
-            number(x, digits)
-            if math.isfinite(x)
-            else f"> {number(value.last, digits)}"
-            if math.isfinite(value.last)
-            else "never"
-        )
-
-    if value.low is None or value.high is None or math.isinf(value.low):
-        return one(value.median)
-    return f"{one(value.median)} [{one(value.low)}, {one(value.high)}]"
-
-
-def _clean(text: str) -> str:
-    return _UNPRINTABLE.sub(" ", text)
+from bench.text import cell, clean, in_csv, in_markdown, in_tex
 
 
 def _rows(table: Table) -> list[list[str]]:
@@ -75,7 +23,7 @@ def _rows(table: Table) -> list[list[str]]:
 
 
 def _head(table: Table) -> list[str]:
-    return [_clean(column.title) for column in table.columns]
+    return [clean(column.title) for column in table.columns]
 
 
 def _shown(table: Table) -> Table:
@@ -99,10 +47,10 @@ def text(boards: Sequence[Board]) -> str:
         for table in map(_shown, board.tables):
             rows = [_head(table), *_rows(table)]
             widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-            lines += [_clean(table.title), "-" * len(_clean(table.title))]
+            lines += [clean(table.title), "-" * len(clean(table.title))]
             lines += ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-            lines += [f"  note: {_clean(note)}" for note in table.notes] + [""]
-        lines += [*(f"note: {_clean(note)}" for note in board.notes), ""]
+            lines += [f"  note: {clean(note)}" for note in table.notes] + [""]
+        lines += [*(f"note: {clean(note)}" for note in board.notes), ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -117,22 +65,12 @@ def markdown(boards: Sequence[Board], level: int = 2) -> str:
     for board in boards:
         lines += [f"{'#' * level} {board.title}", ""]
         for table in map(_shown, board.tables):
-            lines += [f"**{_in_markdown(table.title)}**", ""]
-            head, *rows = [" | ".join(map(_in_markdown, row)) for row in (_head(table), *_rows(table))]
+            lines += [f"**{in_markdown(table.title)}**", ""]
+            head, *rows = [" | ".join(map(in_markdown, row)) for row in (_head(table), *_rows(table))]
             lines += [f"| {row} |" for row in (head, " | ".join(["---"] * len(table.columns)), *rows)]
-            lines += ["", *(f"* {_in_markdown(note)}" for note in table.notes), ""]
-        lines += [*(f"{_in_markdown(note)[0].upper()}{_in_markdown(note)[1:]}.  " for note in board.notes), ""]
+            lines += ["", *(f"* {in_markdown(note)}" for note in table.notes), ""]
+        lines += [*(f"{in_markdown(note)[0].upper()}{in_markdown(note)[1:]}.  " for note in board.notes), ""]
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip() + "\n"
-
-
-def _in_markdown(word: str) -> str:
-    word = html.escape(_clean(word), quote=False)
-    return re.sub(r"([\\`*_|\[\]~#!])", r"\\\1", word) if _is_wild(word) else word.replace("|", "\\|")
-
-
-def _is_wild(word: str) -> bool:
-    """Whether Markdown would take something in it for a link, code or an image; ordinary words stay as they are."""
-    return bool(re.search(r"[\\`*~#!]|\]\(|\[/|://|_\w*_|&", word))
 
 
 def tex(boards: Sequence[Board]) -> str:
@@ -141,26 +79,13 @@ def tex(boards: Sequence[Board]) -> str:
     for board in boards:
         for table in map(_shown, board.tables):
             lines += [
-                "\\begin{table}", "\\centering", f"\\caption{{{_in_tex(board.title)}: {_in_tex(table.title)}}}",
+                "\\begin{table}", "\\centering", f"\\caption{{{in_tex(board.title)}: {in_tex(table.title)}}}",
                 f"\\begin{{tabular}}{{{'l' * len(table.columns)}}}", "\\toprule",
-                " & ".join(map(_in_tex, _head(table))) + " \\\\", "\\midrule",
-                *(" & ".join(map(_in_tex, row)) + " \\\\" for row in _rows(table)),
-                "\\bottomrule", "\\end{tabular}", *(f"% {_clean(note)}" for note in (*table.notes, *board.notes)), "\\end{table}", "",
+                " & ".join(map(in_tex, _head(table))) + " \\\\", "\\midrule",
+                *(" & ".join(map(in_tex, row)) + " \\\\" for row in _rows(table)),
+                "\\bottomrule", "\\end{tabular}", *(f"% {clean(note)}" for note in (*table.notes, *board.notes)), "\\end{table}", "",
             ]  # fmt: skip
     return "\n".join(lines)
-
-
-_TEX = {
-    "\\": "\\textbackslash{}", "{": "\\{", "}": "\\}", "$": "\\$", "&": "\\&", "#": "\\#", "%": "\\%", "_": "\\_",
-    "^": "\\textasciicircum{}", "~": "\\textasciitilde{}", "<": "\\textless{}", ">": "\\textgreater{}", "|": "\\textbar{}",
-}  # fmt: skip
-
-
-def _in_tex(word: str) -> str:
-    safe = "".join(_TEX.get(letter, letter) for letter in _clean(word))
-    return (
-        "{}" * (safe[:1] in ("[", "*")) + safe
-    )  # at the beginning of a row they would belong to the end of the one before
 
 
 def html_tables(boards: Sequence[Board]) -> str:
@@ -170,17 +95,17 @@ def html_tables(boards: Sequence[Board]) -> str:
         parts.append(f"<h2>{html.escape(board.title)}</h2>")
         for table in map(_shown, board.tables):
             head = "".join(
-                f'<th scope="col" title="{html.escape(_clean(c.help))}">{html.escape(_clean(c.title))}</th>'
+                f'<th scope="col" title="{html.escape(clean(c.help))}">{html.escape(clean(c.title))}</th>'
                 for c in table.columns
             )
             body = "".join(
                 "<tr>" + "".join(f"<td>{html.escape(word)}</td>" for word in row) + "</tr>" for row in _rows(table)
             )
             parts.append(
-                f"<table><caption>{html.escape(_clean(table.title))}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+                f"<table><caption>{html.escape(clean(table.title))}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
             )
-            parts.append("<ul>" + "".join(f"<li>{html.escape(_clean(n))}</li>" for n in table.notes) + "</ul>")
-        parts.append("".join(f"<p>{html.escape(_clean(note))}</p>" for note in board.notes))
+            parts.append("<ul>" + "".join(f"<li>{html.escape(clean(n))}</li>" for n in table.notes) + "</ul>")
+        parts.append("".join(f"<p>{html.escape(clean(note))}</p>" for note in board.notes))
     return "\n".join([*parts, "</html>", ""])
 
 
@@ -226,7 +151,7 @@ def comma_separated(boards: Sequence[Board]) -> str:
     for board in boards:
         for table in board.tables:
             for row in table.rows:
-                record: dict[str, Any] = {"board": board.name, "table": _clean(table.title)}
+                record: dict[str, Any] = {"board": board.name, "table": clean(table.title)}
                 for column in table.columns:
                     record |= _flat(column, row.get(column.key))
                 records.append(record)
@@ -237,12 +162,12 @@ def comma_separated(boards: Sequence[Board]) -> str:
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(keys)
     for record in records:
-        writer.writerow([_in_csv(record.get(key)) for key in keys])
+        writer.writerow([in_csv(record.get(key)) for key in keys])
     return file.getvalue()
 
 
 def _flat(column: Column, value: Any) -> dict[str, Any]:
-    key = _clean(column.key)
+    key = clean(column.key)
     if isinstance(value, Interval):
         value = {"mean": value.mean, "low": value.low, "high": value.high}
         return {key if k == "mean" else f"{key}_{k}": x for k, x in _finite(value).items()}
@@ -250,11 +175,6 @@ def _flat(column: Column, value: Any) -> dict[str, Any]:
         ends = {"median": value.median, "low": value.low, "high": value.high}
         return {key if k == "median" else f"{key}_{k}": x for k, x in _finite(ends).items()}
     return {key: value if isinstance(value, int | float) else None if value in (None, [], {}) else cell(value)}
-
-
-def _in_csv(value: Any) -> Any:
-    """A spreadsheet takes text that begins with one of these for a formula, and would carry it out."""
-    return f"'{value}" if isinstance(value, str) and value[:1] in "=+-@" and value != "-" else value
 
 
 FORMATS: dict[str, Callable[[Sequence[Board]], str]] = {

@@ -15,12 +15,12 @@ from bench import __version__, drawing
 from bench.boards import BOARDS, Asked, Board
 from bench.boards.charts import CHARTS, Chart
 from bench.boards.entries import Entry
-from bench.boards.formats import cell
 from bench.boards.table import Column, Table
 from bench.config import resolve, settings_of
 from bench.errors import UserError
 from bench.stats import Interval, MedianTime
 from bench.storage.store import RunResult, plain
+from bench.text import cell
 from optimizers import OPTIMIZERS
 from optimizers.plugins import PluginError
 from tasks import TASKS

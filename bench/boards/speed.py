@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from bench import stats
-from bench.boards.entries import Collected, Entry, Seed, machine
+from bench.boards.entries import Collected, Entry, Seed
 from bench.boards.shared import EVERY, RANK, WHO, compare, listed, rank_values, unresolved, who
 from bench.boards.table import Board, Column, Table
 from bench.stats import MedianTime
@@ -97,7 +97,7 @@ def median_steps(entry: Entry, reached: Sequence[float | None]) -> MedianTime:
 
 def _seconds(entry: Entry, machine_: str, target: float | None, mode: str) -> MedianTime | None:
     """Median seconds of the runs of one type of machine; None if it has none, or seconds are not known."""
-    runs = {seed: run for seed, run in entry.runs.items() if machine(run) == machine_}
+    runs = {seed: run for seed, run in entry.runs.items() if run.machine == machine_}
     at = [reached(run, target, mode) for run in runs.values()]
     if not at or any(step is not None and seconds is None for step, seconds in at):
         return None

@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.boards.formats import cell
 from bench.config import settings_of
 from bench.errors import UserError, unknown
 from bench.storage.store import FINISHED, RunResult, Store, plain
 from bench.storage.stores import Stores
+from bench.text import cell
 
 _RESULTS = (
     "status", "reason", "metric", "split", "final", "best", "best_step", "metrics", "steps", "skipped", "steps_to_target", "cap_share",

@@ -19,12 +19,11 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.boards.entries import machine
-from bench.boards.formats import _clean, _in_csv, _in_markdown, cell
 from bench.config import settings_of
 from bench.errors import UserError
 from bench.storage.store import CURVE_FIELDS, RunResult, plain
 from bench.storage.stores import Stores, study_path
+from bench.text import cell, clean, in_csv, in_markdown
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -108,7 +107,7 @@ def ask(stores: Stores, query: str) -> Answer:
         return views.answer(statements[0].query)
     except (duckdb.Error, UnicodeError) as error:
         message = " ".join(str(error).partition("\n\nLINE ")[0].split())  # without the query itself
-        raise UserError(f"{_clean(message)}; views: {described()}") from None
+        raise UserError(f"{clean(message)}; views: {described()}") from None
 
 
 class _Views:
@@ -279,7 +278,7 @@ def _run_row(run: RunResult, study: str | None) -> dict[str, Any]:
     return {
         **{name: value for name, value in vars(run).items() if name in VIEWS["runs"]},
         "task": config["task"], "opt": config["opt"], "seed": config["seed"], "data_seed": config["data_seed"],
-        "machine": machine(run), "torch": run.versions.get("torch"), "versions": _json(run.versions),
+        "machine": run.machine, "torch": run.versions.get("torch"), "versions": _json(run.versions),
         "settings": _json(settings_of(config)), "metrics": _json(run.metrics), "study": study,
     }  # fmt: skip
 
@@ -293,7 +292,7 @@ def _json(value: Any) -> str:
 
 def text(answer: Answer) -> Iterator[str]:
     """For a terminal, piece by piece, as the other formats."""
-    rows = [list(map(_clean, answer.names)), *(_words(row) for row in answer.rows)]
+    rows = [list(map(clean, answer.names)), *(_words(row) for row in answer.rows)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         yield "  ".join(map(str.ljust, row, widths)).rstrip() + "\n"
@@ -303,11 +302,11 @@ def text(answer: Answer) -> Iterator[str]:
 
 def markdown(answer: Answer) -> Iterator[str]:
     """As a table of Markdown."""
-    yield f"| {' | '.join(map(_in_markdown, answer.names))} |\n"
+    yield f"| {' | '.join(map(in_markdown, answer.names))} |\n"
     yield f"| {' | '.join('---' for _ in answer.names)} |\n"
     empty = True
     for row in answer.rows:
-        yield f"| {' | '.join(map(_in_markdown, _words(row)))} |\n"
+        yield f"| {' | '.join(map(in_markdown, _words(row)))} |\n"
         empty = False
     if empty:
         yield "\nno rows\n"
@@ -320,7 +319,7 @@ def comma_separated(answer: Answer) -> Iterator[str]:
     for rows in ([answer.names], answer.rows):
         for row in rows:
             known = (None if x is None else x if isinstance(x, int | float) else cell(_flat(x)) for x in plain(row))
-            writer.writerow(map(_in_csv, known))
+            writer.writerow(map(in_csv, known))
             yield line.getvalue()
             line.seek(0)
             line.truncate()

@@ -87,6 +87,14 @@ class RunResult:
     tuned_by: str | None = None
 
     @property
+    def machine(self) -> str:
+        """The type of machine and engine that it was trained with, as far as seconds depend on it."""
+        env, trainer = self.environment, self.config.get("trainer", {})
+        where = env.get("gpu") or f"{env.get('cpu') or 'unknown machine'}, {env.get('threads') or 'unknown'} threads"
+        devices = trainer.get("devices", 1) * trainer.get("num_nodes", 1)
+        return f"{where}, {self.engine}" + f", {devices} devices" * (devices > 1)
+
+    @property
     def unsolved(self) -> dict[str, str]:
         """The problems of the instance that have no solution to compare with, and why, by name."""
         facts = {name: fact for name, fact in self.facts.items() if isinstance(fact, dict)}

@@ -51,7 +51,10 @@ class Stores:
             for name, several in sorted(found.items())
             if len({(run.status, repr(run.final)) for run, _ in several if run.status in FINISHED}) > 1
         ]
-        return {name: min(found[name], key=lambda each: _order(each[0])) for name in sorted(found)}
+        return {
+            name: min(several, key=lambda each: _order(each[0])) if len(several) > 1 else several[0]
+            for name, several in sorted(found.items())
+        }
 
     @property
     def runs(self) -> list[RunResult]:

@@ -1,0 +1,92 @@
+"""Values and names as text: for people, and in Markdown, TeX and CSV. Names may hold anything; they do no harm in any."""
+
+import html
+import math
+import re
+from typing import Any
+
+from bench.stats import Interval, MedianTime
+
+_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]+")
+"""Control characters and those that turn the direction of text, which a terminal would obey; halves of characters, which no file can hold."""
+
+
+def cell(value: Any, digits: int = 4) -> str:
+    """A value as a person reads it.
+
+    Args:
+        value: a number, an interval, a median time, counts by name, words, a list of words, or None.
+        digits: of numbers.
+    """
+    if value is None or value == [] or value == {}:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, Interval):
+        wide = math.isfinite(value.low) or math.isfinite(value.high)
+        ends = f" [{number(value.low, digits)}, {number(value.high, digits)}]" if wide else ""
+        return number(value.mean, digits) + ends
+    if isinstance(value, MedianTime):
+        return _median(value, digits)
+    if isinstance(value, dict):
+        return ", ".join(f"{count} {clean(str(name))}" for name, count in value.items())
+    if isinstance(value, list | tuple):
+        return "; ".join(clean(str(each)) for each in value)
+    return number(value, digits) if isinstance(value, int | float) else clean(str(value))
+
+
+def number(value: float, digits: int = 4) -> str:
+    """A number to so many digits; whole numbers up to a million without an exponent."""
+    if isinstance(value, int) or (1e4 <= abs(value) < 1e6 and value == round(value)):
+        return f"{value:.0f}"
+    return f"{value:.{digits}g}"
+
+
+def _median(value: MedianTime, digits: int) -> str:
+    def one(x: float) -> str:
+        return (
+            number(x, digits)
+            if math.isfinite(x)
+            else f"> {number(value.last, digits)}"
+            if math.isfinite(value.last)
+            else "never"
+        )
+
+    if value.low is None or value.high is None or math.isinf(value.low):
+        return one(value.median)
+    return f"{one(value.median)} [{one(value.low)}, {one(value.high)}]"
+
+
+def clean(text: str) -> str:
+    """Text that a terminal and a file can hold."""
+    return _UNPRINTABLE.sub(" ", text)
+
+
+def in_markdown(word: str) -> str:
+    """Text in a cell of a Markdown table."""
+    word = html.escape(clean(word), quote=False)
+    return re.sub(r"([\\`*_|\[\]~#!])", r"\\\1", word) if _is_wild(word) else word.replace("|", "\\|")
+
+
+def _is_wild(word: str) -> bool:
+    """Whether Markdown would take something in it for a link, code or an image; ordinary words stay as they are."""
+    return bool(re.search(r"[\\`*~#!]|\]\(|\[/|://|_\w*_|&", word))
+
+
+_TEX = {
+    "\\": "\\textbackslash{}", "{": "\\{", "}": "\\}", "$": "\\$", "&": "\\&", "#": "\\#", "%": "\\%", "_": "\\_",
+    "^": "\\textasciicircum{}", "~": "\\textasciitilde{}", "<": "\\textless{}", ">": "\\textgreater{}", "|": "\\textbar{}",
+}  # fmt: skip
+
+
+def in_tex(word: str) -> str:
+    """Text in a cell of a TeX table."""
+    safe = "".join(_TEX.get(letter, letter) for letter in clean(word))
+    return (
+        "{}" * (safe[:1] in ("[", "*")) + safe
+    )  # at the beginning of a row they would belong to the end of the one before
+
+
+def in_csv(value: Any) -> Any:
+    """A spreadsheet takes text that begins with one of these for a formula, and would carry it out."""
+    return f"'{value}" if isinstance(value, str) and value[:1] in "=+-@" and value != "-" else value
