@@ -3,6 +3,8 @@
 import keyword
 import re
 import shutil
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 from bench.errors import UserError
@@ -30,7 +32,8 @@ def create(kind: str, name: str, folder: Path) -> list[Path]:
     from optimizers import OPTIMIZERS
     from tasks import TASKS
 
-    if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
+    cls = "".join(part.capitalize() for part in name.split("_"))
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name) or keyword.iskeyword(cls):
         raise UserError(
             f"{name!r} cannot be the name of a Python package: write small letters, digits and _, as in my_opt"
         )
@@ -38,9 +41,11 @@ def create(kind: str, name: str, folder: Path) -> list[Path]:
     if name in registry:
         taker = registry.describe(name) or "the suite"
         raise UserError(f"the {kind} name {name!r} is taken by {taker}; choose another")
+    if name in ("tests", *sys.stdlib_module_names) or find_spec(name) is not None:
+        raise UserError(f"there is a Python module {name!r} already, which the package would hide; choose another name")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} is there already; choose another folder with --out, or remove it")
-    words = {"name": name, "cls": "".join(part.capitalize() for part in name.split("_") if part)}
+    words = {"name": name, "cls": cls}
     environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False)  # no page
     paths = []
     try:

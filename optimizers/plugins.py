@@ -10,7 +10,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
@@ -109,7 +109,7 @@ class Registry(MutableMapping[str, Spec], Generic[Spec]):
         )  # a file may change, and so may the working folder
         if key not in self._loaded:
             value = load(target)
-            package = _package(points[0]) if points else provenance(target)
+            package = provenance(target)
             self._loaded[key] = self.make(name, value, Origin(target, package))
         return self._loaded[key]
 
@@ -122,6 +122,17 @@ class Registry(MutableMapping[str, Spec], Generic[Spec]):
     def find(self, name: str) -> Spec | None:
         """The suite's own spec of this name; None for all else, so that nothing is imported."""
         return self.own.get(name)
+
+    def known(self, name: str) -> Spec | None:
+        """The spec of this name if it is the suite's own, or a package announces it and can be used; else None.
+
+        Stores name optimizers and tasks of others by module or file, which this never imports.
+        """
+        if name not in self.own and name not in self.announced:
+            return None
+        with suppress(PluginError):
+            return self[name]
+        return None
 
     def describe(self, name: str) -> str | None:
         """In words, where a plug-in of this name comes from; None for what is the suite's own, or is not announced."""
@@ -207,22 +218,30 @@ def _file(path: Path) -> Any:
 
 
 def provenance(target: str) -> str:
-    """Which package an importable target comes from, with its version; a digest of the file if it is in none."""
+    """Which package an importable target comes from, with its version; what may change under that has a digest of its source.
+
+    That is the file, or all of the package that a module lies in.
+    """
     place = target.rpartition(":")[0]
-    if not place.endswith(".py"):
-        names = packages_distributions().get(place.split(".")[0])
-        module = importlib.util.find_spec(place)
-        origin = module.origin if module else None
-        if names and not _editable(names[0]):
-            return f"{names[0]} {version(names[0])}"
-        place = origin or place
-    return f"file {_digest(Path(place)) or 'that cannot be read'}"
+    if place.endswith(".py"):
+        return f"file {_digest(Path(place)) or 'that cannot be read'}"
+    top = place.partition(".")[0]
+    names = packages_distributions().get(top)
+    if names and not _editable(names[0]):
+        return f"{names[0]} {version(names[0])}"
+    module = importlib.util.find_spec(top)
+    folders = [Path(folder) for folder in module.submodule_search_locations or ()] if module else []
+    files = sorted(file for folder in folders for file in folder.rglob("*.py"))
+    if not files and module and module.origin:
+        files = [Path(module.origin)]
+    digest = f"files {_digest(*files) or 'that cannot be read'}"
+    return f"{names[0]} {version(names[0])}, {digest}" if names else digest
 
 
-def _digest(path: Path) -> str:
-    """Of a file's text; nothing if it cannot be read."""
+def _digest(*paths: Path) -> str:
+    """Of files' texts; nothing if one cannot be read."""
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+        return hashlib.sha256(b"\0".join(path.read_bytes() for path in paths)).hexdigest()[:12]
     except OSError:
         return ""
 

@@ -142,6 +142,13 @@ def test_losses_are_taken_above_their_infimum_and_equal_below_rounding(store):
     assert "losses below 1e-16 count as equal to it" in table.notes
 
 
+def test_differences_that_are_equal_but_for_rounding_tell_no_deviation(store):
+    keep(store, *seeds("adam", [0.82, 0.81, 0.84]), *seeds("sgd", [0.81, 0.80, 0.83]))
+    own = rows("quality", store)
+    assert {opt: row["rank"] for opt, row in own.items()} == {"adam": 1, "sgd": 1}
+    assert own["sgd"]["difference"].high - own["sgd"]["difference"].low < 1e-12
+
+
 def test_negative_losses_stay_what_they_are(store):
     keep(store, *seeds("adam", [-1.0, -2.0, -3.0], **LOSS), *seeds("sgd", [-2.0, -3.0, -4.5], **LOSS))
     own = rows("quality", store)
@@ -168,7 +175,13 @@ def test_the_reference_is_the_tuned_one_and_is_named(store):
 
 def test_a_reference_that_diverged_has_other_seeds_or_is_not_there_gives_no_difference(store, tmp_path):
     keep(store, *seeds("adam", [None] * 5), *seeds("sgd", B))
-    assert rows("quality", store)["sgd"]["difference"] == "the reference diverged"
+    assert rows("quality", store)["sgd"]["difference"] == "the reference has no value"
+    keep(
+        store,
+        *seeds("adamw", [None] * 5),
+        *(run for n in (7, 8) for opt in ("adam", "adamw") for run in seeds(opt, A, words={"trainer.max_steps": n})),
+    )
+    assert rows("robustness", store, table=0)["adamw"]["worst"] != "mnist, max_steps 100"  # where both diverged
     keep(tmp_path / "b", *seeds("adam", A, first=50), *seeds("sgd", B))
     other = board("quality", tmp_path / "b").tables[-1]
     assert {row["opt"]: row["difference"] for row in other.rows} == {"adam": None, "sgd": "no common seeds"}
@@ -622,7 +635,7 @@ def test_defaults_that_diverge_or_are_not_there_give_no_gain(store):
     )
     keep(store, *seeds("adam", [None, 0.5, None, 0.5, 0.5]))
     (table,) = board("tuning", store).tables
-    assert table.rows[0]["gain"] == "0 tuned and 2 default of 5 runs diverged"
+    assert table.rows[0]["gain"] == "0 tuned and 2 default of 5 runs have no value"
     assert not table.notes
 
 
@@ -644,13 +657,21 @@ def test_shares_and_deviations_have_exact_intervals(store):
     chi = [math.sqrt(4 * np.var(A, ddof=1) / reference.chi2.ppf(q, 4)) for q in (0.975, 0.025)]
     deviation = own["adam"]["deviation"]
     assert (deviation.mean, deviation.low, deviation.high) == pytest.approx((np.std(A, ddof=1), *chi))
-    assert (own["adam"]["worst"], own["sgd"]["worst"], own["sgd"]["deviation"]) == (0.8, "2 diverged", None)
+    assert (own["adam"]["worst"], own["sgd"]["worst"], own["sgd"]["deviation"]) == (0.8, "2 of 5 diverged", None)
 
 
 def test_the_share_of_trials_that_diverged_counts_their_runs(store):
     tuned(store, "adam", A)
     keep(store, *(replace(made("adam", seed, None, words={"opt.lr": 1.0}), status="diverged") for seed in (1000, 1001)))
-    assert rows("robustness", store)["adam"]["diverged_trials"].mean == pytest.approx(2 / 6)
+    keep(store, replace(made("adam", 1000, None, words={"opt.lr": 0.01}), status="killed"))
+    assert rows("robustness", store)["adam"]["diverged_trials"] == "2 of 5"  # the killed one might have
+
+
+def test_a_worst_seed_of_zero_is_a_number(store):
+    keep(store, *seeds("adam", A), *seeds("sgd", [0.0, 0.1, 0.2]))
+    keep(store, *(replace(run, status="completed") for run in seeds("adamw", [0.5, None, 0.5])))
+    own = rows("robustness", store)
+    assert (own["sgd"]["worst"], own["adamw"]["worst"]) == (0.0, "a run without a value")
 
 
 def test_the_worst_task_is_where_it_diverged_and_never_where_the_reference_did(store):
@@ -666,7 +687,15 @@ def test_the_worst_task_is_where_it_diverged_and_never_where_the_reference_did(s
     assert (own["sgd"]["worst"], own["sgd"]["gap"]) == ("mnist, max_steps 200", "diverged")
     assert own["adamw"]["worst"] == "mnist, max_steps 100"
     assert own["adamw"]["gap"].mean < 0
-    assert own["adamw"]["lacking"] == ["mnist, max_steps 300: the reference diverged"]
+    assert own["adamw"]["lacking"] == ["mnist, max_steps 300: the reference has no value"]
+
+
+def test_a_run_that_time_stopped_before_the_target_gives_its_row_no_rank(store):
+    keep(store, *(replace(run, steps_to_target=60) for run in seeds("adam", A)))
+    keep(store, *(replace(run, status="timeout", steps=10) for run in seeds("sgd", B)))
+    table = board("speed", store, target=None).tables[-1]
+    assert {row["opt"]: row["rank"] for row in table.rows} == {"adam": 1, "sgd": None}
+    assert "sgd has no rank: time stopped runs before the target" in table.notes
 
 
 # -- theory -----------------------------------------------------------------------------------------------------------

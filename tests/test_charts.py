@@ -11,13 +11,14 @@ from PIL import Image
 from scipy.stats import beta, t
 
 from bench.boards import Asked
-from bench.boards.chart_figure import caption, write
+from bench.boards.chart_figure import caption, draw
 from bench.boards.charts import CHARTS, MOST_POINTS, Chart, Trace, budget, curves, profile, sensitivity, steps
 from bench.boards.cli import CHART_NAMES
 from bench.boards.cli import main as results
 from bench.boards.entries import collect
 from bench.config import resolve
 from bench.errors import UserError
+from bench.output import write
 from bench.storage.store import RunResult, plain, write_json, write_parquet
 from bench.storage.stores import Stores, StudyRecord, study_path
 from bench.tuning.selection import CONVERGED
@@ -386,8 +387,8 @@ def test_a_figure_is_drawn_and_the_same_every_time(store, tmp_path, kind, recwar
     charts = CHARTS[kind](everything(store))
     for ending in (".png", ".pdf", ".svg"):
         first, second = tmp_path / f"a{ending}", tmp_path / "new" / f"b{ending}"
-        write(first, charts)
-        write(second, charts)
+        write(first, draw(first, charts))
+        write(second, draw(second, charts))
         assert first.read_bytes() == second.read_bytes()
         assert first.stat().st_size > 5000
     with Image.open(tmp_path / "a.png") as image:
@@ -398,7 +399,7 @@ def test_a_figure_is_drawn_and_the_same_every_time(store, tmp_path, kind, recwar
 
 
 def test_names_are_no_formulas_and_no_tags_in_an_svg(store, tmp_path):
-    write(tmp_path / "a.svg", profile(everything(store)))
+    (tmp_path / "a.svg").write_bytes(draw(tmp_path / "a.svg", profile(everything(store))))
     svg = (tmp_path / "a.svg").read_text("utf-8")
     assert "<script" not in svg
 

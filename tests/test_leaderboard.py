@@ -20,7 +20,7 @@ from bench.boards.cli import BOARD_NAMES
 from bench.boards.formats import FORMATS, markdown
 from bench.check.report import Report, Verdict, Word, write_verdict
 from bench.storage.store import Store
-from tests.entered import board, keep, made, seeds, tuned
+from tests.entered import board, keep, made, pack, seeds, tuned
 from tests.stored import WILD
 
 A, B = [0.81, 0.84, 0.80, 0.86, 0.83], [0.70, 0.72, 0.69, 0.77, 0.71]
@@ -371,6 +371,38 @@ def test_damaged_runs_are_named_and_left_out_and_the_exit_code_says_so(cli, fill
         assert str(path) in answer.err
 
 
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("versions", "opt"), [1]), (("config", "trainer", "devices"), "auto"), (("config", "trainer", "max_steps"), 10**400),
+        (("steps",), 10**400), (("config", "task"), ["mnist"]),
+    ],
+)  # fmt: skip
+def test_a_record_of_another_kind_is_named_and_left_out(cli, filled, place, value):
+    whole = cli("leaderboard", "--board", "all").out
+    run = made("sgd", 9)
+    keep(filled, run)
+    path = filled / run.run_id / "run.json"
+    record = json.loads(path.read_text())
+    inner = record
+    for name in place[:-1]:
+        inner = inner[name]
+    inner[place[-1]] = value
+    path.write_text(json.dumps(record))
+    answer = cli("leaderboard", "--board", "all")
+    assert (answer.code, answer.out) == (1, whole)
+    assert answer.err.startswith(f"bench: warning: run {run.run_id} in {path.parent} is no run as it is written today")
+
+
+def test_names_in_warnings_and_errors_do_no_harm_to_a_terminal(cli, filled):
+    keep(filled, *seeds("sgd", B, name=WILD))
+    (filled / "\x1b[31mred").mkdir()
+    for words in (["leaderboard"], ["leaderboard", "--opt", "nobody"], ["list", "runs"]):
+        answer = cli(*words)
+        assert "\x1b" not in answer.out + answer.err
+        assert "[31m" in answer.out + answer.err
+
+
 def test_a_damaged_table_is_named_when_a_board_reads_it(cli, store):
     runs = seeds("ngd", [0.1, 0.2, 0.3, 0.4], task="synthetic")
     keep(store, *runs, measured={"step": [0, 20], "alignment": [0.5, 1.0]})
@@ -388,7 +420,10 @@ def test_stores_of_several_machines_are_read_as_one(cli, filled, tmp_path):
     assert both.code == 0
     assert both.out == cli("leaderboard", "--store", tmp_path / "b", "--store", filled).out
     assert both.out == cli("leaderboard", *("--store", filled) * 2, "--store", tmp_path / "b").out
-    assert f"{made('sgd', 0).run_id} has different results in different stores" in both.err
+    assert f"{made('sgd', 0).run_id} is there several times with different results" in both.err
+    pack(tmp_path / "d", made("sgd", 0, 0.5), made("sgd", 1, 0.5))
+    pack(tmp_path / "d", made("sgd", 0, 0.9), made("sgd", 2, 0.5))
+    assert f"{made('sgd', 0).run_id} is there several times" in cli("leaderboard", "--store", tmp_path / "d").err
     shutil.copytree(tmp_path / "b", tmp_path / "c")
     assert cli("leaderboard", "--store", tmp_path / "b").out == cli("leaderboard", "--store", tmp_path / "c").out
 

@@ -229,6 +229,31 @@ def test_reports_of_checks_are_merged(cli, tmp_path):
     assert f"{source / 'checks' / 'torn.json'} is damaged" in answer.err
     assert {c["name"]: c["failed"] for c in Stores([dest]).checks} == {"adam": [], "sgd": ["groups"]}
     assert no_trace(dest)
+    (source / "checks" / "torn.json").unlink()
+    write_verdict(source, Report("adam", verdicts=(Verdict("groups", "error"),)))
+    assert cli("merge", source, dest).code == 0  # as on boards that read both, the worse report counts
+    assert {c["name"]: c["failed"] for c in Stores([dest]).checks} == {"adam": ["groups"], "sgd": ["groups"]}
+
+
+def test_different_studies_of_one_name_are_both_kept(cli, tmp_path):
+    stores = [tmp_path / name for name in ("a", "b")]
+    for store, axes in zip(stores, (["opt.lr"], ["opt.lr", "opt.momentum"]), strict=True):
+        add_study(store, "s", axes=axes)
+    for _ in range(2):
+        cli("merge", *stores, tmp_path / "dest")
+        merged = Stores([tmp_path / "dest"]).studies
+        assert [vars(study) for study in merged] == [vars(study) for study in Stores(stores).studies]
+        assert len(merged) == 2
+
+
+def test_a_link_out_of_a_store_is_not_followed(cli, tmp_path):
+    folder = add_run(tmp_path / "source", "a")
+    (tmp_path / "secret").write_text("mine")
+    (folder / "traceback.txt").symlink_to(tmp_path / "secret")
+    os.mkfifo(add_run(tmp_path / "source", "b") / "pipe")
+    answer = cli("merge", tmp_path / "source", tmp_path / "dest")
+    assert (answer.code, answer.out) == (1, "0 runs copied, 0 already there, 0 skipped\n")
+    assert f"{folder} is damaged" in answer.err
 
 
 @pytest.mark.parametrize(("theirs", "ours", "kept"), [(3, 2, 3), (2, 3, 3)])

@@ -360,6 +360,8 @@ def test_the_tests_of_a_new_package_pass(installed: Path, name: str) -> None:
         (("task", "mnist"), "the task name 'mnist' is taken by the suite; choose another"),
         (("optimizer", "My-Opt"), "'My-Opt' cannot be the name of a Python package"),
         (("optimizer", "class"), "'class' cannot be the name of a Python package"),
+        (("optimizer", "none"), "'none' cannot be the name of a Python package"),
+        (("optimizer", "torch"), "there is a Python module 'torch' already, which the package would hide"),
         (("optimizer", "x", "--out", "full"), "full is there already; choose another folder with --out, or remove it"),
         (("optimizer", "x", "--out", "full/file/x"), "cannot write full/file/x: Not a directory"),
     ],

@@ -160,13 +160,23 @@ def test_a_run_in_progress_is_seen(store):
     folder.end(keep_checkpoint=False)
 
 
+def test_what_is_written_goes_through_a_link_and_leaves_a_device_alone(cli, store, tmp_path):
+    (tmp_path / "real.csv").write_text("")
+    (tmp_path / "link.CSV").symlink_to(tmp_path / "real.csv")
+    assert cli("sql", "select -1.5 as x", "-o", tmp_path / "link.CSV").code == 0
+    assert (tmp_path / "link.CSV").is_symlink()
+    assert (tmp_path / "real.csv").read_text() == "x\n-1.5\n"
+    assert cli("sql", "select 1", "-o", "/dev/null").code == 0
+    assert Path("/dev/null").is_char_device()
+
+
 def test_stores_are_read_as_one(cli, filled, tmp_path):
     more = tmp_path / "more"
     add_run(more, "a", [7.0], lr=0.5, final=0.125)
     add_run(more, "d", [9.0])
     answer = cli("sql", "select count(*), sum(loss) from curves", "--store", filled, "--store", more, "--format", "csv")
     assert answer.code == 0
-    assert answer.err == "bench: warning: a has different results in different stores; one is taken\n"
+    assert answer.err == "bench: warning: a is there several times with different results; one is taken\n"
     assert answer.out.splitlines()[1] in ("8,19.0", "10,12.75")
     assert rows("select count(*) from runs", filled, more) == [(4,)]
 

@@ -32,18 +32,16 @@ def check_ending(path: Path) -> None:
         raise UserError(f"-o {path}: the name of a figure must end in .png, .pdf or .svg")
 
 
-def write(path: Path, charts: Sequence[Chart]) -> None:
-    """Draw charts into a file; the same charts give the same bytes.
+def draw(path: Path, charts: Sequence[Chart]) -> bytes:
+    """What a file with these charts holds; the same charts give the same bytes.
 
     Args:
         path: its ending says in which format.
         charts: those without traces are left out.
 
     Raises:
-        UserError: there is nothing to draw, or the file cannot be written.
+        UserError: there is nothing to draw.
     """
-    from bench.storage.store import replacing
-
     check_ending(path)
     shown = [chart for chart in charts if chart.traces]
     if not shown:
@@ -55,12 +53,7 @@ def write(path: Path, charts: Sequence[Chart]) -> None:
         warnings.filterwarnings("ignore", "Glyph .* missing")  # a name may hold anything
         matplotlib.rcParams["svg.hashsalt"] = "bench"
         make(shown).savefig(image, format=kind[1:], dpi=drawing.DPI, metadata=ENDINGS[kind])
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path.resolve()) as temporary:
-            temporary.write_bytes(image.getvalue())
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}; choose another file with -o") from None
+    return image.getvalue()
 
 
 def make(charts: Sequence[Chart]) -> "Figure":

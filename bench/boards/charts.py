@@ -21,7 +21,6 @@ from bench.papers.arms import Array, Table
 from bench.storage.stores import StudyRecord
 from bench.tuning.selection import CONVERGED, equal_below
 from optimizers import OPTIMIZERS
-from optimizers.plugins import PluginError
 
 MOST_POINTS = 200
 """Points of a line at most: no screen and no print shows more."""
@@ -154,12 +153,8 @@ def _chooses(entry: Entry) -> bool:
 
 
 def _needs_loss(opt: str) -> bool:
-    if opt not in list(OPTIMIZERS):  # what is named by its module is not imported, since a store may name anything
-        return False
-    try:
-        return OPTIMIZERS[opt].traits.needs_loss
-    except PluginError:
-        return False
+    spec = OPTIMIZERS.known(opt)
+    return spec is not None and spec.traits.needs_loss
 
 
 Line = tuple[Array, Array]

@@ -2,12 +2,12 @@
 
 import argparse
 import math
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
 from bench.errors import UserError, unknown
+from bench.output import add_stores, format_of, remark, stores_of, warn_of, write
 from bench.words import Parser
 
 BOARD_NAMES = ("quality", "speed", "tuning", "robustness", "theory")
@@ -19,10 +19,7 @@ def add_choice(parser: argparse.ArgumentParser) -> None:
     """Give a command the options that say which runs it looks at."""
     parser.add_argument("--task", type=_names, metavar="A,B", help="only these tasks")
     parser.add_argument("--opt", type=_names, metavar="A,B", help="only these optimizers")
-    parser.add_argument(
-        "--store", action="append", type=Path, metavar="DIR",
-        help="where runs are kept; several are read as one (default: $BENCH_STORE, else ./runs)",
-    )  # fmt: skip
+    add_stores(parser)
     parser.add_argument(
         "--settings", choices=("best", "tuned", "default", "all"), default="best",
         help="of each optimizer: best takes the tuned ones, else the defaults, else those set by hand if there is one such",
@@ -70,7 +67,7 @@ def asked(args: argparse.Namespace) -> tuple[Any, Any]:
         if not equals:
             raise UserError(f"--only {word}: write NAME=VALUE, as in --only trainer.max_steps=1000")
         only[name.removeprefix("--")] = value
-    stores = Stores(args.store or [Path(os.environ.get("BENCH_STORE", "runs"))])
+    stores = Stores(stores_of(args))
     found = collect(
         stores, tasks=args.task, opts=args.opt, only=only, settings=args.settings, mixed_versions=args.mixed_versions,
         reference=args.reference,
@@ -83,21 +80,10 @@ def asked(args: argparse.Namespace) -> tuple[Any, Any]:
 
 def warn(stores: Any, found: Any) -> int:
     """Say on standard error what is damaged or left out; the exit code that this means."""
-    from bench.text import cell
-
-    for path in stores.unreadable:
-        print(
-            f"bench: warning: {path} is damaged or not whole, so it is left out; copy it again or delete it",
-            file=sys.stderr,
-        )
-    for run_id in stores.conflicts:
-        print(f"bench: warning: {run_id} has different results in different stores; one is taken", file=sys.stderr)
-    damaged = sorted(set(found.damaged))
-    for what in damaged:
-        print(f"bench: warning: {cell(what)}; it is left out", file=sys.stderr)
+    code = warn_of(stores, sorted(set(found.damaged)))
     for note in found.notes:
-        print(f"bench: note: {cell(note)}", file=sys.stderr)
-    return 1 if stores.unreadable or damaged else 0
+        remark("note", note)
+    return code
 
 
 def _leaderboard(words: list[str]) -> int:
@@ -122,8 +108,7 @@ def _leaderboard(words: list[str]) -> int:
     from bench.boards import BOARDS
     from bench.boards.formats import FORMATS, into
 
-    by_ending = {".md": "md", ".csv": "csv", ".json": "json", ".tex": "tex", ".html": "html"}
-    kind = args.format or by_ending.get(args.out.suffix.lower() if args.out else "", "table")
+    kind = format_of(args, FORMATS)
     names = BOARD_NAMES if "all" in args.board else list(dict.fromkeys(args.board))
     for name in names:
         if name not in BOARDS:
@@ -135,7 +120,7 @@ def _leaderboard(words: list[str]) -> int:
         into(args.into, boards)
         print(f"written into {args.into}", file=sys.stderr)
     elif args.out is not None:
-        write_text(args.out, FORMATS[kind](boards))
+        write(args.out, FORMATS[kind](boards))
         print(f"written to {args.out}", file=sys.stderr)
     else:
         print(FORMATS[kind](boards), end="")
@@ -159,7 +144,7 @@ def _report(words: list[str]) -> int:
     names = store_names(store.folder for store in stores.stores)
     text = page(what, len(stores.runs), names, len(stores.unreadable))
     code = warn(stores, what.found)
-    write_text(args.out, text)
+    write(args.out, text)
     print(f"written to {args.out}", file=sys.stderr)
     return code
 
@@ -181,39 +166,19 @@ def _plot(words: list[str]) -> int:
     args = parser.parse_args(words)
     if args.y is not None and args.chart != "curves":
         raise UserError(f"--y {args.y}: only curves have columns to choose from, not {args.chart}")
-    from bench.boards.chart_figure import check_ending, write
+    from bench.boards.chart_figure import check_ending, draw
     from bench.boards.charts import CHARTS, curves
-    from bench.text import cell
 
     check_ending(args.out)
     stores, what = asked(args)
     charts = curves(what, args.y) if args.y is not None else CHARTS[args.chart](what)
     code = warn(stores, what.found)
-    write(args.out, charts)
+    write(args.out, draw(args.out, charts))
     for chart in charts:
         if not chart.traces:
-            print(f"bench: note: {cell(chart.title)}: not drawn, since {cell(chart.note)}", file=sys.stderr)
+            remark("note", f"{chart.title}: not drawn, since {chart.note}")
     print(f"written to {args.out}", file=sys.stderr)
     return code
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file in one atomic step; a pipe or a device as it is.
-
-    Raises:
-        UserError: it cannot be written.
-    """
-    from bench.storage.store import replacing
-
-    try:
-        if path.exists() and not path.is_file() and not path.is_dir():
-            path.write_text(text, "utf-8")
-            return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path.resolve()) as temporary:
-            temporary.write_text(text, "utf-8")
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}; choose another file with -o") from None
 
 
 def main(words: list[str]) -> int:

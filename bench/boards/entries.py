@@ -36,6 +36,7 @@ _CONFIG = {
 }  # fmt: skip
 """What a configuration must have to be compared."""
 _NUMBERS = ("final", "best", "best_step", "steps_to_target", "seconds_to_target", "cap_share")
+_COUNTS = ("devices", "num_nodes")
 HUGE = 1e100
 """Greater values have no squares that are numbers, so they count as none. Ours."""
 
@@ -284,10 +285,9 @@ def _tasks(runs: Iterable[RunResult], asked: Sequence[str]) -> dict[str, TaskSpe
     found: dict[str, TaskSpec] = {}
     there = [run.config.get("task") for run in runs if isinstance(run.config, dict)]
     for name in {*TASKS, *asked}:
-        if name not in there:
-            continue
-        with suppress(KeyError, PluginError):
-            found[name] = TASKS[name]
+        if name in there:
+            with suppress(KeyError, PluginError):
+                found[name] = TASKS[name]
     return found
 
 
@@ -305,6 +305,16 @@ def _fault(run: RunResult, specs: Mapping[str, TaskSpec]) -> str | None:
             wrong.append(name)
     if not wrong and not all(isinstance(each, dict) for each in (*run.metrics.values(), *run.validations)):
         wrong.append("metrics or validations")
+    wrong += (
+        [f"versions.{k}" for k, v in run.versions.items() if not isinstance(v, str | int | float | None)]
+        if not wrong
+        else []
+    )
+    if not wrong:
+        trainer = config["trainer"]
+        wrong += [f"config.trainer.{k}" for k in _COUNTS if not isinstance(trainer.get(k, 1), int)]
+        numbers = {**vars(run), **{f"config.trainer.{k}": v for k, v in trainer.items()}}
+        wrong += [k for k, v in numbers.items() if isinstance(v, int) and abs(v) >= 2**63]
     if wrong:
         return f"{', '.join(wrong)} missing or of another kind"
     spec = specs.get(config["task"])
@@ -439,10 +449,9 @@ def _place(run: RunResult) -> tuple[str, str, str]:
 
 
 def _is_default(opt: str, options: str) -> bool:
-    if opt not in list(OPTIMIZERS):  # what is named by its module is not imported, since a store may name anything
-        return False
+    spec = OPTIMIZERS.known(opt)
     try:
-        defaults = {option.name: option.default for option in optimizer_options(OPTIMIZERS[opt]).values()}
+        defaults = {option.name: option.default for option in optimizer_options(spec).values()} if spec else None
     except (PluginError, UserError):
         return False
     return _text(defaults) == options

@@ -220,8 +220,8 @@ def fit_words(config: dict[str, Any]) -> str:
 
 @cache
 def _defaults(task: str, opt: str) -> dict[str, Any]:
-    if task not in list(TASKS) or opt not in list(OPTIMIZERS):
-        return {}  # what is named by its module is not imported, since a store may name anything
+    if TASKS.known(task) is None or OPTIMIZERS.known(opt) is None:
+        return {}
     try:
         return plain(settings_of(resolve({"task": task, "opt": opt}).model_dump()))
     except (PluginError, UserError):

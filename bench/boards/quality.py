@@ -12,6 +12,7 @@ from bench.boards.shared import (
     find_reference,
     gaps_by_problem,
     listed,
+    lost,
     mean_interval,
     metric_of,
     rank_values,
@@ -46,7 +47,7 @@ def quality(found: Collected, reference: str = "adam") -> Board:
             seeds = sorted(entry.runs)
             rows.append(
                 who(entry) | rank_values(rank) | {
-                    "final": mean_interval(entry.values(seeds, above)) or _lost(entry),
+                    "final": mean_interval(entry.values(seeds, above)) or lost(entry),
                     "difference": _difference(entry, ref, above, mode),
                     "best": mean_interval(entry.values(seeds, above, best=True)),
                     "trials": len(entry.study.trials) if entry.study else None,
@@ -64,7 +65,7 @@ def quality(found: Collected, reference: str = "adam") -> Board:
             *EVERY,
         ]  # fmt: skip
         pairs_shown = listed(entries, pairs)
-        notes = unresolved(pairs_shown, [entries[i].name for i in order], "diverged")
+        notes = unresolved(pairs_shown, [entries[i].name for i in order], "have no value")
         notes += budget_notes(entries)
         if ref is None:
             notes.append(f"the reference {reference} has no runs here, so there are no differences")
@@ -82,10 +83,6 @@ def quality(found: Collected, reference: str = "adam") -> Board:
     return Board("quality", "Quality at a fixed budget", tables, notes)
 
 
-def _lost(entry: Entry) -> str:
-    return f"{entry.diverged} of {len(entry.runs)} diverged" if entry.diverged else "a run without a value"
-
-
 def _difference(entry: Entry, ref: Entry | None, above: bool, mode: str) -> Interval | str | None:
     """The paired difference, or why there is none."""
     if ref is None or entry is ref or None in entry.values(entry.runs, above):
@@ -93,7 +90,10 @@ def _difference(entry: Entry, ref: Entry | None, above: bool, mode: str) -> Inte
     seeds = common_seeds(entry, ref)
     if not seeds:
         return "no common seeds"
-    return stats.pair(entry.values(seeds, above), ref.values(seeds, above), mode).difference or "the reference diverged"
+    return (
+        stats.pair(entry.values(seeds, above), ref.values(seeds, above), mode).difference
+        or "the reference has no value"
+    )
 
 
 def _overall(found: Collected, reference: str) -> Table:
@@ -118,5 +118,6 @@ def _overall(found: Collected, reference: str) -> Table:
         Column("tasks", "tasks", f"problems with runs of it, of the {len(problems)} that the reference has"),
         Column("lacking", "no number, since", "an entry that lacks a task or diverged on it has no overall gap"),
     ]
-    few = f"{len(problems)} tasks say little about others: the interval covers less than 95 % (see results/statistics)"
+    few = f"{len(problems)} tasks say little about others"
+    few += ": the interval covers about 90 % (see results/statistics)" * (len(problems) == 2)
     return Table("over all tasks", columns, rows, [few] * (1 < len(problems) < 10))

@@ -5,8 +5,9 @@ from typing import Any
 
 from bench import stats
 from bench.boards.entries import Collected
-from bench.boards.shared import EVERY, LEAST_SEEDS, LOST, WHO, find_reference, gaps_by_problem, metric_of, who
+from bench.boards.shared import EVERY, LEAST_SEEDS, LOST, WHO, find_reference, gaps_by_problem, lost, metric_of, who
 from bench.boards.table import Board, Column, Table
+from bench.storage.store import FINISHED
 from bench.tuning.selection import End
 
 
@@ -24,19 +25,20 @@ def robustness(found: Collected, reference: str = "adam") -> Board:
         for entry in entries:
             values = entry.values(sorted(entry.runs), above)
             trials = found.trial_runs(entry)
-            lost = sum(run.status == "diverged" for run in trials)
+            ended = [run for run in trials if run.status in FINISHED]
+            diverged = sum(run.status == "diverged" for run in ended)
             rows.append(
                 who(entry) | {
                     "diverged": stats.share_interval(entry.diverged, len(entry.runs)),
-                    "diverged_trials": stats.share_interval(lost, len(trials)) if trials else None,
-                    "deviation": _deviation(values), "worst": _worst(values, problem.mode) or f"{entry.diverged} diverged",
+                    "diverged_trials": f"{diverged} of {len(ended)}" if ended else None,
+                    "deviation": _deviation(values), "worst": lost(entry) if None in values else _worst(values, problem.mode),
                 }
             )  # fmt: skip
         rows.sort(key=lambda row: (row["diverged"].mean, row["opt"]))
         columns = [
             *WHO,
             Column("diverged", "diverged", "share of the runs of this row, exact 95 % interval", 2),
-            Column("diverged_trials", "diverged in tuning", "share of the runs of all trials of its study, exact 95 % interval", 2),
+            Column("diverged_trials", "diverged in tuning", "runs of all trials of its study, of those that ended; it depends on the settings that were tried"),
             Column("deviation", "seed deviation", f"of the {metric}, 95 % interval for normal values; none if a run has no value"),
             Column("worst", "worst seed", f"{metric}; a run that diverged is the worst there is"),
             *EVERY,
@@ -54,10 +56,8 @@ def _deviation(values: list[End]) -> stats.Interval | None:
     return stats.deviation_interval(there) if len(there) == len(values) >= LEAST_SEEDS else None
 
 
-def _worst(values: list[End], mode: str) -> float | None:
+def _worst(values: list[End], mode: str) -> float:
     there = [value for value in values if value is not None]
-    if len(there) < len(values):
-        return None
     return min(there) if mode == "max" else max(there)
 
 

@@ -104,12 +104,22 @@ def _order(scores: Mapping[int, Sequence[End]], mode: str) -> list[int]:
 
 
 def compare(
-    entries: Sequence[Entry], value: Callable[[Entry, Seed], End], mode: str
+    entries: Sequence[Entry],
+    value: Callable[[Entry, Seed], End],
+    mode: str,
+    comparable: Callable[[Entry], bool] = lambda _: True,
 ) -> tuple[list[int], list[stats.Rank | None], dict[tuple[int, int], Pair]]:
-    """The order of the entries, ranks in that order, and all pairs that were compared, by index of the entries."""
+    """The order of the entries, ranks in that order, and all pairs that were compared, by index of the entries.
+
+    Args:
+        entries: of a problem.
+        value: by entry and seed.
+        mode: of the value.
+        comparable: whether an entry may have a rank.
+    """
     scores = {i: [value(entry, seed) for seed in sorted(entry.runs)] for i, entry in enumerate(entries)}
     order = _order(scores, mode)
-    ranked = [i for i in order if len(scores[i]) >= LEAST_SEEDS]
+    ranked = [i for i in order if len(scores[i]) >= LEAST_SEEDS and comparable(entries[i])]
     order = [*ranked, *(i for i in order if i not in ranked)]
     found: dict[tuple[int, int], Pair] = {}
     places: dict[tuple[int, int], Pair] = {}
@@ -200,6 +210,11 @@ def budget_notes(entries: Sequence[Entry]) -> list[str]:
     return notes
 
 
+def lost(entry: Entry) -> str:
+    """Why an entry has no number, in words."""
+    return f"{entry.diverged} of {len(entry.runs)} diverged" if entry.diverged else "a run without a value"
+
+
 def mean_interval(values: Sequence[End]) -> Interval | None:
     """Mean with its t-interval; None if a value is missing, or there is none."""
     there = [value for value in values if value is not None]
@@ -213,10 +228,10 @@ def gap(entry: Entry, ref: Entry, above: bool) -> NDArray[np.float64] | str:
     """
     seeds = common_seeds(entry, ref)
     own, other = entry.values(seeds, above), ref.values(seeds, above)
+    if None in other:
+        return "the reference has no value"
     if None in entry.values(entry.runs, above):
         return LOST if entry.diverged else "a run has no value"
-    if None in other:
-        return "the reference diverged"
     if len(seeds) < LEAST_SEEDS:
         return f"{len(seeds)} common seeds"
     found = stats.standardised_gap(

@@ -48,7 +48,11 @@ def speed(found: Collected, target: float | None = None) -> Board:
             at = reached(entry.runs[seed], target, mode)[0]
             return None if at is None else math.log(max(1, at))
 
-        order, ranks, pairs = compare(entries, steps, "min")
+        def may_rank(entry: Entry, mode: str = mode) -> bool:
+            """A run that was stopped by time might have reached the target in the steps that others had."""
+            return not any(r.status == "timeout" and reached(r, target, mode)[0] is None for r in entry.runs.values())
+
+        order, ranks, pairs = compare(entries, steps, "min", may_rank)
         machines = sorted({name for entry in entries for name in entry.machines})
         rows = []
         for i, rank in zip(order, ranks, strict=True):
@@ -75,6 +79,7 @@ def speed(found: Collected, target: float | None = None) -> Board:
         ]  # fmt: skip
         pairs_shown = listed(entries, pairs)
         own = unresolved(pairs_shown, [entries[i].name for i in order], "missed the target")
+        own += [f"{e.name} has no rank: time stopped runs before the target" for e in entries if not may_rank(e)]
         own.append("steps are those of the evaluation that first saw the target")
         numbered = [f"({i}) {name}" for i, name in enumerate(machines, 1)] if len(machines) > 1 else machines
         own.append(f"machine: {'; '.join(numbered)}")

@@ -113,4 +113,4 @@ def _gain(entry: Entry, found: Collected) -> Interval | str | None:
         return "no common seeds"
     above = metric_of(entry.problem, [entry, default], entry)[1]
     pair = stats.pair(entry.values(seeds, above), default.values(seeds, above), entry.problem.mode)
-    return pair.difference or f"{pair.lost[0]} tuned and {pair.lost[1]} default of {pair.n} runs diverged"
+    return pair.difference or f"{pair.lost[0]} tuned and {pair.lost[1]} default of {pair.n} runs have no value"

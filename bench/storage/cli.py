@@ -1,25 +1,11 @@
 """The commands on stores as a whole: sql, merge, diff."""
 
-import argparse
 import json
-import os
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 
-from bench.errors import UserError
+from bench.output import add_output, add_stores, format_of, remark, stores_of, warn_of, write
 from bench.words import Parser
-
-
-def _add_stores(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--store", action="append", type=Path, metavar="DIR",
-        help="where runs are kept; several are read as one (default: $BENCH_STORE, else ./runs)",
-    )  # fmt: skip
-
-
-def _stores(args: argparse.Namespace) -> list[Path]:
-    return args.store or [Path(os.environ.get("BENCH_STORE", "runs"))]
 
 
 def _sql(words: list[str]) -> int:
@@ -31,30 +17,22 @@ def _sql(words: list[str]) -> int:
         " Exit code 1: something could not be read, and was left out.",
     )
     parser.add_argument("query", help="one statement that reads; it can change nothing")
-    _add_stores(parser)
-    parser.add_argument(
-        "--format", choices=("table", "md", "csv", "json"), help="default table, or what the name of the file says"
-    )
-    parser.add_argument("-o", "--out", type=Path, metavar="FILE", help="write there instead of to standard output")
+    add_stores(parser)
+    add_output(parser, ("table", "md", "csv", "json"))
     args = parser.parse_args(words)
     from bench.storage.sql import FORMATS, ask
     from bench.storage.stores import Stores
 
-    by_ending = {".md": "md", ".csv": "csv", ".json": "json"}
-    kind = args.format or by_ending.get(args.out.suffix if args.out else "", "table")
-    stores = Stores(_stores(args))
+    kind = format_of(args, FORMATS)
+    stores = Stores(stores_of(args))
     answer = ask(stores, args.query)
-    damaged = dict.fromkeys([*stores.unreadable, *answer.damaged])
-    for path in damaged:
-        _warn(f"{path} is damaged or not whole, so it is left out; copy it again or delete it")
-    for run_id in stores.conflicts:
-        _warn(f"{run_id} has different results in different stores; one is taken")
+    code = warn_of(stores, answer.damaged)
     if args.out is not None:
-        _write(args.out, FORMATS[kind](answer))
+        write(args.out, FORMATS[kind](answer))
         print(f"written to {args.out}", file=sys.stderr)
     else:
         sys.stdout.writelines(FORMATS[kind](answer))
-    return 1 if damaged else 0
+    return code
 
 
 def _merge(words: list[str]) -> int:
@@ -67,16 +45,19 @@ def _merge(words: list[str]) -> int:
     parser.add_argument("source", nargs="+", type=Path, help="a store; it is only read")
     parser.add_argument("dest", type=Path, help="the store that they are copied into; made if it is not there")
     args = parser.parse_args(words)
-    from bench.progress import say
+    from bench import progress
     from bench.storage.merge import merge
 
-    merged = merge(args.source, args.dest, say)
+    merged = merge(args.source, args.dest, progress.say)
     for path in merged.damaged:
-        _warn(f"{path} is damaged or not whole, so it is not copied; copy it again from where it came or delete it")
+        remark(
+            "warning",
+            f"{path} is damaged or not whole, so it is not copied; copy it again from where it came or delete it",
+        )
     for run_id in merged.differing:
-        _warn(f"{run_id} has another result in {args.dest}, which stays")
+        remark("warning", f"{run_id} has another result in {args.dest}, which stays")
     for note in merged.notes:
-        print(f"bench: note: {note}", file=sys.stderr)
+        remark("note", note)
     counts = f"{merged.copied} runs copied, {merged.there} already there, {merged.skipped} skipped"
     records = [f"{n} records of {what}" for n, what in ((merged.studies, "studies"), (merged.checks, "checks")) if n]
     print(counts + f"; {' and '.join(records)} copied" * bool(records))
@@ -90,31 +71,16 @@ def _diff(words: list[str]) -> int:
         epilog="Seconds are not compared.",
     )
     parser.add_argument("run", nargs=2, metavar="RUN", help="the id of a run, or the path of its folder")
-    _add_stores(parser)
+    add_stores(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     args = parser.parse_args(words)
     from bench.storage.compare import compare, find, lines
 
-    one, other = (find(word, _stores(args)) for word in args.run)
+    one, other = (find(word, stores_of(args)) for word in args.run)
     found = compare(one, other)
     text = json.dumps(found, allow_nan=False) if args.json else "\n".join(lines(found))
     print(text.encode("utf-8", "replace").decode())  # a record may hold half a character
     return 0
-
-
-def _warn(text: str) -> None:
-    print(f"bench: warning: {text}", file=sys.stderr)
-
-
-def _write(path: Path, pieces: Iterable[str]) -> None:
-    from bench.storage.store import replacing
-
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
-            file.writelines(pieces)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}; choose another file with -o") from None
 
 
 def main(words: list[str]) -> int:

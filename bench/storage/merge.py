@@ -5,6 +5,7 @@ a process may be killed at any time, and what it leaves is removed by the next o
 """
 
 import errno
+import hashlib
 import json
 import os
 import shutil
@@ -13,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from bench.errors import RunBusy, RunFailed, UserError
 from bench.storage.packs import Packs
@@ -145,7 +145,7 @@ class _Merging:
         self.merged.differing += [
             run_id
             for run_id, run in records.items()
-            if (other := known[run_id]) and {run.status, other.status} <= {*FINISHED} and _differ(run, other)
+            if (other := known[run_id]) and {run.status, other.status} <= {*FINISHED} and run.outcome != other.outcome
         ]
         finished = {run_id for run_id, run in there.items() if run.status in FINISHED}
         if wanted and not finished:
@@ -243,15 +243,20 @@ class _Merging:
             self.merged.damaged.append(path)
             return
         there = read_study(target)
+        if there is not None and there.what != record.what:  # two machines gave one name to different studies
+            target = target.with_stem(f"{path.stem}-{hashlib.sha256(record.what.encode()).hexdigest()[:8]}")
+            there = read_study(target)
         if there is None or there.order() < record.order():
             self._copy_record(path, target)
             self.merged.studies += 1
 
     def _check(self, path: Path) -> None:
-        target = self.into / CHECKS / path.name
-        if read_check(path) is None:
+        report, target = read_check(path), self.into / CHECKS / path.name
+        if report is None:
             self.merged.damaged.append(path)
-        elif read_check(target) is None:
+            return
+        there = read_check(target)
+        if there is None or len(there["failed"]) < len(report["failed"]):  # as boards do, the worse one counts
             self._copy_record(path, target)
             self.merged.checks += 1
 
@@ -316,13 +321,6 @@ def _is_better(run: RunResult, known: RunResult | None) -> bool:
     return known is None or (run.status in FINISHED and known.status not in FINISHED)
 
 
-def _differ(one: RunResult, other: RunResult) -> bool:
-    def outcome(run: RunResult) -> tuple[Any, ...]:
-        return run.status, run.steps, run.final, run.best, run.best_step, run.metrics
-
-    return outcome(one) != outcome(other)
-
-
 def _time(pack: Path) -> int:
     return (pack / "runs.jsonl").stat().st_mtime_ns
 
@@ -338,6 +336,8 @@ def _age(pack: Path) -> tuple[int, str]:
 def _copy_files(folder: Path, to: Path) -> None:
     to.mkdir()
     for path in sorted(folder.iterdir()):
+        if path.is_symlink() or not (path.is_dir() or path.is_file()):
+            raise ValueError(f"{path} is no file that the suite has written")
         if path.is_dir():
             _copy_files(path, to / path.name)
         elif path.suffix != ".tmp":

@@ -11,6 +11,7 @@ import os
 import re
 import time
 import traceback
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -91,6 +92,18 @@ class Packs:
                 if result is not None:
                     return folder, result
         return None
+
+    def repeated(self) -> dict[str, list[RunResult]]:
+        """Runs that lie in several finished packs, with the readable record in each, newest first."""
+        packs = self._finished()
+        count = Counter(run_id for _, lines in packs for run_id in lines)
+        return {
+            run_id: [
+                record for folder, lines in packs if run_id in lines and (record := _record(folder, lines[run_id]))
+            ]
+            for run_id, n in count.items()
+            if n > 1
+        }
 
     def tables(self, folder: Path, run_id: str) -> dict[str, dict[str, Any]]:
         """The run's tables in this pack, as `Store.tables` gives them."""

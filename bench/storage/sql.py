@@ -196,8 +196,11 @@ class _Views:
                 try:
                     tables.append(pa.Table.from_pylist([row], schema))
                 except _MISFITS:
-                    store = self.stores.stores[0].folder
-                    self.damaged.add(study_path(store, source) if name == "trials" else self.stores.place(source))
+                    if name == "trials":
+                        paths = [study_path(store.folder, source) for store in self.stores.stores]
+                        self.damaged.update(path for path in paths if path.is_file())
+                    else:
+                        self.damaged.add(self.stores.place(source))
             table = pa.concat_tables(tables)
         columns = ", ".join(f"{column}::{kind} as {column}" for column, kind in kinds.items())
         _keep(con, name, table, columns)
@@ -318,7 +321,9 @@ def comma_separated(answer: Answer) -> Iterator[str]:
     writer = csv.writer(line, lineterminator="\n")
     for rows in ([answer.names], answer.rows):
         for row in rows:
-            known = (None if x is None else x if isinstance(x, int | float) else cell(_flat(x)) for x in plain(row))
+            known = (
+                None if x is None else x if isinstance(x, int | float | Decimal) else cell(_flat(x)) for x in plain(row)
+            )
             writer.writerow(map(in_csv, known))
             yield line.getvalue()
             line.seek(0)

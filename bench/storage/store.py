@@ -46,7 +46,7 @@ class RunResult:
         metric: name of the metric that is compared, and of the split it is reported on (`accuracy`, `test`).
         final, best: that metric at the last step and at the best step on the selection split.
         best_step: that step.
-        metrics: all values, by "final" and "best", then split, then name.
+        metrics: all values, by "final" and "best", then name; those on other splits (`TaskData.also`) by split, then name.
         validations: by evaluation: step, seconds of training, values on the selection split.
         steps: optimizer steps made, of which `skipped` changed nothing (a gradient overflowed under a GradScaler).
         steps_to_target, seconds_to_target: when the target was first reached, or None.
@@ -70,7 +70,7 @@ class RunResult:
     final: float | None = None
     best: float | None = None
     best_step: int | None = None
-    metrics: dict[str, dict[str, float | None]] = field(default_factory=dict)
+    metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
     validations: list[dict[str, Any]] = field(default_factory=list)
     steps: int = 0
     skipped: int = 0
@@ -95,10 +95,15 @@ class RunResult:
         return f"{where}, {self.engine}" + f", {devices} devices" * (devices > 1)
 
     @property
+    def outcome(self) -> tuple[Any, ...]:
+        """What two records of one run should agree in."""
+        return self.status, self.steps, self.final, self.best, self.best_step, self.metrics
+
+    @property
     def unsolved(self) -> dict[str, str]:
         """The problems of the instance that have no solution to compare with, and why, by name."""
         facts = {name: fact for name, fact in self.facts.items() if isinstance(fact, dict)}
-        return {name: fact["reason"] for name, fact in facts.items() if fact.get("solved") is False}
+        return {name: str(fact.get("reason")) for name, fact in facts.items() if fact.get("solved") is False}
 
 
 class Store:
@@ -119,10 +124,24 @@ class Store:
             if result is not None:
                 yield result
 
+    def repeated(self) -> dict[str, list[RunResult]]:
+        """Runs that lie in several places, with the record in each; `get` gives the first of them."""
+        found, ids = self._packs.repeated(), self._packs.run_ids()
+        for path in self.folder.glob("*/run.json"):
+            run_id = path.parent.name
+            own, packed = _read(path), self._packs.find(run_id) if run_id in ids else None
+            if own is not None and packed is not None:
+                found[run_id] = [own, *found.get(run_id, [packed[1]])]
+        return found
+
     def unreadable(self) -> list[Path]:
         """Folders of runs and packs whose records are missing or damaged, and packs whose tables are."""
         packs = {*self._packs.folders(), self.folder / STUDIES, self.folder / CHECKS}
-        own = [p for p in self.folder.glob("*/") if p not in packs and p.is_dir() and _read(p / "run.json") is None]
+        own = []
+        for path in self.folder.glob("*/"):
+            if path not in packs and path.is_dir() and _read(path / "run.json") is None:
+                with unlocked(path) as free:  # a run that is just beginning has no record yet
+                    own += [path] * (free and _read(path / "run.json") is None)
         return sorted(own + self._packs.damaged())
 
     def get(self, run_id: str) -> RunResult | None:
@@ -159,7 +178,12 @@ class Store:
 
         place = self.place(run_id)
         try:
-            return read_tables(place) if place.name == run_id else self._packs.tables(place, run_id)
+            tables = read_tables(place) if place.name == run_id else self._packs.tables(place, run_id)
+            for name, table in tables.items():
+                needed = CURVE_FIELDS if name == "curve" else CURVE_FIELDS[:1]
+                if lacking := [column for column in needed if column not in table]:
+                    raise ValueError(f"{name} has no column {lacking[0]}")
+            return tables
         except (OSError, ValueError, pa.ArrowException) as error:
             raise UserError(
                 f"cannot read the tables of run {run_id} in {place}: {str(error).partition(chr(10))[0]}; copy the folder"

@@ -24,14 +24,9 @@ class Stores:
     Args:
         folders: of the stores.
 
-    Attributes:
-        conflicts: runs that several stores hold with different results, once `runs` have been read.
-
     Raises:
         UserError: a folder is not there.
     """
-
-    conflicts: Sequence[str] = ()
 
     def __init__(self, folders: Sequence[Path]) -> None:
         for folder in folders:
@@ -41,16 +36,24 @@ class Stores:
         self.shown = " and ".join(map(str, folders))
 
     @cached_property
+    def conflicts(self) -> list[str]:
+        """Runs of which there are several finished records with different results, in one store or in several."""
+        found: dict[str, list[RunResult]] = {}
+        for store in self.stores:
+            repeated = store.repeated()
+            for run in store.runs() if len(self.stores) > 1 else ():
+                found.setdefault(run.run_id, []).append(run)
+            for run_id, runs in repeated.items():
+                found.setdefault(run_id, []).extend(runs)
+        ended = {run_id: [run.outcome for run in runs if run.status in FINISHED] for run_id, runs in found.items()}
+        return sorted(run_id for run_id, outcomes in ended.items() if any(each != outcomes[0] for each in outcomes))
+
+    @cached_property
     def _found(self) -> dict[str, tuple[RunResult, Store]]:
         found: dict[str, list[tuple[RunResult, Store]]] = {}
         for store in self.stores:
             for run in store.runs():
                 found.setdefault(run.run_id, []).append((run, store))
-        self.conflicts = [
-            name
-            for name, several in sorted(found.items())
-            if len({(run.status, repr(run.final)) for run, _ in several if run.status in FINISHED}) > 1
-        ]
         return {
             name: min(several, key=lambda each: _order(each[0])) if len(several) > 1 else several[0]
             for name, several in sorted(found.items())
@@ -78,8 +81,7 @@ class Stores:
         found: dict[str, StudyRecord] = {}
         for record in map(read_study, self._records(STUDIES)):
             if record is not None:
-                what = json.dumps([record.name, record.task, record.opt, record.seeds, record.axes])
-                found[what] = max(found.get(what, record), record, key=StudyRecord.order)
+                found[record.what] = max(found.get(record.what, record), record, key=StudyRecord.order)
         return [found[name] for name in sorted(found)]
 
     @cached_property
@@ -143,6 +145,11 @@ class StudyRecord:
         """The runs of all trials."""
         return {run for trial in self.trials for run in trial["runs"]}
 
+    @property
+    def what(self) -> str:
+        """What tells it from others, which may have the same name on another machine."""
+        return json.dumps([self.name, self.task, self.opt, self.seeds, self.axes])
+
     def order(self) -> tuple[int, str]:
         """By which of two records the later is told."""
         return len(self.trials), json.dumps(vars(self), sort_keys=True)
@@ -176,6 +183,7 @@ def read_check(path: Path) -> dict[str, Any] | None:
         report = json.loads(path.read_bytes())
         report["failed"] = [each["check"] for each in report["verdicts"] if each["verdict"] in ("fail", "error")]
         whole = all(isinstance(word, str) for word in (report["name"], *report["failed"]))
+        whole &= isinstance(report.get("version"), int | None) and isinstance(report.get("package"), str | None)
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return report if whole and report["verdicts"] else None

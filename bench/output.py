@@ -1,0 +1,88 @@
+"""What the commands share that read stores and write a table, a page or a picture."""
+
+import argparse
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bench.errors import UserError
+from bench.text import clean
+
+if TYPE_CHECKING:
+    from bench.storage.stores import Stores
+
+ENDINGS = {".md": "md", ".csv": "csv", ".json": "json", ".tex": "tex", ".html": "html"}
+"""Formats of tables by the ending of a file's name."""
+
+
+def add_stores(parser: argparse.ArgumentParser) -> None:
+    """Give a command the option that names its stores."""
+    parser.add_argument(
+        "--store", action="append", type=Path, metavar="DIR",
+        help="where runs are kept; several are read as one (default: $BENCH_STORE, else ./runs)",
+    )  # fmt: skip
+
+
+def stores_of(args: argparse.Namespace) -> list[Path]:
+    """The stores that a command was given."""
+    return args.store or [Path(os.environ.get("BENCH_STORE", "runs"))]
+
+
+def add_output(parser: argparse.ArgumentParser, formats: Iterable[str]) -> None:
+    """Give a command the options that say where its table goes, and in which format."""
+    parser.add_argument("--format", choices=formats, help="default table, or what the name of the file says")
+    parser.add_argument("-o", "--out", type=Path, metavar="FILE", help="write there instead of to standard output")
+
+
+def format_of(args: argparse.Namespace, formats: Mapping[str, object]) -> str:
+    """The format that was asked for, else that of the file's name, else a table."""
+    ending = ENDINGS.get(args.out.suffix.lower(), "table") if args.out else "table"
+    return args.format or (ending if ending in formats else "table")
+
+
+def write(path: Path, content: bytes | str | Iterable[str]) -> None:
+    """Write a file in one atomic step; into a pipe or a device as it is.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    from bench.storage.store import replacing
+
+    pieces = [content] if isinstance(content, bytes | str) else content
+    encoded = (piece if isinstance(piece, bytes) else piece.encode() for piece in pieces)
+    try:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            with path.open("wb") as file:
+                file.writelines(encoded)
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path.resolve()) as temporary, temporary.open("wb") as file:
+            file.writelines(encoded)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}; choose another file with -o") from None
+
+
+def remark(kind: str, text: object) -> None:
+    """An error, a warning or a note on standard error; names in it may hold anything."""
+    print(f"bench: {kind}: " + "\n".join(map(clean, str(text).split("\n"))), file=sys.stderr)
+
+
+def warn_of(stores: "Stores", damaged: Iterable[object] = ()) -> int:
+    """Say what cannot be read, or is there twice.
+
+    Args:
+        stores: what was read.
+        damaged: what else was found damaged: paths, or sentences.
+
+    Returns:
+        the exit code: 1 if something was left out.
+    """
+    advice = " is damaged or not whole, so it is left out; copy it again or delete it"
+    lines = dict.fromkeys([*stores.unreadable, *damaged])
+    for what in lines:
+        remark("warning", f"{what}{advice}" if isinstance(what, Path) else f"{what}; it is left out")
+    for run_id in stores.conflicts:
+        remark("warning", f"{run_id} is there several times with different results; one is taken")
+    return 1 if lines else 0
