@@ -312,7 +312,7 @@ def test_json_is_strict_and_says_what_the_table_says():
         "x": "opt.lr", "varied": ["opt.lr"], "metric": "train/loss", "mode": "min",
         "runs": {"completed": 2, "diverged": 2},
         "curves": [{
-            "name": "gd", "x": "opt.lr", "best": 0, "usable": [0, 0], "at_edge": True, "may_be_wider": True,
+            "name": "gd", "x": "opt.lr", "best": 0, "usable": [0, 0], "at_edge": True, "may_be_wider": True, "unscored": {},
             "points": [
                 {"x": 0.1, "seeds": 2, "diverged": 0, "median": 1.5, "quartiles": [1, 2], "interval": None, "choice": None},
                 {"x": 0.2, "seeds": 2, "diverged": 2, "median": None, "quartiles": [None, None], "interval": None, "choice": None},

@@ -10,8 +10,8 @@ import pytest
 from bench.tuning.slurm import script
 from bench.tuning.space import point_key
 from bench.tuning.studies import Studies
-from bench.tuning.study import Study
-from bench.tuning.tune import make_request, make_spec
+from bench.tuning.trials import StudySpec
+from bench.tuning.tune import make_spec
 from tests.daemons import until
 
 WORDS = ["--task", "synthetic", "--opt", "gd", "--seeds", "1", "--report_seeds", "2", "--trainer.max_steps", "20000"]
@@ -26,30 +26,55 @@ def bench(*words: str, env: dict[str, str], cwd: Path) -> str:
     return done.stdout
 
 
-def study(url: str, tmp_path: Path, **settings: str) -> Study:
+def spec(tmp_path: Path, **settings: str) -> StudySpec:
     words = {"task": "synthetic", "opt": "ngd", **settings}
     places = {"data": tmp_path, "store": tmp_path}
-    spec = make_spec(words, sampler=None, seeds=[1000], report_seeds=[0], prune=False, places=places)
-    made = Studies(url).create(spec)
-    made.ask(make_request(spec.design, 9))
-    return made
+    return make_spec(words, sampler=None, seeds=[1000], report_seeds=[0], prune=False, places=places)
 
 
-def test_script_asks_for_a_gpu_a_task_and_holds_no_password(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/studies.db"
-    text = script(study(url, tmp_path), "4", {"data": "d", "store": tmp_path}, "auto", ["--partition=gpu"])
+def test_script_asks_for_a_gpu_a_task(tmp_path: Path) -> None:
+    text = script("s", spec(tmp_path), 9, "4", {"data": "d", "store": tmp_path}, "auto", ["--partition=gpu"])
     assert "#SBATCH --array=0-3" in text
     assert "#SBATCH --gres=gpu:1" in text
     assert "#SBATCH --partition=gpu" in text
-    assert "studies.db" not in text
+    assert "--study s " in text
     assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
 
 
 def test_script_for_a_cpu_asks_for_no_gpu_and_auto_has_no_more_tasks_than_trials(tmp_path: Path) -> None:
-    made = study(f"sqlite:///{tmp_path}/studies.db", tmp_path, device="cpu")
-    text = script(made, "auto", {"data": "d", "store": tmp_path}, "auto", [])
+    text = script("s", spec(tmp_path, device="cpu"), 9, "auto", {"data": "d", "store": tmp_path}, "auto", [])
     assert "gres" not in text
     assert "#SBATCH --array=0-7" in text
+
+
+WORDS_OF_A_SCRIPT = ("tune", "--task", "synthetic", "--opt", "gd", "--slurm", "--print", "--device", "cpu")
+
+
+def test_a_script_is_printed_without_a_database(cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("BENCH_STORAGE", raising=False)
+    answer = cli(*WORDS_OF_A_SCRIPT)
+    assert answer.code == 0, answer.err
+    assert answer.out.startswith("#!/bin/bash\n")
+    assert answer.err.startswith("bench: no --storage was given, so study synthetic-gd-")
+    assert list(tmp_path.iterdir()) == []
+    for words, message in (
+        (("--workers", "0"), "--workers 0: write how many tasks the array has (--workers 8), or auto"),
+        (("--sbatch", "'"), "--sbatch ': no closing quotation"),
+    ):
+        refused = cli(*WORDS_OF_A_SCRIPT, *words)
+        assert (refused.code, refused.out, refused.err) == (2, "", f"bench: error: {message}\n")
+
+
+def test_with_a_database_the_study_of_a_printed_script_is_there_and_no_password_in_it(
+    cli, postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    answer = cli(*WORDS_OF_A_SCRIPT, "--name", "s", "--trials", "5", "--storage", postgres_url)
+    assert (answer.code, answer.err) == (0, "")
+    assert Studies(postgres_url).open("s").request.trials == 5
+    assert "--array=0-4" in answer.out
+    assert postgres_url.split(":")[2].partition("@")[0] not in answer.out
 
 
 @pytest.mark.slurm

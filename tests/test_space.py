@@ -77,7 +77,7 @@ def test_every_optimizer_can_be_tuned_without_a_word(name):
     assert len(Design(space, "grid").wanted({}, "min", ALL, 9)) == 9
 
 
-RANGE = "a range is LOW:HIGH with 0 < LOW < HIGH, such as 1e-3:1e1"
+RANGE = "a range is LOW:HIGH with 0 < LOW < HIGH, both between 1e-100 and 1e100, such as 1e-3:1e1"
 GRID = "a grid is LOW:HIGH:POINTS with 0 < LOW < HIGH and at least 2 points, such as 1e-3:1e1:16"
 
 
@@ -244,6 +244,16 @@ def test_a_grid_grows_only_so_far():
         assert list(kinds(order).values()).count("extension") == EXTENSION_LIMIT
         assert edge in kinds(order)
         assert len(order) == 5 + EXTENSION_LIMIT
+
+
+def test_how_far_a_grid_may_grow_is_known_before():
+    grid, values = Design({"opt.lr": LR}, "grid"), Design({"opt.lr": LR, "opt.momentum": (0.0, 0.9)}, "grid")
+    for design, trials, more in ((grid, 1, 0), (grid, 2, 8), (values, 2, 0), (values, 4, 16)):
+        known = {}
+        while lacking := [w for w in design.wanted(known, "min", ALL, trials) if w.key not in known]:
+            known |= {w.key: w.point["opt.lr"] for w in lacking}  # the smallest is always the best
+        assert (design.may_grow_by(trials), len(known)) == (more, trials + more)
+    assert Design({"opt.lr": LR}, "qmc").may_grow_by(9) == Design({"opt.lr": (0.1, 1.0)}, "grid").may_grow_by(2) == 0
 
 
 def test_a_grid_of_one_value_does_not_grow():

@@ -18,15 +18,16 @@ from typing import TYPE_CHECKING, Any
 
 import optuna
 import pytest
+from sqlalchemy import event
 
 from bench.errors import RunFailed, UserError
 from bench.machine import this_process
 from bench.storage.store import RunResult
 from bench.tuning import tuned
-from bench.tuning.studies import Studies
-from bench.tuning.study import Study
+from bench.tuning.studies import NoDatabase, Studies
+from bench.tuning.study import Stuck, Study
 from bench.tuning.trials import Request, StudySpec, Trial
-from bench.tuning.tune import make_request, make_spec
+from bench.tuning.tune import make_request, make_spec, promise, reporting_seeds, tuning_seeds
 from tasks import TASKS
 from tests.daemons import free_ports, until
 
@@ -70,9 +71,10 @@ def made(trial: Trial, score: Score, *, metric: str = "loss") -> list[RunResult]
     """Results as if the runs of a trial had been trained."""
     value = score(trial.point["opt.lr"])
     options = {name.removeprefix("opt."): setting for name, setting in trial.point.items()}
+    config = {"opt": "sgd", "opt_options": options, "task_options": {}, "trainer": {}}
     return [
         RunResult(
-            run_id=f"{trial.point}-{seed}", config={"opt": "sgd", "opt_options": options, "seed": seed},
+            run_id=f"{trial.point}-{seed}", config=config | {"seed": seed},
             status="completed" if value is not None else "diverged", metric=metric, split="train",
             final=None if value is None else value + seed / 1e6, steps=20, wall_s=0.5, train_s=0.5,
             validations=[{"step": step, metric: value} for step in (10, 20) if value is not None],
@@ -573,7 +575,7 @@ def test_a_budget_that_would_have_gone_where_nothing_was_tried_says_so(sqlite_ur
     drain(small, slope)
     assert tuned.outcome(small).missing == 0
     assert len(tuned.outcome(small).scored) == 10  # as far as it may grow
-    with pytest.raises(UserError, match="--budget 3: downwards has 2 trials in its design; ask for at most that"):
+    with pytest.raises(UserError, match="--budget 3: downwards has 2 trials in its design; ask for 1 to 2"):
         tuned.outcome(small, 3)
     large = begin(sqlite_url, 3, name="upwards")
     drain(large, lambda lr: abs(math.log10(lr) + 1) if lr > 0.05 else 0.25)
@@ -592,7 +594,7 @@ def test_refinements_count_for_no_budget(sqlite_url: str) -> None:
 
 def test_nothing_is_a_budget_of_none(sqlite_url: str) -> None:
     study = begin(sqlite_url, 3)
-    with pytest.raises(UserError, match="--budget 0: "):
+    with pytest.raises(UserError, match=r"--budget 0: .* has 3 trials in its design; ask for 1 to 3"):
         tuned.outcome(study, 0)
 
 
@@ -714,9 +716,10 @@ def test_optuna_sees_an_ordinary_study(url: str) -> None:
 # -- the database -----------------------------------------------------------------------------------------------------
 
 
-def refused(url: str) -> str:
+def refused(url: str, code: int = 2) -> str:
     with pytest.raises(UserError) as error:
         Studies(url)
+    assert error.value.exit_code == code
     message = str(error.value)
     assert "\n" not in message
     assert message.startswith("--storage")
@@ -756,7 +759,7 @@ def test_a_url_of_postgresql_without_a_driver_has_the_right_one(postgres_url: st
 
 def test_a_server_that_is_not_there_is_named_without_the_password() -> None:
     (port,) = free_ports(1)
-    message = refused(f"postgresql+psycopg://bench:geheim@127.0.0.1:{port}/x")
+    message = refused(f"postgresql+psycopg://bench:geheim@127.0.0.1:{port}/x", 1)
     assert message.startswith(f"--storage postgresql+psycopg://bench:***@127.0.0.1:{port}/x: ")
     assert message.endswith("; is the server there, and may we write to it?")
     assert "refused" in message
@@ -764,26 +767,28 @@ def test_a_server_that_is_not_there_is_named_without_the_password() -> None:
 
 
 def test_a_wrong_password_is_not_echoed(postgres_url: str, postgres_server: "Server") -> None:
-    message = refused(postgres_url.replace(postgres_server.password, "wrong-and-secret"))
+    message = refused(postgres_url.replace(postgres_server.password, "wrong-and-secret"), 1)
     assert "password authentication failed" in message
     assert "wrong-and-secret" not in message
     assert postgres_server.password not in message
 
 
 def test_a_database_that_is_not_there_is_named(postgres_url: str) -> None:
-    assert 'database "nobody" does not exist' in refused(f"{postgres_url.rpartition('/')[0]}/nobody")
+    assert 'database "nobody" does not exist' in refused(f"{postgres_url.rpartition('/')[0]}/nobody", 1)
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for place in (tmp_path / "file", Path("/proc/self")):  # root may write wherever it is possible
         message = refused(f"sqlite:///{place}/studies.db")
-        assert message.endswith("; is the server there, and may we write to it?")
+        assert message.endswith(f"; may we write to {place}? Else choose another --store or --storage")
 
 
 def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
     (tmp_path / "studies.db").write_text("It was a dark and stormy night. " * 100)
-    assert "file is not a database" in refused(f"sqlite:///{tmp_path}/studies.db")
+    message = refused(f"sqlite:///{tmp_path}/studies.db")
+    assert "file is not a database" in message
+    assert message.endswith("move it away, and the same command makes another, with the finished runs of the store")
     assert (tmp_path / "studies.db").read_text().startswith("It was")
 
 
@@ -823,6 +828,137 @@ def test_a_database_that_stays_away_is_said_in_the_end(
     assert pauses == [1, 2, 5, 10, 30, 60]
 
 
+@pytest.fixture
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bench.tuning.study.time.sleep", lambda _: pytest.fail("waits for what nobody mends"))
+
+
+@pytest.mark.usefixtures("no_waiting")
+def test_a_full_disk_under_the_database_is_said_at_once_and_the_study_goes_on_with_room(sqlite_url: str) -> None:
+    study = begin(sqlite_url, 3)
+    trial = claim_one(study)
+
+    def no_more_pages(connection: Any, *_: object) -> None:
+        connection.execute("PRAGMA max_page_count = 1")  # which SQLite takes for as many as there are
+
+    event.listen(study.studies.rdb.engine, "connect", no_more_pages)
+    study.studies.rdb.engine.dispose()
+    runs = made(trial, valley)
+    runs[0].facts["much"] = "x" * 100_000
+    with pytest.raises(Stuck) as full:
+        study.complete(trial, runs)
+    assert str(full.value) == (
+        f"the disk is full: --storage {sqlite_url}: database or disk is full; make room, then the same command goes on"
+    )
+    assert full.value.exit_code == 1
+    event.remove(study.studies.rdb.engine, "connect", no_more_pages)
+    study.studies.rdb.engine.dispose()
+    assert attempts(study, at=trial) == [("running", None)]
+    assert study.complete(trial, runs)
+    drain(study)
+    assert tuned.outcome(study).missing == 0
+
+
+@pytest.mark.usefixtures("no_waiting")
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_database_that_is_deleted_while_it_is_in_use_is_missed(
+    sqlite_url: str, tmp_path: Path, *, replaced: bool
+) -> None:
+    study = begin(sqlite_url, 3)
+    trial = claim_one(study)
+    (tmp_path / "here" / "studies.db").unlink()
+    if replaced:
+        begin(sqlite_url, 3)
+    for change in (lambda: study.complete(trial, made(trial, valley)), lambda: study.claim(me()), study.finished):
+        with pytest.raises(
+            Stuck, match="the database was deleted or replaced while it was in use; finished runs are in the"
+        ):
+            change()
+    assert (tmp_path / "here" / "studies.db").exists() == replaced
+
+
+def test_looking_for_a_database_makes_none(tmp_path: Path) -> None:
+    with pytest.raises(
+        NoDatabase, match=r"unknown study in sqlite:///.*/here/studies.db: there is no such file; `bench tune`"
+    ):
+        Studies(f"sqlite:///{tmp_path}/here/studies.db", make=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_study_of_another_suite_is_named(sqlite_url: str) -> None:
+    study = begin(sqlite_url, 3)
+    number = study.studies.id_of(study.name)
+    study.studies.rdb.set_study_user_attr(number, "bench", study.spec.model_dump(mode="json") | {"new": 1})
+    with pytest.raises(
+        UserError, match=r"was made by another version of this suite \(.*\); go on with that version, or"
+    ):
+        study.studies.open(study.name)
+
+
+def test_a_study_of_which_nothing_was_asked_says_how_to_begin_it(sqlite_url: str) -> None:
+    study = Studies(sqlite_url).create(spec(), "mine")
+    with pytest.raises(
+        UserError, match="study mine was made, and no trials were asked of it; `bench tune --resume mine`"
+    ):
+        tuned.outcome(study)
+
+
+# -- what is said of it -----------------------------------------------------------------------------------------------
+
+
+def test_what_was_pruned_is_in_the_table_and_no_edge_is_seen_where_it_was_tried(sqlite_url: str) -> None:
+    study = begin(sqlite_url, 5, prune=True, report=False)
+    while (claimed := study.claim(me())) is not None:
+        for trial in claimed:
+            runs = made(trial, slope)
+            if trial.point["opt.lr"] < 0.1:
+                for run in runs:
+                    run.status = "killed"
+                assert study.prune(trial, runs, "worse than the median")
+            else:
+                assert study.complete(trial, runs)
+    found = tuned.outcome(study)
+    assert found.best is not None
+    assert (found.best.point, found.lr_at_boundary) == ({"opt.lr": 0.1}, False)
+    text = "\n".join(tuned.lines(found, tuned.analyse(found)))
+    assert [line.split()[:2] for line in text.splitlines() if "pruned  " in line] == [
+        ["0.01", "pruned"],
+        ["0.03162", "pruned"],
+    ]
+    assert "note     opt.lr 0.01 pruned: worse than the median" in text
+    assert "edge     lr_at_boundary: no" in text
+    assert "the best lies at the edge of the grid" not in text
+    assert "killed" not in text
+
+
+def test_a_grid_says_how_far_it_goes_and_a_winner_that_lies_beyond_the_range(sqlite_url: str) -> None:
+    study = begin(sqlite_url, 5, opt__lr="0.01:1", report=False)
+    assert promise(study.spec, 5) == (
+        "5 trials of 2 seeds, opt.lr 0.01 to 1, half decades around the middle of 0.01:1;"
+        " up to 8 more beyond an edge, while the best lies there"
+    )
+    assert promise(spec(opt__lr="0.01,1", seeds=[5]), 2) == "2 trials of 1 seed"
+    drain(study, slope)
+    found = tuned.lines(tuned.outcome(study), None)
+    assert f"study    {study.name}: 13 trials of 2 seeds (8 by extension)" in found
+    assert "note     opt.lr 1e-06 lies beyond 0.01:1, around whose middle the grid lies" in found
+
+
+def test_settings_of_another_study_are_not_replaced_without_a_word(sqlite_url: str, tmp_path: Path) -> None:
+    one, other = (begin(sqlite_url, 3, name=name) for name in ("one", "other"))
+    for study in (one, other):
+        drain(study)
+    first, second = tuned.outcome(one), tuned.outcome(other)
+    assert tuned.replaced(tmp_path, first) is None
+    (path := tuned.tuned_path(tmp_path, one.spec)).parent.mkdir()
+    path.write_text(tuned.tuned_yaml(first))
+    assert tuned.replaced(tmp_path, first) is None
+    assert tuned.replaced(tmp_path, second) == f"{path} was of study one; it is now of study other"
+    for content in ("opt: {name: sgd}", "a: b: c", "provenance: words"):
+        path.write_text(content)
+        assert tuned.replaced(tmp_path, second) == f"{path} was of no study; it is now of study other"
+
+
 # -- what tuning asks for ---------------------------------------------------------------------------------------------
 
 
@@ -841,6 +977,8 @@ def test_a_database_that_stays_away_is_said_in_the_end(
         ({"opt__lr": "1:1"}, "--opt.lr 1:1: a range is LOW:HIGH with 0 < LOW < HIGH"),
         ({"opt__lr": "0:1"}, "--opt.lr 0:1: a range is LOW:HIGH with 0 < LOW < HIGH"),
         ({"opt__lr": "0.1"}, "nothing is left to tune"),
+        ({"opt__lr": "1e-400:1"}, "0 < LOW < HIGH, both between 1e-100 and 1e100"),
+        ({"opt__lr": "1:1e400"}, "0 < LOW < HIGH, both between 1e-100 and 1e100"),
     ],
 )
 def test_what_cannot_be_tuned_is_refused(words: dict[str, Any], message: str) -> None:
@@ -861,3 +999,18 @@ def test_what_is_asked_for_when_nothing_is_said() -> None:
             make_request(spec().design, trials, tpe=True)
     with pytest.raises(UserError, match="--retries -1: it must be at least 0"):
         make_request(spec().design, None, retries=-1)
+
+
+def test_seeds_are_how_many_or_which() -> None:
+    assert (tuning_seeds("2"), tuning_seeds("7,5"), reporting_seeds("2")) == ([1000, 1001], [7, 5], [0, 1])
+    with pytest.raises(UserError, match="--seeds 1,2,1: 1 is there twice; give each once"):
+        tuning_seeds("1,2,1")
+    with pytest.raises(UserError, match="--report_seeds x: write how many"):
+        reporting_seeds("x")
+
+
+def test_the_folder_of_the_settings_is_remembered_until_another_is_named(sqlite_url: str) -> None:
+    study = begin(sqlite_url)
+    for out, now in ((None, None), ("/a", "/a"), (None, "/a"), ("/b", "/b")):
+        study.ask(Request(trials=9, out=out))
+        assert study.request.out == now

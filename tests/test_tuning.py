@@ -1,7 +1,9 @@
 """`bench tune`: real trainings with real workers, and what becomes of them when something is killed."""
 
+import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -95,8 +97,12 @@ def test_from_a_command_to_tuned_settings(cli, here: Path, store: Path, monkeypa
     words = ("tune", *SMALL, "--trials", 5, "--report_seeds", 3)
     dry = cli(*words, "--dry-run")
     assert dry.out.splitlines() == [f"opt.lr {lr}" for lr in ("316.2", "100", "1000", "31.62", "3162")]
-    name = dry.err.split()[-1]
-    assert dry.err == f"bench: 5 trials of 2 seeds, study {name}\n"
+    name = dry.err.split()[2].rstrip(":")
+    promise = (
+        f"study {name}: 5 trials of 2 seeds, opt.lr 31.62 to 3162, half decades around the middle of 10:10000;"
+        " up to 8 more beyond an edge, while the best lies there\n"
+    )
+    assert dry.err == f"bench: {promise}"
     assert strict_json(cli(*words, "--dry-run", "--json").out)[1] == {"opt.lr": 100.0}
     assert list(here.iterdir()) == []
 
@@ -105,7 +111,9 @@ def test_from_a_command_to_tuned_settings(cli, here: Path, store: Path, monkeypa
     assert f"study    {name}: 5 trials of 2 seeds\n" in answer.out
     assert "best     opt.lr 1000: selection loss above its infimum" in answer.out
     assert "edge     lr_at_boundary: no\n" in answer.out
-    assert "use it: bench fit --task synthetic --opt sgd --tuned\n" in answer.out
+    assert promise in answer.err
+    use = "bench fit --task synthetic --opt sgd --tuned --device cpu --trainer.max_steps 40"
+    assert f"use it: {use}\n" in answer.out
     assert answer.err.count("/5] opt.lr ") == 5
     assert "[5/5] opt.lr " in answer.err
     assert answer.err.count("(fresh seed)") == 3
@@ -145,8 +153,13 @@ def test_from_a_command_to_tuned_settings(cli, here: Path, store: Path, monkeypa
     assert provenance["fresh_seeds"] == "0 to 2"
     assert provenance["fresh"]["values"] == found["fresh"]["values"]
     fit = ("fit", "--task", "synthetic", "--opt", "sgd", "--trainer.max_steps", 40, "--device", "cpu")
-    for tuned in (("--tuned",), ("--config", "tuned/synthetic/sgd.yaml")):
-        assert cli(*fit, *tuned, "--seed", 2).err.endswith("bench: already stored; --rerun trains again\n")
+    for words_ in ((*fit, "--tuned"), (*fit, "--config", "tuned/synthetic/sgd.yaml"), use.split()[1:]):
+        stored = cli(*words_, "--seed", 2)
+        assert stored.err.endswith("bench: already stored; --rerun trains again\n")
+        assert "budget" not in stored.err
+    other = cli(*fit, "--tuned", "--trainer.max_steps", 41, "--dry-run")
+    note = "bench: tuned for another budget (here --trainer.max_steps 41, not 40): other settings may be better\n"
+    assert note in other.err
 
     # More trials go on from there, and a smaller budget is still what it was.
     monkeypatch.setattr(Workers, "_start", start)
@@ -410,7 +423,7 @@ def test_a_run_that_breaks_is_tried_again_and_then_failed_while_the_study_goes_o
     assert len(reasons) == 1
     assert all("broke: RuntimeError: the card fell out; the traceback is in " in str(reason) for reason in reasons)
     shown = cli("studies", study.name, "--storage", sqlite_url)
-    assert "5 trials of 1 seeds, 1 failed\n" in shown.out
+    assert "5 trials of 1 seed, 1 failed\n" in shown.out
     assert "note     opt.lr 1000 failed: run synthetic-sgd-" in shown.out
     assert shown.code == 0
 
@@ -449,6 +462,122 @@ def test_lanes_that_break_are_made_one_after_the_other(
     assert "; going on with one trial after the other\n" in answer.err
     assert states(study) == {("design", "completed"): 5, ("fresh", "completed"): 1}
     assert {run.engine for run in Store(store).runs()} == {"lightning"}
+
+
+@pytest.mark.parametrize("engine", ["lightning", "lanes"])
+def test_a_full_disk_is_said_once_and_the_study_goes_on_with_room(
+    cli, sqlite_url: str, monkeypatch: pytest.MonkeyPatch, engine: str
+) -> None:
+    study = begin(sqlite_url, 3)
+    words = ("worker", "--study", study.name, "--storage", sqlite_url, "--engine", engine)
+
+    def no_space(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("bench.storage.store.json.dump", no_space)
+        answer = cli(*words)
+    assert answer.code == 1
+    assert last_line(answer).startswith("the disk is full: cannot write to the store ")
+    assert last_line(answer).endswith(": No space left on device; make room, then the same command goes on")
+    assert answer.err.count("No space left") == 1
+    assert states(study) == {("design", "waiting"): 3}
+    assert cli(*words).code == 0
+    assert states(study) == {("design", "completed"): 3, ("fresh", "completed"): 1}
+
+
+def test_a_database_that_is_deleted_is_missed_by_a_worker(
+    cli, sqlite_url: str, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = begin(sqlite_url, 3)
+    claim = Study.claim
+
+    def delete(self: Study, *words: Any) -> Any:
+        (tmp_path / "studies.db").unlink()
+        monkeypatch.setattr(Study, "claim", claim)
+        return claim(self, *words)
+
+    monkeypatch.setattr(Study, "claim", delete)
+    answer = cli("worker", "--study", study.name, "--storage", sqlite_url, "--engine", "lightning")
+    assert answer.code == 1
+    assert last_line(answer).startswith(
+        f"--storage {sqlite_url}: the database was deleted or replaced while it was in use"
+    )
+    assert not store.exists()
+
+
+def test_where_no_store_can_be_the_store_is_named(cli) -> None:
+    answer = cli("tune", *SMALL, "--store", "/proc/foo")
+    assert answer.code == 2
+    assert last_line(answer) == (
+        "--store /proc/foo: No such file or directory; may we write to /proc/foo? Else choose another --store or --storage"
+    )
+
+
+def test_settings_that_are_not_ours_and_runs_that_are_gone_are_noted(cli, here: Path, store: Path) -> None:
+    words = (
+        "tune",
+        *SMALL,
+        "--trials",
+        2,
+        "--seeds",
+        "1000,",
+        "--report_seeds",
+        "0,",
+        "--engine",
+        "lanes",
+        "--workers",
+        1,
+    )
+    first = cli(*words, "--name", "one", "--out", "there")
+    assert first.code == 0, first.err
+    path = here / "there" / "synthetic" / "sgd.yaml"
+    assert "study: one\n" in path.read_text()
+    use = next(line for line in first.out.splitlines() if line.startswith("use it: "))
+    assert use == (
+        "use it: bench fit --task synthetic --opt sgd --config there/synthetic/sgd.yaml --device cpu --trainer.max_steps 40"
+    )
+    # Another study of the same runs: nothing is trained, and the file is of another.
+    again = cli(*words, "--name", "two", "--out", "there")
+    assert again.code == 0, again.err
+    assert "bench: there/synthetic/sgd.yaml was of study one; it is now of study two\n" in again.err
+    # --resume writes where the study's settings went before, from anywhere.
+    resumed = cli("tune", "--resume", "one")
+    assert resumed.err == f"bench: {path} was of study two; it is now of study one\n"
+    assert f"written to {path.parent.parent}: synthetic/sgd.yaml" in resumed.out
+    assert not (here / "tuned").exists()
+    # The study has its results without the runs.
+    for folder in store.glob("*/"):
+        if folder.name != "studies":
+            shutil.rmtree(folder)
+    runs = len(Studies(f"sqlite:///{store}/studies.db").open("one").trials())
+    bare = cli("tune", "--resume", "one")
+    assert bare.code == 0
+    assert bare.err.startswith(
+        f"bench: {runs} of the study's {runs} runs are not in the store {store}: deleted, or trained"
+    )
+    assert [line for line in bare.out.splitlines() if line.startswith("best")] == [
+        line for line in resumed.out.splitlines() if line.startswith("best")
+    ]
+
+
+def test_one_study_that_cannot_be_shown_hides_no_other(cli, sqlite_url: str) -> None:
+    begin(sqlite_url, 3, name="good")
+    studies = Studies(sqlite_url)
+    studies.create(small_spec(), "never-asked")
+    studies.rdb.set_study_user_attr(studies.id_of(studies.create(small_spec(), "newer").name), "bench", {"new": 1})
+    answer = cli("studies", "--storage", sqlite_url)
+    assert (answer.code, answer.out) == (1, "good         0 of 3 trials\n")
+    said = answer.err.splitlines()
+    assert said[0] == (
+        "bench: never-asked cannot be shown: study never-asked was made, and no trials were asked of it;"
+        " `bench tune --resume never-asked` begins it"
+    )
+    assert said[1].startswith("bench: newer cannot be shown: study newer in sqlite:///")
+    rows = strict_json(cli("studies", "--storage", sqlite_url, "--json").out)
+    assert {name: "error" in row for name, row in rows.items()} == {"good": False, "never-asked": True, "newer": True}
+    begun = cli("tune", "--resume", "never-asked", "--storage", sqlite_url, "--dry-run")
+    assert (begun.code, len(begun.out.splitlines())) == (0, 9)
 
 
 def test_missing_data_are_said_once_and_all_trials_wait(cli, here: Path, sqlite_url: str) -> None:
@@ -605,12 +734,21 @@ def test_a_worker_keeps_to_its_slot(here: Path, sqlite_url: str, store: Path, mo
         ("--workers 0", "--workers 0: write how many (--workers 2), or auto"),
         ("--storage nonsense", "--storage: this is no URL of a database"),
         ("--resume nobody", "unknown study in sqlite:///"),
+        ("--seeds 1,1", "--seeds 1,1: 1 is there twice; give each once"),
+        ("--report_seeds 3,3", "--report_seeds 3,3: 3 is there twice; give each once"),
+        ("--name a/b", "--name a/b: a name has letters, digits, dots, - and _ and nothing else"),
+        ("--name=", "--name : a name has letters, digits, dots, - and _ and nothing else"),
+        ("--print", "--print prints the script of --slurm; write both"),
     ],
 )
-def test_words_that_make_no_study(cli, words: str, message: str) -> None:
-    answer = cli("tune", "--task", "synthetic", "--opt", "sgd", "--device", "cpu", *words.split())
+@pytest.mark.parametrize("dry", [False, True])
+def test_words_that_make_no_study(cli, here: Path, words: str, message: str, *, dry: bool) -> None:
+    if dry and words == "--storage nonsense":  # no database is looked for
+        return
+    answer = cli("tune", "--task", "synthetic", "--opt", "sgd", "--device", "cpu", *words.split(), *["--dry-run"] * dry)
     assert answer.code == 2
     assert message in last_line(answer)
+    assert [path.name for path in here.iterdir()] in ([], ["tuned"])
 
 
 @pytest.mark.parametrize(
@@ -621,14 +759,66 @@ def test_words_that_make_no_study(cli, words: str, message: str) -> None:
         ("tune --resume nobody", "unknown study in sqlite:///"),
         ("studies nobody", "unknown study in sqlite:///"),
         ("studies --budget 3", "--budget 3: name a study: bench studies NAME --budget 3"),
+        ("suite nothing", "unknown suite 'nothing'"),
+        ("suite theory --plan --jobs 0", "--jobs 0: write how many (--jobs 2), or auto"),
         ("worker", "--study"),
         ("worker --study nobody", "unknown study in sqlite:///"),
     ],
 )
-def test_words_without_a_study(cli, words: str, message: str) -> None:
+def test_words_without_a_study(cli, here: Path, words: str, message: str) -> None:
     answer = cli(*words.split())
     assert answer.code == 2
     assert message in last_line(answer)
+    assert list(here.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"optimizers": ["gd", "ngd", "gd"]}, "optimizers: gd is there twice; give each once"),
+        ({"tasks": ["synthetic", "synthetic"]}, "tasks: synthetic is there twice; give each once"),
+        ({"tasks": {"synthetic": {"trainer.max_stepz": 3}}}, "unknown option '--trainer.max_stepz'; did you mean"),
+        ({"optimizers": {"gd": {"opt.lr": "1:0.1"}}}, "--opt.lr 1:0.1: a range is LOW:HIGH with 0 < LOW < HIGH"),
+        ({"seeds": 0}, "--report_seeds 0: write how many (--report_seeds 5), or which"),
+        ({"tune": {"seeds": [7, 7]}}, "--seeds 7,7,: 7 is there twice; give each once"),
+        ({"tune": {"trails": 9}}, "unknown key 'tune.trails'; did you mean 'tune.trials'?"),
+        ({"tune": {"trials": "many"}}, "tune.trials is 'many'; it takes how many, as 9"),
+        ({"tune": {"trials": 0}}, "--trials 0: at least one setting has to be tried"),
+        ({"tasks": None}, "tasks is None; it takes names, as [mnist, cifar10], or settings by name, as {mnist: {"),
+        ({"optimizers": []}, "optimizers is []; it takes names"),
+        ({"optimizers": {"gd": 0.1}}, "optimizers is 0.1; it takes names"),
+        ({"title": None}, "title is None; it takes one line of text"),
+    ],
+)
+@pytest.mark.parametrize("plan", [False, True])
+def test_a_suite_that_cannot_be_is_refused_with_its_file(
+    cli, here: Path, changes: dict[str, Any], message: str, *, plan: bool
+) -> None:
+    content = {"title": "a suite", "tasks": ["synthetic"], "optimizers": ["gd"], **changes}
+    (here / "my.yaml").write_text(yaml.safe_dump(content))
+    answer = cli("suite", "my.yaml", *["--plan"] * plan)
+    assert answer.code == 2
+    assert last_line(answer).startswith("my.yaml: ")
+    assert message in last_line(answer)
+    assert [path.name for path in here.iterdir()] == ["my.yaml"]
+
+
+def test_a_plan_makes_nothing_and_a_suite_what_it_says(cli, here: Path) -> None:
+    suite = {
+        "title": "a suite", "tasks": {"synthetic": {"trainer.max_steps": 20, "device": "cpu"}}, "optimizers": ["gd", "ngd"],
+        "tune": {"trials": 3, "seeds": 1}, "seeds": 2,
+    }  # fmt: skip
+    (here / "my.yaml").write_text(yaml.safe_dump(suite))
+    plan = cli("suite", "my.yaml", "--plan")
+    assert plan.code == 0, plan.err
+    assert plan.out.count("0/3            0/2") == 2
+    assert [path.name for path in here.iterdir()] == ["my.yaml"]
+    done = cli("suite", "my.yaml", "--jobs", 1, "--engine", "lanes", "--json")
+    assert done.code == 0, done.err
+    studies = strict_json(done.out)["studies"]
+    assert len({study["trials"] for study in studies}) == 1
+    assert [study["fresh"]["seeds"] for study in studies] == [[0, 1], [0, 1]]
+    assert "0 runs to do" in cli("suite", "my.yaml", "--plan").out
 
 
 def test_a_password_is_neither_shown_nor_written(cli, here: Path, postgres_url: str) -> None:
@@ -642,8 +832,9 @@ def test_a_password_is_neither_shown_nor_written(cli, here: Path, postgres_url: 
     assert not any(password.encode() in content for content in (*files, answer.out.encode(), answer.err.encode()))
 
 
-def test_no_studies_are_no_error(cli) -> None:
+def test_no_studies_are_no_error(cli, here: Path) -> None:
     answer = cli("studies")
+    assert list(here.iterdir()) == []
     assert (answer.code, answer.err) == (0, "")
     assert answer.out.startswith("no studies in sqlite:///")
     assert cli("studies", "--json").out == "{}\n"

@@ -9,7 +9,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -74,6 +74,7 @@ class Curve:
         best: index of the best median, the middle one of equals; None if half of the seeds or more diverged everywhere.
         usable: indices of the ends of the stretch around the best with medians nearly as good; None where x does not
             take several numbers.
+        unscored: values of x that were tried and of which no run has ended, with what became of them.
     """
 
     name: str
@@ -81,11 +82,15 @@ class Curve:
     points: list[Point]
     best: int | None
     usable: tuple[int, int] | None
+    unscored: Mapping[Any, str] = field(default_factory=dict)
 
     @property
     def at_edge(self) -> bool:
-        """Whether the best lies at an edge of the grid."""
-        return self.usable is not None and self.best in (0, len(self.points) - 1)
+        """Whether the best lies at an edge of the grid, with what was tried and has no score."""
+        if self.best is None or self.usable is None:
+            return False
+        tried = [*(point.x for point in self.points), *self.unscored]
+        return self.points[self.best].x in (min(tried), max(tried))
 
     @property
     def may_be_wider(self) -> bool:
@@ -136,7 +141,8 @@ def analyse(results: Sequence[RunResult], varied: Sequence[str], mode: Mode) -> 
     Raises:
         UserError: no run has ended.
     """
-    ended = [(settings_of(result.config), result) for result in results if result.status in FINISHED]
+    all_runs = [(settings_of(result.config), result) for result in results]
+    ended = [(own, result) for own, result in all_runs if result.status in FINISHED]
     if not ended:
         raise UserError(f"none of the {len(results)} runs of the sweep has ended, so there is nothing to compare")
     axes = {
@@ -147,16 +153,24 @@ def analyse(results: Sequence[RunResult], varied: Sequence[str], mode: Mode) -> 
     numeric = all(axis.numeric for axis in axes.values())
     above = above_infimum([run for _, run in ended])
     groups: dict[tuple[Any, ...], dict[Any, list[tuple[End, End]]]] = {}
-    for own, result in ended:
-        axis = axes[own["opt"]]
+    unscored: dict[tuple[Any, ...], dict[Any, str]] = {}
+    for own, result in all_runs:
+        axis = axes.get(own["opt"])
+        if axis is None:
+            continue
         key = own["opt"], *(f"{name.rpartition('.')[2]} {_text(own.get(name))}" for name in axis.others)
         at = own[axis.x] if numeric else _text(own.get(axis.x))
-        groups.setdefault(key, {}).setdefault(at, []).append((final_value(result, above), selected(result, above)))
+        if result.status in FINISHED:
+            groups.setdefault(key, {}).setdefault(at, []).append((final_value(result, above), selected(result, above)))
+        else:
+            unscored.setdefault(key, {})[at] = result.status
     curves = []
     least = equal_below((end for of in groups.values() for ends in of.values() for _, end in ends), ended[0][1].metric)
     for key, ends in groups.items():
         found = [_point(at, ends[at], mode) for at in (sorted(ends) if numeric else ends)]
-        curves.append(_curve(", ".join(key), axes[key[0]].x, found, mode, numeric, least))
+        curve = _curve(", ".join(key), axes[key[0]].x, found, mode, numeric, least)
+        left = {at: status for at, status in unscored.get(key, {}).items() if at not in ends}
+        curves.append(replace(curve, unscored=left))
     xs = [point.x for curve in curves for point in curve.points] if numeric else [0]
     log = min(xs) > 0 and max(xs) > 9.99 * min(xs)  # a decade or more
     x = " or ".join(dict.fromkeys(axis.x for axis in axes.values()))
@@ -249,13 +263,14 @@ def _head(sweep: Sensitivity, curve: Curve) -> list[str]:
 
 
 def _rows(curve: Curve) -> list[list[str]]:
-    return [
-        [
+    rows = {
+        point.x: [
             "*" if i == curve.best else "", _text(point.x, 4), _number(point.median), _range(point.quartiles),
             _range(point.interval), f"{point.diverged}/{point.seeds}",
         ]
         for i, point in enumerate(curve.points)
-    ]  # fmt: skip
+    } | {x: ["", _text(x, 4), status, "-", "-", "-"] for x, status in curve.unscored.items()}  # fmt: skip
+    return [rows[x] for x in (sorted(rows) if all(map(_is_number, rows)) else rows)]
 
 
 def _number(value: End) -> str:

@@ -371,14 +371,20 @@ def _suite(words: list[str]) -> int:
     args = parser.parse_args(words)
     from bench.papers.reproduce import make_output
     from bench.tuning import suite, tuned
+    from bench.tuning.studies import NoDatabase
     from bench.tuning.workers import Workers, slots
 
     places = {"data": args.data, "store": args.store}
     asked = suite.load(args.file)
-    specs = asked.specs(places)
-    cut = min((slots(args.jobs, spec.typical(places)) for spec in specs), key=len)
-    studies = _studies(args)
+    try:
+        specs = asked.specs(places)
+    except UserError as error:
+        raise UserError(f"{args.file}: {error}") from None
+    cut = min((slots(args.jobs, spec.typical(places), option="--jobs") for spec in specs), key=len)
     if args.plan:
+        studies = None
+        with suppress(NoDatabase):
+            studies = _studies(args, make=False)
         with redirect_stdout(sys.stderr):
             steps = suite.plan(asked, studies, places, suite.measured(places, cut[0].threads))
         if args.json:
@@ -387,6 +393,7 @@ def _suite(words: list[str]) -> int:
             print("\n".join([asked.title, *suite.plan_lines(steps, len(cut))]))
         return 0
     make_output(args.out)  # before hours of training
+    studies = _studies(args)
 
     def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
@@ -399,6 +406,8 @@ def _suite(words: list[str]) -> int:
     found = [tuned.outcome(study) for study in done]
     for each in found:
         tuned.remember(each, args.store)
+        _say(tuned.missing_runs(each, args.store))
+        _say(tuned.replaced(args.out, each) if each.best is not None else None)
     paths = suite.write(args.out, found, command)
     if args.json:
         print(json.dumps({"out": str(args.out), "studies": [tuned.as_json(each) for each in found]}))

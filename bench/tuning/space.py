@@ -98,7 +98,9 @@ def _range(key: str, raw: str, option: Option) -> Range:
     try:
         ends = Range(*ends_of_range(*raw.split(":")))
     except ValueError:
-        raise UserError(f"--{key} {raw}: a range is LOW:HIGH with 0 < LOW < HIGH, such as 1e-3:1e1") from None
+        raise UserError(
+            f"--{key} {raw}: a range is LOW:HIGH with 0 < LOW < HIGH, both between 1e-100 and 1e100, such as 1e-3:1e1"
+        ) from None
     if "float" not in option.type_name.split(" or "):
         raise UserError(f"--{key} {raw}: it takes {option.type_name}, which has no range; give values, as A,B")
     return ends

@@ -216,7 +216,7 @@ class Studies:
             raise self._refused(error, opening=opening) from None
 
     def _refused(self, error: BaseException, *, opening: bool) -> UserError:
-        text = " ".join(str(getattr(error, "orig", None) or error).split())[:300]
+        text = " ".join(str(getattr(error, "orig", None) or getattr(error, "strerror", None) or error).split())[:300]
         if self.url.password:
             text = text.replace(str(self.url.password), "***")
         if disk_full(error):
@@ -230,4 +230,6 @@ class Studies:
                 f"{self.asked}: {text}: {self._path} is damaged or something else; move it away, and the same command makes"
                 " another, with the finished runs of the store"
             )
-        return kind(f"{self.asked}: {text}; may we write to {self._path.parent}? Else choose another place")
+        return kind(
+            f"{self.asked}: {text}; may we write to {self._path.parent}? Else choose another --store or --storage"
+        )

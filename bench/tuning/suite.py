@@ -13,13 +13,12 @@ from bench.config import configs_folder, read_yaml
 from bench.errors import UserError, unknown
 from bench.papers.reproduction import duration
 from bench.sweeps import sensitivity
-from bench.sweeps.grid import read_seeds
 from bench.tuning import tuned
 from bench.tuning.progress import TuningProgress, spoken
 from bench.tuning.studies import Studies
 from bench.tuning.study import Study
 from bench.tuning.trials import Request, StudySpec
-from bench.tuning.tune import default_trials, make_request, make_spec, tuning_seeds
+from bench.tuning.tune import default_trials, make_request, make_spec, refuse_twice, reporting_seeds, tuning_seeds
 from bench.tuning.workers import Workers
 from tasks import TASKS
 
@@ -76,15 +75,19 @@ class Suite(BaseModel):
         Raises:
             UserError: a setting is unknown or illegal, or budgets cannot be made equal.
         """
+        for where, names in (("tasks", self.tasks), ("optimizers", self.optimizers)):
+            refuse_twice(where, list(names))
         specs = [
             make_spec(
                 {**self.settings, **own_task, **own_opt, "task": task, "opt": opt},
                 sampler=self.tune.sampler, seeds=tuning_seeds(_text(self.tune.seeds)),
-                report_seeds=read_seeds(_text(self.seeds)), prune=self.tune.prune, places=places,
+                report_seeds=reporting_seeds(_text(self.seeds)), prune=self.tune.prune, places=places,
             )
             for task, own_task in _by_name(self.tasks).items()
             for opt, own_opt in _by_name(self.optimizers).items()
         ]  # fmt: skip
+        for spec in specs:
+            make_request(spec.design, self.tune.trials, retries=self.tune.retries)  # or it refuses
         fixed = [spec for spec in specs if not spec.design.can_grow]
         if fixed and len({(default_trials(spec.design), spec.design.can_grow) for spec in specs}) > 1:
             raise UserError(
@@ -102,6 +105,22 @@ def _text(seeds: int | list[int]) -> str:
     return str(seeds) if isinstance(seeds, int) else ",".join(map(str, seeds)) + ","
 
 
+KEYS = {
+    "title": "one line of text",
+    "tasks": "names, as [mnist, cifar10], or settings by name, as {mnist: {trainer.max_epochs: 1}}",
+    "optimizers": "names, as [sgd, adam], or settings by name, as {sgd: {opt.momentum: 0.9}}",
+    "settings": "settings by name, as {trainer.max_epochs: 1}",
+    "seeds": "how many, as 5, or which, as [0, 3]",
+    "tune": "how each optimizer is tuned, as {trials: 9, seeds: 2}",
+    "tune.trials": "how many, as 9",
+    "tune.seeds": "how many, as 2, or which, as [1000, 1001]",
+    "tune.sampler": "grid or qmc",
+    "tune.prune": "true or false",
+    "tune.retries": "how many, as 2",
+}
+"""What each key of a suite's file takes."""
+
+
 def load(name: str) -> Suite:
     """A suite from a file, or by the name of one that is shipped.
 
@@ -116,13 +135,11 @@ def load(name: str) -> Suite:
         return Suite.model_validate(read_yaml(path))
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"][:2])
-        known = [*Suite.model_fields, *(f"tune.{name}" for name in Tune.model_fields)]
+        where = ".".join(str(part) for part in first["loc"][: 2 if first["loc"][0] == "tune" else 1])
         if first["type"] == "extra_forbidden":
-            raise UserError(f"{path}: {unknown('key', where, known)}") from None
-        raise UserError(
-            f"{path}: {where}: {first['msg'][0].lower()}{first['msg'][1:]}, but it is {first['input']!r}"
-        ) from None
+            raise UserError(f"{path}: {unknown('key', where, KEYS)}") from None
+        wrong = "is missing" if first["type"] == "missing" else f"is {first['input']!r}"
+        raise UserError(f"{path}: {where} {wrong}; it takes {KEYS[where]}") from None
 
 
 # -- the plan ---------------------------------------------------------------------------------------------------------
@@ -151,21 +168,21 @@ class Step:
 
 
 def plan(
-    suite: Suite, studies: Studies, places: Mapping[str, Any], measure: Callable[[StudySpec], float]
+    suite: Suite, studies: Studies | None, places: Mapping[str, Any], measure: Callable[[StudySpec], float]
 ) -> list[Step]:
     """What a suite would do, and what of it is there.
 
     Args:
         suite: what to do.
-        studies: where its studies are, or will be.
+        studies: where its studies are; None if nothing is there yet.
         places: where data and store are.
         measure: seconds of a run of a study of which none is stored.
     """
-    there, steps = set(studies.names()), []
+    steps = []
     for spec in suite.specs(places):
         request = make_request(spec.design, suite.tune.trials)
-        if spec.name in there:
-            study = studies.open(spec.name)
+        study = studies.open(spec.name) if studies is not None and spec.name in studies.names() else None
+        if study is not None and study.request.trials:
             found = tuned.outcome(study)
             trials = max(request.trials, len(found.scored) + found.missing), len(found.scored)
             fresh = len(spec.report_seeds), len(found.fresh)

@@ -92,7 +92,7 @@ def reporting_seeds(text: str, option: str = "--report_seeds") -> list[int]:
     except UserError:
         raise UserError(f"{option} {text}: write how many ({option} 5), or which ({option} 3,5,8)") from None
     if "," in text:
-        refuse_twice(option, [part.strip() for part in text.split(",") if part.strip()])
+        refuse_twice(f"{option} {text}", [part.strip() for part in text.split(",") if part.strip()])
     return seeds
 
 

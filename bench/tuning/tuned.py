@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -185,13 +185,10 @@ def _notes(found: Outcome) -> list[str]:
         notes.append(
             f"{found.study.request.trials} trials are a small design; results for publication take 9 or more (our rule)"
         )
-    axes = {name: axis for name, axis in found.study.spec.axes.items() if isinstance(axis, Range)}
-    for name, axis in axes.items() if found.best is not None else ():
-        value = found.best.point[name]
-        if not axis.low <= value <= axis.high:
-            notes.append(
-                f"{name} {value:g} lies beyond {axis.low:g}:{axis.high:g}, the range that the grid lies around"
-            )
+    for name, axis in found.study.spec.axes.items():
+        value = found.best.point[name] if found.best is not None else None
+        if isinstance(axis, Range) and value is not None and not axis.low <= value <= axis.high:
+            notes.append(f"{name} {value:g} lies beyond {axis.low:g}:{axis.high:g}, around whose middle the grid lies")
     for trial in found.scored:
         if trial.state in ("failed", "pruned"):
             notes.append(f"{spoken(trial.point)} {trial.state}: {trial.reason}")
@@ -432,4 +429,7 @@ def analyse(found: Outcome) -> sensitivity.Sensitivity:
     Raises:
         UserError: no run has ended.
     """
-    return sensitivity.analyse(found.runs, list(found.study.spec.axes), found.study.spec.mode)
+    pruned = {run.run_id for trial in found.scored if trial.state == "pruned" for run in trial.runs}
+    state: Any = "pruned"  # which says more than `killed`
+    runs = [replace(run, status=state) if run.run_id in pruned else run for run in found.runs]
+    return sensitivity.analyse(runs, list(found.study.spec.axes), found.study.spec.mode)

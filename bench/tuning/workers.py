@@ -49,13 +49,14 @@ class Slot:
         )
 
 
-def slots(workers: str, config: RunConfig, trials: int | None = None) -> list[Slot]:
+def slots(workers: str, config: RunConfig, trials: int | None = None, *, option: str = "--workers") -> list[Slot]:
     """Cut this machine into slots: each as many GPUs as a run wants, or a share of the processors.
 
     Args:
         workers: how many, or `auto`: as many as the GPUs serve; on a CPU one for each processor, but no more than trials.
         config: a run, with its device decided.
         trials: of the study, if they are known.
+        option: that has given their number.
 
     Raises:
         UserError: there are not so many.
@@ -68,10 +69,10 @@ def slots(workers: str, config: RunConfig, trials: int | None = None) -> list[Sl
     except ValueError:
         count = 0
     if count < 1:
-        raise UserError(f"--workers {workers}: write how many (--workers 2), or auto")
+        raise UserError(f"{option} {workers}: write how many ({option} 2), or auto")
     if gpus and count > most:
         raise UserError(
-            f"--workers {count}: {len(gpus)} GPUs serve {most} workers at {ranks} a run; use --workers {most}"
+            f"{option} {count}: {len(gpus)} GPUs serve {most} workers at {ranks} a run; use {option} {most}"
         )
     share = max(1, len(cpus) // count)
     pinned = [tuple(cpus[i * share : (i + 1) * share]) if count <= len(cpus) else () for i in range(count)]
