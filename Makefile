@@ -1,4 +1,4 @@
-.PHONY: help setup check test bench smoke leaderboard statistics constraints
+.PHONY: help setup check test bench smoke leaderboard statistics matrix zoo constraints
 
 help:  ## print the targets
 	@sed -n 's/^\([a-z]*\):.*## /make \1\t/p' Makefile
@@ -23,6 +23,12 @@ leaderboard:  ## refresh the boards in README.md from $BENCH_STORE, else ./runs
 
 statistics:  ## simulate what intervals cover and ranks find
 	uv run python -m tools.statistics
+
+matrix:  ## check the optimizers of the package index, into results/conformance (half an hour)
+	uv run python -m tools.conformance
+
+zoo:  ## run the tests that need these packages
+	uv run python -m tools.conformance --tests
 
 constraints:  ## pin the newest versions in pyproject.toml
 	uv run python tools/constraints.py

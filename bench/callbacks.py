@@ -251,8 +251,9 @@ class Recorder(Watcher):
         task.record.measurements.clear()
 
     def _report(self, which: str, task: Task) -> float | None:
-        """Record the metrics of the present weights on the reporting split; None if they are not finite."""
-        return self.watch.reported(which, task.evaluate(self.result.split, best=which == "best"))
+        """Record the metrics of the present weights on the reporting splits; None if they are not finite."""
+        first, *others = (task.evaluate(split, best=which == "best") for split in (self.result.split, *task.data.also))
+        return self.watch.reported(which, first, dict(zip(task.data.also, others, strict=True)))
 
     def _validate(self, task: Task) -> None:
         with self.aside():

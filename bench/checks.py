@@ -3,7 +3,7 @@
 from collections.abc import Collection
 
 from bench.config import RunConfig
-from bench.errors import UserError
+from bench.errors import UserError, described
 from optimizers import TASK_VALUE
 
 
@@ -53,8 +53,10 @@ def _check_hyperparameters(config: RunConfig) -> None:
     given = {name: value for name, value in config.opt_options.items() if value != TASK_VALUE}
     try:
         config.opt_spec.cls([torch.nn.Parameter(torch.zeros(1))], **given)
-    except (ValueError, TypeError, RuntimeError, AssertionError) as error:
-        raise option_error("opt", error, config.opt_options) from None
+    except Exception as error:
+        if config.opt_spec.package is None or isinstance(error, ValueError):
+            raise option_error("opt", error, config.opt_options) from None
+        raise UserError(f"{config.opt} cannot be made: {described(error)}") from None
 
 
 def option_error(prefix: str, error: Exception, options: Collection[str]) -> UserError:

@@ -14,6 +14,7 @@ from typing import Any
 
 from bench.errors import RunFailed, UserError, unknown
 from bench.machine import is_main_process
+from bench.output import remark
 from bench.words import Parser, add_places, dotted_apart, read, split
 from optimizers.plugins import PluginError
 
@@ -25,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         code = _dispatch(words)
         sys.stdout.flush()
     except (UserError, PluginError) as error:
-        print(f"bench: error: {error}", file=sys.stderr)
+        remark("error", error)
         code = getattr(error, "exit_code", UserError.exit_code)
     except BrokenPipeError:  # `bench list tasks | head`
         code = 0
@@ -347,6 +348,7 @@ def _list(words: list[str]) -> int:
     args = parser.parse_args(words)
     from bench.report import result_row
     from bench.storage.store import Store
+    from bench.text import clean
     from optimizers import OPTIMIZERS
     from tasks import TASKS
 
@@ -356,7 +358,8 @@ def _list(words: list[str]) -> int:
         "runs": lambda: {result.run_id: result_row(result) for result in Store(args.store).runs()},
     }[args.what]()
     width = max(map(len, rows), default=0)
-    print("\n".join(f"{name:<{width}}  {text}" for name, text in rows.items()) or f"no runs in {args.store}")
+    lines = [clean(f"{name:<{width}}  {text}") for name, text in rows.items()]
+    print("\n".join(lines) or f"no runs in {args.store}")
     return 0
 
 
@@ -419,6 +422,7 @@ COMMANDS: dict[str, tuple[Command, str]] = {
     "check": (_in("bench.check.cli"), "check that an optimizer does what training code expects, plug-ins too"),
     "list": (_list, "list tasks, optimizers or runs"),
     "show": (_show, "describe a task, an optimizer or a paper's experiment"),
+    "data": (_in("bench.data"), "show which files of a task's data are here, or fetch and tokenise them"),
     "doctor": (_doctor, "check this machine, its data and its store"),
 }  # fmt: skip
 """What each command does, in the order of `bench --help`; they are given the words behind their name."""

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from bench.errors import UserError, unknown
 from bench.options import optimizer_options, parse_options, task_options
 from optimizers import OPTIMIZERS, OptimizerSpec
-from optimizers.plugins import slug
+from optimizers.plugins import bare, slug
 from tasks import TASKS, TaskSpec
 
 Precision = Literal["32-true", "bf16-mixed", "16-mixed", "64-true"]
@@ -115,6 +115,7 @@ class RunConfig(BaseModel):
         decides = self.model_dump(
             mode="json", exclude={"data": True, "store": True, "logger": True, "trainer": _NOT_DECIDING}
         )
+        decides |= {"task": bare(self.task), "opt": bare(self.opt)}
         decides |= {"task_version": self.task_spec.version, "opt_version": self.opt_spec.version}
         packages = {"task_package": self.task_spec.package, "opt_package": self.opt_spec.package}
         decides |= {name: package for name, package in packages.items() if package is not None}
@@ -316,8 +317,19 @@ def tuned_settings(task: str, opt: str) -> dict[str, Any]:
 
 
 def tuned_by(config: RunConfig) -> str | None:
-    """The study that found a configuration's hyperparameters, if they are the tuned ones of its task and optimizer."""
+    """The study that found a configuration's hyperparameters, if they are the tuned ones of its task and optimizer.
+
+    If the study's runs had another budget, a line on standard error says so.
+    """
     path = tuned_file(config.task, config.opt)
     if resolve({"task": config.task, "opt": config.opt}, tuned=True).opt_options != config.opt_options:
         return None
-    return str((read_yaml(path).get("provenance") or {}).get("study") or path.name)
+    provenance = read_yaml(path).get("provenance") or {}
+    then, now = provenance.get("settings") or {}, settings_of(config.model_dump(mode="json"))
+    budget = [f"trainer.{name}" for name in ("max_epochs", "max_steps", "max_seconds", "batch_size")]
+    other = [f"--{name} {now[name]}, not {then.get(name)}" for name in budget if now[name] != then.get(name)]
+    if then and other:
+        print(
+            f"bench: tuned for another budget (here {'; '.join(other)}): other settings may be better", file=sys.stderr
+        )
+    return str(provenance.get("study") or path.name)

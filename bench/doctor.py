@@ -10,7 +10,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from tasks import TaskSpec
 
 SUITE = "attention-optimizer-bench"
 MALICIOUS = {"lightning": ("2.6.2", "2.6.3")}
@@ -159,13 +162,46 @@ def dataset_findings(data: Path) -> list[Finding]:
         data: the folder with the datasets.
     """
     from tasks import TASKS
+    from tasks.text import TextData
 
     found: list[Finding] = []
     for spec in TASKS.values():
         files = getattr(spec.data_cls, "files", None)
         if files is not None:
             found += data_findings(spec.name, *files(data))
+        elif issubclass(spec.data_cls, TextData):
+            found += text_findings(spec, data)
     return found
+
+
+def text_findings(spec: "TaskSpec", data: Path) -> list[Finding]:
+    """Whether the Parquet files of a task are there and can be read, and whether they are whole.
+
+    Args:
+        spec: the task.
+        data: the folder with the datasets.
+    """
+    from bench.data import states
+    from tasks.files import DataError
+
+    try:
+        files = states(spec, data)
+    except DataError as error:
+        return [Finding("FAIL", spec.name, str(error))]
+    folder = files[0].path.parent
+    fix = "delete it, then copy it again or let the next run fetch it"
+    found = [
+        Finding("FAIL", spec.name, f"damaged file {file.path}; {fix}") for file in files if file.state == "damaged"
+    ]
+    missing = ", ".join(file.path.name for file in files if file.state == "missing")
+    if missing:
+        how = "fetched on first use if there is a network and the package datasets; else copy them there, or name their folder with --data DIR"
+        found.append(Finding("note", spec.name, f"{folder} lacks {missing}; {how}"))
+    parts = [f"{file.path.name} is {file.state}" for file in files if file.state.startswith("part")]
+    not_whole = "; ".join([*filter(None, [spec.data_cls.find(data).stand_in]), *parts])
+    if not found and not_whole:
+        found = [Finding("note", spec.name, f"in {folder}: {not_whole}")]
+    return found or [Finding("ok", spec.name, f"complete in {folder}")]
 
 
 def data_findings(name: str, folder: Path, expected: Mapping[str, str]) -> list[Finding]:

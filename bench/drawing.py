@@ -6,7 +6,7 @@ Matplotlib is imported only when something is drawn, since its import takes most
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -34,8 +34,8 @@ _ROW_HEIGHTS = {1: 2.25, 2: 2.2, 3: 1.85}
 """Inches that a row of so many panels is high."""
 
 LINE_WIDTH = 1.2
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9")
-"""Okabe and Ito's colours that can be told apart by everybody, without their yellow, which white paper swallows."""
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9", "#882255")
+"""Okabe and Ito's colours that can be told apart by everybody, with Tol's wine in place of their yellow, which white paper swallows."""
 _DASHES: tuple[Any, ...] = (
     "solid",
     (0, (5, 1.5)),
@@ -187,6 +187,12 @@ def _chosen(panel: Panel, arms: Mapping[str, Arm]) -> list[Arm]:
         if count > 1:
             raise UserError(f"{count} arms of the panel of {panel.y!r} are called {label!r}; choose one with `arms`")
     return chosen
+
+
+def entry_styles(entries: Iterable[str], labels: Iterable[str]) -> dict[str, LineStyle]:
+    """A style for each entry, the same in all figures of the same entries, and for labels that are no entry's name."""
+    own = set(entries)
+    return line_styles(sorted(own), ordered=False) | line_styles(sorted(set(labels) - own), ordered=False)
 
 
 def line_styles(labels: Sequence[str], ordered: bool) -> dict[str, LineStyle]:

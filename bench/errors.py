@@ -1,6 +1,8 @@
 """Errors that a user can mend; the command line prints their message on one line and exits with their code."""
 
 import difflib
+import os
+import traceback
 from collections.abc import Iterable
 
 
@@ -25,4 +27,16 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     known = list(known)
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+    if kind in ("optimizer", "task") and not near and "." in name:
+        hint = "a class of your own is written my_file.py:MyClass or my_package.module:MyClass"
     return UserError(f"unknown {kind} {name!r}; {hint}")
+
+
+def described(error: BaseException) -> str:
+    """An exception in one line, with the place outside of the suite and of torch that it comes from."""
+    frames = traceback.extract_tb(error.__traceback__)
+    suite, torch = os.path.dirname(__file__), os.sep + "torch" + os.sep  # noqa: PTH120 - compared with names of frames
+    outside = [frame for frame in frames if not frame.filename.startswith(suite) and torch not in frame.filename]
+    place = f" ({outside[-1].filename}, line {outside[-1].lineno})" if outside else ""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0][:300] if lines else ''}{place}"

@@ -183,7 +183,7 @@ def imported_options(cls: Any, skip: int = 1) -> dict[str, Option]:
 
     Where the constructor passes `**keywords` on, those of its base classes count as well; what these require counts only if it
     passes `*arguments` on too, since else it hands that over itself. Arguments of types that have no form on
-    the command line (functions, modules) are left out, and keep their defaults.
+    the command line (functions, modules), or with defaults that have none, are left out, and keep their defaults.
 
     Args:
         cls: a class.
@@ -206,9 +206,11 @@ def imported_options(cls: Any, skip: int = 1) -> dict[str, Option]:
             if required and not passes_all:
                 continue
             kind = _plain(hints.get(parameter.name), parameter.default)
-            if kind is None and not required:
+            if not required and (kind is None or not isinstance(parameter.default, _SIMPLE | tuple | list)):
                 continue
             default = MISSING if required else parameter.default
+            if default is None:
+                kind = kind | None
             text = docs.get(parameter.name, _GLOSSARY.get(parameter.name, ""))
             options[parameter.name] = Option(parameter.name, kind or str, default, text)
         kinds = {parameter.kind for parameter in parameters}
@@ -218,27 +220,37 @@ def imported_options(cls: Any, skip: int = 1) -> dict[str, Option]:
     return options
 
 
+def _without_tensors(kind: Any) -> Any:
+    """The type with numbers in place of tensors, which have no form on the command line."""
+    if f"{getattr(kind, '__module__', '')}.{getattr(kind, '__qualname__', '')}" == "torch.Tensor":
+        return float
+    arguments = tuple(map(_without_tensors, typing.get_args(kind)))
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        return typing.Union[arguments]  # noqa: UP007 - made of a list
+    return tuple[arguments] if typing.get_origin(kind) is tuple else kind
+
+
+_SIMPLE = int | float | bool | str | None
+
+
 def _plain(kind: Any, default: Any) -> Any:
     """The type as the command line can take it; None if it cannot."""
-    if "torch.Tensor" in str(kind):
-        members = [float if "torch.Tensor" in str(member) else member for member in _members(kind)]
-        kind = typing.Union[tuple(members)]  # noqa: UP007 - made of a list
-    simple = (int, float, bool, str, type(None))
+    kind = _without_tensors(kind)
 
     def fine(member: Any) -> bool:
         if typing.get_origin(member) is typing.Literal:
             return True
         if typing.get_origin(member) in (tuple, list):
             return all(fine(each) or each is ... for each in typing.get_args(member))
-        return member in simple
+        return member in typing.get_args(_SIMPLE)
 
     if kind is not None:
         members = [member for member in _members(kind) if fine(member)]
         if len(members) == len(_members(kind)):
             return kind
-    if isinstance(default, tuple | list) and default and all(isinstance(each, simple) for each in default):
+    if isinstance(default, tuple | list) and default and all(isinstance(each, _SIMPLE) for each in default):
         return tuple[tuple(type(each) for each in default)]
-    return type(default) if type(default) in simple[:-1] else None
+    return type(default) if type(default) in (int, float, bool, str) else None
 
 
 def optimizer_options(spec: Any) -> dict[str, Option]:

@@ -32,6 +32,8 @@ def result_lines(result: RunResult, store: Path) -> list[str]:
     parts = [f"{result.config['task']} {result.config['opt']}: {result.status}"]
     if result.final is not None:
         parts.append(f"{result.split} {result.metric} {result.final:.4g}")
+        others = {split: found for split, found in result.metrics.get("final", {}).items() if isinstance(found, dict)}
+        parts += [f"{split} {found[result.metric]:.4g}" for split, found in others.items() if result.metric in found]
     if result.best is not None and result.best_step != result.steps:
         parts.append(f"{result.best:.4g} at the best step {result.best_step}")
     parts += [f"{result.steps} steps in {result.wall_s:.1f} s", f"stored in {Store(store).place(result.run_id)}"]
@@ -41,7 +43,8 @@ def result_lines(result: RunResult, store: Path) -> list[str]:
     if result.status in RESUMABLE and Store(store).checkpoint(result.run_id).is_file():
         lines.append(f"continue with: bench fit --resume {result.run_id} --store {store}")
     if result.skipped:
-        lines.append(f"note: {result.skipped} steps were skipped because a gradient overflowed in half precision")
+        why = "overflowed in half precision" if result.config.get("precision") == "16-mixed" else "was not finite"
+        lines.append(f"note: {result.skipped} steps were not taken because a gradient {why}")
     if result.part:
         lines.append(f"note: trained on a part of the data: {result.part}")
     lines += [f"note: nothing is compared with {name}, which is {reason}" for name, reason in result.unsolved.items()]
@@ -55,8 +58,11 @@ def result_lines(result: RunResult, store: Path) -> list[str]:
 
 def result_row(result: RunResult) -> str:
     """The result in a few words, for a list."""
-    value = "" if result.final is None else f"{result.split} {result.metric} {result.final:.4g}"
-    return f"{result.status:<10}  {result.steps:>7} steps  seed {result.config.get('seed')}  {value}".rstrip()
+    try:
+        value = "" if result.final is None else f"{result.split} {result.metric} {result.final:.4g}"
+        return f"{result.status:<10}  {result.steps:>7} steps  seed {result.config.get('seed')}  {value}".rstrip()
+    except (ValueError, TypeError, AttributeError):
+        return "its record is damaged: run.json is not as it is written today"
 
 
 def claim_lines(result: "Reproduction", folder: Path) -> list[str]:

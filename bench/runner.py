@@ -92,12 +92,12 @@ def run(
             steps = StepRanges(task, recorder.val_every, config.task_spec.steps_per_call)
             trainer.fit(task, steps, ckpt_path=checkpoint if resume else None, weights_only=True)
     except BaseException as error:
+        if isinstance(error, SystemExit) and stop.signal is not None:
+            error = KeyboardInterrupt()  # Lightning turns it into an exit with code 1
         _record_failure(result, folder, error)
         _finalize(loggers, "failed")
-        if isinstance(error, SystemExit) and stop.signal is not None:
-            raise KeyboardInterrupt from None  # Lightning turns it into an exit with code 1
-        if isinstance(error, UserError) or not isinstance(error, Exception):
-            raise
+        if isinstance(error, UserError | KeyboardInterrupt):
+            raise error from None
         trace = checkpoint.with_name("traceback.txt")
         where = f"; the traceback is in {trace}" if trace.is_file() and trace.stat().st_size else ""
         raise RunFailed(f"run {config.run_id} broke: {result.reason}{where}") from error
@@ -127,9 +127,9 @@ def build(config: RunConfig, data: TaskData | None = None) -> tuple[Task, Plan]:
     options = dict(config.task_options)
     torch.manual_seed(derive_seed(config.seed, "init"))
     try:
-        data_names = inspect.signature(spec.data_cls.__init__).parameters
-        of_data = {k: options.pop(k) for k in list(options) if k in data_names}
-        data = data or _load(spec.data_cls, config, of_data)
+        of_data, of_module = (inspect.signature(cls.__init__).parameters for cls in (spec.data_cls, spec.module_cls))
+        data = data or _load(spec.data_cls, config, {k: v for k, v in options.items() if k in of_data})
+        options = {k: v for k, v in options.items() if k not in of_data or k in of_module}  # some are for both
         with _default_dtype(torch.float64 if config.precision == "64-true" else torch.float32):
             task = spec.module_cls(data, **options)
     except ValueError as error:
@@ -306,7 +306,7 @@ def peak_memory() -> dict[str, int]:
 
 
 def _record_failure(result: RunResult, folder: RunFolder | None, error: BaseException) -> None:
-    interrupted = isinstance(error, KeyboardInterrupt | SystemExit)
+    interrupted = isinstance(error, KeyboardInterrupt)
     text = str(error).strip().splitlines()
     result.status = "killed" if interrupted else "failed"
     result.reason = (

@@ -3,11 +3,13 @@
 import html
 import math
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from unicodedata import combining, east_asian_width
 
-from bench.stats import Interval, MedianTime
+if TYPE_CHECKING:
+    from bench.stats import MedianTime
 
-_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]+")
+_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]+")
 """Control characters and those that turn the direction of text, which a terminal would obey; halves of characters, which no file can hold."""
 
 
@@ -22,17 +24,23 @@ def cell(value: Any, digits: int = 4) -> str:
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, dict):
+        return ", ".join(f"{count} {clean(str(name))}" for name, count in value.items())
+    if isinstance(value, list | tuple):
+        return "; ".join(clean(str(each)) for each in value)
+    if isinstance(value, int | float):
+        return number(value, digits)
+    if isinstance(value, str):
+        return clean(value)
+    from bench.stats import Interval, MedianTime  # imports numpy, which an error message can do without
+
     if isinstance(value, Interval):
         wide = math.isfinite(value.low) or math.isfinite(value.high)
         ends = f" [{number(value.low, digits)}, {number(value.high, digits)}]" if wide else ""
         return number(value.mean, digits) + ends
     if isinstance(value, MedianTime):
         return _median(value, digits)
-    if isinstance(value, dict):
-        return ", ".join(f"{count} {clean(str(name))}" for name, count in value.items())
-    if isinstance(value, list | tuple):
-        return "; ".join(clean(str(each)) for each in value)
-    return number(value, digits) if isinstance(value, int | float) else clean(str(value))
+    return clean(str(value))
 
 
 def number(value: float, digits: int = 4) -> str:
@@ -42,7 +50,7 @@ def number(value: float, digits: int = 4) -> str:
     return f"{value:.{digits}g}"
 
 
-def _median(value: MedianTime, digits: int) -> str:
+def _median(value: "MedianTime", digits: int) -> str:
     def one(x: float) -> str:
         return (
             number(x, digits)
@@ -60,6 +68,16 @@ def _median(value: MedianTime, digits: int) -> str:
 def clean(text: str) -> str:
     """Text that a terminal and a file can hold."""
     return _UNPRINTABLE.sub(" ", text)
+
+
+def width(text: str) -> int:
+    """Columns that a terminal takes for a text."""
+    return sum((east_asian_width(letter) in "WF") - bool(combining(letter)) + 1 for letter in text)
+
+
+def padded(text: str, columns: int) -> str:
+    """A text with blanks behind it, up to so many columns."""
+    return text + " " * (columns - width(text))
 
 
 def in_markdown(word: str) -> str:

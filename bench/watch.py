@@ -140,11 +140,20 @@ class Watch:
         self.best_selected, result.best_step = value, result.steps
         return True
 
-    def reported(self, which: str, values: Mapping[str, float]) -> float | None:
-        """Record the values of the "final" or "best" weights on the reporting split; the metric, None if not finite."""
-        if not all(map(math.isfinite, values.values())):
+    def reported(
+        self, which: str, values: Mapping[str, float], also: Mapping[str, Mapping[str, float]] | None = None
+    ) -> float | None:
+        """Record the values of the "final" or "best" weights; the metric, None if not all values are finite.
+
+        Args:
+            which: "final" or "best".
+            values: on the reporting split, by name.
+            also: the same on other splits.
+        """
+        also = also or {}
+        if not all(math.isfinite(x) for each in (values, *also.values()) for x in each.values()):
             return None
-        self.result.metrics[which] = dict(values)
+        self.result.metrics[which] = {**values, **{split: dict(each) for split, each in also.items()}}
         return values[self.spec.metric]
 
     def close(self) -> None:

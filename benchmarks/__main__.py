@@ -7,12 +7,14 @@ from importlib import import_module
 
 SUBJECTS = (
     "training",
+    "language",
     "synthetic",
     "lanes",
     "heads",
     "max_margin",
     "optimizers",
     "input",
+    "text",
     "startup",
     "tuning",
     "boards",

@@ -58,16 +58,17 @@ def _subclass(
         made, arguments, *rest = cls.__reduce_ex__(self, max(2, protocol))
         if made is not copyreg.__newobj__:  # type: ignore[attr-defined]
             return made, arguments, *rest  # it has its own way
-        return _blank, (cls, *arguments[1:]), *rest  # pickle finds the class under this name, not the one that is made here
+        # Pickle finds the class itself under the name of the one that is made here.
+        return _blank, (cls, *arguments[1:]), *rest
 
     own = {"step": adapted_step, "__reduce_ex__": reduce, "__module__": cls.__module__, "__doc__": cls.__doc__}
-    return type(cls)(cls.__name__, (cls,), own)
+    kind: Any = type(cls)  # which may be ABCMeta
+    return kind(cls.__name__, (cls,), own)
 
 
 def _blank(cls: type[torch.optim.Optimizer], *arguments: Any) -> Any:
     """An instance without its state, as pickle begins with."""
-    made = adapted(cls)
-    return made.__new__(made, *arguments)
+    return copyreg.__newobj__(adapted(cls), *arguments)  # type: ignore[attr-defined]
 
 
 def traits_of(cls: type[torch.optim.Optimizer]) -> Traits:

@@ -234,7 +234,7 @@ def provenance(target: str) -> str:
     files = sorted(file for folder in folders for file in folder.rglob("*.py"))
     if not files and module and module.origin:
         files = [Path(module.origin)]
-    digest = f"files {_digest(*files) or 'that cannot be read'}"
+    digest = f"file{'s' * (len(files) > 1)} {_digest(*files) or 'that cannot be read'}"
     return f"{names[0]} {version(names[0])}, {digest}" if names else digest
 
 
@@ -250,6 +250,12 @@ def _editable(name: str) -> bool:
     """Whether a package is installed as a link to its source, which may change under the same version."""
     found = next((each for each in distributions(name=name)), None)
     return found is not None and '"editable": true' in (found.read_text("direct_url.json") or "")
+
+
+def bare(name: str) -> str:
+    """A name without the folder of a file: `dir/my_file.py:MyOpt` is `my_file.py:MyOpt` wherever one types it from."""
+    place, colon, own = name.rpartition(":")
+    return f"{Path(place).name}:{own}" if colon and place.endswith(".py") else name
 
 
 def slug(name: str) -> str:

@@ -2,7 +2,7 @@
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from math import nan
@@ -32,7 +32,9 @@ class TaskData(ABC):
         sizes: number of samples by split; "train" is always there.
         select: the split on which runs are compared while training ("train" where the task has no other).
         report: the split whose metric is the run's result.
+        also: splits that are evaluated in the end beside `report`.
         part: what part of the data this is ("10,000 of 55,000 training samples"), or None for the whole.
+        lengths: tokens of each row of "train", int64 on the CPU, for samples that are padded to their batch's longest; or None.
         seeded: whether the samples depend on the seed; where they do not, runs of several seeds share them.
         f_star: least value of the training loss, where it is known.
         loss_offset: by split, the mean over its samples of what `loss` leaves out, so that a loss near its minimum keeps
@@ -42,7 +44,9 @@ class TaskData(ABC):
     sizes: dict[str, int]
     select: str = "val"
     report: str = "test"
+    also: Sequence[str] = ()
     part: str | None = None
+    lengths: Tensor | None = None
     seeded: bool = True
     f_star: float | None = None
     loss_offset: Mapping[str, float] = MappingProxyType({})
@@ -229,7 +233,8 @@ class Task(pl.LightningModule, ABC):
         """Put the data on the device once, and fix the order."""
         self.data.to(self.device, self.dtype)  # type: ignore[arg-type]
         self.randomness.seed = self.plan.seed
-        self.order = BatchOrder(self.data.sizes["train"], self.plan.batch_size, self.plan.data_seed, self.device)
+        n, plan = self.data.sizes["train"], self.plan
+        self.order = BatchOrder(n, plan.batch_size, plan.data_seed, self.device, self.data.lengths)
 
     @final
     def training_step(self, steps: tuple[int, int]) -> None:
@@ -412,7 +417,7 @@ class _Loop:
         # As many micro-batches on every rank: FSDP2 communicates in each.
         cuts = micro_batches_per_rank(size, self.world, self.plan.micro_batch_size)
         where = self.where
-        where.step, where.batch_size = step, size
+        where.step, where.batch_size, where.width = step, size, self.order.width(step)
         total: Tensor | None = None
         for cut in range(cuts):
             first, last = start + (stop - start) * cut // cuts, start + (stop - start) * (cut + 1) // cuts

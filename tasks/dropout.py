@@ -24,6 +24,7 @@ class BatchRandomness:
         step: the optimizer step, from 0.
         rows: the micro-batch's rows within the batch.
         batch_size: rows of the whole batch, over micro-batches and ranks.
+        width: tokens that all rows of the batch are padded to; None where rows have no lengths.
         drawn: whether anything random was ever asked for.
     """
 
@@ -32,6 +33,7 @@ class BatchRandomness:
         self.step = 0
         self.rows = slice(0, 0)
         self.batch_size = 0
+        self.width: int | None = None
         self.drawn = False
 
     def draw(self, stream: int, numbers: Tensor, fill: Callable[[Tensor, torch.Generator], object]) -> Tensor:

@@ -68,6 +68,7 @@ class TaskSpec:
 
 
 _VIT = "Vasudeva, Deora, Thrampoulidis (TMLR 2025): patch 4, depth 2, 8 heads, MLP width 128; the rest is ours"
+_BERT_A = "Vasudeva, Deora, Thrampoulidis (TMLR 2025): bert-base-uncased, batch 32; epochs are ours"
 _PAPER_A = (
     "Vasudeva, Deora, Thrampoulidis (TMLR 2025); sizes and distributions are ours,"
     " or of Tarzanagh et al., Transformers as Support Vector Machines"
@@ -82,6 +83,15 @@ def _theory(**options: Any) -> TaskSpec:
     defaults: dict[str, Any] = {
         "metric": "loss", "mode": "min", "target": None, "budget": {"max_steps": 2000}, "batch_size": "full",
         "precision": "64-true", "steps_per_call": 200, "measure_every": 20, "lanes": True,
+    }  # fmt: skip
+    return TaskSpec(**(defaults | options))
+
+
+def _language(**options: Any) -> TaskSpec:
+    """A model of the BERT family, fine-tuned on texts; options win."""
+    defaults: dict[str, Any] = {
+        "module": "tasks.language:TextClassifier", "metric": "accuracy", "mode": "max", "target": None,
+        "batch_size": 32, "micro_batch_size": 128, "steps_per_call": 4,
     }  # fmt: skip
     return TaskSpec(**(defaults | options))
 
@@ -157,6 +167,27 @@ TASKS = Registry(
             budget={"max_epochs": 5},
             source=_VIT,
             lanes=True,
+        ),
+        _language(
+            name="mnli",
+            title="BERT fine-tuned on MNLI: does a premise entail a hypothesis?",
+            data="tasks.mnli:MNLIData",
+            budget={"max_epochs": 3},
+            source=_BERT_A,
+        ),
+        _language(
+            name="civil_comments",
+            title="BERT fine-tuned on Civil Comments: is a comment toxic?",
+            data="tasks.civil_comments:CivilCommentsData",
+            budget={"max_epochs": 3},
+            source=_BERT_A,
+        ),
+        _language(
+            name="sst2",
+            title="BERT with any number of heads, fine-tuned on SST-2: is a phrase positive?",
+            data="tasks.sst2:SST2Data",
+            budget={"max_epochs": 5},
+            source="Deora, Ghaderi, Taheri, Thrampoulidis (TMLR 2024): batch 32, 5 epochs; the rest is ours",
         ),
     ),
     _plugin,

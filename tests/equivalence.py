@@ -1,22 +1,27 @@
-"""One training problem, trained by the suite in many ways and by a plain PyTorch loop; and the worker of the ranks.
+"""Two training problems, trained by the suite in many ways and by a plain PyTorch loop; and the worker of the ranks.
 
 Run as a program under torchrun it trains every case with the strategy named first and saves each rank's weights.
 """
 
 import sys
+from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor, nn
+from transformers import BertForSequenceClassification
 
 from bench import runner
 from bench.config import RunConfig, resolve
 from optimizers import OPTIMIZERS
+from tasks.language import TextClassifier
 from tasks.order import BatchOrder
-from tests import tiny
+from tests import tiny, tiny_text
 
+TASKS = {"tiny": tiny.SIZES, "tiny_text": tiny_text.SIZES}
 STEPS = 20
 CLIP = 0.02  # binds in every step
 # Hyperparameters that move the weights well within 20 steps; the step cap is off.
@@ -30,6 +35,8 @@ HYPERPARAMETERS: dict[str, dict[str, Any]] = {
     "adam": {"lr": 0.003},
     "adamw": {"lr": 0.003},
 }
+STEEP = 40.0
+"""`c` of Polyak's methods on text: with 4 they leave the small BERT's basin in a few steps, and rounding decides where to."""
 
 
 class Case(NamedTuple):
@@ -39,15 +46,34 @@ class Case(NamedTuple):
     micro_batches: int = 1
     clip: bool = False
     odd: bool = False
+    task: str = "tiny"
+
+    @property
+    def hyperparameters(self) -> dict[str, Any]:
+        """Of its optimizer."""
+        own = HYPERPARAMETERS[self.opt]
+        return own | {"c": STEEP} if self.task == "tiny_text" and "c" in own else own
 
     @property
     def name(self) -> str:
         """As it is shown and saved."""
-        return f"{self.opt}-{self.micro_batches}micro-{'clip' if self.clip else 'noclip'}{'-odd' if self.odd else ''}"
+        clip, odd = "clip" if self.clip else "noclip", "-odd" if self.odd else ""
+        return f"{self.task}-{self.opt}-{self.micro_batches}micro-{clip}{odd}"
 
 
-ODD_CASES = [Case(opt, 3, odd=True) for opt, spec in OPTIMIZERS.items() if not spec.traits.full_batch]
-CASES = [Case(opt, micro, clip) for opt in OPTIMIZERS for micro in (1, 4) for clip in (False, True)]
+ODD_CASES = [
+    Case(opt, 3, odd=True, task=task)
+    for task in TASKS
+    for opt, spec in OPTIMIZERS.items()
+    if not spec.traits.full_batch
+]
+CASES = [
+    Case(opt, micro, clip, task=task)
+    for task in TASKS
+    for opt in OPTIMIZERS
+    for micro in (1, 4)
+    for clip in (False, True)
+]
 
 
 class Trained(NamedTuple):
@@ -68,9 +94,10 @@ def config_of(
 ) -> RunConfig:
     """The configuration of a case."""
     tiny.register()
+    tiny_text.register()
     full = OPTIMIZERS[case.opt].traits.full_batch
     share = (64 if full else 16) // devices
-    words = {f"opt.{name}": value for name, value in HYPERPARAMETERS[case.opt].items()}
+    words = {f"opt.{name}": value for name, value in case.hyperparameters.items()}
     words |= {"trainer.gradient_clip_val": CLIP} if case.clip else {}
     words |= {"trainer.batch_size": 15} if case.odd else {}
     words |= {
@@ -79,12 +106,12 @@ def config_of(
         "trainer.strategy": strategy,
     }
     words |= {
-        "task": "tiny",
+        "task": case.task,
         "opt": case.opt,
         "device": "cpu",
         "precision": precision,
         "task.dropout": dropout,
-        **tiny.SIZES,
+        **TASKS[case.task],
         **more,
     }
     return resolve(words)
@@ -109,24 +136,38 @@ def by_suite(config: RunConfig, *, scaler: torch.amp.GradScaler | None = None) -
     return Trained({name: p.detach().clone() for name, p in full.items()}, curve)
 
 
+def plain_model(task: Any) -> tuple[nn.Module, Callable[..., Tensor]]:
+    """The task's model without the suite, in float64, and what makes logits of a batch: transformers' own attention for text."""
+    if not isinstance(task, TextClassifier):
+        model = task.model.double()
+        return model, lambda images, _: model(images)
+    config = deepcopy(task.model.config)
+    config._attn_implementation = "eager"
+    bert = BertForSequenceClassification(config).double()
+    bert.load_state_dict(task.model.state_dict())
+    return bert, lambda ids, mask, types, *_: bert(ids, mask.long(), types).logits
+
+
 def by_plain_loop(case: Case, precision: str = "64-true", steps: int = STEPS) -> Trained:
     """Train with nothing but PyTorch, the whole batch at once, in float64, from the start of this precision."""
-    task, plan = build(config_of(Case(case.opt, odd=case.odd), precision=precision))
-    model, data, order = task.model.double(), task.data, BatchOrder(64, plan.batch_size, 0, torch.device("cpu"))
+    task, plan = build(config_of(Case(case.opt, odd=case.odd, task=case.task), precision=precision))
+    data = task.data
+    order = BatchOrder(64, plan.batch_size, 0, torch.device("cpu"), data.lengths)
+    model, logits_of = plain_model(task)
     data.to(torch.device("cpu"), torch.float64)
     params = list(model.parameters())
     optimizer = plan.make_optimizer(params)
     needs_loss = OPTIMIZERS[case.opt].traits.needs_loss
     curve = []
     for step in range(steps):
-        images, labels = data.batch("train", order.rows(step))
+        batch = data.batch("train", order.rows(step))
         optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(images), labels)
+        loss = nn.functional.cross_entropy(logits_of(*batch), batch[3 if case.task == "tiny_text" else 1])
         loss.backward()
         norm = torch.cat([p.grad.flatten() for p in params]).norm()
         if case.clip and needs_loss:
             # Polyak's step belongs to the loss and its own gradient; clipping then shortens the vector.
-            step_size = loss.detach() / (HYPERPARAMETERS[case.opt]["c"] * norm**2)
+            step_size = loss.detach() / (case.hyperparameters["c"] * norm**2)
             factor = min(1.0, CLIP / (float(norm) + 1e-6))
             with torch.no_grad():
                 for p in params:

@@ -79,6 +79,15 @@ def test_what_kind_of_method_it_is(name: str, scale: str, rotation: str, reports
     )
 
 
+def test_methods_that_use_the_loss_drift_apart_where_ranks_have_their_own(reports: dict[str, Report]) -> None:
+    assert [reports[name]["own_loss"].measured for name in ("sgd", "sngd", "adam")] == [0, 0, 0]
+    for name in ("ps", "sps"):
+        measured = reports[name]["own_loss"].measured
+        assert measured is not None
+        assert measured > 0.1
+        assert reports[name]["ddp"].verdict == "pass"
+
+
 def test_memory_is_counted_in_copies_of_the_parameters(reports: dict[str, Report]) -> None:
     measured = {name: reports[name]["memory"].measured for name in ("sgd", "Sound", "adam")}
     assert measured == {"sgd": 0, "Sound": 1, "adam": pytest.approx(2, abs=1e-3)}

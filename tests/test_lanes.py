@@ -622,6 +622,19 @@ def test_a_block_of_any_shape_is_the_runs_that_fit_makes(task: str, problems: in
         assert gap(lane, alone) < 1e-9
 
 
+@pytest.mark.parametrize("problems", [1, 2])
+def test_rows_with_lengths_and_more_splits_to_report_are_as_in_fit(
+    problems: int, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    n = Blobs(Path()).sizes["train"]
+    monkeypatch.setattr(Blobs, "lengths", torch.arange(n) * 5 % 7)
+    monkeypatch.setattr(Blobs, "also", ("train", "val"))
+    grid = block(store, "net", "sgd", lrs(0.01, 0.02), seeds=range(problems), trainer__max_steps=20)
+    for lane, alone in zip(lanes_of(grid), fits(grid), strict=True):
+        assert gap(lane, alone) < 1e-9
+        assert {"train", "val"} < lane["record"]["metrics"]["final"].keys()
+
+
 def test_a_minimum_that_is_given_is_less_each_problems_own_offset(store: Path) -> None:
     lanes = [{"lr": 0.1, "f_star": 0.1, "gamma": 2.0}, {"lr": 0.1, "f_star": 0.25, "gamma": 0.0}]
     grid = block(store, "synthetic", "sps", lanes, trainer__max_steps=15, trainer__batch_size=5, **SMALL)

@@ -76,7 +76,7 @@ def test_the_table_shows_rank_settings_seeds_and_reference(cli, filled):
         "against adam (tuned)",
     ]
     assert re.split(r"\s{2,}", first) == [
-        "1", "1", "adam", "tuned", "0.828 [0.7984, 0.8576]", "-", "0.828 [0.7984, 0.8576]", "3", "5", "5 completed"
+        "1", "1", "adam", "tuned", "0.828 [0.7984, 0.8576]", "-", "0.828 [0.7984, 0.8576]", "3", "5"
     ]  # fmt: skip
     assert re.split(r"\s{2,}", second)[:5] == ["2", "2", "sgd", "default", "0.718 [0.6793, 0.7567]"]
     assert "  note: not tuned, so at a disadvantage: sgd" in notes
@@ -400,7 +400,7 @@ def test_names_in_warnings_and_errors_do_no_harm_to_a_terminal(cli, filled):
     for words in (["leaderboard"], ["leaderboard", "--opt", "nobody"], ["list", "runs"]):
         answer = cli(*words)
         assert "\x1b" not in answer.out + answer.err
-        assert "[31m" in answer.out + answer.err
+    assert "[31mred" in cli("leaderboard").err
 
 
 def test_a_damaged_table_is_named_when_a_board_reads_it(cli, store):
@@ -433,7 +433,7 @@ def test_stores_of_several_machines_are_read_as_one(cli, filled, tmp_path):
     [
         (("--only", "lr"), "write NAME=VALUE"), (("--only", "status=completed"), "never left out"),
         (("--only", "opt.lrr=1"), "did you mean 'opt.lr'"), (("--opt", "addam"), "did you mean 'adam'"),
-        (("--task", ","), "it names nothing"), (("--target", "nan"), "no finite number"), (("--target", "x"), "invalid"),
+        (("--task", ","), "it names nothing"), (("--target", "nan"), "no finite number"), (("--target", "x"), "no finite number"),
         (("--reference", "sgdd"), "did you mean 'sgd'"), (("--settings", "worst"), "invalid choice"),
     ],
 )  # fmt: skip

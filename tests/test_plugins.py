@@ -161,7 +161,7 @@ def test_a_module_of_this_folder_and_of_torch(cli, here: Path, store: Path) -> N
         assert answer.code == 0, answer.err
     packages = {result.config["opt"]: result.versions.get("opt_package") for result in Store(store).runs()}
     assert packages["torch.optim:NAdam"] is None  # as for the suite's own, torch's version is in the record anyway
-    assert packages["own_pack.own_module:Plain"].startswith("file ")
+    assert packages["own_pack.own_module:Plain"].startswith("files ")
 
 
 def test_names_of_files_and_runs() -> None:
@@ -338,8 +338,8 @@ def test_the_guides_commands_work_as_they_stand(installed: Path, tmp_path: Path)
             said[" ".join(words)] = bench(installed, *words, cwd=tmp_path)
     assert len(said) == len(commands) - 1 - 1  # uv's, and one board is shown twice
     board = said["leaderboard --task synthetic"]
-    assert re.search(r"clipped_momentum.py:ClippedMomentum +tuned .* 6 +6 completed +pass", board), board
-    assert re.search(r"adam +tuned .* 6 +6 completed", board)
+    assert re.search(r"clipped_momentum.py:ClippedMomentum +tuned .* 6 +pass", board), board
+    assert re.search(r"adam +tuned .* 6 +-", board)
     assert "guides-opt 0.1.0" in said["list optimizers"]
 
 

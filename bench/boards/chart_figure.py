@@ -32,12 +32,13 @@ def check_ending(path: Path) -> None:
         raise UserError(f"-o {path}: the name of a figure must end in .png, .pdf or .svg")
 
 
-def draw(path: Path, charts: Sequence[Chart]) -> bytes:
+def draw(path: Path, charts: Sequence[Chart], entries: Sequence[str] = ()) -> bytes:
     """What a file with these charts holds; the same charts give the same bytes.
 
     Args:
         path: its ending says in which format.
         charts: those without traces are left out.
+        entries: names that have the same colours in all figures, drawn here or not.
 
     Raises:
         UserError: there is nothing to draw.
@@ -52,11 +53,11 @@ def draw(path: Path, charts: Sequence[Chart]) -> bytes:
 
         warnings.filterwarnings("ignore", "Glyph .* missing")  # a name may hold anything
         matplotlib.rcParams["svg.hashsalt"] = "bench"
-        make(shown).savefig(image, format=kind[1:], dpi=drawing.DPI, metadata=ENDINGS[kind])
+        make(shown, entries).savefig(image, format=kind[1:], dpi=drawing.DPI, metadata=ENDINGS[kind])
     return image.getvalue()
 
 
-def make(charts: Sequence[Chart]) -> "Figure":
+def make(charts: Sequence[Chart], entries: Sequence[str] = ()) -> "Figure":
     """The figure, not yet written; call it within `drawing.house_style`."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -66,7 +67,8 @@ def make(charts: Sequence[Chart]) -> "Figure":
     width, height = drawing.TWO_COLUMNS if columns == 2 else drawing.ONE_COLUMN, rows * _HEIGHT
     figure = Figure(figsize=(width, height), dpi=drawing.DPI, layout="constrained")
     FigureCanvasAgg(figure)
-    styles = drawing.line_styles(sorted({trace.name for chart in charts for trace in chart.traces}), ordered=False)
+    names = {trace.name for chart in charts for trace in chart.traces}
+    styles = drawing.entry_styles(entries, names)
     handles: dict[str, Line2D] = {}
     panels = list(figure.subplots(rows, columns, squeeze=False).flat)
     for k, (axes, chart) in enumerate(zip(panels, charts, strict=False)):
@@ -80,7 +82,7 @@ def make(charts: Sequence[Chart]) -> "Figure":
     figure.align_labels()
     words = drawing.wrap_text(figure, _safe(caption(charts)), drawing.SMALL, width - 0.1)
     artists = (
-        drawing.add_legend(figure, [handles[name] for name in styles]),
+        drawing.add_legend(figure, [handles[name] for name in styles if name in names]),
         figure.supxlabel(words, x=0.05 / width, ha="left", color="0.25"),
     )
     extra = sum(drawing.size_inches(figure, artist)[1] for artist in artists)

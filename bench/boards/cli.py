@@ -46,8 +46,12 @@ def _names(word: str) -> list[str]:
 
 
 def _number(word: str) -> float:
-    if not math.isfinite(value := float(word)):
-        raise argparse.ArgumentTypeError(f"{word} is no finite number")
+    try:
+        value = float(word)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"{word!r} is no finite number")
     return value
 
 
@@ -75,6 +79,9 @@ def asked(args: argparse.Namespace) -> tuple[Any, Any]:
     known = sorted({name for entry in found.chosen for name in (entry.opt, entry.name)})
     if args.reference not in known and args.reference != "adam":
         raise unknown("optimizer of --reference", args.reference, known)
+    metrics = sorted({problem.spec.metric for problem in found.problems})
+    if args.target is not None and len(metrics) > 1:
+        raise UserError(f"--target {args.target:g}: which of {' and '.join(metrics)}? Choose tasks with --task")
     return stores, Asked(found, stores.tables, args.reference, args.target)
 
 
@@ -173,7 +180,7 @@ def _plot(words: list[str]) -> int:
     stores, what = asked(args)
     charts = curves(what, args.y) if args.y is not None else CHARTS[args.chart](what)
     code = warn(stores, what.found)
-    write(args.out, draw(args.out, charts))
+    write(args.out, draw(args.out, charts, [entry.name for entry in what.found.chosen]))
     for chart in charts:
         if not chart.traces:
             remark("note", f"{chart.title}: not drawn, since {chart.note}")

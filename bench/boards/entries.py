@@ -5,6 +5,7 @@ data. Nothing here depends on who else entered, but which entries there are.
 """
 
 import json
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -19,7 +20,7 @@ from bench.storage.store import FINISHED, RunResult, plain
 from bench.storage.stores import HOW_TO_FILL, Stores, StudyRecord
 from bench.tuning.selection import CONVERGED, End, Mode
 from optimizers import OPTIMIZERS
-from optimizers.plugins import PluginError
+from optimizers.plugins import PluginError, bare
 from tasks import TASKS, TaskSpec
 
 KINDS = ("tuned", "default", "by hand")
@@ -81,6 +82,7 @@ class Entry:
         options: its hyperparameters.
         kind: `tuned` (the winner of a study, on seeds that the study had not), `default` or `by hand`.
         default: whether these are the default settings, which may have won a study too.
+        source: digest of its source, where that may change under one name and version; else empty.
         runs: those that ended, by seed.
         others: how many did not end, by status.
         studies: those that it won; the one with most trials first.
@@ -96,6 +98,7 @@ class Entry:
     options: dict[str, Any]
     kind: str = "by hand"
     default: bool = False
+    source: str = ""
     runs: dict[Seed, RunResult] = field(default_factory=dict)
     others: Counter[str] = field(default_factory=Counter)
     studies: list[StudyRecord] = field(default_factory=list)
@@ -191,7 +194,7 @@ class Collected:
 
     def default_of(self, entry: Entry) -> Entry | None:
         """The entry with the default settings of the same optimizer on the same problem, if it has runs."""
-        own = [e for e in self.all if (e.problem, e.opt) == (entry.problem, entry.opt)]
+        own = [e for e in self.all if (e.problem, e.opt, e.source) == (entry.problem, entry.opt, entry.source)]
         return next((e for e in own if e.default and e.runs), None)
 
 
@@ -236,13 +239,14 @@ def collect(
         )
         raise UserError(f"there are {what}; {HOW_TO_FILL}")
     by_id = {run.run_id: run for run in runs}
+    opts = None if opts is None else list(map(bare, opts))
     for kind, wanted, name in (("task", tasks, "task"), ("optimizer", opts, "opt")):
-        there = sorted({run.config[name] for run in runs})
+        there = sorted({bare(run.config[name]) for run in runs})
         for each in wanted or ():
-            if each not in there:
+            if bare(each) not in there:
                 raise unknown(f"{kind} in {stores.shown}", each, there)
     runs = _filtered(runs, tasks, None if opts is None else {*opts, reference}, only or {})
-    if not any(opts is None or run.config["opt"] in opts for run in runs):
+    if not any(opts is None or bare(run.config["opt"]) in opts for run in runs):
         raise UserError(f"no run in {stores.shown} has all of what --task, --opt and --only ask for")
     notes: list[str] = []
     missing = sorted({run.config["task"] for run in runs} - specs.keys())
@@ -263,7 +267,7 @@ def collect(
     found = Collected(shown, chosen, entries, by_id, notes, damaged)
     for own in _by_problem(chosen).values():
         for entry in own:
-            several = settings == "all" and sum(other.opt == entry.opt for other in own) > 1
+            several = sum(other.opt == entry.opt for other in own) > 1
             entry.name = f"{entry.opt} ({_differing(entry, own)})" if several else entry.opt
             entry.conformance = _conformance(entry, stores.checks)
     return found
@@ -272,7 +276,7 @@ def collect(
 def _conformance(entry: Entry, checks: Iterable[Mapping[str, Any]]) -> str | None:
     """What reports say of the version of the optimizer that all runs of an entry were trained with."""
     about = {(run.versions.get("opt"), run.versions.get("opt_package")) for run in entry.runs.values()}
-    mine = [c for c in checks if c["name"] == entry.opt and {(c.get("version"), c.get("package"))} == about]
+    mine = [c for c in checks if bare(c["name"]) == entry.opt and {(c.get("version"), c.get("package"))} == about]
     failed = sorted({name for report in mine for name in report["failed"]})
     return f"fails {', '.join(failed)}" if failed else "pass" if mine else None
 
@@ -336,7 +340,7 @@ def _filtered(
         run
         for run in runs
         if (tasks is None or run.config["task"] in tasks)
-        and (opts is None or run.config["opt"] in opts)
+        and (opts is None or bare(run.config["opt"]) in opts)
         and _has(run, only)
     ]
 
@@ -385,15 +389,15 @@ def _word(value: Any) -> str:
 def _entries(runs: Sequence[RunResult], by_id: Mapping[str, RunResult], studies: Sequence[StudyRecord]) -> list[Entry]:
     """All entries; runs of a study's trials, and others on its tuning seeds with the winner's settings, are in none."""
     trials = {run_id for study in studies for run_id in study.run_ids}
-    winners: dict[tuple[str, str, str], list[StudyRecord]] = {}
+    winners: dict[Place, list[StudyRecord]] = {}
     for study in studies:
         winner = by_id.get(study.winner or "")
         if winner is not None:
             winners.setdefault(_place(winner), []).append(study)
     problems: dict[str, Problem] = {}
-    entries: dict[tuple[str, str, str], Entry] = {}
+    entries: dict[Place, Entry] = {}
     for run in runs:
-        place = key, opt, options = _place(run)
+        place = key, opt, source, options = _place(run)
         won = winners.get(place, [])
         tuning_seed = any(run.config["seed"] in study.seeds for study in won)
         if run.run_id in trials or tuning_seed:
@@ -402,7 +406,7 @@ def _entries(runs: Sequence[RunResult], by_id: Mapping[str, RunResult], studies:
             problem = problems.setdefault(key, _problem(key, run))
             default = _is_default(opt, options)
             kind = "tuned" if won else "default" if default else "by hand"
-            entries[place] = Entry(problem, opt, run.config["opt_options"], kind, default)
+            entries[place] = Entry(problem, opt, run.config["opt_options"], kind, default, source)
             entries[place].studies = sorted(won, key=lambda study: (-len(study.trials), study.name))
         _add(entries[place], run)
         if run.tuned_by and entries[place].kind == "by hand":
@@ -440,12 +444,17 @@ def _numbers(value: Any) -> Any:
     return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
-def _place(run: RunResult) -> tuple[str, str, str]:
-    """Problem, optimizer and settings, as keys."""
+Place = tuple[str, str, str, str]
+"""Problem, optimizer, its source and its settings, as keys."""
+
+
+def _place(run: RunResult) -> Place:
     config = run.config
     trainer = {k: v for k, v in config["trainer"].items() if k not in _SAME_RESULT}
     key = _text([config["task"], config["task_options"], trainer, config["precision"], run.part])
-    return key, config["opt"], _text(config["opt_options"])
+    package = str(run.versions.get("opt_package", ""))
+    source = package if "file" in package else ""  # a file may change, and then it is another optimizer
+    return key, bare(config["opt"]), source, _text(config["opt_options"])
 
 
 def _is_default(opt: str, options: str) -> bool:
@@ -476,9 +485,9 @@ def _problem(key: str, run: RunResult) -> Problem:
 
 
 def _chosen(entries: Sequence[Entry], settings: str, notes: list[str]) -> list[Entry]:
-    groups: dict[tuple[str, str], list[Entry]] = {}
+    groups: dict[tuple[str, str, str], list[Entry]] = {}
     for entry in entries:
-        groups.setdefault((entry.problem.key, entry.opt), []).append(entry)
+        groups.setdefault((entry.problem.key, entry.opt, entry.source), []).append(entry)
     chosen: list[Entry] = []
     for group in groups.values():
         own = [entry for entry in group if entry.runs]
@@ -522,7 +531,7 @@ def _refuse_mixed(entries: Sequence[Entry]) -> None:
                 most = min(count, key=lambda version: (-count[version], version))
                 raise UserError(
                     f"{problem.name} has runs of several versions of {of}: {found}; choose one with --only"
-                    f" versions.{what}={most} (and --task {problem.task}), or compare them all the same with --mixed-versions"
+                    f" versions.{what}={shlex.quote(most)} (and --task {problem.task}), or compare them all the same with --mixed-versions"
                 )
 
 
@@ -534,8 +543,10 @@ def _by_problem(entries: Sequence[Entry]) -> dict[Problem, list[Entry]]:
 
 
 def _differing(entry: Entry, own: Sequence[Entry]) -> str:
-    """The hyperparameters that tell an entry from others of its optimizer, in words."""
+    """The hyperparameters, and the source, that tell an entry from others of its optimizer, in words."""
     others = [other.options for other in own if other.opt == entry.opt]
     names = dict.fromkeys(name for other in others for name in other)
     names = [name for name in names if len({_text(other.get(name)) for other in others}) > 1]
-    return ", ".join(f"{name} {_word(entry.options.get(name))}" for name in names)
+    words = [f"{name} {_word(entry.options.get(name))}" for name in names]
+    words += [entry.source] * (len({other.source for other in own if other.opt == entry.opt}) > 1)
+    return ", ".join(words)

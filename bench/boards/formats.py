@@ -6,7 +6,7 @@ import io
 import json
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from bench.boards.table import Board, Column, Table
 from bench.errors import UserError
 from bench.stats import Interval, MedianTime
 from bench.storage.store import plain, replacing
-from bench.text import cell, clean, in_csv, in_markdown, in_tex
+from bench.text import cell, clean, in_csv, in_markdown, in_tex, padded, width
 
 
 def _rows(table: Table) -> list[list[str]]:
@@ -27,12 +27,13 @@ def _head(table: Table) -> list[str]:
 
 
 def _shown(table: Table) -> Table:
-    """The table without columns that say nothing in any row."""
-    said = [
-        c
-        for c in table.columns
-        if c.key in ("rank", "opt") or any(row.get(c.key) not in (None, [], {}) for row in table.rows)
-    ]
+    """The table without columns that say nothing in any row, or no more than the number of runs."""
+
+    def says(key: str, row: Mapping[str, Any]) -> bool:
+        usual = {"completed": row.get("n")} if key == "runs" else None
+        return row.get(key) not in (None, [], {}, usual)
+
+    said = [c for c in table.columns if c.key in ("rank", "opt") or any(says(c.key, row) for row in table.rows)]
     return Table(table.title, said, table.rows, table.notes, table.pairs)
 
 
@@ -46,9 +47,9 @@ def text(boards: Sequence[Board]) -> str:
         lines += [board.title, "=" * len(board.title), ""]
         for table in map(_shown, board.tables):
             rows = [_head(table), *_rows(table)]
-            widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+            widths = [max(map(width, column)) for column in zip(*rows, strict=True)]
             lines += [clean(table.title), "-" * len(clean(table.title))]
-            lines += ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+            lines += ["  ".join(map(padded, row, widths)).rstrip() for row in rows]
             lines += [f"  note: {clean(note)}" for note in table.notes] + [""]
         lines += [*(f"note: {clean(note)}" for note in board.notes), ""]
     return "\n".join(lines).rstrip() + "\n"

@@ -155,9 +155,7 @@ def _styles(names: Iterable[str], entries: Iterable[str]) -> dict[str, dict[str,
         names: of all traces.
         entries: names of the entries.
     """
-    own = set(entries)
-    styles = drawing.line_styles(sorted(own), ordered=False)
-    styles |= drawing.line_styles(sorted(set(names) - own), ordered=False)
+    styles = drawing.entry_styles(entries, names)
     return {
         cell(name): {
             "light": style.color, "dark": LINES.get(style.color, style.color), "symbol": _SYMBOLS.get(style.marker, "circle"),

@@ -79,6 +79,7 @@ def quality(found: Collected, reference: str = "adam") -> Board:
     notes = [
         "rows that share a rank are not told apart by paired t-tests over common seeds (Holm over all pairs of a table, 5 % a table)",
         "a run that diverged is worse than any number, so a row with one has no mean",
+        "tuned settings were chosen by the metric on the selection split, which for tasks without one is the training split",
     ]
     return Board("quality", "Quality at a fixed budget", tables, notes)
 
@@ -110,7 +111,7 @@ def _overall(found: Collected, reference: str) -> Table:
         Column("opt", "optimizer", "name"),
         Column(
             "gap",
-            f"gap to {reference}",
+            f"gap to {reference} (in seed deviations)",
             "paired difference in units of the deviation over seeds, mean over tasks; positive is better; 95 % interval by a"
             " hierarchical paired bootstrap (tasks, then seeds)",
             3,

@@ -78,7 +78,7 @@ def _over_tasks(found: Collected, reference: str) -> Table:
     columns = [
         Column("opt", "optimizer", "name"),
         Column("worst", "worst task", f"where it is furthest behind {reference}"),
-        Column("gap", f"gap to {reference} there", "paired difference in units of the deviation over seeds, 95 % t-interval, which flatters the reference since the task was chosen; positive is better", 3),
+        Column("gap", f"gap to {reference} there (in seed deviations)", "paired difference in units of the deviation over seeds, 95 % t-interval, which flatters the reference since the task was chosen; positive is better", 3),
         Column("tasks", "tasks", f"problems with runs of it, of the {len(problems)} that the reference has"),
         Column("lacking", "not compared", "problems without a gap"),
     ]  # fmt: skip

@@ -77,9 +77,9 @@ def common_seeds(first: Entry, second: Entry) -> list[Seed]:
 def metric_of(problem: Problem, entries: Sequence[Entry], reference: Entry | None) -> tuple[str, bool]:
     """What is compared, in words, and whether it is a loss above its infimum, as far as the reference knows that.
 
-    Without a reference it is the loss itself, so that who else entered does not decide it.
+    Without a reference all entries' runs are asked; whether the infimum is known belongs to the instance, not to the optimizer.
     """
-    own = list(reference.runs.values()) if reference is not None else []
+    own = [run for entry in (entries if reference is None else [reference]) for run in entry.runs.values()]
     excess = [run.metrics.get("final", {}).get("excess") is not None for run in own if run.final is not None]
     above = bool(excess) and problem.spec.metric == "loss" and all(excess)
     split = sorted({run.split for entry in entries for run in entry.runs.values() if run.final is not None})
@@ -178,7 +178,8 @@ def unresolved(pairs: Sequence[Mapping[str, Any]], order: Sequence[str], without
         elif pair["more_seeds"] is None:
             what = "a difference this small would take thousands of seeds"
         else:
-            what = f"about {pair['more_seeds']} more seeds would tell with 80 % probability, if difference and deviation are as observed"
+            seeds = float(f"{pair['more_seeds']:.2g}" if pair["more_seeds"] >= 100 else pair["more_seeds"])
+            what = f"some {seeds:,.0f} more seeds would tell with 80 % probability, if difference and deviation are as these say"
         lines.append(f"{first} and {second} are not told apart by {pair['n']} common seeds: {what}")
     return lines
 

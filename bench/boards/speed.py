@@ -80,6 +80,10 @@ def speed(found: Collected, target: float | None = None) -> Board:
         pairs_shown = listed(entries, pairs)
         own = unresolved(pairs_shown, [entries[i].name for i in order], "missed the target")
         own += [f"{e.name} has no rank: time stopped runs before the target" for e in entries if not may_rank(e)]
+        if all(len(run.validations) <= 1 for entry in entries for run in entry.runs.values()):
+            own.append(
+                "runs were evaluated once, at their end: steps and seconds say no more than who reached the target by then"
+            )
         own.append("steps are those of the evaluation that first saw the target")
         numbered = [f"({i}) {name}" for i, name in enumerate(machines, 1)] if len(machines) > 1 else machines
         own.append(f"machine: {'; '.join(numbered)}")

@@ -250,6 +250,14 @@ _ALL = (
         "detach() what is kept, and keep only as many tensors as the method needs",
     ),
     Check(
+        "own_loss",
+        "bench.check.ranks:own_loss",
+        "how far replicas drift apart under DDP where each rank's closure returns its own loss (the suite's return the mean)",
+        None,
+        "so do all methods that use the loss, unless they average it themselves",
+        "",
+    ),
+    Check(
         "memory",
         "bench.check.cost:memory",
         "state, and temporaries at their peak, in copies of the parameters",

@@ -25,11 +25,22 @@ def main(words: list[str]) -> int:
         prog="bench check",
         description="Check that an optimizer does what training code expects: resume, groups, schedules, odd tensors, closures, DDP, FSDP2, ...",
         epilog="--opt.lr 0.1 and the like set its hyperparameters. Exit code 1: a check failed.",
-        usage="bench check [-h] NAME | module:Class | file.py:Class [--opt.NAME VALUE ...] [options]",
+        usage="bench check [-h] NAME | module:Class | file.py:Class | --matrix A,B [--opt.NAME VALUE ...] [options]",
     )
     parser.add_argument(
         "name", nargs="?", help="an optimizer of `bench list optimizers`, module:Class or file.py:Class"
     )
+    parser.add_argument(
+        "--matrix",
+        type=_names,
+        metavar="A,B",
+        help="check many, each a row of a table: all optimizer classes of a module (torch.optim) or file, module:Class, names",
+    )
+    parser.add_argument(
+        "-o", dest="outputs", type=Path, metavar="FILE", action="append", default=[],
+        help="where the matrix is written: .html, .md, .csv, .json, .tex or .txt (default: Markdown on standard output);"
+        " may be given again",
+    )  # fmt: skip
     parser.add_argument("--only", type=_names, metavar="A,B", help="only these checks")
     parser.add_argument(
         "--reference", metavar="MODULE:FUNCTION", help="its steps as a float64 function, to compare with"
@@ -50,6 +61,15 @@ def main(words: list[str]) -> int:
     if args.list:
         print(listing())
         return 0
+    if args.matrix is not None:
+        if args.name is not None or dotted or args.reference:
+            raise UserError("--matrix checks optimizers as they are: leave the name, --opt.* and --reference away")
+        from bench.check import matrix  # which needs numpy
+
+        matrix.command(args.matrix, args.only, args.limit, args.outputs, "json" if args.json else "md")
+        return 0
+    if args.outputs:
+        raise UserError("-o is for --matrix; use --json > FILE")
     if args.name is None:
         raise UserError("which optimizer? bench check NAME, module:Class or file.py:Class")
     settings, _ = split(dotted, set(), set())

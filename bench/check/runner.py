@@ -3,7 +3,7 @@
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -104,7 +104,7 @@ def run(jobs: Sequence[Job], *, limit: float = LIMIT, show: Show | None = None) 
 
 def reports(
     jobs: Sequence[Job], *, limit: float = LIMIT, show: Show | None = None, refuse: bool = True
-) -> Iterator[Report]:
+) -> Generator[Report, None, None]:
     """As `run`, each report as soon as it is there, in the order of the jobs.
 
     Args:

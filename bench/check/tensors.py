@@ -59,7 +59,7 @@ def scalar_empty(subject: Subject) -> Finding:
     a, b = subject.make(odd), subject.make(plain)
     for step in range(_PUSHES):
         grads = _gradients([(), (4,)], step)
-        push(subject, a, [(odd[0], grads[0]), (odd[1], torch.zeros_like(odd[1])), (odd[2], grads[1])])
+        push(subject, a, [(odd[0], grads[0].clone()), (odd[1], torch.zeros_like(odd[1])), (odd[2], grads[1].clone())])
         push(subject, b, [(plain[0], grads[0].view(1).clone()), (plain[1], grads[1].clone())])
     if any(p.shape != q for p, q in zip(odd, [(), (0, 3), (4,)], strict=True)):
         raise Failed("a parameter has changed its shape")

@@ -10,7 +10,6 @@ import os
 import pickle
 import sys
 import time
-import traceback
 import warnings
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
@@ -20,9 +19,11 @@ from typing import Any
 
 from bench.check.catalogue import CHECKS
 from bench.check.report import Verdict
-from bench.errors import UserError, unknown
+from bench.errors import UserError, described, unknown
 from optimizers import OPTIMIZERS, OptimizerSpec
-from optimizers.plugins import PluginError, load, load_module
+from optimizers.plugins import PluginError, load, load_module, provenance
+
+_SUITE = "attention-optimizer-bench"
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Job:
         options: hyperparameters.
         reference: `module:function`, or None.
         checks: names.
-        of_module: `name` is a module or a file, and what is asked for is which optimizers are in it.
+        asked: what is asked for is only which optimizers `name` stands for; it may be a module or a file as well.
     """
 
     name: str
@@ -43,7 +44,7 @@ class Job:
     options: dict[str, Any] = field(default_factory=dict)
     reference: str | None = None
     checks: tuple[str, ...] = ()
-    of_module: bool = False
+    asked: bool = False
 
 
 class Worker:
@@ -68,7 +69,7 @@ class Worker:
         """Run jobs, by number."""
         for number, job in jobs.items():
             self.tell("job", job=number)
-            if job.of_module:
+            if job.asked:
                 self._look_into(job.name)
             elif job.checks:
                 self._run(job)
@@ -76,7 +77,10 @@ class Worker:
 
     def _look_into(self, name: str) -> None:
         try:
-            self.tell("members", targets=_members(name))
+            names = [name] if name in OPTIMIZERS else _members(name)
+            if ":" in name:
+                load(name)
+            self.tell("members", packages={name: _package(name) for name in names})
         except PluginError as error:
             self.tell("refused", why=str(error))
 
@@ -110,6 +114,7 @@ class Worker:
 
         self.tell("ready")
         torch.set_num_threads(1)
+        torch.compiler.set_stance("force_eager")  # to compile a step takes longer than all checks
         torch.optim.SGD([torch.ones(1)]).step()
         gc.freeze()  # what is there stays; later collections need not look at it
 
@@ -144,21 +149,18 @@ def judged(name: str, subject: Any) -> Verdict:
     return Verdict(name, word, measured, note, round(time.perf_counter() - begun, 3))
 
 
-def described(error: BaseException) -> str:
-    """An exception in one line, with the place outside of the kit and of torch that it comes from."""
-    frames = traceback.extract_tb(error.__traceback__)
-    kit, torch = os.path.dirname(__file__), os.sep + "torch" + os.sep  # noqa: PTH120 - compared with names of frames
-    outside = [frame for frame in frames if not frame.filename.startswith(kit) and torch not in frame.filename]
-    place = f" ({outside[-1].filename}, line {outside[-1].lineno})" if outside else ""
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0][:300] if lines else ''}{place}"
-
-
 def _found(name: str) -> OptimizerSpec:
     try:
         return OPTIMIZERS[name]
     except KeyError:
         raise unknown("optimizer", name, OPTIMIZERS) from None
+
+
+def _package(name: str) -> str:
+    """Distribution and version, or a digest of the file."""
+    if name in OPTIMIZERS.own:
+        return f"{_SUITE} {version(_SUITE)}"
+    return OPTIMIZERS.describe(name) or provenance(name)
 
 
 def _members(name: str) -> list[str]:
@@ -176,7 +178,7 @@ def _members(name: str) -> list[str]:
 
 def _about(subject: Any) -> dict[str, Any]:
     spec = subject.spec
-    versions = {"python": python_version(), "torch": version("torch"), "bench": version("attention-optimizer-bench")}
+    versions = {"python": python_version(), "torch": version("torch"), "bench": version(_SUITE)}
     arguments = {
         name: value if isinstance(value, int | float | bool | None) else str(value)
         for name, value in subject.arguments.items()

@@ -77,7 +77,7 @@ class Lanes:
             task.to(device, dtype).train()
             task.data.to(device, dtype)
         self.orders = [
-            BatchOrder(task.data.sizes["train"], plan.batch_size, plan.data_seed, device)
+            BatchOrder(task.data.sizes["train"], plan.batch_size, plan.data_seed, device, task.data.lengths)
             for task, (plan, *_) in zip(self.tasks, self.plans, strict=True)
         ]
         R = len(self.plans[0])
@@ -92,8 +92,8 @@ class Lanes:
         self._whole: Any = None
         cuts = micro_batches_per_rank(self.plan.batch_size, 1, self.plan.micro_batch_size)
         self.cuts = [(self.plan.batch_size * i // cuts, self.plan.batch_size * (i + 1) // cuts) for i in range(cuts)]
-        # Dropout and augmentation are drawn problem by problem, and buffers may belong to one.
-        self.apart = self._draws() or any(True for _ in tasks[0].buffers())
+        # Dropout and augmentation are drawn problem by problem, buffers may belong to one, and widths of batches differ.
+        self.apart = self._draws() or any(True for _ in tasks[0].buffers()) or tasks[0].data.lengths is not None
         self.stepper = Together(self.weights, plans, spec, compiled=compiled) if spec.pure_update else OneByOne(self)
 
     @property
@@ -229,9 +229,10 @@ class Lanes:
 
     def _batch(self, step: int, g: int, first: int, last: int) -> Any:
         """Rows `first` up to `last` of a problem's batch."""
-        task, rows = self.tasks[g], self.orders[g].rows(step)
+        task, order = self.tasks[g], self.orders[g]
+        rows = order.rows(step)
         where = task.randomness
-        where.step, where.batch_size, where.rows = step, len(rows), slice(first, last)
+        where.step, where.batch_size, where.rows, where.width = step, len(rows), slice(first, last), order.width(step)
         return task.data.batch("train", rows if last - first == len(rows) else rows[first:last], where)
 
     def _batches(self, step: int, first: int, last: int) -> Any:

@@ -13,6 +13,7 @@ from bench.config import RunConfig
 from bench.doctor import first_line
 from bench.errors import RunBusy, RunFailed, UserError
 from bench.lanes.engine import Lanes, LanesModule
+from bench.lanes.optimizers import Weights
 from bench.memory import ran_out
 from bench.progress import SweepProgress
 from bench.runner import (
@@ -149,7 +150,8 @@ class LanesRecorder(Watcher):
     ) -> None:
         super().__init__(pack.checkpoint, stop, configs[0].trainer.checkpoint_seconds)
         self.lanes, self.pack, self.progress, self.val_every = lanes, pack, progress, val_every
-        self.select, self.report = lanes.tasks[0].data.select, lanes.tasks[0].data.report
+        data = lanes.tasks[0].data
+        self.select, self.report, self.also = data.select, data.report, data.also
         spec = configs[0].task_spec
         self.watches = [Watch(result, spec, self.select, lanes.full_batch) for result in results]
         offsets = [task.data.loss_offset.get("train", 0.0) for task in lanes.tasks]
@@ -211,17 +213,16 @@ class LanesRecorder(Watcher):
         if self.killed:
             return
         with self.aside():
-            final = self._rows(self.lanes.evaluate_split(self.report, self.lanes.final))
-            best = self._rows(self.lanes.evaluate_split(self.report, self.lanes.best))
+            final, best = self._reports(self.lanes.final), self._reports(self.lanes.best)
         for watch, last, chosen in zip(self.watches, final, best, strict=True):
             result = watch.result
             watch.close()
             if result.status != "diverged":
-                result.final = watch.reported("final", last)
+                result.final = watch.reported("final", *last)
                 if result.final is None:
                     watch.diverged("the final weights give values that are not finite")
             if result.best_step is not None:
-                result.best = watch.reported("best", chosen)
+                result.best = watch.reported("best", *chosen)
         self._clock(self.watches)
 
     def _validate(self, watches: Sequence[Watch]) -> None:
@@ -243,6 +244,11 @@ class LanesRecorder(Watcher):
         share = self.lanes.steps_done / self.lanes.plan.total_steps
         alive = int(self.lanes.alive.sum())
         self.progress.advance(steps, alive, [w.result for w in ended], share, [w.result for w in evaluated])
+
+    def _reports(self, weights: Weights) -> list[tuple[dict[str, float], dict[str, dict[str, float]]]]:
+        """Of each lane, the values on the reporting split, and on the others by split."""
+        first, *others = (self._rows(self.lanes.evaluate_split(split, weights)) for split in (self.report, *self.also))
+        return [(values, dict(zip(self.also, more, strict=True))) for values, *more in zip(first, *others, strict=True)]
 
     def _rows(self, values: dict[str, NDArray[np.float64]]) -> list[dict[str, float]]:
         columns = [column.ravel().tolist() for column in values.values()]

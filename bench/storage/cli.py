@@ -13,7 +13,7 @@ def _sql(words: list[str]) -> int:
         prog="bench sql",
         description="Ask about runs, curves, measurements and trials of studies with SQL (DuckDB's).",
         epilog="Views: runs, curves, measurements, trials; `bench sql 'describe runs'` lists the columns of one. settings->>'opt.lr'"
-        " is a setting of a run. Example: bench sql \"select opt, avg(final) from runs where task = 'synthetic' group by opt\"."
+        " is a setting of a run. Example: bench sql \"select opt, avg(final) from runs where task = 'synthetic' and study is null group by opt\"."
         " Exit code 1: something could not be read, and was left out.",
     )
     parser.add_argument("query", help="one statement that reads; it can change nothing")

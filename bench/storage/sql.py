@@ -105,6 +105,8 @@ def ask(stores: Stores, query: str) -> Answer:
             if (views.ready and mistaken) or not views.leave_out_damaged():
                 raise
         return views.answer(statements[0].query)
+    except ModuleNotFoundError as error:  # duckdb needs pytz for such values
+        raise UserError("a time with a time zone has no form here; cast it, as in now()::varchar") from error
     except (duckdb.Error, UnicodeError) as error:
         message = " ".join(str(error).partition("\n\nLINE ")[0].split())  # without the query itself
         raise UserError(f"{clean(message)}; views: {described()}") from None

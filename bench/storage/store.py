@@ -180,9 +180,8 @@ class Store:
         try:
             tables = read_tables(place) if place.name == run_id else self._packs.tables(place, run_id)
             for name, table in tables.items():
-                needed = CURVE_FIELDS if name == "curve" else CURVE_FIELDS[:1]
-                if lacking := [column for column in needed if column not in table]:
-                    raise ValueError(f"{name} has no column {lacking[0]}")
+                if "step" not in table:
+                    raise ValueError(f"{name} has no column step")
             return tables
         except (OSError, ValueError, pa.ArrowException) as error:
             raise UserError(

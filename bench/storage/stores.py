@@ -12,7 +12,7 @@ from typing import Any
 from bench.errors import UserError
 from bench.storage.store import CHECKS, FINISHED, STUDIES, RunResult, Store, plain
 from bench.tuning.selection import Mode
-from optimizers.plugins import slug
+from optimizers.plugins import bare, slug
 
 
 class Stores:
@@ -191,5 +191,5 @@ def read_check(path: Path) -> dict[str, Any] | None:
 
 def check_path(store: Path, opt: str, version: int | None, package: str | None) -> Path:
     """Where the report on a version of an optimizer lies."""
-    digest = hashlib.sha256(json.dumps([opt, version, package]).encode()).hexdigest()[:8]
+    digest = hashlib.sha256(json.dumps([bare(opt), version, package]).encode()).hexdigest()[:8]
     return store / CHECKS / f"{slug(opt)}-{digest}.json"

@@ -1,0 +1,327 @@
+"""Many optimizers against all checks: `bench check --matrix`. Importing this file imports no torch."""
+
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib.metadata import packages_distributions
+from pathlib import Path
+from typing import Any
+
+from bench.boards.formats import FORMATS
+from bench.boards.table import Board, Column, Table
+from bench.check.catalogue import CHECKS
+from bench.check.child import START, Child, Ended
+from bench.check.report import Report, Verdict
+from bench.check.runner import LIMIT, Show, job_of, reports
+from bench.check.worker import Job
+from bench.errors import UserError
+from bench.progress import on_terminal, say
+from bench.storage.store import replacing
+from bench.text import cell
+from optimizers import OPTIMIZERS
+
+MATRIX_CHECKS = tuple(name for name in CHECKS if name != "reference")
+"""A reference is of one optimizer."""
+
+WORDS = {"pass": "pass", "fail": "FAIL", "error": "ERROR", "not applicable": "n.a."}
+"""Verdicts as they stand in a cell."""
+
+_KINDS = {".md": "md", ".html": "html", ".csv": "csv", ".json": "json", ".tex": "tex", ".txt": "table"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """An optimizer of the matrix.
+
+    Attributes:
+        package: its distribution and version, or a digest of its file.
+        report: verdicts on it.
+    """
+
+    package: str
+    report: Report
+
+
+def kind_of(path: Path) -> str:
+    """The format that a file's name stands for.
+
+    Raises:
+        UserError: none, or the file has no folder to lie in.
+    """
+    if path.suffix not in _KINDS:
+        raise UserError(f"-o {path}: the name ends in none of {', '.join(_KINDS)}, which says the format")
+    if not path.parent.is_dir() or path.is_dir():
+        raise UserError(f"cannot write {path}: {'it is a folder' if path.is_dir() else 'its folder is not there'}")
+    return _KINDS[path.suffix]
+
+
+def members(words: Sequence[str], limit: float = START) -> list[dict[str, str]]:
+    """Which optimizers words stand for, found in a process of its own.
+
+    Args:
+        words: modules or files (all their public optimizer classes), `module:Class`, names of the registry.
+        limit: seconds that an import may take.
+
+    Returns:
+        For each word, the packages of its optimizers by name; an optimizer is under the first word that stands for it.
+
+    Raises:
+        UserError: one of them stands for nothing, or its import raises, hangs or ends the process.
+    """
+    found: list[dict[str, str]] = []
+    known: set[str] = set()
+    at = words[0]
+    with Child({i: Job(word, asked=True) for i, word in enumerate(words)}, limit) as child:
+        try:
+            for event in child.events():
+                if event["event"] == "job":
+                    at = words[int(event["job"])]
+                elif event["event"] == "refused":
+                    raise UserError(event["why"] + _near(at))
+                elif event["event"] == "members":
+                    if not event["packages"]:
+                        raise UserError(
+                            f"there is no public torch.optim.Optimizer class in {at}; name a class: {at}:Class"
+                        )
+                    found.append({name: package for name, package in event["packages"].items() if name not in known})
+                    known |= found[-1].keys()
+        except Ended as ended:
+            raise UserError(f"importing {at}: {ended}") from None
+    return found
+
+
+def _near(word: str) -> str:
+    names = {*OPTIMIZERS, *packages_distributions()}
+    near = [] if word in names or ":" in word else get_close_matches(word, names, n=1, cutoff=0.7)
+    return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def rows(
+    groups: Sequence[Mapping[str, str]],
+    *,
+    only: Sequence[str] | None = None,
+    limit: float = LIMIT,
+    show: Show | None = None,
+) -> Iterator[Row]:
+    """Check optimizers, each group in a process of its own.
+
+    What cannot be loaded or made has verdicts that say so.
+
+    Args:
+        groups: packages by name, as those of `members`.
+        only: names of checks; all but `reference` if None.
+        limit: seconds that one check may take.
+        show: called with each verdict as it comes.
+
+    Raises:
+        UserError: there is no such check.
+    """
+    for packages in groups:
+        jobs = [job_of(name, only=MATRIX_CHECKS if only is None else only) for name in packages]
+        with closing(reports(jobs, limit=limit, show=show, refuse=False)) as found:
+            yield from (Row(packages[report.name], report) for report in found)
+
+
+# ---- As a board -------------------------------------------------------------------------------------------------------
+
+
+def board(found: Sequence[Row], notes: Sequence[str] = ()) -> Board:
+    """The matrix as a board: packages, optimizers with a column for each check, checks with totals, and all failures.
+
+    Args:
+        found: rows.
+        notes: on where and how it was made.
+    """
+    checks = [c for c in CHECKS if any(v.check == c for row in found for v in row.report.verdicts)]
+    versions = next((row.report.about["versions"] for row in found if row.report.about), {})
+    legend = (
+        "FAIL: the property does not hold; ERROR: the optimizer raised, ended its process or came to no end; n.a.: not applicable,"
+        " or not run since the optimizer does not build; a number is reported, and no fault"
+    )
+    made = [f"made with {', '.join(f'{name} {version}' for name, version in versions.items())}"] if versions else []
+    return Board(
+        "conformance",
+        f"Conformance of {len(found)} optimizers",
+        [_packages(found), _matrix(found, checks), _totals(found, checks)],
+        [legend, *made, *notes],
+    )
+
+
+def _packages(found: Sequence[Row]) -> Table:
+    columns = [
+        Column("package", "package", "distribution and version"),
+        Column("optimizers", "optimizers", "classes that were checked"),
+        Column("built", "built", "of them, those that pass the check `builds`, with their default arguments"),
+        Column("clean", "without a fault", "of them, those that pass all checks that apply"),
+    ]
+    packages = dict.fromkeys(row.package for row in found)
+    own = {package: [row.report for row in found if row.package == package] for package in packages}
+    values = [
+        {
+            "package": package, "optimizers": len(own[package]), "built": sum(map(_built, own[package])),
+            "clean": sum(report.ok for report in own[package]),
+        }
+        for package in packages
+    ]  # fmt: skip
+    return Table("By package", columns, values)
+
+
+def _built(report: Report) -> bool:
+    return bool(report.about) and "builds" not in report.failed
+
+
+def _matrix(found: Sequence[Row], checks: Sequence[str]) -> Table:
+    columns = [
+        Column("opt", "optimizer", "what `bench check` takes"),
+        Column("package", "package", "distribution and version"),
+        Column("faults", "faults", "number of checks that failed, or in which it raised"),
+        *(Column(check, check, CHECKS[check].meaning) for check in checks),
+    ]
+    values, failures = [], []
+    for row in found:
+        report = row.report
+        value: dict[str, Any] = {"opt": report.name, "package": row.package, "faults": len(report.failed)}
+        if not _built(report):
+            value["faults"] = "not built"
+        value |= {v.check: in_cell(v) for v in report.verdicts}
+        values.append(value)
+        failures += [f"{report.name}: " + "; ".join(said(v) for v in report.verdicts if not v.ok)] * (not report.ok)
+    return Table("Optimizers and checks", columns, values, failures)
+
+
+def _totals(found: Sequence[Row], checks: Sequence[str]) -> Table:
+    columns = [
+        Column("check", "check", "name, as --only takes it"),
+        Column("meaning", "what is checked", "what it means"),
+        Column("tolerance", "at most", "greatest number that passes"),
+        *(Column(word, WORDS[word], f"optimizers with this verdict: {word}") for word in WORDS),
+    ]
+    count = {
+        check: Counter(v.verdict for row in found for v in row.report.verdicts if v.check == check) for check in checks
+    }
+    values = [
+        {"check": c, "meaning": CHECKS[c].meaning, "tolerance": CHECKS[c].tolerance} | {word: count[c][word] for word in WORDS}
+        for c in checks
+    ]  # fmt: skip
+    return Table("By check", columns, values)
+
+
+def in_cell(verdict: Verdict) -> str:
+    """A verdict in a cell: a word, or the number of what is only reported."""
+    reported = CHECKS[verdict.check].tolerance is None and verdict.verdict == "pass" and verdict.measured is not None
+    return f"{verdict.measured:.2g}" if reported else WORDS[verdict.verdict]
+
+
+def said(verdict: Verdict) -> str:
+    """A verdict in words, with its number and tolerance; of paths, what is the same on all machines."""
+    tolerance = CHECKS[verdict.check].tolerance
+    number = "" if verdict.measured is None else f" {verdict.measured:.3g}"
+    bound = f" (at most {tolerance:g})" if number and tolerance is not None else ""
+    note = re.sub(r"(?:/[\w.+@-]+)+/([\w.+@-]+/[\w.+@-]+)", r"\1", verdict.note)
+    return f"{verdict.check} {WORDS[verdict.verdict]}{number}{bound}" + (f": {note}" if note else "")
+
+
+def as_text(found: Sequence[Row], kind: str, notes: Sequence[str] = ()) -> str:
+    """The matrix in a format.
+
+    Args:
+        found: rows.
+        kind: one of `bench.boards.formats.FORMATS`.
+        notes: on where and how it was made.
+    """
+    whole = board(found, notes)
+    return _page(found, whole) if kind == "html" else FORMATS[kind]([whole])
+
+
+def _page(found: Sequence[Row], whole: Board) -> str:
+    """As a page of its own, with what was measured behind each cell."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("bench", "check"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )  # fmt: skip
+    verdicts = {row.report.name: {v.check: v for v in row.report.verdicts} for row in found}
+    return environment.get_template("matrix.html.j2").render(board=whole, verdicts=verdicts, said=said, cell=cell)
+
+
+# ---- The command ------------------------------------------------------------------------------------------------------
+
+
+def command(words: Sequence[str], only: Sequence[str] | None, limit: float, outputs: Sequence[Path], kind: str) -> None:
+    """Make the matrix and write it; what is there when it is interrupted is written too.
+
+    Args:
+        words: as those of `members`.
+        only: names of checks; all if None.
+        limit: seconds that one check may take.
+        outputs: files, in the formats that their names say; standard output if there is none.
+        kind: format on standard output.
+
+    Raises:
+        UserError: a word stands for nothing, or a file cannot be written.
+        KeyboardInterrupt: it was interrupted.
+    """
+    if not words:
+        raise UserError(
+            "--matrix needs modules, module:Class or names, with commas between them: --matrix torch.optim,sngd"
+        )
+    job_of("sgd", only=only)  # a misspelt check is said before anything is imported
+    kinds = [kind_of(path) for path in outputs]
+    groups = members(words)
+    found: list[Row] = []
+    progress = _Progress(sum(map(len, groups)))
+
+    def write(notes: Sequence[str] = ()) -> None:
+        progress.clear()
+        if not outputs:
+            sys.stdout.write(as_text(found, kind, notes))
+        for path, its in zip(outputs, kinds, strict=True):
+            _write(as_text(found, its, notes), path)
+
+    try:
+        for row in rows(groups, only=only, limit=limit, show=progress.show):
+            found.append(row)
+            progress.row(row)
+        write()
+    except KeyboardInterrupt:
+        if found:
+            write([f"interrupted: {len(found)} of {progress.total} optimizers were checked"])
+        raise
+
+
+def _write(text: str, output: Path) -> None:
+    try:
+        with replacing(output) as temporary:
+            temporary.write_text(text, "utf-8")
+    except OSError as error:
+        raise UserError(f"cannot write {output}: {error.strerror or error}; choose another file with -o") from None
+    say(f"written to {output}")
+
+
+class _Progress:
+    """A line on a terminal, a line for each optimizer elsewhere."""
+
+    def __init__(self, total: int) -> None:
+        self.done, self.total, self.live = 0, total, on_terminal()
+
+    def show(self, job: Job, verdict: Verdict) -> None:
+        """Show a verdict."""
+        if self.live:
+            line = f"{self.done + 1}/{self.total} {job.name}: {verdict.check}"
+            print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
+
+    def row(self, row: Row) -> None:
+        """Show what came of an optimizer."""
+        self.done += 1
+        if not self.live:
+            faults = f"{len(row.report.failed)} faults" if _built(row.report) else "not built"
+            say(f"{self.done}/{self.total} {row.report.name}: {faults}")
+
+    def clear(self) -> None:
+        """Take the line away."""
+        if self.live:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)

@@ -1,0 +1,176 @@
+"""`bench data`: which files of a task's data are here, whole or in part, and their preparation."""
+
+import argparse
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bench.errors import UserError, unknown
+from bench.words import Parser, dotted_apart, split
+
+if TYPE_CHECKING:
+    from tasks import TaskSpec
+
+
+@dataclass(frozen=True)
+class FileState:
+    """One file of a task's data.
+
+    Attributes:
+        path: where it is or should be.
+        state: `whole`, `part of N rows`, `missing` or `damaged`.
+        sha256: 64 hex digits, or None if it cannot be read.
+        size: rows of a table, bytes of other files.
+        cached: for text, what the cache has of it, one word group for each tokenizer and length.
+    """
+
+    path: Path
+    state: str
+    sha256: str | None = None
+    size: str = ""
+    cached: list[str] = field(default_factory=list)
+
+    @property
+    def usable(self) -> bool:
+        """Whether a run could read it."""
+        return self.state not in ("missing", "damaged")
+
+
+def main(words: list[str]) -> int:
+    """Carry out `bench data WORDS`; 1 if a file is missing or damaged."""
+    parser = Parser(
+        prog="bench data",
+        description="Show which files of a task's data are here, or fetch them where there is a network, and tokenise texts.",
+        epilog="`prepare` takes the task's options too: bench data prepare --task mnli --task.model DIR. Exit code 1: a file is"
+        " missing or damaged. Tokens are kept in $BENCH_CACHE, else ~/.cache/attention-optimizer-bench.",
+    )  # fmt: skip
+    parser.add_argument("what", choices=("status", "prepare"))
+    parser.add_argument("--task", help="the task; `status` shows all that have files if none is named")
+    parser.add_argument(
+        "--data", type=Path, default=Path(os.environ.get("BENCH_DATA", "data")), metavar="DIR",
+        help="where datasets lie (default: $BENCH_DATA, else ./data)",
+    )  # fmt: skip
+    own, dotted = dotted_apart(words)
+    args = parser.parse_args(own)
+    settings, _ = split(dotted, valued=set(), switches=set())
+    specs = _specs(args)
+    if args.what == "prepare":
+        _prepare(specs[0], args.data, settings)
+    elif settings:
+        raise UserError(f"--{min(settings)}: `bench data status` takes no options of a task")
+    states = [state for spec in specs for state in _show(spec, args.data)]
+    return int(not all(state.usable for state in states))
+
+
+def _specs(args: argparse.Namespace) -> "list[TaskSpec]":
+    from tasks import TASKS
+
+    if args.task is None:
+        if args.what == "prepare":
+            raise UserError("bench data prepare: name a task with --task")
+        return [spec for spec in TASKS.values() if has_files(spec)]
+    if args.task not in TASKS:
+        raise unknown("task", args.task, TASKS)
+    spec = TASKS[args.task]
+    if not has_files(spec):
+        raise UserError(f"--task {args.task}: its data are made from the seed, there are no files")
+    return [spec]
+
+
+def _prepare(spec: "TaskSpec", root: Path, settings: Mapping[str, Any]) -> None:
+    """Make the task's data once, as a run would."""
+    import inspect
+
+    from bench.checks import option_error
+    from bench.options import parse_options, task_options
+    from tasks.files import DataError
+
+    for name in settings:
+        if not name.startswith("task."):
+            raise UserError(f"--{name}: `bench data prepare` takes options of the task only")
+    options = task_options(spec)
+    values = parse_options("task", options, {name.removeprefix("task."): value for name, value in settings.items()})
+    names = inspect.signature(spec.data_cls.__init__).parameters
+    try:
+        spec.data_cls(root, **{name: value for name, value in values.items() if name in names})
+    except ValueError as error:
+        raise option_error("task", error, options) from None
+    except DataError as error:
+        raise UserError(str(error)) from None
+
+
+def has_files(spec: "TaskSpec") -> bool:
+    """Whether a task's data are files that the suite knows."""
+    from tasks.text import TextData
+
+    return issubclass(spec.data_cls, TextData) or hasattr(spec.data_cls, "files")
+
+
+def states(spec: "TaskSpec", root: Path) -> list[FileState]:
+    """The files of a task's data in this folder."""
+    from tasks.files import md5
+    from tasks.text import TextData, sha256
+
+    if issubclass(spec.data_cls, TextData):
+        source = spec.data_cls.find(root)
+        return [_table_state(path, source.files[name][1]) for name, path in source.paths(root).items()]
+    folder, expected = spec.data_cls.files(root)
+    found = []
+    for name, digest in expected.items():
+        path = folder / name
+        if not path.is_file():
+            found.append(FileState(path, "missing"))
+            continue
+        state = "whole" if md5(path) == digest else "damaged"
+        found.append(FileState(path, state, sha256(path), f"{path.stat().st_size:,} bytes"))
+    return found
+
+
+def _table_state(path: Path, official: int) -> FileState:
+    """The state of a Parquet file that has so many rows officially."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from tasks.text import cached_tokens, sha256
+
+    if not path.is_file():
+        return FileState(path, "missing")
+    digest = sha256(path)
+    try:
+        rows = pq.read_metadata(path).num_rows
+    except (OSError, pa.ArrowException):
+        return FileState(path, "damaged", digest, f"{path.stat().st_size:,} bytes")
+    cached = [
+        f"{entry['vocabulary']:,} tokens, rows up to {entry['max_length']} ({entry['bytes'] / 2**20:.1f} MiB)"
+        for entry in cached_tokens(digest)
+    ]
+    state = "whole" if rows == official else f"part of {official:,} rows"
+    return FileState(path, state, digest, f"{rows:,} rows", cached)
+
+
+def _show(spec: "TaskSpec", root: Path) -> list[FileState]:
+    """Print the states of a task's files."""
+    from tasks.files import DataError
+    from tasks.text import TextData
+
+    try:
+        found = states(spec, root)
+    except (DataError, OSError) as error:
+        raise UserError(f"{spec.name}: {error}") from None
+    print(f"{spec.name}: {found[0].path.parent}")
+    text = issubclass(spec.data_cls, TextData)
+    if text and (stand_in := spec.data_cls.find(root).stand_in):
+        print(f"  {stand_in}")
+    widths = [max(len(cell) for cell in column) for column in zip(*map(_cells, found), strict=True)]
+    for state in found:
+        cells = "  ".join(cell.ljust(width) for cell, width in zip(_cells(state), widths, strict=True))
+        print(f"  {cells}  {state.sha256 or ''}".rstrip())
+        if text and state.usable:
+            print(f"    tokenised: {'; '.join(state.cached) or 'not yet'}")
+    return found
+
+
+def _cells(state: FileState) -> tuple[str, str, str]:
+    return state.path.name, state.size, state.state

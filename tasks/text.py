@@ -1,0 +1,635 @@
+"""Text classification data: texts that are tokenised once, cached, and live on the device as one flat tensor of tokens.
+
+A batch is gathered on the device and padded to its longest row. In training rows are sorted by length within pools of
+batches (`tasks.order.BatchOrder`), so that little of a batch is padding.
+"""
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tokenizers import Tokenizer, trainers
+from tokenizers.implementations import BertWordPieceTokenizer
+from tokenizers.models import WordPiece
+from torch import Tensor
+
+from optimizers.step_size import check_range
+from tasks.base import TaskData
+from tasks.dropout import BatchRandomness
+from tasks.files import DataError
+from tasks.split import split_hash, validation_rows
+
+FORMAT = 1
+"""Of the cache; raised when what is cached, or how, changes."""
+LEAST_VOCABULARY = 100
+"""A tokenizer that knows fewer tokens is one whose vocabulary was not found."""
+
+_TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model")
+_SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+_CHUNK = 20_000  # rows that are tokenised at once: what the tokenizer returns takes a hundred times the room of its ids
+_TRAINING_ROWS = 200_000  # of which a vocabulary is trained, at most
+
+
+class TextBatch(NamedTuple):
+    """Tokenised texts, or pairs of them, with labels.
+
+    Attributes:
+        ids: tokens, int64 of shape (rows, width), padded with the tokenizer's pad id.
+        mask: True at tokens, shape (rows, width).
+        types: 0 at the first text and 1 at the second, where the tokenizer tells them apart, int64 of shape (rows, width).
+        labels: int64 of shape (rows,).
+        groups: which identities a text mentions, bool of shape (rows, G); None where the data have none.
+    """
+
+    ids: Tensor
+    mask: Tensor
+    types: Tensor
+    labels: Tensor
+    groups: Tensor | None
+
+
+@dataclass(frozen=True)
+class TextSource:
+    """Where a data set of labelled texts lies, and what its columns mean.
+
+    Attributes:
+        folder: below the data folder.
+        files: by split, the name of its Parquet file and the rows of the official one; "train" is always there.
+        texts: columns with the texts, one or two.
+        label: column with the label.
+        num_classes: labels lie in [0, num_classes).
+        n_val: training rows kept for validation; a tenth of the rows where that is less.
+        salt: name that decides which ones (`tasks.split.validation_rows`).
+        threshold: the label column is a share in [0, 1], and the label 1 from this share on; None: it is the label.
+        groups: columns with the share of raters who saw an identity mentioned, at most 8; a half and more counts. Those
+            that all files have are used.
+        hub: data set on the Hugging Face Hub, its configuration or None, and the names of our splits there.
+        stand_in: what is to be said if these are not the data that they are used for.
+    """
+
+    folder: str
+    files: Mapping[str, tuple[str, int]]
+    texts: tuple[str, ...]
+    label: str
+    num_classes: int
+    n_val: int
+    salt: str
+    threshold: float | None = None
+    groups: tuple[str, ...] = ()
+    hub: tuple[str, str | None, Mapping[str, str]] | None = None
+    stand_in: str = ""
+
+    def paths(self, root: Path) -> dict[str, Path]:
+        """The files by split, in this data folder."""
+        return {split: root / self.folder / name for split, (name, _) in self.files.items()}
+
+    def held_out(self, n: int) -> int:
+        """How many of n training rows are kept for validation."""
+        return min(self.n_val, n // 10)
+
+
+class TextData(TaskData):
+    """Labelled texts from Parquet files; validation is carved from the training file.
+
+    Rows of "train" are in an order decided by hashes, so that a prefix is a fair sample; rows of other splits are in the
+    order of their lengths, so that little of a batch is padding.
+
+    Args:
+        root: the data folder.
+        seed: unused; the texts are the same for every seed.
+        model: whose tokenizer is used: a local folder, or a name on the Hugging Face Hub.
+        scratch: train a word-piece vocabulary on the training texts, unless `model` is a local folder with a tokenizer.
+        vocab: tokens of a vocabulary from scratch, in [100, 65536]; there are fewer where the texts have too few words.
+        max_length: tokens of a row, special ones included, in [8, 65536]; what is longer is cut.
+        n_train: use only this many of the training rows; all by default.
+
+    Attributes:
+        source: the data set.
+        digests: SHA-256 of its files by split.
+        num_classes: labels lie in [0, num_classes).
+        vocab_size: tokens that the tokenizer knows: one more than the greatest id.
+        pad_id: the token of padding.
+        group_names: identities that `TextBatch.groups` tells of; () where there are none.
+        tokenizer: a `tokenizers.Tokenizer`.
+        lengths: tokens of each row of "train", int64 on the CPU.
+
+    Raises:
+        ValueError: an option is out of range.
+        DataError: a file is missing or damaged, or its rows are not what they should be; no tokenizer was found.
+    """
+
+    SOURCE: ClassVar[TextSource]
+    seeded = False
+
+    def __init__(
+        self,
+        root: Path,
+        seed: int = 0,
+        *,
+        model: str = "bert-base-uncased",
+        scratch: bool = False,
+        vocab: int = 8000,
+        max_length: int = 128,
+        n_train: int | None = None,
+    ) -> None:
+        check_range("vocab", vocab, LEAST_VOCABULARY, 2**16)
+        check_range("max_length", max_length, 8, 2**16)
+        source = self.source = self.find(root)
+        paths = source.paths(root)
+        _require(source, paths)
+        self.digests = {split: sha256(path) for split, path in paths.items()}
+        self.group_names = _groups_of(source, paths.values())
+        if scratch and not _has_tokenizer(Path(model).expanduser()):
+            self.tokenizer = _trained_tokenizer(source, paths["train"], self.digests["train"], vocab)
+        else:
+            self.tokenizer = load_tokenizer(model)
+        self.pad_id = _pad_id(self.tokenizer)
+        self.tokenizer.no_padding()
+        self.tokenizer.enable_truncation(max_length)
+        if not self.tokenizer.encode("").ids:
+            raise DataError(
+                f"the tokenizer of {model} marks no beginning of a text, which a classifier reads; take another model"
+            )
+        self.vocab_size = 1 + max(self.tokenizer.get_vocab().values())
+        self.num_classes = source.num_classes
+        rows = {
+            split: _encoded(source, path, self.digests[split], self.group_names, self.tokenizer)
+            for split, path in paths.items()
+        }
+        self._place(rows, n_train, max_length)
+
+    @classmethod
+    def find(cls, root: Path) -> TextSource:
+        """The data set that is used with this data folder."""
+        return cls.SOURCE
+
+    def _place(self, files: "Mapping[str, Encoded]", n_train: int | None, max_length: int) -> None:
+        """Make the splits from the rows of the files."""
+        source, self._rows = self.source, len(files["train"].ends)
+        if self._rows < 10:
+            raise DataError(f"{source.files['train'][0]} has {self._rows} rows; at least 10 are needed, of which one is kept for validation")  # fmt: skip
+        held_out, rest = validation_rows(self._rows, source.held_out(self._rows), source.salt)
+        notes = [source.stand_in] if source.stand_in else []
+        for split, (name, official) in source.files.items():
+            if (found := len(files[split].ends)) != official:
+                notes.append(f"{found:,} of {official:,} rows of {name}")
+        if n_train is not None:
+            if not 1 <= n_train <= len(rest):
+                raise ValueError(f"n_train={n_train} is out of range: it must lie in [1, {len(rest)}]")
+            if n_train < len(rest):
+                notes.append(f"{n_train:,} of {len(rest):,} training rows")
+        self.part = "; ".join(notes) or None
+        tables, first = {}, 0
+        for split, file in files.items():
+            tables[split] = file.table(first)
+            first += len(file.ids)
+        whole = tables.pop("train")
+        others = {"val": whole[held_out], **tables}
+        by_length = {split: table[table[:, 1].argsort(stable=True)] for split, table in others.items()}
+        self._tables = {"train": whole[rest[:n_train]], **by_length}
+        self._lengths = {split: table[:, 1].clone() for split, table in self._tables.items()}
+        self.sizes = {split: len(table) for split, table in self._tables.items()}
+        self.lengths = self._lengths["train"]
+        # A row is read at the width of its batch, so something must be behind the last one.
+        flat = np.concatenate([*(file.ids for file in files.values()), np.zeros(max_length, np.uint8)], dtype=np.int32)
+        self._flat = torch.from_numpy(flat)
+        self._columns, self._bits = torch.arange(max_length), torch.arange(len(self.group_names))
+
+    def facts(self) -> dict[str, Any]:
+        """What tells whether two runs had the same rows and tokens: digests of files, of rows held out, of the tokenizer."""
+        return {
+            "files": {self.source.files[split][0]: value[:16] for split, value in self.digests.items()},
+            "validation": split_hash(self._rows, self.source.held_out(self._rows), self.source.salt),
+            "tokenizer": _hash(self.tokenizer.to_str())[:16],
+            "vocabulary": self.vocab_size,
+        }
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Move tokens and labels to the device."""
+        self._tables = {split: table.to(device) for split, table in self._tables.items()}
+        self._flat, self._columns, self._bits = (x.to(device) for x in (self._flat, self._columns, self._bits))
+
+    def batch(self, split: str, rows: Tensor | slice, randomness: BatchRandomness | None = None) -> TextBatch:
+        """The texts of these rows, as wide as `randomness.width`, or else as the longest of them.
+
+        Without that width, rows in a tensor on another device than the CPU cost a synchronisation.
+        """
+        width = None if randomness is None else randomness.width
+        if width is None:
+            width = int(self._lengths[split][rows.cpu() if isinstance(rows, Tensor) else rows].max())
+        starts, lengths, second, labels, bits = self._tables[split][rows].unbind(1)
+        columns = self._columns[:width]
+        mask = columns < lengths[:, None]
+        places = starts[:, None] + columns
+        # `take` gives the same, ten times slower with more than one thread.
+        ids = self._flat.index_select(0, places.view(-1)).view_as(places).long().masked_fill_(~mask, self.pad_id)
+        types = (mask & (columns >= (lengths - second)[:, None])).long()
+        groups = (bits[:, None] >> self._bits & 1).bool() if self.group_names else None
+        return TextBatch(ids, mask, types, labels, groups)
+
+
+# -- tokenizers -------------------------------------------------------------------------------------------------------
+
+
+def load_tokenizer(model: str) -> Tokenizer:
+    """The tokenizer of a pretrained model.
+
+    Its `tokenizer.json` is read as it is; else its `vocab.txt` as BERT's word pieces; other kinds are left to
+    `transformers`. Those constructors that quietly make an empty vocabulary of a file that is not there are not used.
+
+    Args:
+        model: a local folder, or a name on the Hugging Face Hub.
+
+    Raises:
+        DataError: there is no such tokenizer here or on the Hub, or it is damaged or has no vocabulary.
+    """
+    folder = _tokenizer_folder(model)
+    try:
+        if (folder / "tokenizer.json").is_file():
+            tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        elif (folder / "vocab.txt").is_file():
+            tokenizer = _word_pieces(WordPiece.read_file(str(folder / "vocab.txt")), _lowercase(folder))
+        else:
+            from transformers import AutoTokenizer
+
+            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True).backend_tokenizer
+    except Exception as error:  # `tokenizers` raises nothing more special
+        raise DataError(f"the tokenizer in {folder} cannot be read ({_line(error)}); copy the model's files there again") from None  # fmt: skip
+    if (size := tokenizer.get_vocab_size()) < LEAST_VOCABULARY:
+        raise DataError(
+            f"the tokenizer in {folder} knows {size} tokens, fewer than {LEAST_VOCABULARY}: its vocabulary is missing;"
+            " copy the model's tokenizer.json or vocab.txt there"
+        )
+    return tokenizer
+
+
+def _has_tokenizer(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in _TOKENIZER_FILES)
+
+
+def _tokenizer_folder(model: str) -> Path:
+    """The local folder with a model's tokenizer; from the Hub it is fetched once."""
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        if not _has_tokenizer(folder):
+            raise DataError(f"there is no tokenizer in {folder}: copy the model's tokenizer.json or vocab.txt there")
+        return folder
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url, snapshot_download
+
+    why = ""
+    for here in (True, False):
+        try:
+            if not here:  # without a network the download would try again for a minute
+                get_hf_file_metadata(hf_hub_url(model, "config.json"), timeout=10)
+            wanted = [*_TOKENIZER_FILES, "tokenizer_config.json", "merges.txt"]
+            folder = Path(snapshot_download(model, allow_patterns=wanted, local_files_only=here))
+            if _has_tokenizer(folder):
+                return folder
+            why = "it has none there"
+        except Exception as error:  # of the network, of the Hub, of the name
+            why = _line(error)
+    raise DataError(
+        f"no tokenizer for {model}: there is no such folder, and nothing came from the Hugging Face Hub ({why}); name a"
+        " folder with the model's files by --task.model DIR, or train a small model by --task.scratch true"
+    )
+
+
+def _lowercase(folder: Path) -> bool:
+    """Whether a BERT's texts are put into lower case; its models in the time of `vocab.txt` were, unless they say no."""
+    with suppress(OSError, ValueError):
+        return bool(json.loads((folder / "tokenizer_config.json").read_text("utf-8")).get("do_lower_case", True))
+    return True
+
+
+def _word_pieces(vocabulary: Mapping[str, int], lowercase: bool = True) -> Tokenizer:
+    """BERT's tokenizer with this vocabulary."""
+    return Tokenizer.from_str(BertWordPieceTokenizer(dict(vocabulary), lowercase=lowercase).to_str())
+
+
+def _pad_id(tokenizer: Tokenizer) -> int:
+    if tokenizer.padding is not None:
+        return tokenizer.padding["pad_id"]
+    found = [tokenizer.token_to_id(token) for token in ("[PAD]", "<pad>")]
+    return next((each for each in found if each is not None), 0)  # what is padded is masked, so any token will do
+
+
+def _trained_tokenizer(source: TextSource, path: Path, digest: str, size: int) -> Tokenizer:
+    """A word-piece tokenizer of the training texts, the same on every machine; trained once, then read from the cache."""
+    file = cache_folder() / "tokenizers" / f"{_hash(FORMAT, digest, source.texts, size)[:32]}.json"
+    with _alone(file):
+        with suppress(Exception):  # it is not there, or damaged
+            return Tokenizer.from_file(str(file))
+        table = _read(source, path, source.texts)
+        texts = [text for name in source.texts for text in _texts(path, table, name, slice(_TRAINING_ROWS))]
+        tokenizer = train_word_pieces(texts, size)
+        temporary = file.with_suffix(".tmp")
+        temporary.write_text(tokenizer.to_str(), "utf-8")
+        temporary.replace(file)
+    return tokenizer
+
+
+def train_word_pieces(texts: Sequence[str], size: int) -> Tokenizer:
+    """BERT's tokenizer, in lower case, with a vocabulary of these texts: a function of them and of the size alone.
+
+    `tokenizers` numbers characters within words in the order of a hash table that is another one in every process. So
+    they are given to it in order, as if they were special tokens; of the characters only the most frequent are kept.
+
+    Args:
+        texts: to train on.
+        size: tokens at most, at least 100.
+    """
+    tokenizer = _word_pieces({token: i for i, token in enumerate(_SPECIAL)})
+    counts = Counter[str]()
+    for text in texts:
+        counts.update(tokenizer.normalizer.normalize_str(text))
+    frequent = sorted((c for c in counts if not c.isspace()), key=lambda c: (-counts[c], c))
+    characters = sorted(frequent[: min(1000, size // 4)])
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=size, special_tokens=[*_SPECIAL, *(f"##{c}" for c in characters)], initial_alphabet=characters,
+        limit_alphabet=len(characters), show_progress=False,
+    )  # fmt: skip
+    tokenizer.train_from_iterator(texts, trainer)
+    return _word_pieces(tokenizer.get_vocab())
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
+
+
+def _require(source: TextSource, paths: Mapping[str, Path]) -> None:
+    """Make sure that the files are there, from the Hub if they are not.
+
+    Raises:
+        DataError: a file is missing and cannot be fetched.
+    """
+    missing = [split for split, path in paths.items() if not path.is_file()]
+    if not missing:
+        return
+    try:
+        for split in missing:
+            _fetch(source, split, paths[split])
+    except Exception as error:  # of the network, of the Hub, of the disk
+        names = ", ".join(paths[split].name for split in missing)
+        raise DataError(
+            f"missing data: {names} expected in {paths['train'].parent}, with the columns"
+            f" {', '.join((*source.texts, source.label))}; fetching from the Hub failed ({_line(error)});"
+            " copy the files there, or name the folder that has them with --data DIR or BENCH_DATA"
+        ) from error
+
+
+def _fetch(source: TextSource, split: str, path: Path) -> None:
+    """Write a split's file with what the Hub has."""
+    if source.hub is None:
+        raise LookupError("it is not there")
+    name, configuration, splits = source.hub
+    try:
+        from datasets import load_dataset  # type: ignore[import-not-found]
+    except ImportError:
+        raise LookupError("the package datasets is not installed") from None
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+
+    get_hf_file_metadata(hf_hub_url(name, "README.md", repo_type="dataset"), timeout=10)  # as for the tokenizer
+    rows = load_dataset(name, configuration, split=splits[split])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    rows.to_parquet(str(temporary))
+    temporary.replace(path)
+
+
+def _groups_of(source: TextSource, paths: Iterable[Path]) -> tuple[str, ...]:
+    """Those of the source's group columns that all files have."""
+    there = [set(_columns(path)) for path in paths] if source.groups else []
+    return tuple(name for name in source.groups if all(name in names for names in there))
+
+
+def _columns(path: Path) -> list[str]:
+    import pyarrow.parquet as pq
+
+    with _readable(path):
+        return pq.read_schema(path).names
+
+
+def _read(source: TextSource, path: Path, names: Iterable[str]) -> Any:
+    """Columns of a file, as a table of pyarrow's."""
+    import pyarrow.parquet as pq
+
+    there, names = _columns(path), list(names)
+    for name in names:
+        if name not in there:
+            hint = f", as {source.hub[0]} on the Hugging Face Hub does" if source.hub else ""
+            raise DataError(f"{path} has no column {name!r}, only {', '.join(there)}; it must have {', '.join(names)}{hint}")  # fmt: skip
+    with _readable(path):
+        return pq.read_table(path, columns=names)
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    import pyarrow as pa
+
+    try:
+        yield
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(f"damaged data file {path} ({_line(error)}); delete it and copy or download it again") from None
+
+
+def _texts(path: Path, table: Any, name: str, rows: slice) -> list[str]:
+    """Texts of some rows of a table."""
+    try:
+        texts = table[name][rows].to_pylist()
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path}: column {name!r} has a text that is not UTF-8 ({error.reason}); write it again"
+        ) from None
+    wrong = next((i for i, text in enumerate(texts) if not isinstance(text, str)), None)
+    if wrong is not None:
+        row = wrong + (rows.start or 0)
+        raise DataError(f"{path}: row {row} has no text in column {name!r} but {texts[wrong]!r}; leave out such rows")
+    return texts
+
+
+def _labels(source: TextSource, path: Path, table: Any) -> NDArray[np.uint8]:
+    """Labels of all rows. Rows whose label is hidden (-1 on the Hub) are not dropped quietly, but refused."""
+    values, high = table[source.label].to_numpy(), source.num_classes - 1 if source.threshold is None else 1
+    if values.dtype.kind not in "buif":
+        raise DataError(f"{path}: column {source.label!r} holds {table[source.label].type}; it must hold numbers in [0, {high}]")  # fmt: skip
+    legal = (values >= 0) & (values <= high)  # NaN, which stands for a missing one too, is not
+    if source.threshold is None:
+        legal &= values == np.floor(values)
+    if not legal.all():
+        row = int(legal.argmin())
+        kind = "a whole number" if source.threshold is None else "a share"
+        raise DataError(
+            f"{path}: row {row} has {source.label} {values[row]:g}; it must be {kind} in [0, {high}]; leave out such rows"
+            " (-1 marks a label that is hidden)"
+        )
+    return (values if source.threshold is None else values >= source.threshold).astype(np.uint8)
+
+
+def _mentions(path: Path, table: Any, names: Sequence[str]) -> NDArray[np.uint8]:
+    """The groups of each row as bits; a missing share is none."""
+    bits = np.zeros(len(table), np.uint8)
+    for i, name in enumerate(names):
+        values = table[name].to_numpy()
+        if values.dtype.kind not in "buif":
+            raise DataError(f"{path}: column {name!r} holds {table[name].type}; it must hold shares in [0, 1]")
+        bits |= (values >= 0.5).astype(np.uint8) << i
+    return bits
+
+
+# -- cache ------------------------------------------------------------------------------------------------------------
+
+
+class Encoded(NamedTuple):
+    """The rows of a file as they are cached.
+
+    Attributes:
+        ids: tokens of all rows, one after the other, uint16 (int32 where ids are greater).
+        ends: where each row ends in them, int64 of shape (n,).
+        second: how many of a row's tokens, at its end, belong to the second text, uint16 of shape (n,).
+        labels: uint8 of shape (n,).
+        groups: bit i is set where a row mentions the i-th group, uint8 of shape (n,).
+    """
+
+    ids: NDArray[Any]
+    ends: NDArray[np.int64]
+    second: NDArray[np.uint16]
+    labels: NDArray[np.uint8]
+    groups: NDArray[np.uint8]
+
+    def table(self, first: int) -> Tensor:
+        """Start, length, tokens of the second text, label and groups of each row, int64 of shape (n, 5).
+
+        Args:
+            first: where the file's tokens begin in those of all files.
+        """
+        lengths = np.diff(self.ends, prepend=0)
+        columns = [first + self.ends - lengths, lengths, self.second, self.labels, self.groups]
+        return torch.from_numpy(np.stack(columns, axis=1, dtype=np.int64))
+
+
+def cache_folder() -> Path:
+    """Where tokens are kept between runs: $BENCH_CACHE, else `~/.cache/attention-optimizer-bench`."""
+    named = os.environ.get("BENCH_CACHE")
+    return Path(named) if named else Path.home() / ".cache" / "attention-optimizer-bench"
+
+
+def cached_tokens(digest: str) -> list[dict[str, Any]]:
+    """What the cache has of a file: for each tokenizer and length, `vocabulary`, `max_length` and `bytes`.
+
+    Args:
+        digest: SHA-256 of the file.
+    """
+    found = []
+    for record in (cache_folder() / "tokens").glob(f"{digest[:16]}-*/record.json"):
+        with suppress(OSError, ValueError, KeyError):
+            known = json.loads(record.read_text("utf-8"))
+            size = sum(file.stat().st_size for file in record.parent.iterdir())
+            found.append({"vocabulary": known["vocabulary"], "max_length": known["max_length"], "bytes": size})
+    return sorted(found, key=lambda each: (each["vocabulary"], each["max_length"]))
+
+
+def _encoded(source: TextSource, path: Path, digest: str, groups: Sequence[str], tokenizer: Tokenizer) -> Encoded:
+    """The rows of a file: from the cache, or tokenised and put there. Several processes may ask for them at once."""
+    meaning = source.texts, source.label, source.num_classes, source.threshold, groups
+    key = _hash(FORMAT, digest, meaning, tokenizer.to_str())
+    folder = cache_folder() / "tokens" / f"{digest[:16]}-{key[:16]}"
+    with _alone(folder):
+        encoded = _load(folder)
+        if encoded is None:
+            encoded = _encode(source, path, groups, tokenizer)
+            truncation = tokenizer.truncation
+            assert truncation is not None
+            size, most = tokenizer.get_vocab_size(), truncation["max_length"]
+            _save(folder, encoded, {"path": str(path), "vocabulary": size, "max_length": most})
+    return encoded
+
+
+def _encode(source: TextSource, path: Path, groups: Sequence[str], tokenizer: Tokenizer) -> Encoded:
+    table = _read(source, path, (*source.texts, source.label, *groups))
+    labels, mentions = _labels(source, path, table), _mentions(path, table, groups)
+    kind = np.uint16 if max(tokenizer.get_vocab().values()) < 2**16 else np.int32
+    ids: list[NDArray[Any]] = []
+    lengths: list[int] = []
+    second: list[int] = []
+    for start in range(0, len(table), _CHUNK):
+        columns = [_texts(path, table, name, slice(start, start + _CHUNK)) for name in source.texts]
+        rows: Any = columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+        encodings = tokenizer.encode_batch_fast(rows)
+        lengths += map(len, encodings)
+        second += (sum(each.type_ids) for each in encodings) if len(columns) > 1 else [0] * len(encodings)
+        ids.append(np.fromiter(chain.from_iterable(each.ids for each in encodings), kind))
+    flat = np.concatenate(ids) if ids else np.zeros(0, kind)
+    return Encoded(flat, np.cumsum(lengths, dtype=np.int64), np.array(second, np.uint16), labels, mentions)
+
+
+def _load(folder: Path) -> Encoded | None:
+    """What `_save` has written, memory-mapped; None if it is not there or damaged."""
+    try:
+        digests = json.loads((folder / "record.json").read_text("utf-8"))["sha256"]
+        arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in Encoded._fields}
+    except (OSError, ValueError, KeyError, TypeError, EOFError):
+        return None
+    fine = all(digests.get(name) == hashlib.sha256(array).hexdigest() for name, array in arrays.items())
+    return Encoded(**arrays) if fine else None
+
+
+def _save(folder: Path, encoded: Encoded, record: Mapping[str, Any]) -> None:
+    """Write the arrays, so that they are there whole or not at all."""
+    temporary = folder.with_name(f"{folder.name}.tmp")
+    for old in (temporary, folder):  # of a process that was killed; damaged
+        shutil.rmtree(old, ignore_errors=True)
+    temporary.mkdir()
+    for name, array in encoded._asdict().items():
+        np.save(temporary / f"{name}.npy", array)
+    digests = {name: hashlib.sha256(array).hexdigest() for name, array in encoded._asdict().items()}
+    (temporary / "record.json").write_text(json.dumps({**record, "sha256": digests}), "utf-8")
+    temporary.replace(folder)
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """One process at a time makes what lies at this path of the cache; the lock goes with the process.
+
+    Raises:
+        DataError: the cache cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.with_name(f"{path.name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise  # whoever called us says so
+        raise DataError(f"cannot write the cache {path.parent} ({error.strerror}); name another folder with BENCH_CACHE") from None  # fmt: skip
+
+
+def sha256(path: Path) -> str:
+    """SHA-256 of a file as 64 hex digits.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    with _readable(path), path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _hash(*parts: Any) -> str:
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def _line(error: Exception) -> str:
+    """An error in one short line."""
+    return " ".join(str(error).split())[:200] or type(error).__name__

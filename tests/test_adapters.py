@@ -1,0 +1,211 @@
+"""Optimizers with other habits: their steps, copies, traits and options."""
+
+import copy
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.optim import Optimizer
+
+from bench.check import conformance
+from bench.options import MISSING, imported_options, parse_options
+from optimizers import OPTIMIZERS, Traits
+from optimizers.adapters import adapted, traits_of
+
+
+class OnLoss(Optimizer):
+    """Takes the loss, has no lr, remembers a buffer."""
+
+    def __init__(self, params: Any, scale: float = 0.1) -> None:
+        super().__init__(params, {"scale": scale})
+
+    @torch.no_grad()
+    def step(self, loss: Any = None) -> Any:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    buffer = self.state[p].setdefault("buffer", torch.zeros_like(p))
+                    buffer.mul_(0.9).add_(p.grad, alpha=float(loss))
+                    p.sub_(buffer, alpha=group["scale"])
+
+
+class Bare(OnLoss):
+    """Takes nothing."""
+
+    def step(self) -> Any:  # type: ignore[override]
+        super().step(loss=1.0)
+
+
+class OwnWay(Bare):
+    """Pickled in its own way."""
+
+    def __reduce__(self) -> Any:
+        return _own_way, ()
+
+
+def _own_way() -> str:
+    return "its own way"
+
+
+class SecondOrder(Optimizer):
+    """Differentiates gradients."""
+
+    def __init__(self, params: Any, lr: float = 0.1, **more: Any) -> None:
+        super().__init__(params, {"lr": lr}, **more)
+
+    def step(self, closure: Any = None) -> Any:
+        with torch.enable_grad():
+            loss = closure()
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    (curved,) = torch.autograd.grad(p.grad.sum(), p, retain_graph=True)
+                    with torch.no_grad():
+                        p.sub_(group["lr"] * p.grad / (1 + curved.abs()))
+        return loss
+
+
+class Twice(Bare):
+    """Evaluates again, as SAM does, and draws random numbers."""
+
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        torch.rand(1)
+        print("hello")
+        for _ in range(2):
+            with torch.enable_grad():
+                loss = closure()
+        super().step()
+        return loss
+
+
+class Abstract(SecondOrder):
+    """Passes all on."""
+
+    def __init__(self, *args: Any, **keywords: Any) -> None:
+        super().__init__(*args, **keywords)
+
+
+class Demanding(Optimizer):
+    def __init__(self, params: Any, friend: Any) -> None:
+        super().__init__(params, {})
+
+
+def stepped(optimizer: Any, p: torch.Tensor, steps: int = 2) -> torch.Tensor:
+    for _ in range(steps):
+
+        def closure() -> torch.Tensor:
+            p.grad = None
+            loss = p.square().sum()
+            loss.backward()
+            return loss.detach()
+
+        optimizer.step(closure)
+    return p.detach().clone()
+
+
+@pytest.mark.parametrize("cls", [OnLoss, Bare])
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda value: pickle.loads(pickle.dumps(value))], ids=["deepcopy", "pickle"]
+)
+@pytest.mark.parametrize("before", [0, 2])
+def test_copies_of_what_is_adapted_go_on_as_the_original(cls: Any, copied: Any, before: int) -> None:
+    p = torch.nn.Parameter(torch.tensor([1.0, -2.0]))
+    optimizer = adapted(cls)([p], scale=0.05)
+    stepped(optimizer, p, before)
+    twin_p, twin = copied((p, optimizer))
+    assert type(twin) is type(optimizer)
+    assert type(twin) is not cls
+    assert torch.equal(stepped(twin, twin_p), stepped(optimizer, p))
+
+
+def test_a_class_is_adapted_once_and_left_alone_where_it_fits() -> None:
+    assert adapted(Bare) is adapted(Bare)
+    assert adapted(SecondOrder) is SecondOrder
+    assert adapted(adapted(Bare)) is adapted(Bare)
+
+
+def test_a_class_that_pickles_in_its_own_way_does_so_still() -> None:
+    optimizer = adapted(OwnWay)([torch.nn.Parameter(torch.ones(1))])
+    assert pickle.loads(pickle.dumps(optimizer)) == "its own way"
+
+
+@pytest.mark.parametrize(
+    ("cls", "traits"),
+    [
+        (Bare, Traits()),
+        (SecondOrder, Traits(create_graph=True)),
+        (Twice, Traits(calls_closure_again=True)),
+        (torch.optim.LBFGS, Traits(calls_closure_again=True)),
+        (torch.optim.Adam, Traits()),
+        (Demanding, Traits()),
+    ],
+)
+def test_traits_are_seen_in_a_step(cls: Any, traits: Traits, capsys: pytest.CaptureFixture[str]) -> None:
+    before = torch.get_rng_state()
+    assert traits_of(adapted(cls)) == traits
+    assert torch.equal(torch.get_rng_state(), before)
+    assert capsys.readouterr().out == ""
+
+
+def test_a_plug_in_has_the_traits_that_are_seen() -> None:
+    assert OPTIMIZERS["tests.test_adapters:SecondOrder"].traits == Traits(create_graph=True)
+    assert OPTIMIZERS["adam"].traits == Traits()
+
+
+def test_options_of_bases_that_are_handed_over_are_no_options() -> None:
+    assert imported_options(SecondOrder).keys() == {"lr"}  # not `defaults`, which torch's base class requires
+    passed = imported_options(Abstract)
+    assert passed["lr"].default == 0.1
+    assert imported_options(Demanding)["friend"].default is MISSING
+
+
+def test_a_default_that_has_no_form_on_the_command_line_is_no_option() -> None:
+    class Sentinel(Optimizer):
+        def __init__(self, params: Any, lr: float = 0.1, palm: bool = object(), shard: bool = None) -> None:  # type: ignore[assignment]  # noqa: RUF013
+            super().__init__(params, {"lr": lr})
+
+    options = imported_options(Sentinel)
+    assert options.keys() == {"lr", "shard"}
+    assert parse_options("opt", options, {}) == {
+        "lr": 0.1,
+        "shard": None,
+    }  # None is taken though the annotation forgets it
+
+
+@pytest.mark.parametrize("name", ["OnLoss", "SecondOrder", "Twice"])
+@pytest.mark.parametrize("engine", ["lightning", "auto"])
+def test_each_trains(name: str, engine: str, cli: Any, store: Path) -> None:
+    words = [
+        "--task",
+        "synthetic",
+        "--trainer.max_steps",
+        20,
+        "--device",
+        "cpu",
+        "--opt",
+        f"tests.test_adapters:{name}",
+    ]
+    if engine == "lightning":
+        answer = cli("fit", *words)
+    else:
+        answer = cli("sweep", *words, "--seeds", 2, "--out", store / "swept")
+    assert answer.code == 0, answer.err
+
+
+def test_what_is_adapted_passes_the_kit_but_for_its_faults() -> None:
+    report = conformance(
+        "tests.test_adapters:OnLoss", only=["builds", "resume", "copies", "frozen", "schedule", "closure"]
+    )
+    assert report.failed == ["schedule"], report.text()
+    assert report["copies"].note == "copy.deepcopy and pickle"
+
+
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "Adagrad", "SGD"])
+def test_torchs_types_are_those_of_numbers(name: str) -> None:
+    options = imported_options(getattr(torch.optim, name))
+    given = {"lr": "0.5"} | ({"betas": "0.5,0.9"} if "betas" in options else {})
+    values = parse_options("opt", options, given)
+    assert values["lr"] == 0.5
+    assert values.get("betas", (0.5, 0.9)) == (0.5, 0.9)

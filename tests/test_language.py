@@ -1,0 +1,525 @@
+"""BERT for text classification: what it computes, what its options mean, what it refuses."""
+
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import BertConfig, BertForSequenceClassification, RobertaConfig, RobertaForSequenceClassification
+
+from bench import runner
+from bench.config import resolve
+from bench.lanes.engine import Scores
+from bench.storage.store import Store
+from tasks.dropout import BatchDropout, use_batch_dropout
+from tasks.files import DataError
+from tasks.language import TextClassifier, WorstGroupAccuracy, _attention
+from tasks.text import TextBatch
+from tests.equivalence import Case, by_suite, config_of, distance
+from tests.tiny_text import GROUPS, VOCABULARY, TinyText
+
+SHAPE = {
+    "vocab_size": VOCABULARY, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 16,
+    "max_position_embeddings": 20, "num_labels": 3,
+}  # fmt: skip
+FAMILY = {
+    "bert": (BertConfig(**SHAPE), BertForSequenceClassification),
+    "roberta": (RobertaConfig(**SHAPE, type_vocab_size=1, pad_token_id=2), RobertaForSequenceClassification),
+}
+each_kind = pytest.mark.parametrize("kind", FAMILY)
+Folder = Callable[..., Path]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    """Makes a folder with a small pretrained model, whose encoder only is saved unless `whole`."""
+
+    def make(kind: str = "bert", *, whole: bool = False, **changed: Any) -> Path:
+        config, cls = FAMILY[kind]
+        torch.manual_seed(5)
+        model = cls(type(config)(**config.to_dict() | changed))
+        with torch.no_grad():
+            for p in model.parameters():  # so that biases count, and attention is not uniform
+                p.add_(torch.randn_like(p), alpha=0.3)
+        (model if whole else model.base_model).save_pretrained(tmp_path / kind)
+        return tmp_path / kind
+
+    return make
+
+
+@pytest.fixture
+def float64() -> Any:
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def from_folder(path: Path, seed: int = 0, **options: Any) -> TextClassifier:
+    torch.manual_seed(seed)
+    return TextClassifier(TinyText(), model=str(path), **options)
+
+
+def small(seed: int = 0, data: TinyText | None = None, **options: Any) -> TextClassifier:
+    torch.manual_seed(seed)
+    return TextClassifier(data or TinyText(), **{"scratch": True, "width": 8, "num_heads": 2, **options})
+
+
+def batch(n: int = 6) -> TextBatch:
+    return TinyText().batch("train", slice(0, n))
+
+
+def in_training(task: TextClassifier, rows: slice = slice(0, 6), size: int = 6) -> TextClassifier:
+    use_batch_dropout(task, task.randomness)
+    task.randomness.seed, task.randomness.step, task.randomness.rows, task.randomness.batch_size = 1, 2, rows, size
+    return task
+
+
+def gradients(task: TextClassifier, given: TextBatch) -> list[Tensor]:
+    return list(torch.autograd.grad(task.loss(given).loss, list(task.parameters())))
+
+
+# -- what is computed -------------------------------------------------------------------------------------------------
+
+
+@each_kind
+def test_logits_are_those_of_transformers_own_model(kind: str, folder: Folder, float64: None) -> None:
+    path = folder(kind, whole=True)
+    task, given = from_folder(path, dropout=0.0), batch()
+    theirs = FAMILY[kind][1].from_pretrained(path, attn_implementation="eager", dtype=torch.float64)
+    ids = given.ids if kind == "bert" else given.ids.masked_fill(~given.mask, 2)  # it sees padding by its own number
+    types = given.types if kind == "bert" else None
+    expected = theirs(ids, attention_mask=given.mask.long(), token_type_ids=types).logits
+    outcome = task.loss(given)
+    torch.testing.assert_close(outcome.predictions, expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(outcome.loss, nn.functional.cross_entropy(expected, given.labels))
+    assert torch.equal(outcome.labels, given.labels)
+
+
+@each_kind
+@pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 1e-6), (torch.float64, 1e-14)])
+def test_padding_changes_no_logit(kind: str, dtype: torch.dtype, most: float, folder: Folder) -> None:
+    task, given = from_folder(folder(kind, whole=True), dropout=0.0).to(dtype), batch()
+    wide = [nn.functional.pad(part, (0, 8)) for part in given[:3]]
+    wide[0] = wide[0].where(wide[1], torch.randint(0, VOCABULARY, wide[0].shape))
+    for model in (task.train(), task.eval()):
+        narrow = model.loss(given).predictions.detach()
+        padded = model.loss(TextBatch(wide[0], wide[1], wide[2], given.labels, None)).predictions.detach()
+        assert float((narrow - padded).abs().max()) <= most
+        assert float(narrow.std(0).min()) > 1e-3  # the texts do matter
+
+
+@each_kind
+def test_every_parameter_is_trained_and_belongs_to_the_one_child(kind: str, folder: Folder) -> None:
+    task = from_folder(folder(kind))
+    assert all(float(g.abs().max()) > 0 for g in gradients(task, batch()))
+    assert [name for name, _ in task.named_children()] == ["model"]
+    assert all(module.training for module in task.modules())
+    assert task.state_dict().keys() == dict(task.named_parameters()).keys()
+
+
+def test_many_points_at_once_are_each_as_alone(float64: None) -> None:
+    task, given = in_training(small(dropout=0.2)), batch()
+    weights = {name: torch.stack([p.detach(), 1.2 * p.detach()]) for name, p in task.named_parameters()}
+    at_once = task.loss_at(weights, given)
+    for k in range(2):
+        task.load_state_dict({name: w[k] for name, w in weights.items()})
+        alone = task.loss(given)
+        torch.testing.assert_close(at_once.loss[k], alone.loss)
+        torch.testing.assert_close(at_once.predictions[k], alone.predictions)
+
+
+# -- dropout and precision ----------------------------------------------------------------------------------------------
+
+
+def test_attention_drops_by_the_masks_of_its_own_layer() -> None:
+    task = in_training(small(dropout=0.4))
+    layer = task.model.bert.encoder.layer[1].attention.self
+    q, k, v = torch.randn(3, 6, 2, 5, 4)
+    mask = torch.arange(5) < torch.tensor([5, 4, 3, 2, 1, 5])[:, None, None, None]
+    mixed, _ = _attention(layer, q, k, v, mask, scaling=0.3, dropout=layer.dropout.p)
+    weights = (q @ k.mT * 0.3).masked_fill(~mask, -torch.inf).softmax(-1)
+    dropped = layer.dropout(weights)
+    assert 0.1 < float((dropped == 0)[weights > 0].float().mean()) < 0.7
+    torch.testing.assert_close(mixed, (dropped @ v).transpose(1, 2))
+    without, _ = _attention(layer, q, k, v, mask, scaling=0.3, dropout=0.0)
+    torch.testing.assert_close(without, (weights @ v).transpose(1, 2))
+
+
+def test_training_draws_nothing_from_the_global_stream() -> None:
+    task = in_training(small(dropout=0.3))
+    layers = [m for m in task.modules() if isinstance(m, BatchDropout)]
+    assert len(layers) == len({layer.stream for layer in layers}) == 1 + 2 * 3 + 1
+    assert not [m for m in task.modules() if isinstance(m, nn.Dropout)]
+    before = torch.random.get_rng_state()
+    first, again = gradients(task, batch()), gradients(task, batch())
+    assert torch.equal(before, torch.random.get_rng_state())
+    assert all(map(torch.equal, first, again))
+    task.randomness.step += 1
+    assert not all(map(torch.equal, first, gradients(task, batch())))
+
+
+@each_kind
+def test_the_rates_are_the_models_own_unless_one_is_given(kind: str, folder: Folder) -> None:
+    path = folder(kind, hidden_dropout_prob=0.25, attention_probs_dropout_prob=0.5)
+
+    def rates(task: TextClassifier) -> list[float]:
+        return [m.p for m in task.modules() if isinstance(m, nn.Dropout)]
+
+    assert sorted(set(rates(from_folder(path)))) == [0.25, 0.5]
+    assert set(rates(from_folder(path, dropout=0.0))) == {0.0}
+    assert set(rates(from_folder(path, dropout=0.3))) == {0.3}
+    assert set(rates(small())) == {0.1}
+
+
+def test_a_run_that_goes_on_from_a_checkpoint_draws_the_same_masks(tmp_path: Path) -> None:
+    config = config_of(Case("adamw", 2, task="tiny_text"), dropout=0.3)
+
+    def fit(stop: int = 20, **more: Any) -> TextClassifier:
+        task, plan = runner.build(config)
+        plan.total_steps = stop
+        if more:  # whatever is there before, the checkpoint counts
+            nn.init.zeros_(task.model.classifier.weight)
+        trainer = runner.make_trainer(config, [])
+        trainer.fit(task, runner.StepRanges(task, 1000, 7), **more)
+        trainer.save_checkpoint(tmp_path / f"{stop}.ckpt")
+        return task
+
+    whole = dict(fit().named_parameters())
+    fit(9)
+    resumed = fit(ckpt_path=tmp_path / "9.ckpt", weights_only=True)
+    assert distance(whole, dict(resumed.named_parameters())) == 0
+
+
+def test_gradient_checkpointing_changes_no_bit_with_dropout(float64: None) -> None:
+    plain, kept = (in_training(small(dropout=0.3, gradient_checkpointing=kept)) for kept in (False, True))
+    assert all(map(torch.equal, gradients(plain, batch()), gradients(kept, batch())))
+    one, other = (
+        by_suite(config_of(Case("sngd", 3, task="tiny_text"), dropout=0.3, **{"task.gradient_checkpointing": kept}))
+        for kept in (False, True)
+    )
+    assert distance(one.weights, other.weights) == 0
+
+
+def test_gradient_checkpointing_keeps_less_for_the_gradient() -> None:
+    def kept(checkpointing: bool) -> int:
+        task, sizes = in_training(small(gradient_checkpointing=checkpointing)), []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.numel()) or t, lambda t: t):
+            task.loss(batch())
+        return sum(sizes)
+
+    assert kept(True) < 0.5 * kept(False)
+
+
+def test_bfloat16_agrees_to_its_precision() -> None:
+    case = Case("adamw", 2, task="tiny_text")
+    exact, rounded = (by_suite(config_of(case, precision=p)).curve for p in ("32-true", "bf16-mixed"))
+    assert [row[0] for row in rounded] == pytest.approx([row[0] for row in exact], rel=0.03)
+    assert rounded[-1][0] < 0.98 * rounded[0][0]
+
+
+# -- heads and sizes ------------------------------------------------------------------------------------------------------
+
+
+def test_regrouping_into_as_many_heads_is_the_original_bit_for_bit(folder: Folder) -> None:
+    path = folder(whole=True)
+    own, same = from_folder(path, dropout=0.0), from_folder(path, dropout=0.0, num_heads=3, heads="regroup")
+    assert torch.equal(own.loss(batch()).predictions, same.loss(batch()).predictions)
+    assert all(map(torch.equal, own.state_dict().values(), same.state_dict().values()))
+
+
+@pytest.mark.parametrize("heads", [1, 2, 4, 6, 12])
+def test_regrouping_cuts_the_same_projections_into_other_heads(heads: int, folder: Folder, float64: None) -> None:
+    path = folder(whole=True)
+    own, cut = from_folder(path, dropout=0.0), from_folder(path, dropout=0.0, num_heads=heads)
+    assert all(map(torch.equal, own.state_dict().values(), cut.state_dict().values()))
+    layer = cut.model.bert.encoder.layer[0].attention.self
+    x = torch.randn(2, 5, 12)
+    parts = []
+    for q, k, v in zip(*(f(x).split(12 // heads, -1) for f in (layer.query, layer.key, layer.value)), strict=True):
+        parts.append((q @ k.mT / (12 / heads) ** 0.5).softmax(-1) @ v)
+    got = layer(x, attention_mask=torch.ones(2, 1, 1, 5, dtype=torch.bool))[0]
+    torch.testing.assert_close(got, torch.cat(parts, -1))
+    assert not torch.allclose(own.loss(batch()).predictions, cut.loss(batch()).predictions)
+
+
+def test_fresh_heads_are_the_same_architecture_from_the_seed(folder: Folder) -> None:
+    path = folder(whole=True)
+    own, fresh, again, other = (
+        from_folder(path), from_folder(path, num_heads=4, heads="fresh"), from_folder(path, num_heads=4, heads="fresh"),
+        from_folder(path, seed=1, num_heads=3, heads="fresh"),
+    )  # fmt: skip
+    sizes = [{name: p.shape for name, p in task.named_parameters()} for task in (own, fresh, other)]
+    assert sizes[0] == sizes[1] == sizes[2]
+    name = "bert.encoder.layer.0.attention.self.query.weight"
+    weights = [task.model.get_parameter(name).detach() for task in (own, fresh, again, other)]
+    assert torch.equal(weights[1], weights[2])
+    assert not torch.equal(weights[1], weights[3])
+    assert float(weights[0].std()) > 0.2 > 0.03 > float(weights[1].std())
+    assert fresh.model.bert.encoder.layer[0].attention.self.num_attention_heads == 4
+
+
+@pytest.mark.parametrize("heads", [1, 2, 4])
+def test_the_number_of_parameters_is_as_computed(heads: int) -> None:
+    L, d, V = 3, 8, VOCABULARY
+    task = small(layers=L, width=d, num_heads=heads)
+    norm, block = 2 * d, 4 * (d * d + d) + (d * 4 * d + 4 * d) + (4 * d * d + d)
+    expected = (V + 512 + 2) * d + norm + L * (block + 2 * norm) + (d * d + d) + (d * 3 + 3)
+    assert sum(p.numel() for p in task.parameters()) == expected
+
+
+def test_heads_from_scratch_are_64_wide_by_default() -> None:
+    found = {width: small(width=width, num_heads=None).model.config.num_attention_heads for width in (8, 128, 192)}
+    assert found == {8: 1, 128: 2, 192: 3}
+
+
+# -- weights ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_pretrained_encoder_gets_a_classifier_from_the_seed(folder: Folder) -> None:
+    path = folder()
+    one, same, other = from_folder(path, 0), from_folder(path, 0), from_folder(path, 1)
+    name = "bert.embeddings.word_embeddings.weight"
+    assert torch.equal(one.model.get_parameter(name), other.model.get_parameter(name))
+    assert torch.equal(one.model.classifier.weight, same.model.classifier.weight)
+    assert not torch.equal(one.model.classifier.weight, other.model.classifier.weight)
+
+
+def test_a_checkpoints_own_pooler_and_classifier_are_used(folder: Folder) -> None:
+    path = folder(whole=True)
+    saved = BertForSequenceClassification.from_pretrained(path).state_dict()
+    task = from_folder(path)
+    assert all(torch.equal(saved[name], value) for name, value in task.model.state_dict().items())
+
+
+def test_weights_come_in_the_precision_of_the_run(folder: Folder, float64: None) -> None:
+    assert {p.dtype for p in from_folder(folder()).parameters()} == {torch.float64}
+
+
+def test_loading_prints_nothing(folder: Folder, capfd: pytest.CaptureFixture[str]) -> None:
+    path = folder()
+    capfd.readouterr()
+    from_folder(path)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_options_out_of_range_are_named_with_their_range(folder: Folder) -> None:
+    path = str(folder())
+    for options, message in (
+        ({"layers": 0}, r"^layers=0 .* at least 1"),
+        ({"width": 0}, r"^width=0 .* at least 1"),
+        ({"num_heads": 0}, r"^num_heads=0 .* at least 1"),
+        ({"num_heads": 3}, "^num_heads=3 does not divide width=8"),
+        ({"dropout": 1.0}, r"^dropout=1.0 .*\[0, 1\)"),
+        ({"heads": "other"}, "^heads=other .* regroup or fresh"),
+        ({"scratch": False, "model": path, "num_heads": 5}, "^num_heads=5 does not divide the model's width of 12"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            small(**options)
+
+
+def test_data_that_do_not_fit_to_the_model_are_refused_with_both_numbers(folder: Folder) -> None:
+    for changed, message in (
+        ({"vocab_size": 5}, r"^model=.* has embeddings of 5 tokens and the data have 24; make the data with"),
+        ({"num_labels": 2}, r"^model=.* has a classifier for 2 labels and the data have 3; name the model"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            from_folder(folder(whole=True, **changed))
+    path = folder()
+    (path / "config.json").write_text((path / "config.json").read_text().replace('"bert"', '"distilbert"'))
+    with pytest.raises(ValueError, match=r"is a distilbert; it must be one of bert, roberta"):
+        from_folder(path)
+
+
+@each_kind
+def test_texts_longer_than_the_model_knows_positions_are_refused(kind: str, folder: Folder) -> None:
+    positions = {"bert": 20, "roberta": 17}[kind]
+
+    class Long(TinyText):
+        tokenizer = SimpleNamespace(truncation={"max_length": positions})
+
+    path = str(folder(kind))
+    TextClassifier(Long(), model=path)
+    Long.tokenizer.truncation["max_length"] += 1
+    with pytest.raises(ValueError, match=f"^max_length={positions + 1} is more than the {positions} positions"):
+        TextClassifier(Long(), model=path)
+
+
+def test_folders_without_what_is_needed_are_refused_in_one_line(folder: Folder, tmp_path: Path) -> None:
+    def refused(path: Path) -> str:
+        with pytest.raises(DataError) as error:
+            from_folder(path)
+        assert "\n" not in str(error.value)
+        return str(error.value)
+
+    (tmp_path / "empty").mkdir()
+    assert "has no config.json and no model.safetensors" in refused(tmp_path / "empty")
+    path = folder()
+    weights = path / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:1000])
+    assert "model.safetensors cannot be read" in refused(path)
+    weights.unlink()
+    assert "has no model.safetensors; name a folder" in refused(path)
+    (path / "pytorch_model.bin").write_bytes(b"never read")
+    assert "as a pickle (pytorch_model.bin)" in refused(path)
+    assert "convert it to model.safetensors" in refused(path)
+    weights.write_bytes(whole)
+    (path / "config.json").write_text("{")
+    assert "config.json cannot be read" in refused(path)
+
+
+def test_weights_of_half_an_encoder_are_refused(folder: Folder) -> None:
+    from safetensors.torch import load_file, save_file
+
+    path = folder()
+    weights = {name: w for name, w in load_file(path / "model.safetensors").items() if "layer.1.output" not in name}
+    save_file(weights, path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(DataError, match=r"lacks 4 weights of the encoder, such as bert.encoder.layer.1.output"):
+        from_folder(path)
+
+
+def test_without_a_network_one_line_says_what_is_expected_where(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def unreachable(*_: Any, **__: Any) -> None:
+        raise OSError("no network")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unreachable)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    for name in ("bench-test/there-is-no-such-model", "/no/such/folder"):
+        with pytest.raises(DataError) as error:
+            from_folder(Path(name))
+        assert str(error.value).startswith(f"missing model {name!r}: no such folder, config.json and model.safetensors")
+        assert all(word in str(error.value) for word in (str(tmp_path), "--task.model DIR", "--task.scratch true"))
+        assert "\n" not in str(error.value)
+    assert capfd.readouterr() == ("", "")
+
+
+# -- metrics ----------------------------------------------------------------------------------------------------------------
+
+
+def by_hand(right: np.ndarray, labels: np.ndarray, groups: np.ndarray) -> float:
+    cells = [groups[:, g].astype(bool) & (labels == y) for g in range(groups.shape[1]) for y in range(labels.max() + 1)]
+    return min(right[cell].mean() for cell in cells if cell.any())
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_worst_group_is_the_least_accuracy_of_identity_and_label(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    n, classes, identities = 200, 2 + seed % 2, 1 + seed
+    logits, labels = draw.normal(size=(n, classes)), draw.integers(0, classes, n)
+    groups = (draw.random((n, identities)) < 0.3).astype(int)
+    groups[labels == 0, 0] = 0  # a group without samples
+    metric = WorstGroupAccuracy(classes, identities)
+    columns = torch.from_numpy(np.concatenate([labels[:, None], groups], 1))
+    for part in range(0, n, 70):
+        metric.update(torch.from_numpy(logits)[part : part + 70], columns[part : part + 70])
+    assert float(metric.compute()) == pytest.approx(by_hand(logits.argmax(1) == labels, labels, groups), abs=1e-7)
+
+
+def test_worst_group_on_an_example_worked_out() -> None:
+    metric = WorstGroupAccuracy(2, 2)
+    labels = torch.tensor([[0, 1, 0], [0, 1, 1], [1, 0, 1], [1, 0, 0], [0, 1, 0]])
+    predicted = nn.functional.one_hot(torch.tensor([0, 1, 1, 0, 0]), 2)
+    metric.update(predicted, labels)
+    # (first, 0): 2 of 3 right; (second, 0): 0 of 1; (second, 1): 1 of 1; the fourth mentions none.
+    assert float(metric.compute()) == 0
+    metric.reset()
+    metric.update(predicted[[0, 4, 2, 3]], labels[[0, 4, 2, 3]])
+    assert float(metric.compute()) == 1
+
+
+def test_without_any_identity_the_worst_group_is_everybody() -> None:
+    metric = WorstGroupAccuracy(2, 3)
+    metric.update(torch.eye(2)[[0, 1, 1, 1]], torch.tensor([[0, 0, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0], [1, 0, 0, 0]]))
+    assert float(metric.compute()) == 0.75
+
+
+def test_groups_reach_the_metrics_of_a_run() -> None:
+    data = TinyText(with_groups=True)
+    task = small(data=data)
+    assert list(task.metrics()) == ["accuracy", "worst_group"]
+    assert list(small().metrics()) == ["accuracy"]
+    given = data.batch("val", slice(0, 30))
+    outcome = task.loss(given)
+    assert outcome.labels.shape == (30, 1 + len(GROUPS))
+    assert torch.equal(outcome.loss, small().loss(given._replace(groups=None)).loss)
+    right = outcome.predictions.argmax(1) == given.labels
+    expected = {
+        "accuracy": float(right.float().mean()),
+        "worst_group": by_hand(right.numpy(), given.labels.numpy(), given.groups.numpy()),
+    }
+    for name, metric in task.metrics().items():
+        metric.update(outcome.predictions, outcome.labels)
+        assert float(metric.compute()) == pytest.approx(expected[name], abs=1e-6)
+        lanes = Scores(task.metrics()[name])
+        lanes.update(outcome.predictions.expand(2, 3, -1, -1), outcome.labels.expand(2, 3, -1, -1))
+        assert lanes.states is not None
+        torch.testing.assert_close(lanes.compute(), torch.full((2, 3), expected[name]))
+
+
+def test_a_run_with_groups_reports_both(cli: Any, store: Path) -> None:
+    config_of(Case("sgd", task="tiny_text"))
+    words = ["--task.scratch", "true", "--task.width", 8, "--task.with_groups", "true", "--trainer.max_steps", 2]
+    answer = cli("fit", "--task", "tiny_text", "--opt", "sgd", "--device", "cpu", *words)
+    assert answer.code == 0, answer.err
+    (result,) = Store(store).runs()
+    assert set(result.metrics["final"]) == {"loss", "accuracy", "worst_group"}
+
+
+# -- real weights ---------------------------------------------------------------------------------------------------------------
+
+
+with_minilm = pytest.mark.skipif("BENCH_MINILM" not in os.environ, reason="BENCH_MINILM names no folder with MiniLM")
+
+
+@with_minilm
+def test_minilm_is_transformers_own_and_padding_changes_no_logit() -> None:
+    from transformers import AutoModel
+
+    class Data(TinyText):
+        vocab_size = 30522
+
+    path = os.environ["BENCH_MINILM"]
+    task, given = TextClassifier(Data(), model=path, dropout=0.0).eval(), batch(8)
+    theirs = AutoModel.from_pretrained(path, attn_implementation="eager").eval()
+    pooled = theirs(given.ids, given.mask.long(), given.types).pooler_output
+    logits = task.loss(given).predictions
+    torch.testing.assert_close(logits, task.model.classifier(pooled), rtol=0, atol=1e-5)
+    wide = TextBatch(*(nn.functional.pad(part, (0, 55)) for part in given[:3]), given.labels, None)
+    assert float((task.loss(wide).predictions - logits).abs().max()) < 1e-6
+
+
+def on_2000_rows(task: str) -> dict[str, Any]:
+    """One epoch of MiniLM, by AdamW."""
+    data = Path(os.environ.get("BENCH_DATA", "data"))
+    if not (data / task / "train.parquet").is_file():
+        pytest.skip(f"no real data: {task}/train.parquet is not in {data.resolve()}")
+    return {
+        "task": task, "task.model": os.environ["BENCH_MINILM"], "task.n_train": 2000, "task.max_length": 64,
+        "opt": "adamw", "opt.lr": 1e-4, "trainer.max_epochs": 1, "device": "cpu", "data": data,
+    }  # fmt: skip
+
+
+@with_minilm
+def test_minilm_tells_good_films_from_bad_ones_after_2000_phrases(store: Path) -> None:
+    result = runner.run(resolve(on_2000_rows("sst2") | {"store": store}), progress=False)
+    assert result.final is not None
+    assert result.final > 0.8
+
+
+@with_minilm
+def test_minilm_learns_more_of_mnli_than_the_shares_of_the_labels() -> None:
+    config = resolve(on_2000_rows("mnli"))
+    task, _ = runner.build(config)
+    runner.make_trainer(config, []).fit(
+        task, runner.StepRanges(task, 1000, 4)
+    )  # evaluation would take ten times as long
+    losses = [float(row.loss) for row in task.record.curve]
+    assert np.mean(losses[-10:]) < 0.98 * np.log(3)

@@ -1,0 +1,256 @@
+"""The matrix: whatever stands in a module ends in a row, and every name and note is harmless in every format."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from bench.check.catalogue import CHECKS
+from bench.check.cli import main
+from bench.check.matrix import MATRIX_CHECKS, Row, as_text, board, members, rows, said
+from bench.check.report import Report, Verdict
+from bench.errors import UserError
+from tests import tiny
+
+ZOO = """
+import os, time
+from torch.optim import SGD, Optimizer
+from tests import mutants
+
+print("a module may print")
+
+class Good(mutants.Sound): pass
+
+class _Hidden(mutants.Sound): pass
+
+class FirstOnly(mutants.FirstGroupOnly): pass
+
+Again = Good  # the same under another name
+HELPER = Good([__import__("torch").ones(1)])
+
+class Needy(mutants.Sound):
+    def __init__(self, params, friend): super().__init__(params)
+
+class Rude(mutants.Sound):
+    def __init__(self, params): raise ValueError("<script>alert(1)</script> | `x` /root/secret/place/file.py")
+
+class Leaves(mutants.Sound):
+    def step(self, closure=None): os._exit(7)
+
+class Sleeps(mutants.Sound):
+    def add_param_group(self, group):
+        if getattr(self, "param_groups", None): time.sleep(1000)
+        super().add_param_group(group)
+"""
+CHECKED = ["builds", "groups", "memory"]
+
+
+@pytest.fixture(scope="module")
+def zoo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("zoo") / "zoo.py"
+    path.write_text(ZOO)
+    return path
+
+
+@pytest.fixture(scope="module")
+def found(zoo: Path) -> list[Row]:
+    shown: list[tuple[str, str]] = []
+    groups = members([str(zoo), "sgd", "torch.optim:NAdam", f"{zoo}:Good"])
+    result = list(
+        rows(groups, only=CHECKED, limit=20, show=lambda job, verdict: shown.append((job.name, verdict.check)))
+    )
+    assert sorted(shown) == sorted((row.report.name, check) for row in result for check in CHECKED)
+    return result
+
+
+def names(found: list[Row], zoo: Path) -> list[str]:
+    return [row.report.name.replace(f"{zoo}:", "") for row in found]
+
+
+def test_a_module_stands_for_its_public_optimizers_once(found: list[Row], zoo: Path) -> None:
+    own = [
+        "Again",
+        "FirstOnly",
+        "Leaves",
+        "Needy",
+        "Rude",
+        "Sleeps",
+    ]  # Good is Again; a file may be named by class as well
+    assert names(found, zoo) == [*own, "sgd", "torch.optim:NAdam", "Good"]
+    packages = {name: row.package for name, row in zip(names(found, zoo), found, strict=True)}
+    assert packages["Again"].startswith("file ")
+    assert packages["sgd"].startswith("attention-optimizer-bench ")
+    assert packages["torch.optim:NAdam"].startswith("torch ")
+
+
+def test_torchs_own_are_there_where_they_are_asked_for() -> None:
+    (found,) = members(["torch.optim"])
+    assert {"torch.optim:Adam", "torch.optim:LBFGS"} <= found.keys()
+    assert "torch.optim:Optimizer" not in found
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "note"),
+    [
+        ("Again", ["pass", "pass", "pass"], ""),
+        ("FirstOnly", ["pass", "fail", "pass"], ""),
+        ("Needy", ["error", "not applicable", "not applicable"], "--opt.friend is required"),
+        ("Rude", ["error", "not applicable", "not applicable"], "ValueError: <script>"),
+        ("Leaves", ["error", "not applicable", "not applicable"], "the process ended with code 7"),
+        ("Sleeps", ["pass", "error", "pass"], "no end after 20 s"),
+        ("sgd", ["pass", "pass", "pass"], ""),
+    ],
+)
+def test_whatever_an_optimizer_does_ends_in_a_row(
+    name: str, words: list[str], note: str, found: list[Row], zoo: Path
+) -> None:
+    report = dict(zip(names(found, zoo), found, strict=True))[name].report
+    assert [v.verdict for v in report.verdicts] == words
+    assert note in " ".join(v.note for v in report.verdicts if not v.ok)
+
+
+def test_the_board_counts(found: list[Row]) -> None:
+    packages, table, checks = board(found).tables
+    assert {row["package"]: (row["optimizers"], row["built"], row["clean"]) for row in packages.rows}[
+        found[0].package
+    ] == (7, 4, 2)
+    assert [row["faults"] for row in table.rows][:6] == [0, 1, "not built", "not built", "not built", 1]
+    groups = next(row for row in checks.rows if row["check"] == "groups")
+    assert [groups[word] for word in ("pass", "fail", "error", "not applicable")] == [4, 1, 1, 3]
+    assert table.rows[0]["memory"] == "1"  # reported, so the number itself
+    assert len(table.notes) == 5
+
+
+def test_paths_of_this_machine_stay_here() -> None:
+    verdict = Verdict("groups", "error", note="X: no (/home/me/env/lib/python3.11/site-packages/momo/momo.py, line 7)")
+    assert said(verdict) == "groups ERROR: X: no (momo/momo.py, line 7)"
+    assert said(Verdict("groups", "fail", 0.25)) == "groups FAIL 0.25 (at most 1e-09)"
+
+
+class Page(HTMLParser):
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in ("meta", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_page_is_whole_escaped_and_for_all(found: list[Row]) -> None:
+    text = as_text(found, "html", ["<b>note</b>"])
+    page = Page(text)
+    assert page.open == []
+    kinds = [tag for tag, _ in page.tags]
+    assert "script" not in kinds
+    assert "&lt;script&gt;alert(1)" in text
+    assert "b" not in kinds
+    assert not [
+        value
+        for tag, attrs in page.tags
+        for name, value in attrs.items()
+        if name in ("src", "href") or name[:2] == "on"
+    ]
+    assert "url(" not in text
+    assert kinds.count("caption") == kinds.count("table") == 3
+    assert {attrs.get("scope") for tag, attrs in page.tags if tag == "th"} == {"col", "row"}
+    assert "prefers-color-scheme: dark" in text
+    titles = [attrs.get("title") or "" for tag, attrs in page.tags if tag == "td"]
+    assert any(re.match(r"groups FAIL [\d.]+ \(at most 1e-09\)", title) for title in titles)
+    assert "secret" not in text
+
+
+def test_other_formats_hold_all_of_it(found: list[Row]) -> None:
+    table = as_text(found, "md")
+    assert "| torch.optim:NAdam | torch " in table
+    assert "<script>" not in table
+    assert "file.py" in table
+    assert "secret" not in table
+    assert json.loads(as_text(found, "json"))[0]["tables"][1]["rows"][1]["groups"] == "FAIL"
+    assert as_text(found, "csv").count("FAIL") == 1
+
+
+def test_all_checks_but_the_reference_are_made() -> None:
+    assert set(MATRIX_CHECKS) == CHECKS.keys() - {"reference"}
+
+
+# ---- Requests ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--matrix", "torchvison,sgd"], "no module 'torchvison' here; is its package installed.* Did you mean 'torchvision'"),
+        (["--matrix", "snggd"], "Did you mean 'sngd'"),
+        (["--matrix", "torch.optim:Adm"], "did you mean 'Adam'"),
+        (["--matrix", "json"], "no public torch.optim.Optimizer class in json"),
+        (["--matrix", "tests/nowhere.py"], "there is no file tests/nowhere.py"),
+        (["--matrix", ""], "--matrix needs modules"),
+        (["--matrix", "sgd", "--only", "grups"], "did you mean 'groups'"),
+        (["--matrix", "sgd", "-o", "x.doc"], "ends in none of .md, .html"),
+        (["--matrix", "sgd", "-o", "nowhere/x.md"], "its folder is not there"),
+        (["--matrix", "sgd", "--opt.lr", "1"], "leave the name, --opt"),
+        (["sgd", "--matrix", "sgd"], "leave the name, --opt"),
+        (["sgd", "-o", "x.md"], "-o is for --matrix"),
+    ],
+)  # fmt: skip
+def test_a_bad_request_says_what_to_do(words: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        main(words)
+
+
+@pytest.mark.parametrize(
+    ("code", "message"), [("import os; os._exit(7)", "ended with code 7"), ("1 / 0", "ZeroDivisionError")]
+)
+def test_a_module_that_cannot_be_imported_is_one_line(code: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(code)
+    with pytest.raises(UserError, match=message):
+        main(["--matrix", f"{tmp_path}/mine.py"])
+
+
+def test_the_command_writes_every_file_that_it_is_given(
+    tmp_path: Path, zoo: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--matrix", f"sgd,{zoo}:FirstOnly", "--only", "groups"]
+    assert main([*words, "-o", f"{tmp_path}/m.md", "-o", f"{tmp_path}/m.html"]) == 0
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert f"2/2 {zoo}:FirstOnly: 1 faults" in err
+    assert "| sgd | attention-optimizer-bench" in (tmp_path / "m.md").read_text()
+    assert (tmp_path / "m.html").read_text().startswith("<!doctype html>")
+    assert main([*words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["title"] == "Conformance of 2 optimizers"
+
+
+def test_an_interrupt_leaves_what_is_there(tmp_path: Path, zoo: Path) -> None:
+    words = ["check", "--matrix", f"sgd,{zoo}:Sleeps", "--only", "groups", "-o", f"{tmp_path}/m.md"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bench.cli", *words],
+        stderr=subprocess.PIPE, text=True, cwd=tiny.ROOT, env={**os.environ, "PYTHONPATH": str(tiny.ROOT)},
+    )  # fmt: skip
+    assert process.stderr is not None
+    assert process.stderr.readline() == "1/2 sgd: 0 faults\n"
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err == f"written to {tmp_path}/m.md\nbench: interrupted\n"
+    assert "Interrupted: 1 of 2 optimizers were checked" in (tmp_path / "m.md").read_text()
+
+
+def test_a_report_without_anything_is_shown() -> None:
+    text = as_text([Row("nothing", Report("x", verdicts=(Verdict("builds", "error", note="gone"),)))], "md")
+    assert "| x | nothing | not built | ERROR |" in text

@@ -1,0 +1,649 @@
+"""Texts: tokens, batches, their order, the cache, and files that are not what they should be."""
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from bench.config import resolve
+from bench.data import states
+from bench.doctor import text_findings
+from bench.options import read_options
+from bench.report import result_lines
+from bench.runner import run
+from bench.storage.store import read_curve
+from tasks import TASKS, civil_comments, mnli, sst2, text
+from tasks.civil_comments import CivilCommentsData
+from tasks.dropout import BatchRandomness
+from tasks.files import DataError
+from tasks.mnli import MNLIData
+from tasks.order import BatchOrder
+from tasks.seeding import derive_seed
+from tasks.split import split_hash, validation_rows
+from tasks.sst2 import SST2Data
+from tasks.text import TextData, load_tokenizer, train_word_pieces
+from tests.conftest import Cli
+
+CPU = torch.device("cpu")
+SMALL = {"scratch": True, "vocab": 150, "max_length": 24}
+
+
+# -- made data --------------------------------------------------------------------------------------------------------
+
+
+def sentence(draw: np.random.Generator, most: int = 15) -> str:
+    """A few words, some of them made of the same pieces."""
+    syllables = ["ba", "do", "kin", "mer", "sta", "lu", "ré"]
+    words = ["".join(draw.choice(syllables, draw.integers(1, 4))) for _ in range(draw.integers(1, most))]
+    return " ".join(words).capitalize() + "."
+
+
+def write(path: Path, columns: Mapping[str, Any]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table(dict(columns)), path)
+    return path
+
+
+def pairs(n: int, seed: int) -> dict[str, Any]:
+    draw = np.random.default_rng(seed)
+    return {
+        "premise": [sentence(draw) for _ in range(n)],
+        "hypothesis": [sentence(draw, 6) for _ in range(n)],
+        "label": draw.integers(0, 3, n),
+        "idx": np.arange(n, dtype=np.int32),
+    }
+
+
+def write_mnli(root: Path, train: Mapping[str, Any] | None = None) -> Path:
+    for seed, (name, n) in enumerate({"train": 80, "validation_matched": 21, "validation_mismatched": 13}.items()):
+        write(root / "mnli" / f"{name}.parquet", train if train and name == "train" else pairs(n, seed))
+    return root
+
+
+def write_sst2(root: Path, sentences: list[str]) -> Path:
+    for name in ("train", "validation"):
+        write(
+            root / "sst2" / f"{name}.parquet", {"sentence": sentences, "label": [i % 2 for i in range(len(sentences))]}
+        )
+    return root
+
+
+def write_toxicity(root: Path, folder: str, test: str, **columns: Any) -> Path:
+    draw = np.random.default_rng(0)
+    for name in ("train", test):
+        rows: dict[str, Any] = {
+            "text": [sentence(draw) for _ in range(20)],
+            "toxicity": pa.array([0.5, 0.49] * 10, pa.float32()),
+        }
+        write(root / folder / f"{name}.parquet", rows | columns)
+    return root
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return write_mnli(tmp_path / "data")
+
+
+@pytest.fixture
+def data(root: Path) -> MNLIData:
+    return MNLIData(root, **SMALL)
+
+
+def rows_of(table: Mapping[str, Any]) -> list[tuple[str, str, int]]:
+    return list(zip(table["premise"], table["hypothesis"], table["label"].tolist(), strict=True))
+
+
+# -- tokens and batches -----------------------------------------------------------------------------------------------
+
+
+def test_a_batch_holds_what_the_tokenizer_makes_of_the_files_rows(data: MNLIData) -> None:
+    held_out, rest = validation_rows(80, 8, mnli.SALT)
+    source = rows_of(pairs(80, 0))
+    expected = {
+        "train": [source[i] for i in rest.tolist()],
+        "val": [source[i] for i in held_out.tolist()],
+        "matched": rows_of(pairs(21, 1)),
+        "mismatched": rows_of(pairs(13, 2)),
+    }
+    assert data.sizes == {split: len(rows) for split, rows in expected.items()}
+    assert (data.num_classes, data.group_names, data.report, [*data.also]) == (3, (), "matched", ["mismatched"])
+    for split, rows in expected.items():
+        if split != "train":  # in the order of their lengths
+            rows.sort(key=lambda row: len(data.tokenizer.encode(row[0], row[1]).ids))
+        batch = data.batch(split, slice(0, len(rows)))
+        assert batch.groups is None
+        assert batch.labels.tolist() == [label for *_, label in rows]
+        for i, (premise, hypothesis, _) in enumerate(rows):
+            tokens = data.tokenizer.encode(premise, hypothesis)
+            size = len(tokens.ids)
+            assert batch.ids[i].tolist() == tokens.ids + [data.pad_id] * (batch.ids.shape[1] - size)
+            assert batch.types[i, :size].tolist() == tokens.type_ids
+            assert (batch.mask[i].sum(), batch.mask[i, :size].all(), batch.types[i, size:].any()) == (size, True, False)
+        assert batch.ids.shape[1] == max(len(data.tokenizer.encode(p, h).ids) for p, h, _ in rows)
+    assert data.lengths.tolist() == [len(data.tokenizer.encode(p, h).ids) for p, h, _ in expected["train"]]
+    assert int(data.batch("train", slice(None)).ids.max()) < data.vocab_size <= 150
+
+
+def test_parts_of_a_batch_have_the_width_of_the_whole(data: MNLIData) -> None:
+    data.to(CPU, torch.float32)
+    order = BatchOrder(data.sizes["train"], 10, 3, CPU, data.lengths)
+    where, rows = BatchRandomness(), order.rows(5)
+    where.width = order.width(5)
+    whole = data.batch("train", rows, where)
+    parts = [data.batch("train", rows[i : i + 4], where) for i in (0, 4, 8)]
+    for of_whole, of_parts in zip(whole[:4], zip(*parts, strict=True), strict=False):
+        assert torch.equal(of_whole, torch.cat(of_parts))
+    assert whole.ids.shape == (10, data.lengths[rows].max())
+    assert data.batch("train", rows[:1]).ids.shape[1] == data.lengths[rows[0]]
+
+
+def test_empty_texts_are_kept_and_long_ones_cut(tmp_path: Path) -> None:
+    sentences = ["", "x " * 5000, "\N{PILE OF POO} né", *(sentence(np.random.default_rng(i)) for i in range(30))]
+    data = SST2Data(write_sst2(tmp_path, sentences), **SMALL)
+    batch = data.batch("validation", slice(None))
+    assert sorted(batch.mask.sum(1).tolist())[0] == 2  # [CLS] and [SEP]
+    assert batch.ids.shape == (33, 24)
+    assert not batch.types.any()
+
+
+def test_a_toxic_comment_is_one_that_half_of_its_raters_call_so(tmp_path: Path) -> None:
+    shares = {
+        "male": [0.5, 0.4] * 10,
+        "black": [None, 1.0] * 10,
+        "white": [float("nan"), 0.0] * 10,
+        "other": [1.0] * 20,
+    }
+    data = CivilCommentsData(write_toxicity(tmp_path, "civil_comments", "test", **shares), **SMALL)
+    assert data.group_names == ("male", "black", "white")
+    batch = data.batch("test", slice(None))
+    assert batch.groups is not None
+    seen = sorted(zip(batch.labels.tolist(), batch.groups.tolist(), strict=True), key=str)
+    assert seen == [(0, [False, True, False])] * 10 + [(1, [True, False, False])] * 10
+    assert data.part == "20 of 1,804,874 rows of train.parquet; 20 of 97,320 rows of test.parquet"
+
+
+def test_the_stand_in_says_that_it_is_one(tmp_path: Path) -> None:
+    data = CivilCommentsData(write_toxicity(tmp_path, "jigsaw_toxicity", "test_balanced"), **SMALL)
+    assert data.part is not None
+    assert data.part.startswith("stand-in: Jigsaw toxic comments, not Civil Comments")
+    assert data.batch("test", slice(0, 5)).groups is None
+    write_toxicity(tmp_path, "civil_comments", "test")
+    assert "stand-in" not in str(CivilCommentsData(tmp_path, **SMALL).part)
+
+
+def test_parts_of_the_data_are_prefixes_and_say_so(root: Path, data: MNLIData) -> None:
+    some = MNLIData(root, n_train=30, **SMALL)
+    assert data.part == (
+        "80 of 392,702 rows of train.parquet; 21 of 9,815 rows of validation_matched.parquet; 13 of 9,832 rows of validation_mismatched.parquet"
+    )
+    assert some.part == f"{data.part}; 30 of 72 training rows"
+    assert some.sizes == data.sizes | {"train": 30}
+    for ours, theirs in zip(some.batch("train", slice(None))[:4], data.batch("train", slice(0, 30))[:4], strict=True):
+        assert torch.equal(ours, theirs)
+    with pytest.raises(ValueError, match=r"n_train=73 is out of range: it must lie in \[1, 72\]"):
+        MNLIData(root, n_train=73, **SMALL)
+
+
+@pytest.mark.parametrize("module", [mnli, sst2, civil_comments])
+def test_the_split_is_the_published_one(module: Any) -> None:
+    assert module.ROWS in module.SPLIT_HASHES
+    for rows, expected in module.SPLIT_HASHES.items():
+        assert split_hash(rows, module.N_VAL, module.SALT) == expected
+
+
+def test_facts_tell_runs_on_other_rows_or_tokens_apart(root: Path, data: MNLIData) -> None:
+    assert data.facts() == MNLIData(root, **SMALL).facts()
+    assert data.facts()["validation"] == split_hash(80, 8, mnli.SALT)
+    assert MNLIData(root, **SMALL | {"vocab": 120}).facts()["tokenizer"] != data.facts()["tokenizer"]
+    write_mnli(root, pairs(80, 9))
+    assert MNLIData(root, **SMALL).facts()["files"] != data.facts()["files"]
+
+
+# -- order ------------------------------------------------------------------------------------------------------------
+
+
+def random_lengths(n: int, seed: int = 0) -> Tensor:
+    """Skewed as real ones are: most rows short, some as long as can be."""
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(n, generator=generator) * 0.5 + 3.5).exp().long().clamp(4, 128)
+
+
+@given(n=st.integers(1, 60), batch=st.integers(1, 60), seed=st.integers(0, 3), epoch=st.integers(0, 2))
+@settings(max_examples=60, deadline=None)
+def test_rows_with_lengths_come_once_an_epoch_at_their_batchs_width(n: int, batch: int, seed: int, epoch: int) -> None:
+    lengths = random_lengths(n, seed)
+    order = BatchOrder(n, min(n, batch), seed, CPU, lengths)
+    steps = range(epoch * order.batches_per_epoch, (epoch + 1) * order.batches_per_epoch)
+    batches = [order.rows(step) for step in steps]
+    rows = torch.cat(batches).tolist()
+    assert len(set(rows)) == len(rows) > n - min(n, batch)
+    assert set(rows) <= set(range(n))
+    assert [order.width(step) for step in steps] == [int(lengths[each].max()) for each in batches]
+
+
+def test_the_order_by_length_depends_on_seed_and_step_alone() -> None:
+    lengths = random_lengths(700)
+    forward = BatchOrder(700, 5, 1, CPU, lengths)
+    expected = [(forward.rows(step), forward.width(step)) for step in range(300)]
+    order = BatchOrder(700, 5, 1, CPU, lengths)
+    for step in (299, 0, 141, 140, 7, 7):
+        assert order.width(step) == expected[step][1]
+        assert torch.equal(order.rows(step), expected[step][0])
+    epochs = [{tuple(sorted(rows.tolist())) for rows, _ in expected[i : i + 140]} for i in (0, 140)]
+    assert len(epochs[0] & epochs[1]) < 5  # batches are made anew
+    assert not torch.equal(forward.rows(0), BatchOrder(700, 5, 2, CPU, lengths).rows(0))
+
+
+def test_batches_of_an_epoch_do_not_come_by_length() -> None:
+    order = BatchOrder(6400, 10, 0, CPU, random_lengths(6400))
+    widths = torch.tensor([order.width(step) for step in range(640)], dtype=torch.float64)
+    steps = torch.arange(640.0, dtype=torch.float64)
+    assert abs(float(torch.corrcoef(torch.stack([widths, steps]))[0, 1])) < 0.15
+    assert abs(float(torch.corrcoef(torch.stack([widths[1:], widths[:-1]]))[0, 1])) < 0.15
+
+
+def test_without_lengths_the_order_is_what_it_was() -> None:
+    order = BatchOrder(103, 10, 7, CPU)
+    for step in (0, 9, 10, 25):
+        epoch, batch = divmod(step, 10)
+        permutation = torch.randperm(103, generator=torch.Generator().manual_seed(derive_seed(7, epoch)))
+        assert torch.equal(order.rows(step), permutation[batch * 10 : batch * 10 + 10])
+        assert order.width(step) is None
+    assert torch.equal(BatchOrder(9, 9, 7, CPU).rows(4), torch.arange(9))
+
+
+def padding_share(lengths: Tensor, batch: int) -> float:
+    order = BatchOrder(len(lengths), batch, 0, CPU, lengths)
+    steps = range(order.batches_per_epoch)
+    padded = batch * sum(order.width(step) or 0 for step in steps)
+    return 1 - sum(int(lengths[order.rows(step)].sum()) for step in steps) / padded
+
+
+def test_little_of_a_batch_is_padding() -> None:
+    assert padding_share(random_lengths(20_000), 32) < 0.05
+
+
+# -- tokenizers -------------------------------------------------------------------------------------------------------
+
+
+def test_a_vocabulary_is_the_same_every_time_and_has_the_size_that_was_asked_for() -> None:
+    draw = np.random.default_rng(0)
+    texts = [sentence(draw) + "".join(map(chr, draw.integers(0x4E00, 0x5000, 3))) for _ in range(200)]
+    one, *others = (train_word_pieces(texts, 300) for _ in range(4))
+    assert all(other.to_str() == one.to_str() for other in others)
+    assert sorted(one.get_vocab().values()) == list(range(300))
+    assert [one.id_to_token(i) for i in range(5)] == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    assert one.encode("Bado", "kin.").tokens[0] == "[CLS]"
+    assert "##" not in one.decode(one.encode("badokinmer").ids)
+    assert one.encode("##b").tokens == ["[CLS]", "[UNK]", "[UNK]", "b", "[SEP]"]  # not the piece within a word
+
+
+def test_a_tokenizer_is_read_from_either_file_of_a_folder(root: Path, data: MNLIData, tmp_path: Path) -> None:
+    vocabulary = sorted(data.tokenizer.get_vocab(), key=data.tokenizer.get_vocab().get)  # type: ignore[arg-type]
+    for name, content in (("vocab.txt", "\n".join(vocabulary)), ("tokenizer.json", data.tokenizer.to_str())):
+        folder = tmp_path / name.partition(".")[0]
+        folder.mkdir()
+        (folder / name).write_text(content, "utf-8")
+        for scratch in (True, False):
+            found = MNLIData(root, model=str(folder), scratch=scratch, max_length=24)
+            assert found.vocab_size == data.vocab_size
+            assert torch.equal(found.batch("train", slice(None)).ids, data.batch("train", slice(None)).ids)
+    cased = tmp_path / "vocab"
+    (cased / "tokenizer_config.json").write_text('{"do_lower_case": false}')
+    assert load_tokenizer(str(cased)).encode("Ba").ids != data.tokenizer.encode("Ba").ids
+
+
+def test_tokenizers_that_are_missing_empty_or_damaged_are_refused(tmp_path: Path) -> None:
+    five = Tokenizer.from_str(train_word_pieces(["a b"], 100).to_str())
+    (tmp_path / "five").mkdir()
+    five.save(str(tmp_path / "five" / "tokenizer.json"))
+    (tmp_path / "torn").mkdir()
+    (tmp_path / "torn" / "tokenizer.json").write_text("{")
+    (tmp_path / "none").mkdir()
+    for name, message in (
+        ("five", r"knows \d+ tokens, fewer than 100: its vocabulary is missing"),
+        ("torn", "torn cannot be read"),
+        ("none", "there is no tokenizer in"),
+    ):
+        with pytest.raises(DataError, match=message) as caught:
+            load_tokenizer(str(tmp_path / name))
+        assert "\n" not in str(caught.value)
+
+
+def test_without_a_network_the_message_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError("no network\nat all")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", refuse)
+    monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", refuse)
+    with pytest.raises(DataError, match=r"no tokenizer for bert-none: .* \(no network at all\); .*--task.scratch true"):
+        load_tokenizer("bert-none")
+
+
+def test_a_tokenizer_comes_from_the_hub(root: Path, data: MNLIData, tmp_path: Path, monkeypatch: Any) -> None:
+    data.tokenizer.save(str(tmp_path / "tokenizer.json"))
+    asked = []
+
+    def download(name: str, *, local_files_only: bool, **_: Any) -> str:
+        asked.append(local_files_only)
+        if local_files_only:
+            raise OSError("not in the cache")
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", lambda *_, **__: None)
+    assert load_tokenizer("bert-some").get_vocab_size() == data.vocab_size
+    assert asked == [True, False]
+
+
+# -- cache ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("BENCH_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def encodings(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The files that were tokenised, one after the other."""
+    seen, encode = [], text._encode
+
+    def noted(source: Any, path: Path, *more: Any) -> Any:
+        seen.append(path)
+        return encode(source, path, *more)
+
+    monkeypatch.setattr(text, "_encode", noted)
+    return seen
+
+
+def tokens_of(data: TextData) -> list[list[int]]:
+    return [data.batch(split, slice(None)).ids.tolist() for split in data.sizes]
+
+
+def test_texts_are_tokenised_once(root: Path, own_cache: Path, encodings: list[Path]) -> None:
+    first = MNLIData(root, **SMALL)
+    assert len(encodings) == 3
+    assert tokens_of(MNLIData(root, **SMALL)) == tokens_of(first)
+    assert len(encodings) == 3
+    MNLIData(root, **SMALL | {"max_length": 16})
+    MNLIData(root, **SMALL | {"vocab": 130})
+    assert len(encodings) == 9
+    write(root / "mnli" / "train.parquet", pairs(80, 5))
+    MNLIData(root, **SMALL)
+    assert len(encodings) == 12  # another vocabulary, so all anew
+    assert not list(own_cache.rglob("*.tmp"))
+    (kept, *_) = text.cached_tokens(first.digests["matched"])
+    assert (kept["vocabulary"], kept["max_length"]) == (130, 24)
+
+
+@pytest.mark.parametrize("harm", ["cut", "flipped", "gone", "no record", "no folder", "not json"])
+def test_a_damaged_cache_is_made_again(harm: str, root: Path, own_cache: Path, encodings: list[Path]) -> None:
+    expected = tokens_of(MNLIData(root, **SMALL))
+    for folder in (own_cache / "tokens").glob("*-*[0-9a-f]"):
+        ids = folder / "ids.npy"
+        content = bytearray(ids.read_bytes())
+        if harm == "cut":
+            ids.write_bytes(content[:-100])
+        elif harm == "flipped":
+            content[-3] ^= 1
+            ids.write_bytes(content)
+        elif harm == "gone":
+            ids.unlink()
+        elif harm == "no record":
+            (folder / "record.json").unlink()
+        elif harm == "not json":
+            (folder / "record.json").write_text("[1")
+        else:
+            folder.rename(f"{folder}.tmp")
+    for file in (own_cache / "tokenizers").glob("*.json"):
+        file.write_text(file.read_text()[:50])
+    del encodings[:]
+    assert tokens_of(MNLIData(root, **SMALL)) == expected
+    assert len(encodings) == 3
+    MNLIData(root, **SMALL)
+    assert len(encodings) == 3
+
+
+def test_several_at_once_tokenise_once(root: Path, own_cache: Path, encodings: list[Path]) -> None:
+    made: list[list[list[int]]] = []
+    threads = [threading.Thread(target=lambda: made.append(tokens_of(MNLIData(root, **SMALL)))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(made) == 4
+    assert all(tokens == made[0] for tokens in made)
+    assert len(encodings) == 3
+
+
+def test_a_cache_that_cannot_be_written_is_named(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("BENCH_CACHE", str(tmp_path / "file"))
+    with pytest.raises(DataError, match=r"cannot write the cache .*file.* \(Not a directory\); .*BENCH_CACHE"):
+        MNLIData(root, **SMALL)
+
+
+def test_great_token_numbers_are_kept(tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = train_word_pieces(["hello world"] * 3, 100)
+    padded = {**tokenizer.get_vocab(), **{f"unused{i}": 70_000 + i for i in range(200)}, "zebra": 80_000}
+    (tmp_path / "great").mkdir()
+    text._word_pieces(padded).save(str(tmp_path / "great" / "tokenizer.json"))
+    data = SST2Data(write_sst2(tmp_path, ["zebra hello"] * 20), model=str(tmp_path / "great"))
+    assert data.batch("train", slice(0, 1)).ids.tolist()[0] == data.tokenizer.encode("zebra hello").ids
+    assert (80_000 in data.tokenizer.encode("zebra").ids, data.vocab_size) == (True, 80_001)
+
+
+# -- faults -----------------------------------------------------------------------------------------------------------
+
+
+def changed(name: str, row: int, value: Any) -> Callable[[dict[str, Any]], None]:
+    def change(columns: dict[str, Any]) -> None:
+        columns[name] = [*columns[name]]
+        columns[name][row] = value
+
+    return change
+
+
+def renamed(old: str, new: str) -> Callable[[dict[str, Any]], None]:
+    def change(columns: dict[str, Any]) -> None:
+        columns[new] = columns.pop(old)
+
+    return change
+
+
+FAULTS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
+    "no column": (renamed("hypothesis", "second"), r"has no column 'hypothesis', only premise, label, idx, second"),
+    "hidden label": (changed("label", 7, -1), r"row 7 has label -1; it must be a whole number in \[0, 2\]; leave out"),
+    "great label": (changed("label", 3, 3), r"row 3 has label 3; .*\[0, 2\]"),
+    "broken label": (changed("label", 3, 0.5), r"row 3 has label 0.5; it must be a whole number"),
+    "no label": (changed("label", 5, None), r"row 5 has label nan"),
+    "label in words": (lambda c: c.update(label=["neutral"] * 80), r"column 'label' holds string; .*numbers in \[0, 2\]"),
+    "no text": (changed("premise", 9, None), r"row 9 has no text in column 'premise' but None"),
+    "numbers": (lambda c: c.update(premise=list(range(80))), r"row 0 has no text in column 'premise' but 0"),
+    "no UTF-8": (lambda c: c.update(premise=pa.array([b"\xff"] * 80).view(pa.string())), "has a text that is not UTF-8"),
+    "few rows": (lambda c: c.update({k: v[:9] for k, v in c.items()}), r"train.parquet has 9 rows; at least 10"),
+    "no rows": (lambda c: c.update({k: pa.array(v[:0], pa.string() if k in ("premise", "hypothesis") else pa.int64()) for k, v in c.items()}), r"has 0 rows"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_rows_that_cannot_be_used_are_named(fault: str, tmp_path: Path, data: MNLIData) -> None:
+    change, message = FAULTS[fault]
+    data.tokenizer.save(str(tmp_path / "tokenizer.json"))
+    columns = pairs(80, 0)
+    change(columns)
+    with pytest.raises(DataError, match=message) as caught:
+        MNLIData(write_mnli(tmp_path / "bad", columns), model=str(tmp_path), max_length=24)
+    assert "\n" not in str(caught.value)
+    assert "train.parquet" in str(caught.value)
+
+
+@pytest.mark.parametrize("share", [1.5, -0.1, float("nan"), None])
+def test_a_share_that_is_none_is_named(share: float | None, tmp_path: Path) -> None:
+    wrong = pa.array([0.0] * 11 + [share] + [1.0] * 8, pa.float32())
+    with pytest.raises(DataError, match=r"row 11 has toxicity .*; it must be a share in \[0, 1\]"):
+        CivilCommentsData(write_toxicity(tmp_path, "civil_comments", "test", toxicity=wrong), **SMALL)
+
+
+def test_damaged_and_missing_files_are_named(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = root / "mnli" / "validation_matched.parquet"
+    file.write_bytes(file.read_bytes()[:-20])
+    with pytest.raises(DataError, match=r"damaged data file .*validation_matched.parquet \(.*\); delete it") as caught:
+        MNLIData(root, **SMALL)
+    assert "\n" not in str(caught.value)
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(
+        DataError,
+        match=r"missing data: train.parquet, validation_matched.parquet, validation_mismatched.parquet expected in .*mnli, with"
+        r" the columns premise, hypothesis, label; .*\(the package datasets is not installed\); .*--data DIR or BENCH_DATA",
+    ):
+        MNLIData(tmp_path / "nowhere", **SMALL)
+
+
+@pytest.mark.parametrize(("options", "message"), [({"vocab": 99}, r"vocab=99 .*\[100, 65536\]"), ({"max_length": 7}, "max_length=7")])  # fmt: skip
+def test_options_out_of_range_are_named(options: dict[str, Any], message: str, root: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        MNLIData(root, **SMALL | options)
+
+
+def test_missing_files_come_from_the_hub(tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def load_dataset(*names: Any, split: str) -> Any:
+        asked.append((*names, split))
+        rows = pa.table(pairs(30, 4))
+        return SimpleNamespace(to_parquet=lambda path: pq.write_table(rows, path))
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", lambda *_, **__: None)
+    (root / "mnli" / "train.parquet").unlink()
+    assert MNLIData(root, **SMALL).sizes["train"] == 27
+    assert asked == [("nyu-mll/glue", "mnli", "train")]
+    assert sorted(path.name for path in (root / "mnli").iterdir()) == [
+        "train.parquet", "validation_matched.parquet", "validation_mismatched.parquet",
+    ]  # fmt: skip
+
+
+# -- commands ---------------------------------------------------------------------------------------------------------
+
+
+def test_options_that_data_and_model_share_are_alike() -> None:
+    for name in ("mnli", "sst2", "civil_comments"):
+        of_data, of_module = read_options(TASKS[name].data), read_options(TASKS[name].module)
+        shared = of_data.keys() & of_module.keys() - {"data"}
+        assert {"model", "scratch"} <= shared
+        assert all((of_data[k].type, of_data[k].default) == (of_module[k].type, of_module[k].default) for k in shared)
+
+
+def test_data_status_and_prepare(cli: Cli, root: Path, own_cache: Path) -> None:
+    words = ("--task", "mnli", "--data", root)
+    before = cli("data", "status", *words)
+    assert before.code == 0
+    assert not own_cache.exists()
+    assert "train.parquet" in before.out
+    assert "80 rows" in before.out
+    assert "part of 392,702 rows" in before.out
+    assert before.out.count("tokenised: not yet") == 3
+    assert text.sha256(root / "mnli" / "train.parquet") in before.out
+    options = ("--task.scratch", "true", "--task.vocab", 150, "--task.max_length", 24)
+    after = cli("data", "prepare", *words, *options)
+    assert (after.code, after.out.count("tokenised: 150 tokens, rows up to 24")) == (0, 3)
+    (root / "mnli" / "train.parquet").write_bytes(b"PAR1")
+    (root / "mnli" / "validation_matched.parquet").unlink()
+    harmed = cli("data", "status", *words)
+    assert harmed.code == 1
+    assert "damaged" in harmed.out
+    assert "missing" in harmed.out
+    levels = [(finding.level, finding.subject) for finding in text_findings(TASKS["mnli"], root)]
+    assert levels == [("FAIL", "mnli"), ("note", "mnli")]
+
+
+def test_data_of_images_have_a_status_too(cli: Cli, fake_mnist: Path) -> None:
+    answer = cli("data", "status", "--task", "mnist")
+    assert (answer.code, answer.out.count("whole")) == (0, 4)
+    assert cli("data", "prepare", "--task", "mnist").code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["prepare"], "name a task with --task"),
+        (["status", "--task", "mnil"], "did you mean 'mnli'?"),
+        (["status", "--task", "synthetic"], "there are no files"),
+        (["status", "--task", "mnli", "--task.scratch", "true"], "takes no options of a task"),
+        (["prepare", "--task", "mnli", "--opt.lr", "1"], "takes options of the task only"),
+        (["prepare", "--task", "mnli", "--task.max_length", "7"], "--task.max_length=7 is out of range"),
+        (["prepare", "--task", "mnli", "--task.scratch", "true", "--data", "/nonexistent"], "missing data"),
+    ],
+)
+def test_requests_that_cannot_be_met_are_one_line(cli: Cli, words: list[str], message: str, monkeypatch: Any) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    answer = cli("data", *words)
+    assert answer.code == 2
+    assert message in answer.err
+    assert len(answer.err.splitlines()) == 1
+
+
+def test_a_run_reports_both_validation_sets_and_micro_batches_change_nothing(root: Path, store: Path) -> None:
+    words = {
+        "task": "mnli", "opt": "adamw", "data": root, "store": store, "trainer.max_steps": 6, "trainer.batch_size": 12,
+        "precision": "64-true", "task.layers": 1, "task.width": 16, "task.dropout": 0.2,
+    } | {f"task.{name}": value for name, value in SMALL.items()}  # fmt: skip
+    results = [run(resolve(words | more), progress=False) for more in ({}, {"trainer.micro_batch_size": 5})]
+    curves = [np.array(read_curve(store / result.run_id))[:, 1] for result in results]
+    np.testing.assert_allclose(curves[0], curves[1], rtol=1e-9)
+    for result in results:
+        assert result.status == "completed"
+        assert result.split == "matched"
+        assert result.metrics["final"].keys() == {"loss", "accuracy", "mismatched"}
+        assert result.metrics["best"]["mismatched"].keys() == {"loss", "accuracy"}
+        (line, *_) = result_lines(result, store)
+        assert f"matched accuracy {result.final:.4g}" in line
+        assert f"mismatched {result.metrics['final']['mismatched']['accuracy']:.4g}" in line
+
+
+# -- real texts -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def real_text() -> Path:
+    """The folder with real texts; a test that wants it is skipped, with the reason, where it is not."""
+    folder = Path(os.environ.get("BENCH_DATA", "data"))
+    for name in ("mnli/train.parquet", "mnli/validation_matched.parquet", "sst2/validation.parquet"):
+        if not (folder / name).is_file():
+            pytest.skip(f"no real data: {name} is not in {folder.resolve()}; name its folder with BENCH_DATA")
+    return folder
+
+
+def test_little_of_a_batch_of_real_pairs_is_padding(real_text: Path, tmp_path: Path) -> None:
+    (tmp_path / "mnli").mkdir()
+    names = {"train": "validation_mismatched", "validation_matched": "validation_matched", "validation_mismatched": "validation_matched"}  # fmt: skip
+    for name, real in names.items():  # not the training file: to tokenise it takes ten seconds
+        (tmp_path / "mnli" / f"{name}.parquet").symlink_to((real_text / "mnli" / f"{real}.parquet").resolve())
+    data = MNLIData(tmp_path, scratch=True)
+    assert data.vocab_size == 8000
+    assert padding_share(data.lengths, 32) < 0.15
+    assert sorted(set(data.batch("train", slice(None)).labels.tolist())) == [0, 1, 2]
+
+
+def test_real_files_are_known_as_whole_or_part(real_text: Path) -> None:
+    found = {file.path.name: (file.state, file.size) for file in states(TASKS["mnli"], real_text)}
+    assert found["validation_matched.parquet"] == ("whole", "9,815 rows")
+    state, size = found["train.parquet"]
+    assert state == ("whole" if size == "392,702 rows" else "part of 392,702 rows")
+    assert [file.state for file in states(TASKS["sst2"], real_text)] == ["whole", "whole"]

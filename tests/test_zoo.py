@@ -1,0 +1,95 @@
+"""Published optimizers: the kit finds their faults, and all train as they are. Needs their packages: `make zoo`."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.check import Report, conformance
+from bench.storage.store import Store
+
+pytestmark = [pytest.mark.zoo, pytest.mark.filterwarnings("ignore")]  # what the packages warn of is not ours
+
+POLYAK = ("momo:Momo", "momo:MomoAdam", "momsps:MomSPS", "momsps:MomSPS_smooth", "sps_safe:SPS_safe", "sps_safe:IMA_SPS_safe", "pytorch_optimizer:AliG")  # fmt: skip
+LOOKED_AT = ["builds", "resume", "schedule", "lr_zero", "frozen", "ddp", "own_loss"]
+CAPS = {"momo:Momo": {"lr": 1e3}, "momo:MomoAdam": {"lr": 1e3}, "momsps:MomSPS": {"gamma_max": 1e3}}
+"""A cap on the step that binds hides the loss."""
+
+
+@pytest.fixture(scope="module")
+def reports() -> dict[str, Report]:
+    return {name: conformance(name, only=LOOKED_AT, options=CAPS.get(name)) for name in POLYAK}
+
+
+def failing(reports: dict[str, Report], check: str) -> set[str]:
+    return {name for name, report in reports.items() if check in report.failed}
+
+
+def test_those_that_keep_the_count_of_steps_outside_of_their_state_do_not_resume(reports: dict[str, Report]) -> None:
+    assert failing(reports, "resume") == set(POLYAK) - {"sps_safe:SPS_safe", "pytorch_optimizer:AliG"}
+    assert all((reports[name]["resume"].measured or 0) > 0.1 for name in failing(reports, "resume"))
+
+
+def test_those_that_read_gradients_unasked_crash_on_frozen_parameters(reports: dict[str, Report]) -> None:
+    found = failing(reports, "frozen")
+    assert found == set(POLYAK) - {"momo:MomoAdam", "pytorch_optimizer:AliG"}
+    assert all("'NoneType' object has no attribute 'data'" in reports[name]["frozen"].note for name in found)
+
+
+def test_those_without_lr_cannot_be_scheduled(reports: dict[str, Report]) -> None:
+    found = failing(reports, "schedule")
+    assert found == set(POLYAK) - {"momo:Momo", "momo:MomoAdam"}
+    assert all(reports[name]["schedule"].note == "param_groups[0] has no number 'lr'" for name in found)
+
+
+@pytest.mark.parametrize("name", POLYAK)
+def test_all_drift_apart_under_ddp_where_ranks_have_their_own_loss_and_none_with_the_suites(
+    name: str, reports: dict[str, Report]
+) -> None:
+    report = reports[name]
+    assert (report["own_loss"].measured or 0) > 0.01, report.text()
+    assert report["ddp"].verdict == "pass", report.text()
+
+
+SAM = """
+import pytorch_optimizer, torch
+
+class Sam(pytorch_optimizer.SAM):
+    def __init__(self, params, lr: float = 0.1, rho: float = 0.05):
+        super().__init__(params, torch.optim.SGD, rho=rho, lr=lr)
+"""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "schedulefree:AdamWScheduleFree", "schedulefree:SGDScheduleFreeClosure", "muon:SingleDeviceMuon", "momsps:MomSPS",
+        "momo:Momo", "pytorch_optimizer:LBFGS", "pytorch_optimizer:AdaHessian", "torch_optimizer:Adahessian",
+        "pytorch_optimizer:AliG", "parameterfree:COCOB", "sam.py:Sam",
+    ],
+)  # fmt: skip
+def test_each_habit_trains(name: str, cli: Any, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sam.py").write_text(SAM)
+    monkeypatch.chdir(tmp_path)
+    answer = cli("fit", "--task", "synthetic", "--opt", name, "--trainer.max_steps", 60, "--device", "cpu")
+    assert answer.code == 0, answer.err
+    (result,) = Store(store).runs()
+    assert result.status == "completed"
+    assert result.final is not None
+    assert result.final < 0.6  # ln 2 at the start
+
+
+@pytest.mark.parametrize("name", ["schedulefree:AdamWScheduleFree", "schedulefree:SGDScheduleFree"])
+def test_schedule_free_methods_build_train_and_copy(name: str) -> None:
+    report = conformance(
+        name, only=["builds", "quadratic", "attention", "resume", "frozen", "closure", "ddp", "deterministic"]
+    )
+    assert report.ok, report.text()
+
+
+def test_second_order_and_repeated_closures_are_seen() -> None:
+    hessian = conformance("pytorch_optimizer:AdaHessian", only=["builds", "quadratic", "closure_calls"])
+    assert hessian.ok, hessian.text()
+    again = conformance("pytorch_optimizer:LBFGS", only=["builds", "quadratic", "closure_calls"])
+    assert again.ok, again.text()
+    assert again["closure_calls"].note.endswith("a step, as declared")

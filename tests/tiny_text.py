@@ -1,0 +1,79 @@
+"""Made-up texts, small enough for hundreds of runs, and a tiny BERT on them, registered as `tiny_text`."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tasks import TASKS, TaskSpec
+from tasks.base import TaskData
+from tasks.dropout import BatchRandomness
+from tasks.text import TextBatch
+
+VOCABULARY = 24
+LONGEST = 9
+GROUPS = ("cats", "dogs")
+
+
+class TinyText(TaskData):
+    """Random tokens 3, 4, ..., in texts of 3 to 9 tokens, whose label is the second token modulo 3; token 0 is padding.
+
+    Batches of training are as wide as their longest text, others as theirs.
+
+    Args:
+        root: unused.
+        seed: unused.
+        with_groups: texts mention groups.
+    """
+
+    seeded = False
+    num_classes, vocab_size, pad_id = 3, VOCABULARY, 0
+    tokenizer = SimpleNamespace(truncation={"max_length": LONGEST})
+
+    def __init__(self, root: Any = None, seed: int = 0, *, with_groups: bool = False) -> None:
+        draw = torch.Generator().manual_seed(0)
+        self.group_names = GROUPS if with_groups else ()
+        self.sizes = {"train": 64, "val": 30, "test": 30}
+        self._splits = {}
+        for split, n in self.sizes.items():
+            length = torch.randint(3, LONGEST + 1, (n, 1), generator=draw)
+            ids = torch.randint(3, VOCABULARY, (n, LONGEST), generator=draw)
+            ids[:, 0] = 1
+            types = (torch.arange(LONGEST) >= length // 2).long()
+            groups = torch.rand(n, len(GROUPS), generator=draw) < 0.4
+            mask = torch.arange(LONGEST) < length
+            self._splits[split] = (ids * mask, mask, types * mask, ids[:, 1] % 3, groups)
+        self.lengths = self._splits["train"][1].sum(1)
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Move all splits to the device."""
+        self._splits = {split: tuple(part.to(device) for part in parts) for split, parts in self._splits.items()}
+
+    def batch(self, split: str, rows: Tensor | slice, randomness: BatchRandomness | None = None) -> TextBatch:
+        """The texts of these rows."""
+        ids, mask, types, labels, groups = (part[rows] for part in self._splits[split])
+        width = (randomness and randomness.width) or int(mask.sum(1).max())
+        shown = groups if self.group_names else None
+        return TextBatch(ids[:, :width], mask[:, :width], types[:, :width], labels, shown)
+
+
+TINY_TEXT = TaskSpec(
+    name="tiny_text",
+    title="a tiny BERT on made-up texts",
+    module="tasks.language:TextClassifier",
+    data="tests.tiny_text:TinyText",
+    metric="accuracy",
+    mode="max",
+    target=None,
+    budget={"max_steps": 20},
+    source="tests",
+    batch_size=16,
+    steps_per_call=7,
+)
+SIZES = {"task.scratch": True, "task.layers": 2, "task.width": 8, "task.num_heads": 2}
+
+
+def register() -> None:
+    """Make the task known to this process."""
+    TASKS[TINY_TEXT.name] = TINY_TEXT
