@@ -127,9 +127,8 @@ class Store:
     def repeated(self) -> dict[str, list[RunResult]]:
         """Runs that lie in several places, with the record in each; `get` gives the first of them."""
         found, ids = self._packs.repeated(), self._packs.run_ids()
-        for path in self.folder.glob("*/run.json"):
-            run_id = path.parent.name
-            own, packed = _read(path), self._packs.find(run_id) if run_id in ids else None
+        for run_id in ids.intersection(path.parent.name for path in self.folder.glob("*/run.json")):
+            own, packed = _read(self.folder / run_id / "run.json"), self._packs.find(run_id)
             if own is not None and packed is not None:
                 found[run_id] = [own, *found.get(run_id, [packed[1]])]
         return found
