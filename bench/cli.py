@@ -128,6 +128,8 @@ def _stored_config(store: Path, run_id: str, settings: dict[str, Any]) -> Any:
     """The configuration of a run that was interrupted, with places from here."""
     from bench.config import resolve, settings_of
     from bench.storage.store import RESUMABLE, Store
+    from optimizers import OPTIMIZERS
+    from tasks import TASKS
 
     more = settings.keys() - {"store", "data", "logger"}
     if more:
@@ -140,6 +142,10 @@ def _stored_config(store: Path, run_id: str, settings: dict[str, Any]) -> Any:
         if not kept.folder.is_dir():
             raise UserError(f"there is no store {store}; name it with --store DIR")
         raise unknown(f"run in the store {store}:", run_id, (run.run_id for run in kept.runs()))
+    for kind, registry in (("task", TASKS), ("opt", OPTIMIZERS)):
+        if result.config[kind] not in registry:
+            package = result.versions.get(f"{kind}_package", "a package that the record does not name")
+            raise UserError(f"run {run_id} was trained with {result.config[kind]} of {package}; install that again")
     places = {"data": settings.get("data", os.environ.get("BENCH_DATA", "data")), "store": store}
     config = resolve(settings_of(result.config) | places | settings)
     if config.run_id != run_id:

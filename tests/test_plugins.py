@@ -164,6 +164,17 @@ def test_a_module_of_this_folder_and_of_torch(cli, here: Path, store: Path) -> N
     assert packages["own_pack.own_module:Plain"].startswith("files ")
 
 
+def test_a_run_whose_package_is_gone_names_it(cli, store: Path) -> None:
+    done = json.loads(cli("fit", *RUN, "--opt", "sgd", "--json").out)
+    path = store / done["run_id"] / "run.json"
+    record = json.loads(path.read_text())
+    record["config"]["opt"], record["versions"]["opt_package"] = "far", "far-away 1.2"
+    path.write_text(json.dumps(record))
+    answer = cli("fit", "--resume", done["run_id"])
+    assert answer.code == 2
+    assert answer.err.endswith("was trained with far of far-away 1.2; install that again\n")
+
+
 def test_names_of_files_and_runs() -> None:
     assert slug("sgd") == "sgd"
     assert slug("dir/my_file.py:MyOpt") == "my_file.MyOpt"
