@@ -38,7 +38,7 @@ _ALL = (
         "it is made from a list and from a generator of parameters, and makes a step",
         None,
         "it works or it does not",
-        "derive from torch.optim.Optimizer, hand parameters and defaults to its constructor as they come, and write step(closure=None)",
+        "see what it raised, and where: it must be made with its defaults (or --opt.NAME VALUE) and step on dense gradients of small matrices and vectors",
     ),
     Check(
         "quadratic",
@@ -223,7 +223,8 @@ _ALL = (
         "under FSDP2 two processes equal one",
         1e-6,
         "sums over shards are made in another order, some of them by torch in float32",
-        "norms and other sums must run over all shards: optimizers.global_norm does, .to_local() and float() see one shard",
+        "norms and other sums must run over all shards: optimizers.global_norm does, .to_local() and float() see one shard;"
+        " where it raises, an operation has no form for sharded tensors (DTensor)",
     ),
     Check(
         "lanes",
