@@ -402,5 +402,5 @@ def test_a_description_that_makes_no_sense_is_refused(description):
 
 
 def test_nothing_imports_matplotlib_before_something_is_drawn():
-    code = "import sys, bench.drawing, bench.reproduce; assert 'matplotlib' not in sys.modules"
+    code = "import sys, bench.drawing, bench.papers.reproduce; assert 'matplotlib' not in sys.modules"
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, cwd=Path(__file__).parents[1])
