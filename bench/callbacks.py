@@ -19,7 +19,8 @@ from torch import Tensor
 
 from bench.machine import is_main_process
 from bench.progress import Progress
-from bench.storage.store import RunFolder, RunResult
+from bench.storage.record import RunResult
+from bench.storage.store import RunFolder
 from bench.watch import Watch, look
 from tasks import TaskSpec
 from tasks.base import CurveRow, Task
@@ -211,6 +212,7 @@ class Recorder(Watcher):
         if result.status in ("killed", "running"):
             return
         self.watch.close()
+        optimizer: Any = pl_module.optimizers(use_pl_optimizer=False)
         with self.aside():
             if result.status != "diverged":
                 result.final = self._report("final", pl_module)
@@ -221,7 +223,11 @@ class Recorder(Watcher):
                     result.best, result.metrics["best"] = result.final, result.metrics["final"]
                 else:
                     pl_module.load_best_weights()
+                    optimizer = None
                     result.best = self._report("best", pl_module)
+            if result.best is not None:
+                with torch.no_grad(), pl_module.in_eval_mode(optimizer):
+                    result.specimen = pl_module.specimen()
         self._clock()
 
     # -- records and decisions ------------------------------------------------------------------------------------

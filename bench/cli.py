@@ -4,7 +4,6 @@ import argparse
 import errno
 import json
 import os
-import shlex
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
@@ -15,7 +14,7 @@ from typing import Any
 from bench.errors import RunFailed, UserError, unknown
 from bench.machine import is_main_process
 from bench.output import remark
-from bench.words import Parser, add_places, dotted_apart, read, split
+from bench.words import Parser, add_places, split
 from optimizers.plugins import PluginError
 
 
@@ -127,7 +126,8 @@ def _fit(words: list[str]) -> int:
 def _stored_config(store: Path, run_id: str, settings: dict[str, Any]) -> Any:
     """The configuration of a run that was interrupted, with places from here."""
     from bench.config import resolve, settings_of
-    from bench.storage.store import RESUMABLE, Store
+    from bench.storage.record import RESUMABLE
+    from bench.storage.store import Store
     from optimizers import OPTIMIZERS
     from tasks import TASKS
 
@@ -170,7 +170,7 @@ def _dry_run(config: Any, *, as_json: bool) -> int:
 
     from bench.checks import check
     from bench.config import on_device
-    from bench.storage.store import plain
+    from bench.storage.files import plain
 
     config = on_device(config)
     check(config)
@@ -185,172 +185,13 @@ def _dry_run(config: Any, *, as_json: bool) -> int:
     return 0
 
 
-# -- sweep --------------------------------------------------------------------------------------------------------
-
-
-def _sweep(words: list[str]) -> int:
-    parser = Parser(
-        prog="bench sweep",
-        description="Train many settings and seeds of a task, as one program where that is faster, and show how the"
-        " result depends on them.",
-        epilog="Settings in dotted form as in `bench fit`; a value may be a grid LOW:HIGH:POINTS, even in the logarithm"
-        " (--opt.lr 1e-3:1e1:16), or a list (--task.sigma 0.2,0.4). --opt.adam.lr is for adam alone. An optimizer of which"
-        " nothing varies gets a grid over its search range (`bench show adam`). Stored runs are used, so an interrupted sweep"
-        " goes on with the same command, and the same command in a second terminal shares the work.",
-    )
-    parser.add_argument("--task", help="as `bench list tasks` prints it")
-    parser.add_argument("--opt", help="one or more optimizers: ngd,adam")
-    parser.add_argument("--seeds", default="8", help="how many (32 is 0 to 31), or which (3,5,8); default 8")
-    parser.add_argument(
-        "--engine", choices=("auto", "lanes", "lightning"), default="auto",
-        help="lanes: many runs as one program; lightning: one after the other; auto (default): what a short measurement finds faster",
-    )  # fmt: skip
-    parser.add_argument(
-        "--memory", default="80%", help="what lanes may take: a share of what is free, or a size (default 80%%)"
-    )
-    parser.add_argument(
-        "--width", type=int, help="lanes at once; nothing is measured then, and auto takes lanes (default: measured)"
-    )
-    parser.add_argument("--out", type=Path, help="where table and plot go (default: swept/TASK)")
-    parser.add_argument("--device", default="auto", help="cpu, cuda, mps or auto (default auto)")
-    parser.add_argument("--precision", help="32-true or 64-true as lanes; the task's own by default")
-    parser.add_argument("--data_seed", "--data-seed", help="decides the order of the samples; the seed by default")
-    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
-    parser.add_argument("--dry-run", action="store_true", help="list the runs and stop")
-    add_places(parser)
-    command = shlex.join(["bench", "sweep", *words])
-    args, settings = read(parser, words, ("task", "opt", "precision", "data_seed"))
-    if args.width is not None and args.width < 1:
-        raise UserError(f"--width {args.width}: it must be at least 1")
-    from bench.config import settings_of
-    from bench.memory import read_memory
-    from bench.papers.reproduction import words as as_words
-    from bench.progress import SweepProgress
-    from bench.storage.store import Store, plain
-    from bench.sweeps.grid import check_all, configurations, read_seeds
-
-    places = {"data": args.data, "store": args.store, "device": args.device}
-    configs, varied = configurations(settings, read_seeds(args.seeds), places)
-    mode = configs[0].task_spec.mode
-    progress = SweepProgress(
-        f"sweep {configs[0].task}", (lambda a, b: a > b) if mode == "max" else (lambda a, b: a < b)
-    )
-    memory = read_memory(args.memory, configs[0].device)
-    if args.dry_run:
-        check_all(configs)
-        resolved = {config.run_id: settings_of(config.model_dump()) for config in configs}
-        runs = {
-            run_id: {name: own[name] for name in ("opt", *varied, "seed") if name in own}
-            for run_id, own in resolved.items()
-        }
-        lines = [f"{run_id}  {as_words(own)}" for run_id, own in runs.items()]
-        print(json.dumps(plain(runs)) if args.json else "\n".join(lines))
-        progress.say(f"bench: {len(runs)} runs")
-        return 0
-    from bench.papers.reproduce import make_output
-    from bench.sweeps import sensitivity
-
-    folder = args.out or Path("swept") / configs[0].task
-    make_output(folder)  # before hours of training
-    store = Store(args.store)
-    results = [result for config in configs if (result := store.finished(config.run_id))]
-    if len(results) == len(configs):
-        progress.say(f"all {len(configs)} runs are stored")
-    else:
-        from bench.sweeps.sweep import sweep  # which imports torch
-
-        with redirect_stdout(sys.stderr):  # standard output is for the result alone
-            results = sweep(configs, progress, progress.say, engine=args.engine, width=args.width, memory=memory)
-    if results is None:
-        progress.say("bench: stopped; what is finished is stored, and the same command goes on")
-        return 130
-    shown = sensitivity.analyse(results, varied, mode)
-    paths = sensitivity.write(folder, shown, command)
-    if args.json:
-        print(json.dumps({**sensitivity.as_json(shown), "store": str(args.store), "out": str(folder)}))
-    else:
-        print("\n".join(sensitivity.lines(shown)))
-        print(f"written to {folder}: {', '.join(path.name for path in paths)}; the runs are in {args.store}")
-    return 0
-
-
-# -- reproduce ----------------------------------------------------------------------------------------------------
-
-
-def _reproduce(words: list[str]) -> int:
-    parser = Parser(
-        prog="bench reproduce",
-        description="Run a paper's experiment and write a figure, the data behind it, and a page with tested claims.",
-        epilog="Settings in dotted form, as in `bench fit`, are changed in all arms: --trainer.max_epochs 5."
-        " Stored runs are used, so an interrupted experiment goes on with the same command,"
-        " and the same command in a second terminal shares the work.",
-    )
-    parser.add_argument("name", nargs="?", help="as `bench reproduce --list` prints it")
-    parser.add_argument("--list", action="store_true", help="list the experiments and stop")
-    parser.add_argument("--quick", action="store_true", help="few seeds and steps, under a minute; no evidence")
-    parser.add_argument("--search", action="store_true", help="also search the constants that the paper leaves open")
-    parser.add_argument(
-        "--seeds", type=int, help="so many seeds: the experiment's own first, then the numbers after them"
-    )
-    parser.add_argument(
-        "--arm",
-        nargs=3,
-        action="append",
-        default=[],
-        metavar=("ARM", "SETTING", "VALUE"),
-        help="change a setting in one arm, by its label: --arm NGD opt.lr 0.05 --arm 'H = 1' opt.lr 2",
-    )
-    parser.add_argument(
-        "--out", type=Path, help="where the output goes (default: reproduced/NAME, NAME-quick, NAME-changed)"
-    )
-    parser.add_argument("--device", default="auto", help="cpu, cuda, mps or auto (default auto)")
-    add_places(parser)
-    words, dotted = dotted_apart(words)
-    changes, _ = split(dotted, valued=set(), switches=set())
-    args = parser.parse_args(words)
-    from bench.papers.experiments import experiments, title
-    from bench.papers.reproduce import reproduce
-    from bench.papers.reproduction import Version
-    from bench.report import claim_lines
-
-    if args.list:
-        titles = {name: title(name) for name in experiments()}
-        width = max(map(len, titles), default=0)
-        print("\n".join(f"{name:<{width}}  {title}" for name, title in titles.items()))
-        return 0
-    if args.name is None:
-        raise UserError("name an experiment: bench reproduce NAME; see `bench reproduce --list`")
-    places = {"data": args.data, "store": args.store, "device": args.device}
-
-    def say(line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
-
-    arms: dict[str, dict[str, Any]] = {}
-    for label, setting, value in args.arm:
-        arms.setdefault(label, {})[setting] = value
-    version = Version(args.quick, args.search, args.seeds, changes, arms)
-    kind = "-quick" * version.quick + "-changed" * version.changed  # so that no trial overwrites the real page
-    folder = args.out or Path("reproduced") / f"{args.name}{kind}"
-    result = reproduce(args.name, folder, places, version, say)
-    if result is None:
-        say("bench: stopped; what is finished is stored, and the same command goes on")
-        return 130
-    print("\n".join(claim_lines(result, folder)))
-    return 0
-
-
 # -- list, show, doctor -------------------------------------------------------------------------------------------
 
 
 def _list(words: list[str]) -> int:
     parser = Parser(prog="bench list", description="List what there is.")
     parser.add_argument("what", choices=("tasks", "optimizers", "runs"))
-    parser.add_argument(
-        "--store",
-        type=Path,
-        default=Path(os.environ.get("BENCH_STORE", "runs")),
-        help="whose runs (default: $BENCH_STORE, else ./runs)",
-    )
+    add_places(parser, store="whose runs")
     args = parser.parse_args(words)
     from bench.report import result_row
     from bench.storage.store import Store
@@ -412,7 +253,7 @@ def _in(module: str, *first: str) -> Command:
 
 COMMANDS: dict[str, tuple[Command, str]] = {
     "fit": (_fit, "train one task with one optimizer and store the result"),
-    "sweep": (_sweep, "train many learning rates and seeds as one program: table and plot of sensitivity"),
+    "sweep": (_in("bench.sweeps.cli"), "train many learning rates and seeds as one program: table and plot of sensitivity"),
     "tune": (_in("bench.tuning.cli", "tune"), "find an optimizer's hyperparameters on a task, with many workers"),
     "suite": (_in("bench.tuning.cli", "suite"), "tune optimizers on tasks at equal budgets, then run the winners, as one plan"),
     "studies": (_in("bench.tuning.cli", "studies"), "list studies, or show what one has found, with a smaller budget too"),
@@ -420,7 +261,7 @@ COMMANDS: dict[str, tuple[Command, str]] = {
     "leaderboard": (_in("bench.boards.cli", "leaderboard"), "rank optimizers from the stored runs, with intervals and ties"),
     "report": (_in("bench.boards.cli", "report"), "write boards, charts and commands as one HTML page that needs no network"),
     "plot": (_in("bench.boards.cli", "plot"), "draw stored runs for a paper: curves, sensitivity, profiles, step sizes, budgets"),
-    "reproduce": (_reproduce, "run a paper's experiment: figure, data and tested claims"),
+    "reproduce": (_in("bench.papers.cli"), "run a paper's experiment: figure, data and tested claims"),
     "sql": (_in("bench.storage.cli", "sql"), "ask about runs, curves, measurements and trials with SQL"),
     "merge": (_in("bench.storage.cli", "merge"), "copy the runs of stores into another one"),
     "diff": (_in("bench.storage.cli", "diff"), "show what differs between two runs"),

@@ -30,10 +30,12 @@ def stores_of(args: argparse.Namespace) -> list[Path]:
     return args.store or [Path(os.environ.get("BENCH_STORE", "runs"))]
 
 
-def add_output(parser: argparse.ArgumentParser, formats: Iterable[str]) -> None:
-    """Give a command the options that say where its table goes, and in which format."""
+def add_output(parser: argparse.ArgumentParser, formats: Iterable[str]) -> "argparse._ActionsContainer":
+    """Give a command the options that say where its table goes, and in which format; returned is where other places are added."""
     parser.add_argument("--format", choices=formats, help="default table, or what the name of the file says")
-    parser.add_argument("-o", "--out", type=Path, metavar="FILE", help="write there instead of to standard output")
+    places = parser.add_mutually_exclusive_group()
+    places.add_argument("-o", "--out", type=Path, metavar="FILE", help="write there instead of to standard output")
+    return places
 
 
 def format_of(args: argparse.Namespace, formats: Mapping[str, object]) -> str:
@@ -42,26 +44,31 @@ def format_of(args: argparse.Namespace, formats: Mapping[str, object]) -> str:
     return args.format or (ending if ending in formats else "table")
 
 
-def write(path: Path, content: bytes | str | Iterable[str]) -> None:
-    """Write a file in one atomic step; into a pipe or a device as it is.
+def write(out: Path | None, content: bytes | str | Iterable[str]) -> None:
+    """Write a file in one atomic step, into a pipe or a device as it is, and say so; without one, to standard output.
 
     Raises:
         UserError: it cannot be written.
     """
-    from bench.storage.store import replacing
+    from bench.storage.files import replacing
 
     pieces = [content] if isinstance(content, bytes | str) else content
     encoded = (piece if isinstance(piece, bytes) else piece.encode() for piece in pieces)
+    if out is None:
+        sys.stdout.flush()
+        sys.stdout.buffer.writelines(encoded)
+        return
     try:
-        if path.exists() and not path.is_file() and not path.is_dir():
-            with path.open("wb") as file:
+        if out.exists() and not out.is_file() and not out.is_dir():
+            with out.open("wb") as file:
                 file.writelines(encoded)
-            return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path.resolve()) as temporary, temporary.open("wb") as file:
-            file.writelines(encoded)
+        else:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(out.resolve()) as temporary, temporary.open("wb") as file:
+                file.writelines(encoded)
     except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}; choose another file with -o") from None
+        raise UserError(f"cannot write {out}: {error.strerror or error}; choose another file with -o") from None
+    print(f"written to {out}", file=sys.stderr)
 
 
 def remark(kind: str, text: object) -> None:

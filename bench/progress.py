@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bench.storage.store import RunResult
+    from bench.storage.record import RunResult
 
 
 class Progress:
@@ -151,6 +151,22 @@ class SweepProgress:
         elif self.enabled and now - self._said >= self.LINE_SECONDS:
             self._said = now
             self.say(f"{self.label}  {values}")
+
+
+class StatusLine:
+    """One line on standard error, in the place of the one before; on a terminal only."""
+
+    def __init__(self) -> None:
+        self.live = on_terminal()
+
+    def show(self, text: str) -> None:
+        """Show this line."""
+        if self.live:
+            print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        """Take the line away."""
+        self.show("")
 
 
 def on_terminal() -> bool:

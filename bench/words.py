@@ -85,13 +85,19 @@ def read(parser: Parser, words: list[str], names: Sequence[str]) -> tuple[argpar
     return args, settings | {name: value for name in names if (value := getattr(args, name)) is not None}
 
 
-def add_places(parser: argparse.ArgumentParser) -> None:
-    """Give a command the options --data and --store."""
-    for name, what, folder in (("data", "where datasets lie", "data"), ("store", "where runs are kept", "runs")):
-        variable = f"BENCH_{name.upper()}"
+def add_places(parser: argparse.ArgumentParser, **options: str) -> None:
+    """Give a command --data and --store, or those of them that are named, with what they say."""
+    folders = {"data": "data", "store": "runs"}
+    for name, what in (options or {"data": "where datasets lie", "store": "where runs are kept"}).items():
+        variable, folder = f"BENCH_{name.upper()}", folders[name]
         parser.add_argument(
-            f"--{name}",
+            f"--{name}", metavar="DIR", type=Path, default=Path(os.environ.get(variable, folder)),
             help=f"{what} (default: ${variable}, else ./{folder})",
-            type=Path,
-            default=Path(os.environ.get(variable, folder)),
-        )
+        )  # fmt: skip
+
+
+def names_of(word: str) -> list[str]:
+    """The names in `A,B`, as the type of an option."""
+    if names := [name for name in word.split(",") if name]:
+        return names
+    raise argparse.ArgumentTypeError("it names nothing")

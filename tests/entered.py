@@ -9,10 +9,13 @@ from typing import Any
 import numpy as np
 
 from bench.boards import BOARDS, Asked, Board
-from bench.boards.entries import Collected, collect
+from bench.boards.collect import Collected, collect
 from bench.config import resolve
-from bench.storage.store import RunResult, Store, plain, write_parquet
+from bench.storage.files import plain
+from bench.storage.record import RunResult
+from bench.storage.store import Store
 from bench.storage.stores import Stores, StudyRecord, study_path
+from bench.storage.tables import write_parquet
 from bench.tuning.selection import End
 from tasks import TASKS
 

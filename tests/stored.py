@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from bench.storage.store import RunFolder, RunResult, Store
+from bench.storage.record import RunResult
+from bench.storage.store import RunFolder, Store
 from bench.storage.stores import study_path
 
 LOSSES = (0.5, None, 0.25)

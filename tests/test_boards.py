@@ -19,7 +19,8 @@ from bench.boards import BOARDS
 from bench.boards.entries import HUGE
 from bench.boards.formats import json_text
 from bench.errors import UserError
-from bench.storage.store import RunResult, Store
+from bench.storage.record import RunResult
+from bench.storage.store import Store
 from bench.storage.stores import Stores, study_path
 from tests.entered import board, found, keep, made, pack, rows, seeds, study, tuned
 
@@ -376,7 +377,7 @@ def test_seeds_that_ran_twice_count_once_with_the_whole_budget_first(store):
 
 
 FLAGS = [
-    ({"part": "100 of 55,000 training images"}, "part of the data"), ({"status": "timeout"}, "stopped by time"),
+    ({"part": "100 of 55,000 training images"}, "not the whole task"), ({"status": "timeout"}, "stopped by time"),
     ({"cap_share": 0.999}, "cap sets the step"), ({"tuned_by": "elsewhere"}, "tuned elsewhere"),
 ]  # fmt: skip
 
@@ -419,7 +420,7 @@ def test_budgets_parts_and_settings_of_the_task_are_problems_of_their_own(store)
     keep(store, *(replace(run, run_id=f"{run.run_id}-p", part="10 of 20") for run in seeds("adam", A)))
     assert [table.title for table in board("quality", store).tables[1:]] == [
         "mnist, depth 3, max_steps 100", "mnist, max_epochs 1", "mnist, max_steps 100",
-        "mnist, max_steps 100, part of the data: 10 of 20", "mnist, max_steps 200",
+        "mnist, max_steps 100, not the whole task: 10 of 20", "mnist, max_steps 200",
     ]  # fmt: skip
 
 

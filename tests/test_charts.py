@@ -15,12 +15,14 @@ from bench.boards.chart_figure import caption, draw
 from bench.boards.charts import CHARTS, MOST_POINTS, Chart, Trace, budget, curves, profile, sensitivity, steps
 from bench.boards.cli import CHART_NAMES
 from bench.boards.cli import main as results
-from bench.boards.entries import collect
+from bench.boards.collect import collect
 from bench.config import resolve
 from bench.errors import UserError
 from bench.output import write
-from bench.storage.store import RunResult, plain, write_json, write_parquet
+from bench.storage.files import plain, write_json
+from bench.storage.record import RunResult
 from bench.storage.stores import Stores, StudyRecord, study_path
+from bench.storage.tables import write_parquet
 from bench.tuning.selection import CONVERGED
 from tasks import TASKS
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats as reference
 
-from bench import stats
+from bench import ranking, stats
 from tools.statistics import coverage, false_splits, lognormal, normal, power, tasks_coverage
 
 numbers = st.floats(-1e3, 1e3).map(lambda x: round(x, 3))
@@ -62,7 +62,7 @@ def test_deviations_have_chi_squared_intervals(values: list[float]) -> None:
 @given(st.lists(st.tuples(numbers, numbers), min_size=2, max_size=12), st.sampled_from(["min", "max"]))
 def test_a_pair_is_students_paired_t_test(values: list[tuple[float, float]], mode: str) -> None:
     a, b = np.array(values).T
-    found = stats.pair(list(a), list(b), mode)
+    found = ranking.pair(list(a), list(b), mode)
     d = a - b if mode == "max" else b - a
     assert found.difference == stats.t_interval(d)
     if np.ptp(d) < 1e-9:
@@ -70,41 +70,41 @@ def test_a_pair_is_students_paired_t_test(values: list[tuple[float, float]], mod
     else:
         assert found.p == pytest.approx(float(reference.ttest_rel(a, b).pvalue), rel=1e-6, abs=1e-12)
     assert found.sign == np.sign(d.mean())
-    swapped = stats.pair(list(b), list(a), mode)
+    swapped = ranking.pair(list(b), list(a), mode)
     assert (swapped.p, swapped.sign) == (found.p, -found.sign)
 
 
 def test_a_run_without_a_value_is_worse_and_no_number() -> None:
     good, lost = [0.5, 0.6, 0.7, 0.8, 0.9], [None] * 5
-    found = stats.pair(good, lost, "max")
+    found = ranking.pair(good, lost, "max")
     assert (found.difference, found.sign, found.lost) == (None, 1, (0, 5))
     assert found.p == pytest.approx(float(reference.boschloo_exact([[0, 5], [5, 0]]).pvalue), rel=1e-6)
     assert found.p < 0.05
-    assert stats.pair(lost, good, "max").sign == -1
-    both = stats.pair(lost, lost, "max")
+    assert ranking.pair(lost, good, "max").sign == -1
+    both = ranking.pair(lost, lost, "max")
     assert (both.p, both.sign) == (1, 0)
     # One lost run of five decides nothing, and where the others are better nothing at all can be decided.
     one = [None, 0.1, 0.2, 0.3, 0.4]
-    assert stats.pair(good, one, "max").p < 1
-    assert stats.pair([0.0, 0.0, 0.1, 0.2, 0.3], one, "max").p == 1
+    assert ranking.pair(good, one, "max").p < 1
+    assert ranking.pair([0.0, 0.0, 0.1, 0.2, 0.3], one, "max").p == 1
     # The same number of lost runs: the rest decides, with half of the level.
-    rest = stats.pair([None, 0.6, 0.71, 0.8], [None, 0.1, 0.2, 0.3], "max")
+    rest = ranking.pair([None, 0.6, 0.71, 0.8], [None, 0.1, 0.2, 0.3], "max")
     assert rest.p == pytest.approx(2 * float(reference.ttest_rel([0.6, 0.71, 0.8], [0.1, 0.2, 0.3]).pvalue))
     assert (rest.difference, rest.sign) == (None, 1)
 
 
 def test_equal_differences_are_tested_by_their_signs() -> None:
-    assert stats.pair([1.0] * 5, [0.0] * 5, "max").p == pytest.approx(2 * 0.5**5)
-    assert stats.pair([1.0] * 5, [1.0] * 5, "max").p == 1
-    assert stats.pair([1.0], [0.0], "max").p == 1
-    assert stats.pair([], [], "max") == stats.Pair(0, None, 1.0, (0, 0), 0)
+    assert ranking.pair([1.0] * 5, [0.0] * 5, "max").p == pytest.approx(2 * 0.5**5)
+    assert ranking.pair([1.0] * 5, [1.0] * 5, "max").p == 1
+    assert ranking.pair([1.0], [0.0], "max").p == 1
+    assert ranking.pair([], [], "max") == ranking.Pair(0, None, 1.0, (0, 0), 0)
 
 
 def test_values_of_different_length_are_no_pairs() -> None:
     with pytest.raises(ValueError, match="3 and 2 values are no pairs"):
-        stats.pair([1, 2, 3], [1, 2], "max")
+        ranking.pair([1, 2, 3], [1, 2], "max")
     with pytest.raises(ValueError, match="finite"):
-        stats.pair([math.nan, 1], [1, 2], "max")
+        ranking.pair([math.nan, 1], [1, 2], "max")
 
 
 @given(st.lists(st.floats(0, 1), max_size=12), st.floats(0.001, 0.999))
@@ -112,15 +112,15 @@ def test_holm_rejects_step_by_step(p: list[float], alpha: float) -> None:
     rejected, left = set[int](), sorted(range(len(p)), key=p.__getitem__)
     while left and p[left[0]] * len(left) <= alpha:
         rejected.add(left.pop(0))
-    assert {i for i, adjusted in enumerate(stats.holm(p)) if adjusted <= alpha} == rejected
+    assert {i for i, adjusted in enumerate(ranking.holm(p)) if adjusted <= alpha} == rejected
 
 
-def decided(n: int, *better: tuple[int, int]) -> dict[tuple[int, int], stats.Pair]:
+def decided(n: int, *better: tuple[int, int]) -> dict[tuple[int, int], ranking.Pair]:
     """Pairs of n rows, of which these are decided, the first of each being better."""
     pairs = {}
     for i, j in combinations(range(n), 2):
         sign = 1 if (i, j) in better else -1 if (j, i) in better else 0
-        pairs[i, j] = stats.Pair(9, stats.t_interval([sign, sign, sign + 0.0]), 0.0 if sign else 1.0, (0, 0), sign)
+        pairs[i, j] = ranking.Pair(9, stats.t_interval([sign, sign, sign + 0.0]), 0.0 if sign else 1.0, (0, 0), sign)
     return pairs
 
 
@@ -137,7 +137,7 @@ def decided(n: int, *better: tuple[int, int]) -> dict[tuple[int, int], stats.Pai
 def test_rows_that_are_not_told_apart_share_a_rank(
     better: list[tuple[int, int]], expected: list[tuple[int, ...]]
 ) -> None:
-    found = stats.ranks(decided(3, *better), 3)
+    found = ranking.ranks(decided(3, *better), 3)
     assert [(each.rank, each.low, each.high) for each in found] == expected
 
 
@@ -164,7 +164,7 @@ def test_a_pair_that_differs_by_two_deviations_is_split_by_five_seeds() -> None:
 @given(st.floats(0.2, 5), st.integers(3, 30), st.sampled_from([0.05, 0.05 / 45]))
 def test_seeds_that_resolve_a_difference(effect: float, n: int, level: float) -> None:
     half = reference.t.ppf(0.975, n - 1) / math.sqrt(n)
-    found = stats.seeds_to_resolve(stats.Interval(effect, effect - half, effect + half, n), level)
+    found = ranking.seeds_to_resolve(stats.Interval(effect, effect - half, effect + half, n), level)
     assert found is not None
 
     def power_of(n: int) -> float:
@@ -177,10 +177,10 @@ def test_seeds_that_resolve_a_difference(effect: float, n: int, level: float) ->
 
 
 def test_a_difference_of_nothing_is_never_resolved() -> None:
-    assert stats.seeds_to_resolve(stats.t_interval([1.0, -1.0])) is None
-    assert stats.seeds_to_resolve(stats.t_interval([1.0])) is None
-    assert stats.seeds_to_resolve(stats.t_interval([1e-9, 1.0, -1.0])) is None
-    assert stats.seeds_to_resolve(stats.t_interval([0.5, 0.5, 0.5])) == 6  # 2 / 2^6 < 5 %
+    assert ranking.seeds_to_resolve(stats.t_interval([1.0, -1.0])) is None
+    assert ranking.seeds_to_resolve(stats.t_interval([1.0])) is None
+    assert ranking.seeds_to_resolve(stats.t_interval([1e-9, 1.0, -1.0])) is None
+    assert ranking.seeds_to_resolve(stats.t_interval([0.5, 0.5, 0.5])) == 6  # 2 / 2^6 < 5 %
 
 
 # -- over tasks -------------------------------------------------------------------------------------------------------
@@ -188,24 +188,24 @@ def test_a_difference_of_nothing_is_never_resolved() -> None:
 
 def test_a_standardised_gap_depends_on_the_two_alone_and_not_on_the_unit() -> None:
     a, b = [0.91, 0.93, 0.95], [0.7, 0.75, 0.74]
-    found = stats.standardised_gap(a, b, "max")
+    found = ranking.standardised_gap(a, b, "max")
     assert found is not None
     deviation = math.sqrt((np.var(a, ddof=1) + np.var(b, ddof=1)) / 2)
     assert found == pytest.approx((np.array(a) - b) / deviation)
-    assert stats.standardised_gap(100 * np.array(a), 100 * np.array(b), "max") == pytest.approx(found)
-    assert stats.standardised_gap(a, b, "min") == pytest.approx(-found)
-    assert stats.standardised_gap([1, 1], [1, 1], "max") == pytest.approx([0, 0])
-    assert stats.standardised_gap([1, 1], [2, 2], "max") is None
+    assert ranking.standardised_gap(100 * np.array(a), 100 * np.array(b), "max") == pytest.approx(found)
+    assert ranking.standardised_gap(a, b, "min") == pytest.approx(-found)
+    assert ranking.standardised_gap([1, 1], [1, 1], "max") == pytest.approx([0, 0])
+    assert ranking.standardised_gap([1, 1], [2, 2], "max") is None
 
 
 def test_the_overall_gap_is_the_mean_over_tasks() -> None:
     gaps = [np.array([1.0, 2.0, 3.0]), np.array([5.0, 5.5, 6.0, 6.5]), np.array([0.0, 0.5, -0.5])]
-    found = stats.hierarchical_interval(gaps)
+    found = ranking.hierarchical_interval(gaps)
     assert found.mean == pytest.approx(np.mean([2, 5.75, 0]))
     assert found.low < found.mean < found.high
-    assert found == stats.hierarchical_interval(gaps)
-    assert stats.hierarchical_interval(gaps[:1]) == stats.t_interval(gaps[0])
-    assert stats.hierarchical_interval([gaps[0]] * 10).high < found.high
+    assert found == ranking.hierarchical_interval(gaps)
+    assert ranking.hierarchical_interval(gaps[:1]) == stats.t_interval(gaps[0])
+    assert ranking.hierarchical_interval([gaps[0]] * 10).high < found.high
 
 
 def test_more_tasks_make_the_overall_interval_cover() -> None:

@@ -12,10 +12,13 @@ from pathlib import Path
 
 import pytest
 
-import bench.storage.store
+import bench.storage.files
 from bench.errors import RunFailed, UserError
 from bench.report import result_lines
-from bench.storage.store import CURVE_FIELDS, RunResult, Store, plain, read_curve
+from bench.storage.files import plain
+from bench.storage.record import RunResult
+from bench.storage.store import Store
+from bench.storage.tables import CURVE_FIELDS, read_curve
 
 FIT = ("fit", "--task", "synthetic", "--opt", "sngd", "--trainer.max_steps", "20", "--device", "cpu")
 DONE = RunResult("a", {"task": "synthetic", "opt": "ngd"}, status="completed", final=0.5, steps=3)
@@ -126,7 +129,7 @@ def test_a_write_that_breaks_halfway_leaves_the_old_record(kept, monkeypatch):
         file.write('{"run_id": ')
         no_space()
 
-    monkeypatch.setattr(bench.storage.store.json, "dump", half)
+    monkeypatch.setattr(bench.storage.files.json, "dump", half)
     with pytest.raises(OSError, match="No space"):
         kept.write(replace(DONE, steps=4))
     assert kept.get("a") == DONE
@@ -135,7 +138,7 @@ def test_a_write_that_breaks_halfway_leaves_the_old_record(kept, monkeypatch):
 
 def test_a_full_disk_at_the_start_is_one_line_and_frees_the_run(cli, store, monkeypatch):
     with monkeypatch.context() as full:
-        full.setattr(bench.storage.store.json, "dump", no_space)
+        full.setattr(bench.storage.files.json, "dump", no_space)
         answer = cli(*FIT)
     assert (answer.code, answer.out) == (1, "")
     assert answer.err == f"bench: error: cannot write to the store {store}: No space left on device\n"

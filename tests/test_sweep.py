@@ -28,7 +28,7 @@ import numpy as np
 import pytest
 import torch
 
-import bench.storage.store
+import bench.storage.files
 import bench.sweeps.sensitivity
 import bench.sweeps.sweep
 from bench.callbacks import Watcher
@@ -39,7 +39,8 @@ from bench.lanes.engine import Lanes
 from bench.memory import Peak
 from bench.progress import Progress, SweepProgress
 from bench.storage.packs import PackFolder
-from bench.storage.store import RunResult, Store
+from bench.storage.record import RunResult
+from bench.storage.store import Store
 from bench.sweeps.grid import blocks, configurations, read_seeds
 from tasks import TASKS
 from tests import tiny
@@ -792,7 +793,7 @@ def test_a_block_that_another_process_has_just_trained_is_not_trained_again(swee
 
 
 def test_a_pack_that_ends_while_its_lock_is_waited_for_is_not_begun_again(store, monkeypatch):
-    take = bench.storage.store.take_lock
+    take = bench.storage.files.take_lock
     pack = Store(store).begin_pack({"a": {}})
 
     def wait(*args: object) -> int:
@@ -972,7 +973,7 @@ def test_two_processes_share_the_work(store, whole, tmp_path):
     assert same(outcome(store), whole)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not keep this limit")
+@pytest.mark.skipif(sys.platform != "linux", reason="macOS does not keep RLIMIT_AS")
 def test_where_memory_is_really_short(store, tmp_path):
     task = ("--task", "mha_dm1", "--task.n", 200, "--task.T", 50, "--task.d", 100, "--task.n_test", 10)
     words = (
@@ -1019,7 +1020,7 @@ def full_disk(store: Path) -> str:
 
 def test_a_full_disk_at_the_start_of_a_block(sweep, store, monkeypatch):
     with monkeypatch.context() as full:
-        full.setattr(bench.storage.store.json, "dump", no_space)
+        full.setattr(bench.storage.files.json, "dump", no_space)
         answer = sweep(*FOUR, *LANES)
     assert (answer.code, last_line(answer)) == (1, full_disk(store))
     assert sweep(*FOUR, *LANES).code == 0
@@ -1031,7 +1032,7 @@ def test_a_full_disk_in_mid_block(sweep, store, monkeypatch, whole, table):
 
     def appended(self, *args):
         if len(packs(store)) == 1:
-            with bench.storage.store.disk_errors(self.store):
+            with bench.storage.files.disk_errors(self.store):
                 no_space()
         append(self, *args)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from bench import stats
+from bench import ranking, stats
 
 Draw = Callable[[np.random.Generator, tuple[int, ...]], NDArray[np.float64]]
 
@@ -49,11 +49,11 @@ def ranked(values: NDArray[np.float64], lost: NDArray[np.bool_] | None = None) -
     count = [sum(v is None for v in row) for row in rows]
     mean = [np.mean([v for v in row if v is not None] or [-np.inf]) for row in rows]
     order = sorted(range(len(rows)), key=lambda a: (count[a], -mean[a]))
-    pairs = {(i, j): stats.pair(rows[order[i]], rows[order[j]], "max") for i, j in combinations(range(len(order)), 2)}
-    adjusted = stats.holm([each.p for each in pairs.values()])
+    pairs = {(i, j): ranking.pair(rows[order[i]], rows[order[j]], "max") for i, j in combinations(range(len(order)), 2)}
+    adjusted = ranking.holm([each.p for each in pairs.values()])
     apart = {frozenset((order[i], order[j])) for (i, j), p in zip(pairs, adjusted, strict=True) if p <= 0.05}
     ranks = [0] * len(rows)
-    for place, found in enumerate(stats.ranks(pairs, len(order))):
+    for place, found in enumerate(ranking.ranks(pairs, len(order))):
         ranks[order[place]] = found.rank
     return ranks, apart
 
@@ -106,7 +106,7 @@ def tasks_coverage(tasks: int, n: int, repeats: int) -> float:
     held = 0
     for _ in range(repeats):
         gaps = [rng.normal(effect, 1, n) for effect in rng.normal(0, 1, tasks)]
-        found = stats.hierarchical_interval(gaps)
+        found = ranking.hierarchical_interval(gaps)
         held += found.low <= 0 <= found.high
     return held / repeats
 

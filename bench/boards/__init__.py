@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bench.boards.entries import Collected
+from bench.boards.collect import Collected
 from bench.boards.quality import quality
 from bench.boards.robustness import robustness
 from bench.boards.speed import speed

@@ -7,7 +7,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench import drawing
+from bench import drawing, figure_layout
 from bench.boards.charts import Chart
 from bench.errors import UserError
 from bench.text import cell
@@ -75,17 +75,19 @@ def make(charts: Sequence[Chart], entries: Sequence[str] = ()) -> "Figure":
         _draw(axes, chart, styles, handles)
         room, letter = width / columns - 0.7, f"({_letter(k)}) " * (len(charts) > 1)
         for name, text, long in (("x", chart.x, room), ("y", chart.y, _HEIGHT - 0.6)):
-            axes.set(**{f"{name}label": drawing.wrap_text(figure, _safe(text), drawing.NORMAL, long)})
-        axes.set_title(drawing.wrap_text(figure, letter + _safe(chart.title), drawing.NORMAL, room), loc="left")
+            axes.set(**{f"{name}label": figure_layout.wrap_text(figure, _safe(text), figure_layout.NORMAL, long)})
+        axes.set_title(
+            figure_layout.wrap_text(figure, letter + _safe(chart.title), figure_layout.NORMAL, room), loc="left"
+        )
     for axes in panels[len(charts) :]:
         axes.remove()
     figure.align_labels()
-    words = drawing.wrap_text(figure, _safe(caption(charts)), drawing.SMALL, width - 0.1)
+    words = figure_layout.wrap_text(figure, _safe(caption(charts)), figure_layout.SMALL, width - 0.1)
     artists = (
-        drawing.add_legend(figure, [handles[name] for name in styles if name in names]),
+        figure_layout.add_legend(figure, [handles[name] for name in styles if name in names]),
         figure.supxlabel(words, x=0.05 / width, ha="left", color="0.25"),
     )
-    extra = sum(drawing.size_inches(figure, artist)[1] for artist in artists)
+    extra = sum(figure_layout.size_inches(figure, artist)[1] for artist in artists)
     figure.set_size_inches(width, round(height + extra + 0.1, 2))
     return figure
 
@@ -127,10 +129,10 @@ def _draw(axes: "Axes", chart: Chart, styles: dict[str, drawing.LineStyle], hand
         axes.plot(trace.x, trace.y, **looks, zorder=3 + 0.01 * i, solid_capstyle="butt")
         handles.setdefault(trace.name, Line2D([], [], label=_safe(trace.name), **looks))
     every = [end for trace in chart.traces for end in trace.band or (trace.y,)]
-    low, high = chart.limits or drawing.axis_limits(every, "y" in chart.log, 0.05)
+    low, high = chart.limits or figure_layout.axis_limits(every, "y" in chart.log, 0.05)
     if chart.limits and "y" not in chart.log:  # a line at the edge would be cut in half
         low, high = low - 0.03 * (high - low), high + 0.03 * (high - low)
     axes.set_ylim(low, high)
-    axes.set_xlim(*drawing.axis_limits([trace.x for trace in chart.traces], "x" in chart.log, 0.02))
-    drawing.set_ticks(axes.xaxis, "x" in chart.log)
-    drawing.set_ticks(axes.yaxis, "y" in chart.log)
+    axes.set_xlim(*figure_layout.axis_limits([trace.x for trace in chart.traces], "x" in chart.log, 0.02))
+    figure_layout.set_ticks(axes.xaxis, "x" in chart.log)
+    figure_layout.set_ticks(axes.yaxis, "y" in chart.log)

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.errors import UserError, unknown
-from bench.output import add_stores, format_of, remark, stores_of, warn_of, write
-from bench.words import Parser
+from bench.output import add_output, add_stores, format_of, remark, stores_of, warn_of, write
+from bench.words import Parser, names_of
 
 BOARD_NAMES = ("quality", "speed", "tuning", "robustness", "theory")
 CHART_NAMES = ("curves", "sensitivity", "profile", "steps", "budget")
@@ -17,8 +17,8 @@ FORMAT_NAMES = ("table", "md", "csv", "json", "tex", "html")
 
 def add_choice(parser: argparse.ArgumentParser) -> None:
     """Give a command the options that say which runs it looks at."""
-    parser.add_argument("--task", type=_names, metavar="A,B", help="only these tasks")
-    parser.add_argument("--opt", type=_names, metavar="A,B", help="only these optimizers")
+    parser.add_argument("--task", type=names_of, metavar="A,B", help="only these tasks")
+    parser.add_argument("--opt", type=names_of, metavar="A,B", help="only these optimizers")
     add_stores(parser)
     parser.add_argument(
         "--settings", choices=("best", "tuned", "default", "all"), default="best",
@@ -39,12 +39,6 @@ def add_choice(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _names(word: str) -> list[str]:
-    if names := [name for name in word.split(",") if name]:
-        return names
-    raise argparse.ArgumentTypeError("it names nothing")
-
-
 def _number(word: str) -> float:
     try:
         value = float(word)
@@ -62,7 +56,7 @@ def asked(args: argparse.Namespace) -> tuple[Any, Any]:
         UserError: there is nothing to show, or a word is misspelt.
     """
     from bench.boards import Asked
-    from bench.boards.entries import collect
+    from bench.boards.collect import collect
     from bench.storage.stores import Stores
 
     only: dict[str, str] = {}
@@ -100,16 +94,11 @@ def _leaderboard(words: list[str]) -> int:
         epilog="Boards: quality (final metric at the tuned settings), speed (steps and seconds to the target), tuning (what a budget of trials"
         " gives), robustness (divergence, seeds), theory (alignment, rates). Exit code 1: a run could not be read.",
     )
-    parser.add_argument("--board", type=_names, default=["quality"], metavar="A,B", help="or `all`; default quality")
-    parser.add_argument("--format", choices=FORMAT_NAMES, help="default table, or what the name of the file says")
-    places = parser.add_mutually_exclusive_group()
-    places.add_argument("-o", "--out", type=Path, metavar="FILE", help="write there instead of to standard output")
-    places.add_argument(
-        "--into",
-        type=Path,
-        metavar="FILE.md",
+    parser.add_argument("--board", type=names_of, default=["quality"], metavar="A,B", help="or `all`; default quality")
+    add_output(parser, FORMAT_NAMES).add_argument(
+        "--into", type=Path, metavar="FILE.md",
         help="write Markdown between the markers of this board in a file that has them",
-    )
+    )  # fmt: skip
     add_choice(parser)
     args = parser.parse_args(words)
     from bench.boards import BOARDS
@@ -126,11 +115,8 @@ def _leaderboard(words: list[str]) -> int:
     if args.into is not None:
         into(args.into, boards)
         print(f"written into {args.into}", file=sys.stderr)
-    elif args.out is not None:
-        write(args.out, FORMATS[kind](boards))
-        print(f"written to {args.out}", file=sys.stderr)
     else:
-        print(FORMATS[kind](boards), end="")
+        write(args.out, FORMATS[kind](boards))
     return code
 
 
@@ -152,7 +138,6 @@ def _report(words: list[str]) -> int:
     text = page(what, len(stores.runs), names, len(stores.unreadable))
     code = warn(stores, what.found)
     write(args.out, text)
-    print(f"written to {args.out}", file=sys.stderr)
     return code
 
 
@@ -184,7 +169,6 @@ def _plot(words: list[str]) -> int:
     for chart in charts:
         if not chart.traces:
             remark("note", f"{chart.title}: not drawn, since {chart.note}")
-    print(f"written to {args.out}", file=sys.stderr)
     return code
 
 

@@ -5,19 +5,18 @@ data. Nothing here depends on who else entered, but which entries there are.
 """
 
 import json
-import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from bench.config import TrainerOptions, settings_of
-from bench.errors import UserError, unknown
+from bench.config import TrainerOptions
+from bench.errors import UserError
 from bench.options import optimizer_options, task_options
-from bench.storage.store import FINISHED, RunResult, plain
-from bench.storage.stores import HOW_TO_FILL, Stores, StudyRecord
+from bench.storage.files import plain
+from bench.storage.record import FINISHED, RunResult
+from bench.storage.stores import StudyRecord
 from bench.tuning.selection import CONVERGED, End, Mode
 from optimizers import OPTIMIZERS
 from optimizers.plugins import PluginError, bare
@@ -26,18 +25,11 @@ from tasks import TASKS, TaskSpec
 KINDS = ("tuned", "default", "by hand")
 _SAME_RESULT = ("micro_batch_size", "checkpoint_seconds", "max_seconds", "devices", "num_nodes", "strategy")
 """Trainer options that do not change what is compared."""
-_VERSIONS = ("task", "task_package", "torch", "lightning")
+VERSIONS = ("task", "task_package", "torch", "lightning")
 """Versions that must be equal within a problem."""
-_OWN_VERSIONS = ("opt", "opt_package")
+OWN_VERSIONS = ("opt", "opt_package")
 """Versions that must be equal within an entry."""
 
-_CONFIG = {
-    "task": str, "opt": str, "precision": str, "seed": int, "data_seed": int,
-    "task_options": dict, "opt_options": dict, "trainer": dict,
-}  # fmt: skip
-"""What a configuration must have to be compared."""
-_NUMBERS = ("final", "best", "best_step", "steps_to_target", "seconds_to_target", "cap_share")
-_COUNTS = ("devices", "num_nodes")
 HUGE = 1e100
 """Greater values have no squares that are numbers, so they count as none. Ours."""
 
@@ -53,7 +45,7 @@ class Problem:
         key: tells problems apart.
         name: the task's name, and what differs from its defaults.
         task: the task's name.
-        part: what part of the data was used, or None for all.
+        part: what part of the task it is (`RunResult.part`), or None for the whole.
     """
 
     key: str
@@ -150,7 +142,7 @@ class Entry:
     @cached_property
     def versions(self) -> dict[str, list[str]]:
         """Versions that matter for the result, by what they are of."""
-        names = [n for n in (*_VERSIONS, *_OWN_VERSIONS) if any(n in run.versions for run in self.runs.values())]
+        names = [n for n in (*VERSIONS, *OWN_VERSIONS) if any(n in run.versions for run in self.runs.values())]
         return {n: sorted({str(run.versions.get(n, "unknown")) for run in self.runs.values()}) for n in names}
 
     @cached_property
@@ -159,251 +151,33 @@ class Entry:
         return sorted({run.machine for run in self.runs.values()})
 
 
-# -- grouping ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Collected:
-    """What was found.
-
-    Attributes:
-        entries: those that are shown, by problem, then optimizer, then settings.
-        chosen: likewise, with the reference, which need not be shown.
-        all: all entries.
-        by_id: all runs by id, those of trials too.
-        notes: what a reader must know of what was left out.
-        damaged: runs that cannot be read, and why; boards that read tables may find more.
-    """
-
-    entries: list[Entry]
-    chosen: list[Entry]
-    all: list[Entry]
-    by_id: dict[str, RunResult]
-    notes: list[str] = field(default_factory=list)
-    damaged: list[str] = field(default_factory=list)
-
-    @property
-    def problems(self) -> dict[Problem, list[Entry]]:
-        """The entries by problem."""
-        return _by_problem(self.entries)
-
-    def trial_runs(self, entry: Entry) -> list[RunResult]:
-        """The runs of the trials of the entry's study that are stored; none if it was not tuned."""
-        ids = sorted(entry.study.run_ids) if entry.study else []
-        return [self.by_id[run_id] for run_id in ids if run_id in self.by_id]
-
-    def default_of(self, entry: Entry) -> Entry | None:
-        """The entry with the default settings of the same optimizer on the same problem, if it has runs."""
-        own = [e for e in self.all if (e.problem, e.opt, e.source) == (entry.problem, entry.opt, entry.source)]
-        return next((e for e in own if e.default and e.runs), None)
-
-
-def collect(
-    stores: Stores,
-    *,
-    tasks: Sequence[str] | None = None,
-    opts: Sequence[str] | None = None,
-    only: Mapping[str, str] | None = None,
-    settings: str = "best",
-    mixed_versions: bool = False,
-    reference: str = "adam",
-) -> Collected:
-    """The entries of some stores.
-
-    Args:
-        stores: where runs and studies lie.
-        tasks: names to keep; None for all.
-        opts: likewise; the reference is read too, but not shown.
-        only: settings, in dotted form, that runs must have, as words; `versions.torch` and `engine` too.
-        settings: of each optimizer on each problem: `best` takes the tuned settings, else the defaults, else those set by hand
-            if there is one such; `tuned`, `default` or `all` takes what the name says.
-        mixed_versions: let runs of several versions stand beside each other.
-        reference: optimizer that the others are compared with.
-
-    Raises:
-        UserError: nothing is left, a name is unknown, or versions are mixed.
-    """
-    specs = _tasks(stores.runs, tasks or ())
-    faults = {run.run_id: fault for run in stores.runs if (fault := _fault(run, specs))}
-    runs = [run for run in stores.runs if run.run_id not in faults]
-    damaged = [
-        f"run {run_id} in {stores.place(run_id)} is no run as it is written today: {fault}"
-        for run_id, fault in faults.items()
-    ]
-    if not runs:
-        broken = [*map(str, stores.unreadable), *damaged]
-        what = (
-            f"no runs that can be read in {stores.shown} ({'; '.join(broken[:3])})"
-            if broken
-            else f"no runs in {stores.shown}"
-        )
-        raise UserError(f"there are {what}; {HOW_TO_FILL}")
-    by_id = {run.run_id: run for run in runs}
-    opts = None if opts is None else list(map(bare, opts))
-    for kind, wanted, name in (("task", tasks, "task"), ("optimizer", opts, "opt")):
-        there = sorted({bare(run.config[name]) for run in runs})
-        for each in wanted or ():
-            if bare(each) not in there:
-                raise unknown(f"{kind} in {stores.shown}", each, there)
-    runs = _filtered(runs, tasks, None if opts is None else {*opts, reference}, only or {})
-    if not any(opts is None or bare(run.config["opt"]) in opts for run in runs):
-        raise UserError(f"no run in {stores.shown} has all of what --task, --opt and --only ask for")
-    notes: list[str] = []
-    missing = sorted({run.config["task"] for run in runs} - specs.keys())
-    if missing:
-        notes.append(
-            f"left out, since these tasks are not known here (is their plug-in installed?): {', '.join(missing)}"
-        )
-        if all(run.config["task"] in missing for run in runs):
-            raise UserError(f"no run in {stores.shown} can be shown; {notes[0]}")
-    entries = _entries([run for run in runs if run.config["task"] in specs], by_id, stores.studies)
-    chosen = _chosen(entries, settings, notes)
-    shown = [entry for entry in chosen if opts is None or entry.opt in opts]
-    if not mixed_versions:
-        _refuse_mixed(chosen)
-    if not only:  # which may leave out the runs of a study
-        mine = [s for s in stores.studies if (not tasks or s.task in tasks) and (not opts or s.opt in opts)]
-        notes += [note for study in mine if (note := _study_note(study, entries, by_id))]
-    found = Collected(shown, chosen, entries, by_id, notes, damaged)
-    for own in _by_problem(chosen).values():
-        for entry in own:
-            several = sum(other.opt == entry.opt for other in own) > 1
-            entry.name = f"{entry.opt} ({_differing(entry, own)})" if several else entry.opt
-            entry.conformance = _conformance(entry, stores.checks)
-    return found
-
-
-def _conformance(entry: Entry, checks: Iterable[Mapping[str, Any]]) -> str | None:
-    """What reports say of the version of the optimizer that all runs of an entry were trained with."""
-    about = {(run.versions.get("opt"), run.versions.get("opt_package")) for run in entry.runs.values()}
-    mine = [c for c in checks if bare(c["name"]) == entry.opt and {(c.get("version"), c.get("package"))} == about]
-    failed = sorted({name for report in mine for name in report["failed"]})
-    return f"fails {', '.join(failed)}" if failed else "pass" if mine else None
-
-
-def _tasks(runs: Iterable[RunResult], asked: Sequence[str]) -> dict[str, TaskSpec]:
-    """The tasks of these runs that are known here.
-
-    A task that is named by its module or file is imported only if it is asked for: what a store names is not to be carried out.
-    """
-    found: dict[str, TaskSpec] = {}
-    there = [run.config.get("task") for run in runs if isinstance(run.config, dict)]
-    for name in {*TASKS, *asked}:
-        if name in there:
-            with suppress(KeyError, PluginError):
-                found[name] = TASKS[name]
-    return found
-
-
-def _fault(run: RunResult, specs: Mapping[str, TaskSpec]) -> str | None:
-    """What keeps a record from being compared: older or foreign ones may lack something."""
-    config = run.config if isinstance(run.config, dict) else {}
-    wrong = [f"config.{name}" for name, kind in _CONFIG.items() if not isinstance(config.get(name), kind)]
-    for name, default in vars(RunResult("", {})).items():
-        kinds: Any = type(default)
-        if name in _NUMBERS or isinstance(default, int | float):
-            kinds = int | float
-        elif default is None:
-            kinds = str
-        if not (isinstance(value := getattr(run, name), kinds) or (default is None and value is None)):
-            wrong.append(name)
-    if not wrong and not all(isinstance(each, dict) for each in (*run.metrics.values(), *run.validations)):
-        wrong.append("metrics or validations")
-    wrong += (
-        [f"versions.{k}" for k, v in run.versions.items() if not isinstance(v, str | int | float | None)]
-        if not wrong
-        else []
-    )
-    if not wrong:
-        trainer = config["trainer"]
-        wrong += [f"config.trainer.{k}" for k in _COUNTS if not isinstance(trainer.get(k, 1), int)]
-        numbers = {**vars(run), **{f"config.trainer.{k}": v for k, v in trainer.items()}}
-        wrong += [k for k, v in numbers.items() if isinstance(v, int) and abs(v) >= 2**63]
-    if wrong:
-        return f"{', '.join(wrong)} missing or of another kind"
-    spec = specs.get(config["task"])
-    if spec is not None and run.final is not None and run.metric != spec.metric:
-        return f"it has {run.metric or 'no metric'}, and the task is compared by {spec.metric}"
-    return None
-
-
-def _filtered(
-    runs: Sequence[RunResult], tasks: Sequence[str] | None, opts: Iterable[str] | None, only: Mapping[str, str]
-) -> list[RunResult]:
-    if "status" in only:
-        raise UserError("--only status: runs that diverged or were stopped are never left out of a comparison")
-    known = {name for run in runs for name in facts(run)} if only else set()
-    for name in only:
-        if name not in known:
-            raise unknown("setting of --only", name, sorted(known - {"status"}))
-    return [
-        run
-        for run in runs
-        if (tasks is None or run.config["task"] in tasks)
-        and (opts is None or bare(run.config["opt"]) in opts)
-        and _has(run, only)
-    ]
-
-
-def _has(run: RunResult, only: Mapping[str, str]) -> bool:
-    own = facts(run) if only else {}
-    return all(name in own and _is(own[name], word) for name, word in only.items())
-
-
-def _is(value: Any, word: str) -> bool:
-    """Whether a word names a value: 1e3 is 1000."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        try:
-            return float(word) == value or word == _word(value)
-        except ValueError:
-            return False
-    return str(value).lower() == word.lower()
-
-
-def _study_note(study: StudyRecord, entries: Sequence[Entry], by_id: Mapping[str, RunResult]) -> str | None:
-    """Why a study gives no row, if it gives none."""
-    if study.winner is None:
-        why = f"none of its {len(study.trials)} trials has a score"
-    elif study.winner not in by_id:
-        why = "the runs of its trials are not in these stores, so which settings it found is not known here"
-    elif not any(study in entry.studies and entry.runs for entry in entries):
-        why = (
-            f"no run of its winner on other seeds than those of the tuning has ended (bench tune --resume {study.name})"
-        )
-    else:
-        return None
-    return f"{study.task}: {study.opt} has no row from its study {study.name}: {why}"
-
-
-def facts(run: RunResult) -> dict[str, Any]:
-    """Everything that a run can be chosen by, in dotted form."""
-    versions = {f"versions.{name}": value for name, value in run.versions.items()}
-    return {**settings_of(run.config), **versions, "engine": run.engine, "status": run.status, "machine": run.machine}
-
-
-def _word(value: Any) -> str:
+def word_of(value: Any) -> str:
+    """A value of a setting as a person writes it: short where nothing is lost."""
     short = f"{value:g}" if isinstance(value, float) else str(value)
     return short if not isinstance(value, float) or float(short) == value else repr(value)
 
 
-def _entries(runs: Sequence[RunResult], by_id: Mapping[str, RunResult], studies: Sequence[StudyRecord]) -> list[Entry]:
+def entries_of(
+    runs: Sequence[RunResult], by_id: Mapping[str, RunResult], studies: Sequence[StudyRecord]
+) -> list[Entry]:
     """All entries; runs of a study's trials, and others on its tuning seeds with the winner's settings, are in none."""
     trials = {run_id for study in studies for run_id in study.run_ids}
+    defaults = {name: _defaults(TASKS[name]) for name in {run.config["task"] for run in runs}}
     winners: dict[Place, list[StudyRecord]] = {}
     for study in studies:
         winner = by_id.get(study.winner or "")
         if winner is not None:
-            winners.setdefault(_place(winner), []).append(study)
+            winners.setdefault(_place(winner, defaults), []).append(study)
     problems: dict[str, Problem] = {}
     entries: dict[Place, Entry] = {}
     for run in runs:
-        place = key, opt, source, options = _place(run)
+        place = key, opt, source, options = _place(run, defaults)
         won = winners.get(place, [])
         tuning_seed = any(run.config["seed"] in study.seeds for study in won)
         if run.run_id in trials or tuning_seed:
             continue
         if place not in entries:
-            problem = problems.setdefault(key, _problem(key, run))
+            problem = problems.setdefault(key, _problem(key, run, defaults))
             default = _is_default(opt, options)
             kind = "tuned" if won else "default" if default else "by hand"
             entries[place] = Entry(problem, opt, run.config["opt_options"], kind, default, source)
@@ -448,10 +222,9 @@ Place = tuple[str, str, str, str]
 """Problem, optimizer, its source and its settings, as keys."""
 
 
-def _place(run: RunResult) -> Place:
+def _place(run: RunResult, defaults: Mapping[str, Mapping[str, Any]]) -> Place:
     config = run.config
-    trainer = {k: v for k, v in config["trainer"].items() if k not in _SAME_RESULT}
-    key = _text([config["task"], config["task_options"], trainer, config["precision"], run.part])
+    key = _text([config["task"], _changed(run, defaults), run.part])
     package = str(run.versions.get("opt_package", ""))
     source = package if "file" in package else ""  # a file may change, and then it is another optimizer
     return key, bare(config["opt"]), source, _text(config["opt_options"])
@@ -466,87 +239,36 @@ def _is_default(opt: str, options: str) -> bool:
     return _text(defaults) == options
 
 
-def _problem(key: str, run: RunResult) -> Problem:
-    config, spec = run.config, TASKS[run.config["task"]]
+def _defaults(spec: TaskSpec) -> dict[str, Any]:
+    """What a problem's settings are where nothing is said, in dotted form."""
     defaults = {f"task.{name}": option.default for name, option in task_options(spec).items()}
     defaults |= {f"trainer.{name}": option.default for name, option in TrainerOptions.model_fields.items()}
     defaults |= {"trainer.batch_size": spec.batch_size, "trainer.measure_every": spec.measure_every}
     defaults |= {f"trainer.{name}": None for name in ("max_epochs", "max_steps")}
-    defaults["precision"] = spec.precision
-    own = {k: v for k, v in settings_of(config).items() if k.startswith(("task.", "trainer.")) or k == "precision"}
-    shown = {
-        k: v
-        for k, v in own.items()
-        if _text(v) != _text(defaults.get(k)) and k.removeprefix("trainer.") not in _SAME_RESULT and v is not None
-    }
-    words = [f"{name.rpartition('.')[2]} {_word(value)}" for name, value in shown.items()]
-    words += [f"part of the data: {run.part}"] * bool(run.part)
+    return {name: _numbers(plain(value)) for name, value in defaults.items()} | {"precision": spec.precision}
+
+
+def _changed(run: RunResult, defaults: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The settings of a run's problem that are no defaults; options that came later than the run are at theirs."""
+    config, known = run.config, defaults.get(run.config["task"], {})
+    own = {f"task.{name}": value for name, value in config["task_options"].items()}
+    own |= {f"trainer.{name}": value for name, value in config["trainer"].items() if name not in _SAME_RESULT}
+    own["precision"] = config["precision"]
+    return {k: v for k, v in own.items() if _numbers(plain(v)) != known.get(k)}
+
+
+def _problem(key: str, run: RunResult, defaults: Mapping[str, Mapping[str, Any]]) -> Problem:
+    config, shown = run.config, _changed(run, defaults)
+    words = [f"{name.rpartition('.')[2]} {word_of(value)}" for name, value in shown.items()]
+    words += [f"not the whole task: {run.part}"] * bool(run.part)
     return Problem(key, ", ".join([config["task"], *words]), config["task"], run.part)
 
 
-def _chosen(entries: Sequence[Entry], settings: str, notes: list[str]) -> list[Entry]:
-    groups: dict[tuple[str, str, str], list[Entry]] = {}
-    for entry in entries:
-        groups.setdefault((entry.problem.key, entry.opt, entry.source), []).append(entry)
-    chosen: list[Entry] = []
-    for group in groups.values():
-        own = [entry for entry in group if entry.runs]
-        if not own:
-            counts = sum((entry.others for entry in group), Counter[str]())
-            ends = ", ".join(f"{n} {status}" for status, n in sorted(counts.items()))
-            notes.append(f"{group[0].problem.name}: no run of {group[0].opt} has ended ({ends})")
-        if settings == "all":
-            chosen += own
-            continue
-        kind = next((kind for kind in KINDS if any(entry.kind == kind for entry in own)), None)
-        if settings == "best":
-            best = [entry for entry in own if entry.kind == kind]
-        else:
-            kind = settings
-            best = [entry for entry in own if (entry.default if kind == "default" else entry.kind == kind)]
-        if len(best) > 1 and kind == "tuned":
-            best.sort(key=lambda entry: entry.study.order() if entry.study else (0, ""), reverse=True)
-            best[0].others_tuned = [e.study.name if e.study else f"elsewhere, {_differing(e, best)}" for e in best[1:]]
-            best = best[:1]
-        if own and not best:
-            notes.append(f"{own[0].problem.name}: {own[0].opt} is not shown, since it has no {kind} settings here")
-        if len(best) == 1:
-            chosen += best
-        elif best:
-            notes.append(
-                f"{best[0].problem.name}: {best[0].opt} is not shown, since it has {len(best)} settings by hand and none of them is"
-                f" chosen: tune it (bench tune --task {best[0].problem.task} --opt {best[0].opt}), or show all with --settings all"
-            )
-    return chosen
-
-
-def _refuse_mixed(entries: Sequence[Entry]) -> None:
-    for problem, own in _by_problem(entries).items():
-        groups = [(what, what, own) for what in _VERSIONS]
-        groups += [(what, f"optimizer {e.opt}", [e]) for e in own for what in _OWN_VERSIONS]
-        for what, of, group in groups:
-            count = Counter(str(run.versions.get(what, "unknown")) for e in group for run in e.runs.values())
-            if len(count) > 1:
-                found = ", ".join(f"{version} ({n} runs)" for version, n in sorted(count.items()))
-                most = min(count, key=lambda version: (-count[version], version))
-                raise UserError(
-                    f"{problem.name} has runs of several versions of {of}: {found}; choose one with --only"
-                    f" versions.{what}={shlex.quote(most)} (and --task {problem.task}), or compare them all the same with --mixed-versions"
-                )
-
-
-def _by_problem(entries: Sequence[Entry]) -> dict[Problem, list[Entry]]:
-    found: dict[Problem, list[Entry]] = {}
-    for entry in entries:
-        found.setdefault(entry.problem, []).append(entry)
-    return found
-
-
-def _differing(entry: Entry, own: Sequence[Entry]) -> str:
+def differing(entry: Entry, own: Sequence[Entry]) -> str:
     """The hyperparameters, and the source, that tell an entry from others of its optimizer, in words."""
     others = [other.options for other in own if other.opt == entry.opt]
     names = dict.fromkeys(name for other in others for name in other)
     names = [name for name in names if len({_text(other.get(name)) for other in others}) > 1]
-    words = [f"{name} {_word(entry.options.get(name))}" for name in names]
+    words = [f"{name} {word_of(entry.options.get(name))}" for name in names]
     words += [entry.source] * (len({other.source for other in own if other.opt == entry.opt}) > 1)
     return ", ".join(words)

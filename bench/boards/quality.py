@@ -1,7 +1,8 @@
 """Quality: the final metric at the tuned settings and a fixed budget, against a fixed reference."""
 
-from bench import stats
-from bench.boards.entries import Collected, Entry, Seed
+from bench import ranking
+from bench.boards.collect import Collected
+from bench.boards.entries import Entry, Seed
 from bench.boards.shared import (
     EVERY,
     RANK,
@@ -92,7 +93,7 @@ def _difference(entry: Entry, ref: Entry | None, above: bool, mode: str) -> Inte
     if not seeds:
         return "no common seeds"
     return (
-        stats.pair(entry.values(seeds, above), ref.values(seeds, above), mode).difference
+        ranking.pair(entry.values(seeds, above), ref.values(seeds, above), mode).difference
         or "the reference has no value"
     )
 
@@ -104,7 +105,7 @@ def _overall(found: Collected, reference: str) -> Table:
         there = {problem: own.get(problem, "no runs") for problem in problems}
         lacking = [f"{problem.name}: {why}" for problem, why in there.items() if isinstance(why, str)]
         known = [each for each in there.values() if not isinstance(each, str)]
-        interval = None if lacking else stats.hierarchical_interval(known)
+        interval = None if lacking else ranking.hierarchical_interval(known)
         rows.append({"opt": name, "gap": interval, "tasks": len(own), "lacking": lacking})
     rows.sort(key=lambda row: (row["gap"] is None, -row["gap"].mean if row["gap"] else 0.0, row["opt"]))
     columns = [

@@ -4,10 +4,10 @@ import math
 from typing import Any
 
 from bench import stats
-from bench.boards.entries import Collected
+from bench.boards.collect import Collected
 from bench.boards.shared import EVERY, LEAST_SEEDS, LOST, WHO, find_reference, gaps_by_problem, lost, metric_of, who
 from bench.boards.table import Board, Column, Table
-from bench.storage.store import FINISHED
+from bench.storage.record import FINISHED
 from bench.tuning.selection import End
 
 

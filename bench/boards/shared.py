@@ -13,11 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bench import stats
-from bench.boards.entries import KINDS, Collected, Entry, Problem, Seed
+from bench import ranking, stats
+from bench.boards.collect import Collected
+from bench.boards.entries import KINDS, Entry, Problem, Seed
 from bench.boards.table import Column
+from bench.ranking import Pair
 from bench.report import CAP_SHARE_TO_REPORT
-from bench.stats import Interval, Pair
+from bench.stats import Interval
 from bench.tuning.selection import End
 
 LEAST_SEEDS = 3
@@ -62,7 +64,8 @@ def flags(entry: Entry) -> list[str]:
         *["pruned"] * bool(entry.study and entry.study.prune),
         *["the defaults won"] * (entry.kind == "tuned" and entry.default),
         *[f"mixed versions of {' and '.join(several)}"] * bool(several),
-        *["part of the data"] * any(run.part for run in entry.runs.values()),
+        *["not the whole task"] * any(run.part for run in entry.runs.values()),
+        *["no schedule"] * any(run.unscheduled for run in entry.runs.values()),
         *["stopped by time"] * any(run.status == "timeout" for run in entry.runs.values()),
         *["cap sets the step"] * (bool(caps) and sum(caps) / len(caps) > CAP_SHARE_TO_REPORT),
         *["seeds run twice"] * bool(entry.twice),
@@ -108,7 +111,7 @@ def compare(
     value: Callable[[Entry, Seed], End],
     mode: str,
     comparable: Callable[[Entry], bool] = lambda _: True,
-) -> tuple[list[int], list[stats.Rank | None], dict[tuple[int, int], Pair]]:
+) -> tuple[list[int], list[ranking.Rank | None], dict[tuple[int, int], Pair]]:
     """The order of the entries, ranks in that order, and all pairs that were compared, by index of the entries.
 
     Args:
@@ -126,23 +129,23 @@ def compare(
     for (a, i), (b, j) in combinations(enumerate(ranked), 2):
         seeds = common_seeds(entries[i], entries[j])
         own = [[value(entries[k], seed) for seed in seeds] for k in (i, j)]
-        compared = stats.pair(own[0], own[1], mode)
+        compared = ranking.pair(own[0], own[1], mode)
         if len(seeds) < LEAST_SEEDS:
             compared = replace(compared, p=1.0)
         found[i, j] = places[a, b] = compared
-    ranks: list[stats.Rank | None] = [*stats.ranks(places, len(ranked), LEVEL)]
+    ranks: list[ranking.Rank | None] = [*ranking.ranks(places, len(ranked), LEVEL)]
     return order, ranks + [None] * (len(order) - len(ranked)), found
 
 
 def listed(entries: Sequence[Entry], pairs: Mapping[tuple[int, int], Pair]) -> list[dict[str, Any]]:
     """All pairs as a program reads them, with how many more seeds would resolve those that are not resolved."""
-    adjusted = stats.holm([compared.p for compared in pairs.values()])
+    adjusted = ranking.holm([compared.p for compared in pairs.values()])
     found = []
     for ((i, j), compared), p in zip(pairs.items(), adjusted, strict=True):
         resolved = p <= LEVEL and compared.sign != 0
         seeds = None
         if not resolved and compared.difference is not None:
-            seeds = stats.seeds_to_resolve(compared.difference, LEVEL / len(pairs))
+            seeds = ranking.seeds_to_resolve(compared.difference, LEVEL / len(pairs))
         found.append(
             {
                 "first": entries[i].name, "second": entries[j].name, "n": compared.n, "difference": compared.difference,
@@ -184,7 +187,7 @@ def unresolved(pairs: Sequence[Mapping[str, Any]], order: Sequence[str], without
     return lines
 
 
-def rank_values(rank: stats.Rank | None) -> dict[str, Any]:
+def rank_values(rank: ranking.Rank | None) -> dict[str, Any]:
     """The values of the columns `RANK`."""
     if rank is None:
         return {"rank": None, "places": None}
@@ -235,7 +238,7 @@ def gap(entry: Entry, ref: Entry, above: bool) -> NDArray[np.float64] | str:
         return LOST if entry.diverged else "a run has no value"
     if len(seeds) < LEAST_SEEDS:
         return f"{len(seeds)} common seeds"
-    found = stats.standardised_gap(
+    found = ranking.standardised_gap(
         [v for v in own if v is not None], [v for v in other if v is not None], entry.problem.mode
     )
     return "seeds do not differ" if found is None else found

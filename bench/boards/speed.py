@@ -5,11 +5,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from bench import stats
-from bench.boards.entries import Collected, Entry, Seed
+from bench.boards.collect import Collected
+from bench.boards.entries import Entry, Seed
 from bench.boards.shared import EVERY, RANK, WHO, compare, listed, rank_values, unresolved, who
 from bench.boards.table import Board, Column, Table
 from bench.stats import MedianTime
-from bench.storage.store import RunResult
+from bench.storage.record import RunResult
 from bench.tuning.selection import End
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from bench import stats
-from bench.boards.entries import Collected, Entry, Seed
+from bench.boards.collect import Collected
+from bench.boards.entries import Entry, Seed
 from bench.boards.shared import EVERY, RANK, WHO, compare, listed, mean_interval, rank_values, unresolved, who
 from bench.boards.speed import median_steps
 from bench.boards.table import Board, Column, Table
@@ -16,7 +17,7 @@ from bench.errors import UserError
 from bench.papers.arms import Array
 from bench.papers.arms import Table as Columns
 from bench.stats import LEAST_POINTS, Interval
-from bench.storage.store import RunResult
+from bench.storage.record import RunResult
 from bench.tuning.selection import CONVERGED, End
 
 ALIGNED = 0.99

@@ -2,8 +2,9 @@
 
 import math
 
-from bench import stats
-from bench.boards.entries import HUGE, Collected, Entry
+from bench import ranking, stats
+from bench.boards.collect import Collected
+from bench.boards.entries import HUGE, Entry
 from bench.boards.shared import EVERY, WHO, budget_notes, common_seeds, metric_of, who
 from bench.boards.table import Board, Column, Table
 from bench.stats import Interval
@@ -112,5 +113,5 @@ def _gain(entry: Entry, found: Collected) -> Interval | str | None:
     if not seeds:
         return "no common seeds"
     above = metric_of(entry.problem, [entry, default], entry)[1]
-    pair = stats.pair(entry.values(seeds, above), default.values(seeds, above), entry.problem.mode)
+    pair = ranking.pair(entry.values(seeds, above), default.values(seeds, above), entry.problem.mode)
     return pair.difference or f"{pair.lost[0]} tuned and {pair.lost[1]} default of {pair.n} runs have no value"

@@ -7,7 +7,6 @@ then moves all lanes at once; without one, each lane's own `torch.optim` instanc
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from copy import deepcopy
 from typing import Any
 
 import lightning.pytorch as pl
@@ -18,23 +17,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import vmap
 from torch.utils._pytree import tree_map
-from torchmetrics import Metric
 
 from bench.lanes.optimizers import OneByOne, Together, Weights, beside
+from bench.lanes.scores import Scores, without_warning
 from optimizers import OptimizerSpec
 from tasks.base import Outcome, Plan, Task
 from tasks.dropout import use_batch_dropout
 from tasks.order import BatchOrder, micro_batches_per_rank
-
-
-@contextmanager
-def _without_warning() -> Iterator[None]:
-    """Let torch call a kernel that it cannot batch, such as attention on a CPU, lane by lane: that costs little here."""
-    torch._C._functorch._set_vmap_fallback_warning_enabled(False)  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        torch._C._functorch._set_vmap_fallback_warning_enabled(True)  # type: ignore[attr-defined]
 
 
 class Lanes:
@@ -114,6 +103,8 @@ class Lanes:
         """
         loss, grads = self.evaluate(self.steps_done)
         grads, norm, clipped = self._clip(grads)
+        if self.plan.schedule is not None:
+            self.stepper.follow(self.plan.schedule, self.steps_done)
         raw, applied = self.stepper.step(loss, grads, {"loss_grad_norm": norm, "grad_norm": clipped})
         self.steps_done += 1
         return torch.stack([loss, norm, raw, applied])
@@ -139,7 +130,7 @@ class Lanes:
         clipped, *_ = self._clip({name: grad[None] for name, grad in grads.items()})
         return loss[0], {name: grad[0, 0] for name, grad in clipped.items()}
 
-    @_without_warning()
+    @without_warning()
     @torch.enable_grad()
     def _gradients(self, weights: Weights, outcome: Callable[[Weights, int, int], Outcome]) -> tuple[Tensor, Weights]:
         """Losses of the batch and their gradients, summed over its micro-batches."""
@@ -247,7 +238,7 @@ class Lanes:
             self._whole = stacked  # always the same
         return stacked
 
-    @_without_warning()
+    @without_warning()
     def _draws(self) -> bool:
         """Whether training draws random numbers.
 
@@ -262,7 +253,7 @@ class Lanes:
             raise RuntimeError("the task draws from torch's global random state, not from the batch's `randomness`")
         return self.tasks[0].randomness.drawn
 
-    @_without_warning()
+    @without_warning()
     def _outcome(self, weights: Weights, batches: Any) -> Outcome:
         """Losses, shape (G, R), predictions and labels, shape (G, R, rows, ...)."""
         if not self.apart and len(self.tasks) > 1:
@@ -347,70 +338,6 @@ class LanesModule(pl.LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Take up the lanes."""
         self.lanes.load_state_dict(checkpoint["lanes"])
-
-
-class Scores:
-    """A metric of many runs: its states are stacked where `torch.func.vmap` can follow it, else there is one each.
-
-    Args:
-        metric: fresh; what it holds after updates must be tensors.
-    """
-
-    def __init__(self, metric: Metric) -> None:
-        self.metric = metric
-        self.states: dict[str, Tensor] | None = None
-        self.copies: list[Metric] = []
-
-    def update(self, predictions: Tensor, labels: Tensor) -> None:
-        """Take predictions and labels, shape (G, R, rows, ...)."""
-        self.shape = predictions.shape[:2]
-        predictions, labels = predictions.flatten(0, 1), labels.flatten(0, 1)
-        if self.states is None and not self.copies:
-            self._begin(predictions, labels)
-        if self.states is not None:
-            self.states = self._updated(self.states, predictions, labels)
-        for i, copy in enumerate(self.copies):
-            copy.update(predictions[i], labels[i])
-
-    def _begin(self, predictions: Tensor, labels: Tensor) -> None:
-        fresh = self.metric.to(labels.device)
-        self.metric = deepcopy(fresh)
-        self.metric.update(predictions[0], labels[0])  # else `compute` warns that there was none
-        try:
-            state: Any = fresh.metric_state
-            states = {name: torch.stack([value] * len(predictions)) for name, value in state.items()}
-            self._updated(states, predictions, labels)
-        except (RuntimeError, TypeError):  # it looks at values, or keeps lists
-            self.copies = [deepcopy(fresh) for _ in predictions]
-        else:
-            self.states = states
-
-    @_without_warning()
-    def compute(self) -> Tensor:
-        """The metric's values, shape (G, R)."""
-        if self.states is None:
-            return torch.stack([copy.compute() for copy in self.copies]).view(self.shape)
-        try:
-            values = vmap(lambda state: self._with(state).compute())(self.states)
-        except (RuntimeError, TypeError):
-            each = zip(*self.states.values(), strict=True)
-            values = torch.stack([self._with(dict(zip(self.states, state, strict=True))).compute() for state in each])
-        return values.view(self.shape)
-
-    @_without_warning()
-    def _updated(self, states: dict[str, Tensor], predictions: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        def one(state: dict[str, Tensor], p: Tensor, y: Tensor) -> dict[str, Tensor]:
-            metric = self._with(state)
-            metric.update(p, y)
-            return {name: getattr(metric, name) for name in state}
-
-        return vmap(one)(states, predictions, labels)
-
-    def _with(self, state: dict[str, Tensor]) -> Metric:
-        metric = deepcopy(self.metric)
-        for name, value in state.items():
-            setattr(metric, name, value.clone())  # an update may write into it
-        return metric
 
 
 def _stacked(batches: Sequence[Any]) -> Any:

@@ -19,6 +19,7 @@ from optimizers import OptimizerSpec
 from optimizers.closures import once_known
 from optimizers.global_norm import scalar_dtype
 from tasks.base import Plan
+from tasks.schedule import Schedule
 
 if TYPE_CHECKING:
     from bench.lanes.engine import Lanes
@@ -51,8 +52,13 @@ class Together:
         for name in defaults:
             values = [hparams[name] for hparams in given]
             self.hparams[name], differs[name] = _gathered(values, first, always=name == "lr")
+        self.initial_lr = self.hparams["lr"]
         self.keywords = sorted(spec.update_keywords)
         self.update = _for_all(spec.pure_update, tuple(self.keywords), tuple(differs.items()), compiled)
+
+    def follow(self, schedule: Schedule, step: int) -> None:
+        """Set the learning rates for a step."""
+        self.hparams["lr"] = self.initial_lr * schedule.factor(step)
 
     @torch.no_grad()
     def step(self, loss: Tensor, grads: Weights, norms: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -130,6 +136,11 @@ class OneByOne:
             for plan, params in zip((plan for row in lanes.plans for plan in row), self.params, strict=True)
         ]
         self.sizes: list[tuple[Any, Any]] = [(0.0, 0.0)] * (G * R)
+
+    def follow(self, schedule: Schedule, step: int) -> None:
+        """Set the learning rates for a step."""
+        for optimizer in self.optimizers:
+            schedule.apply(optimizer, step)
 
     def step(self, loss: Tensor, grads: Weights, norms: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Move the weights; arguments and result are those of `Together.step`."""

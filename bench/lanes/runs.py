@@ -28,7 +28,8 @@ from bench.runner import (
     val_every,
 )
 from bench.storage.packs import PackFolder
-from bench.storage.store import RunResult, Store
+from bench.storage.record import RunResult
+from bench.storage.store import Store
 from bench.watch import Watch, look
 
 Grid = Sequence[Sequence[RunConfig]]

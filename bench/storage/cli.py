@@ -1,7 +1,6 @@
 """The commands on stores as a whole: sql, merge, diff."""
 
 import json
-import sys
 from pathlib import Path
 
 from bench.output import add_output, add_stores, format_of, remark, stores_of, warn_of, write
@@ -27,11 +26,7 @@ def _sql(words: list[str]) -> int:
     stores = Stores(stores_of(args))
     answer = ask(stores, args.query)
     code = warn_of(stores, answer.damaged)
-    if args.out is not None:
-        write(args.out, FORMATS[kind](answer))
-        print(f"written to {args.out}", file=sys.stderr)
-    else:
-        sys.stdout.writelines(FORMATS[kind](answer))
+    write(args.out, FORMATS[kind](answer))
     return code
 
 

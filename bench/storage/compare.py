@@ -7,7 +7,9 @@ from typing import Any
 
 from bench.config import settings_of
 from bench.errors import UserError, unknown
-from bench.storage.store import FINISHED, RunResult, Store, plain
+from bench.storage.files import plain
+from bench.storage.record import FINISHED, RunResult
+from bench.storage.store import Store
 from bench.storage.stores import Stores
 from bench.text import cell
 

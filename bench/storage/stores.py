@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.errors import UserError
-from bench.storage.store import CHECKS, FINISHED, STUDIES, RunResult, Store, plain
+from bench.storage.files import plain
+from bench.storage.record import FINISHED, RunResult
+from bench.storage.store import CHECKS, STUDIES, Store
 from bench.tuning.selection import Mode
 from optimizers.plugins import bare, slug
 

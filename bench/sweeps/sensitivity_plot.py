@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bench import drawing
+from bench import drawing, figure_layout
 from bench.papers.arms import Array
 
 if TYPE_CHECKING:
@@ -37,10 +37,12 @@ def make(sweep: "Sensitivity", least: float = 0.0) -> "Figure":
         above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3.5, 1))
         above.set(xscale="log" if sweep.log else "linear", yscale="log" if log else "linear")
         grid = np.array([*place.values()])
-        above.set_xlim(*(drawing.axis_limits([grid], sweep.log, 0.03) if sweep.numeric else (-0.5, len(grid) - 0.5)))
-        above.set_ylim(*drawing.axis_limits([positive if log else numbers], log, 0.05))
+        above.set_xlim(
+            *(figure_layout.axis_limits([grid], sweep.log, 0.03) if sweep.numeric else (-0.5, len(grid) - 0.5))
+        )
+        above.set_ylim(*figure_layout.axis_limits([positive if log else numbers], log, 0.05))
         for axis, scale in ((above.xaxis, sweep.log), (above.yaxis, log), (below.yaxis, False)):
-            drawing.set_ticks(axis, scale)
+            figure_layout.set_ticks(axis, scale)
         below.set(ylim=(-0.08, 1.08), yticks=[0, 0.5, 1], yticklabels=["0", "50 %", "100 %"])
         if not sweep.numeric:
             long = sum(map(len, place)) > 30
@@ -55,7 +57,9 @@ def make(sweep: "Sensitivity", least: float = 0.0) -> "Figure":
         if not ends:
             above.set_yticks([])
             above.text(0.5, 0.5, "no median", transform=above.transAxes, ha="center", va="center", color="0.4")
-        y_label = drawing.wrap_text(figure, f"{sweep.metric} at the last step".replace("$", r"\$"), drawing.NORMAL, 1.7)
+        y_label = figure_layout.wrap_text(
+            figure, f"{sweep.metric} at the last step".replace("$", r"\$"), figure_layout.NORMAL, 1.7
+        )
         above.set_ylabel(y_label)
         below.set(xlabel=sweep.x.replace("$", r"\$"), ylabel="diverged\nseeds")
         figure.align_labels()
@@ -65,10 +69,13 @@ def make(sweep: "Sensitivity", least: float = 0.0) -> "Figure":
             text += f" Values below {least:g} are drawn there."
         elif log and len(positive) < len(numbers):
             text += " Values of 0 are drawn at the lower edge."
-        text = drawing.wrap_text(figure, text, drawing.SMALL, width - 0.1)
-        artists = drawing.add_legend(figure, handles), figure.supxlabel(text, x=0.05 / width, ha="left", color="0.25")
+        text = figure_layout.wrap_text(figure, text, figure_layout.SMALL, width - 0.1)
+        artists = (
+            figure_layout.add_legend(figure, handles),
+            figure.supxlabel(text, x=0.05 / width, ha="left", color="0.25"),
+        )
         figure.set_size_inches(
-            width, round(height + sum(drawing.size_inches(figure, artist)[1] for artist in artists), 2)
+            width, round(height + sum(figure_layout.size_inches(figure, artist)[1] for artist in artists), 2)
         )
         return figure
 

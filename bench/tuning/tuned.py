@@ -13,7 +13,9 @@ from bench.options import optimizer_options
 from bench.papers.reproduction import duration
 from bench.report import CAP_SHARE_TO_REPORT
 from bench.stats import Interval, t_interval
-from bench.storage.store import RunResult, Store, disk_errors, plain, replacing, write_json
+from bench.storage.files import disk_errors, plain, replacing, write_json
+from bench.storage.record import RunResult
+from bench.storage.store import Store
 from bench.storage.stores import StudyRecord, study_path
 from bench.sweeps import sensitivity
 from bench.tuning.design import replay
@@ -180,7 +182,7 @@ def _notes(found: Outcome) -> list[str]:
             "the step cap bound on nearly all steps of the winner: it is SGD with a fixed step under another name"
         )
     for part in sorted({run.part for run in found.runs if run.part}):
-        notes.append(f"trained on a part of the data: {part}")
+        notes.append(f"not the whole task: {part}")
     if found.study.request.trials < 9:
         notes.append(
             f"{found.study.request.trials} trials are a small design; results for publication take 9 or more (our rule)"
@@ -283,6 +285,11 @@ def tuned_yaml(found: Outcome) -> str:
         "provenance": {
             "study": found.study.name,
             "found": f"{date.today()}, torch {run.versions.get('torch')}, lightning {run.versions.get('lightning')}, {machine}",
+            "versions": {
+                name: run.versions[name]
+                for name in ("task", "opt", "task_package", "opt_package")
+                if name in run.versions
+            },
             "engine": ", ".join(sorted({run.engine for run in found.runs})),
             "how": f"bench tune: {'half-decade log grid' if spec.sampler == 'grid' else 'Halton sequence'}; score: median over the tuning seeds of"
             f" the last evaluation during training of {run.metric}{_above(found)} on the selection split",

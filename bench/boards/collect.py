@@ -1,0 +1,301 @@
+"""What boards show: the entries of some stores, less what was not asked for, is damaged, or cannot stand beside the rest."""
+
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from bench.boards.entries import KINDS, OWN_VERSIONS, VERSIONS, Entry, Problem, differing, entries_of, word_of
+from bench.config import settings_of
+from bench.errors import UserError, unknown
+from bench.storage.record import RunResult
+from bench.storage.stores import HOW_TO_FILL, Stores, StudyRecord
+from optimizers.plugins import PluginError, bare
+from tasks import TASKS, TaskSpec
+
+_CONFIG = {
+    "task": str, "opt": str, "precision": str, "seed": int, "data_seed": int,
+    "task_options": dict, "opt_options": dict, "trainer": dict,
+}  # fmt: skip
+"""What a configuration must have to be compared."""
+_NUMBERS = ("final", "best", "best_step", "steps_to_target", "seconds_to_target", "cap_share")
+_COUNTS = ("devices", "num_nodes")
+
+
+@dataclass
+class Collected:
+    """What was found.
+
+    Attributes:
+        entries: those that are shown, by problem, then optimizer, then settings.
+        chosen: likewise, with the reference, which need not be shown.
+        all: all entries.
+        by_id: all runs by id, those of trials too.
+        notes: what a reader must know of what was left out.
+        damaged: runs that cannot be read, and why; boards that read tables may find more.
+    """
+
+    entries: list[Entry]
+    chosen: list[Entry]
+    all: list[Entry]
+    by_id: dict[str, RunResult]
+    notes: list[str] = field(default_factory=list)
+    damaged: list[str] = field(default_factory=list)
+
+    @property
+    def problems(self) -> dict[Problem, list[Entry]]:
+        """The entries by problem."""
+        return _by_problem(self.entries)
+
+    def trial_runs(self, entry: Entry) -> list[RunResult]:
+        """The runs of the trials of the entry's study that are stored; none if it was not tuned."""
+        ids = sorted(entry.study.run_ids) if entry.study else []
+        return [self.by_id[run_id] for run_id in ids if run_id in self.by_id]
+
+    def default_of(self, entry: Entry) -> Entry | None:
+        """The entry with the default settings of the same optimizer on the same problem, if it has runs."""
+        own = [e for e in self.all if (e.problem, e.opt, e.source) == (entry.problem, entry.opt, entry.source)]
+        return next((e for e in own if e.default and e.runs), None)
+
+
+def collect(
+    stores: Stores,
+    *,
+    tasks: Sequence[str] | None = None,
+    opts: Sequence[str] | None = None,
+    only: Mapping[str, str] | None = None,
+    settings: str = "best",
+    mixed_versions: bool = False,
+    reference: str = "adam",
+) -> Collected:
+    """The entries of some stores.
+
+    Args:
+        stores: where runs and studies lie.
+        tasks: names to keep; None for all.
+        opts: likewise; the reference is read too, but not shown.
+        only: settings, in dotted form, that runs must have, as words; `versions.torch` and `engine` too.
+        settings: of each optimizer on each problem: `best` takes the tuned settings, else the defaults, else those set by hand
+            if there is one such; `tuned`, `default` or `all` takes what the name says.
+        mixed_versions: let runs of several versions stand beside each other.
+        reference: optimizer that the others are compared with.
+
+    Raises:
+        UserError: nothing is left, a name is unknown, or versions are mixed.
+    """
+    specs = _tasks(stores.runs, tasks or ())
+    faults = {run.run_id: fault for run in stores.runs if (fault := _fault(run, specs))}
+    runs = [run for run in stores.runs if run.run_id not in faults]
+    damaged = [
+        f"run {run_id} in {stores.place(run_id)} is no run as it is written today: {fault}"
+        for run_id, fault in faults.items()
+    ]
+    if not runs:
+        broken = [*map(str, stores.unreadable), *damaged]
+        what = (
+            f"no runs that can be read in {stores.shown} ({'; '.join(broken[:3])})"
+            if broken
+            else f"no runs in {stores.shown}"
+        )
+        raise UserError(f"there are {what}; {HOW_TO_FILL}")
+    by_id = {run.run_id: run for run in runs}
+    opts = None if opts is None else list(map(bare, opts))
+    for kind, wanted, name in (("task", tasks, "task"), ("optimizer", opts, "opt")):
+        there = sorted({bare(run.config[name]) for run in runs})
+        for each in wanted or ():
+            if bare(each) not in there:
+                raise unknown(f"{kind} in {stores.shown}", each, there)
+    runs = _filtered(runs, tasks, None if opts is None else {*opts, reference}, only or {})
+    if not any(opts is None or bare(run.config["opt"]) in opts for run in runs):
+        raise UserError(f"no run in {stores.shown} has all of what --task, --opt and --only ask for")
+    notes: list[str] = []
+    missing = sorted({run.config["task"] for run in runs} - specs.keys())
+    if missing:
+        notes.append(
+            f"left out, since these tasks are not known here (is their plug-in installed?): {', '.join(missing)}"
+        )
+        if all(run.config["task"] in missing for run in runs):
+            raise UserError(f"no run in {stores.shown} can be shown; {notes[0]}")
+    entries = entries_of([run for run in runs if run.config["task"] in specs], by_id, stores.studies)
+    chosen = _chosen(entries, settings, notes)
+    shown = [entry for entry in chosen if opts is None or entry.opt in opts]
+    if not mixed_versions:
+        _refuse_mixed(chosen)
+    if not only:  # which may leave out the runs of a study
+        mine = [s for s in stores.studies if (not tasks or s.task in tasks) and (not opts or s.opt in opts)]
+        notes += [note for study in mine if (note := _study_note(study, entries, by_id))]
+    found = Collected(shown, chosen, entries, by_id, notes, damaged)
+    for own in _by_problem(chosen).values():
+        for entry in own:
+            several = sum(other.opt == entry.opt for other in own) > 1
+            entry.name = f"{entry.opt} ({differing(entry, own)})" if several else entry.opt
+            entry.conformance = _conformance(entry, stores.checks)
+    return found
+
+
+def _conformance(entry: Entry, checks: Iterable[Mapping[str, Any]]) -> str | None:
+    """What reports say of the version of the optimizer that all runs of an entry were trained with."""
+    about = {(run.versions.get("opt"), run.versions.get("opt_package")) for run in entry.runs.values()}
+    mine = [c for c in checks if bare(c["name"]) == entry.opt and {(c.get("version"), c.get("package"))} == about]
+    failed = sorted({name for report in mine for name in report["failed"]})
+    return f"fails {', '.join(failed)}" if failed else "pass" if mine else None
+
+
+def _tasks(runs: Iterable[RunResult], asked: Sequence[str]) -> dict[str, TaskSpec]:
+    """The tasks of these runs that are known here.
+
+    A task that is named by its module or file is imported only if it is asked for: what a store names is not to be carried out.
+    """
+    found: dict[str, TaskSpec] = {}
+    there = [run.config.get("task") for run in runs if isinstance(run.config, dict)]
+    for name in {*TASKS, *asked}:
+        if name in there:
+            with suppress(KeyError, PluginError):
+                found[name] = TASKS[name]
+    return found
+
+
+def _fault(run: RunResult, specs: Mapping[str, TaskSpec]) -> str | None:
+    """What keeps a record from being compared: older or foreign ones may lack something."""
+    config = run.config if isinstance(run.config, dict) else {}
+    wrong = [f"config.{name}" for name, kind in _CONFIG.items() if not isinstance(config.get(name), kind)]
+    for name, default in vars(RunResult("", {})).items():
+        kinds: Any = type(default)
+        if name in _NUMBERS or isinstance(default, int | float):
+            kinds = int | float
+        elif default is None:
+            kinds = str
+        if not (isinstance(value := getattr(run, name), kinds) or (default is None and value is None)):
+            wrong.append(name)
+    if not wrong and not all(isinstance(each, dict) for each in (*run.metrics.values(), *run.validations)):
+        wrong.append("metrics or validations")
+    wrong += (
+        [f"versions.{k}" for k, v in run.versions.items() if not isinstance(v, str | int | float | None)]
+        if not wrong
+        else []
+    )
+    if not wrong:
+        trainer = config["trainer"]
+        wrong += [f"config.trainer.{k}" for k in _COUNTS if not isinstance(trainer.get(k, 1), int)]
+        numbers = {**vars(run), **{f"config.trainer.{k}": v for k, v in trainer.items()}}
+        wrong += [k for k, v in numbers.items() if isinstance(v, int) and abs(v) >= 2**63]
+    if wrong:
+        return f"{', '.join(wrong)} missing or of another kind"
+    spec = specs.get(config["task"])
+    if spec is not None and run.final is not None and run.metric != spec.metric:
+        return f"it has {run.metric or 'no metric'}, and the task is compared by {spec.metric}"
+    return None
+
+
+def _filtered(
+    runs: Sequence[RunResult], tasks: Sequence[str] | None, opts: Iterable[str] | None, only: Mapping[str, str]
+) -> list[RunResult]:
+    if "status" in only:
+        raise UserError("--only status: runs that diverged or were stopped are never left out of a comparison")
+    known = {name for run in runs for name in facts(run)} if only else set()
+    for name in only:
+        if name not in known:
+            raise unknown("setting of --only", name, sorted(known - {"status"}))
+    return [
+        run
+        for run in runs
+        if (tasks is None or run.config["task"] in tasks)
+        and (opts is None or bare(run.config["opt"]) in opts)
+        and _has(run, only)
+    ]
+
+
+def _has(run: RunResult, only: Mapping[str, str]) -> bool:
+    own = facts(run) if only else {}
+    return all(name in own and _is(own[name], word) for name, word in only.items())
+
+
+def _is(value: Any, word: str) -> bool:
+    """Whether a word names a value: 1e3 is 1000."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        try:
+            return float(word) == value or word == word_of(value)
+        except ValueError:
+            return False
+    return str(value).lower() == word.lower()
+
+
+def _study_note(study: StudyRecord, entries: Sequence[Entry], by_id: Mapping[str, RunResult]) -> str | None:
+    """Why a study gives no row, if it gives none."""
+    if study.winner is None:
+        why = f"none of its {len(study.trials)} trials has a score"
+    elif study.winner not in by_id:
+        why = "the runs of its trials are not in these stores, so which settings it found is not known here"
+    elif not any(study in entry.studies and entry.runs for entry in entries):
+        why = (
+            f"no run of its winner on other seeds than those of the tuning has ended (bench tune --resume {study.name})"
+        )
+    else:
+        return None
+    return f"{study.task}: {study.opt} has no row from its study {study.name}: {why}"
+
+
+def facts(run: RunResult) -> dict[str, Any]:
+    """Everything that a run can be chosen by, in dotted form."""
+    versions = {f"versions.{name}": value for name, value in run.versions.items()}
+    return {**settings_of(run.config), **versions, "engine": run.engine, "status": run.status, "machine": run.machine}
+
+
+def _chosen(entries: Sequence[Entry], settings: str, notes: list[str]) -> list[Entry]:
+    groups: dict[tuple[str, str, str], list[Entry]] = {}
+    for entry in entries:
+        groups.setdefault((entry.problem.key, entry.opt, entry.source), []).append(entry)
+    chosen: list[Entry] = []
+    for group in groups.values():
+        own = [entry for entry in group if entry.runs]
+        if not own:
+            counts = sum((entry.others for entry in group), Counter[str]())
+            ends = ", ".join(f"{n} {status}" for status, n in sorted(counts.items()))
+            notes.append(f"{group[0].problem.name}: no run of {group[0].opt} has ended ({ends})")
+        if settings == "all":
+            chosen += own
+            continue
+        kind = next((kind for kind in KINDS if any(entry.kind == kind for entry in own)), None)
+        if settings == "best":
+            best = [entry for entry in own if entry.kind == kind]
+        else:
+            kind = settings
+            best = [entry for entry in own if (entry.default if kind == "default" else entry.kind == kind)]
+        if len(best) > 1 and kind == "tuned":
+            best.sort(key=lambda entry: entry.study.order() if entry.study else (0, ""), reverse=True)
+            best[0].others_tuned = [e.study.name if e.study else f"elsewhere, {differing(e, best)}" for e in best[1:]]
+            best = best[:1]
+        if own and not best:
+            notes.append(f"{own[0].problem.name}: {own[0].opt} is not shown, since it has no {kind} settings here")
+        if len(best) == 1:
+            chosen += best
+        elif best:
+            notes.append(
+                f"{best[0].problem.name}: {best[0].opt} is not shown, since it has {len(best)} settings by hand and none of them is"
+                f" chosen: tune it (bench tune --task {best[0].problem.task} --opt {best[0].opt}), or show all with --settings all"
+            )
+    return chosen
+
+
+def _refuse_mixed(entries: Sequence[Entry]) -> None:
+    for problem, own in _by_problem(entries).items():
+        groups = [(what, what, own) for what in VERSIONS]
+        groups += [(what, f"optimizer {e.opt}", [e]) for e in own for what in OWN_VERSIONS]
+        for what, of, group in groups:
+            count = Counter(str(run.versions.get(what, "unknown")) for e in group for run in e.runs.values())
+            if len(count) > 1:
+                found = ", ".join(f"{version} ({n} runs)" for version, n in sorted(count.items()))
+                most = min(count, key=lambda version: (-count[version], version))
+                raise UserError(
+                    f"{problem.name} has runs of several versions of {of}: {found}; choose one with --only"
+                    f" versions.{what}={shlex.quote(most)} (and --task {problem.task}), or compare them all the same with --mixed-versions"
+                )
+
+
+def _by_problem(entries: Sequence[Entry]) -> dict[Problem, list[Entry]]:
+    found: dict[Problem, list[Entry]] = {}
+    for entry in entries:
+        found.setdefault(entry.problem, []).append(entry)
+    return found

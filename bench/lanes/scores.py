@@ -1,0 +1,85 @@
+"""A metric of many lanes at once."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+from torchmetrics import Metric
+
+
+@contextmanager
+def without_warning() -> Iterator[None]:
+    """Let torch call a kernel that it cannot batch, such as attention on a CPU, lane by lane: that costs little here."""
+    torch._C._functorch._set_vmap_fallback_warning_enabled(False)  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        torch._C._functorch._set_vmap_fallback_warning_enabled(True)  # type: ignore[attr-defined]
+
+
+class Scores:
+    """A metric of many runs: its states are stacked where `torch.func.vmap` can follow it, else there is one each.
+
+    Args:
+        metric: fresh; what it holds after updates must be tensors.
+    """
+
+    def __init__(self, metric: Metric) -> None:
+        self.metric = metric
+        self.states: dict[str, Tensor] | None = None
+        self.copies: list[Metric] = []
+
+    def update(self, predictions: Tensor, labels: Tensor) -> None:
+        """Take predictions and labels, shape (G, R, rows, ...)."""
+        self.shape = predictions.shape[:2]
+        predictions, labels = predictions.flatten(0, 1), labels.flatten(0, 1)
+        if self.states is None and not self.copies:
+            self._begin(predictions, labels)
+        if self.states is not None:
+            self.states = self._updated(self.states, predictions, labels)
+        for i, copy in enumerate(self.copies):
+            copy.update(predictions[i], labels[i])
+
+    def _begin(self, predictions: Tensor, labels: Tensor) -> None:
+        fresh = self.metric.to(labels.device)
+        self.metric = deepcopy(fresh)
+        self.metric.update(predictions[0], labels[0])  # else `compute` warns that there was none
+        try:
+            state: Any = fresh.metric_state
+            states = {name: torch.stack([value] * len(predictions)) for name, value in state.items()}
+            self._updated(states, predictions, labels)
+        except (RuntimeError, TypeError):  # it looks at values, or keeps lists
+            self.copies = [deepcopy(fresh) for _ in predictions]
+        else:
+            self.states = states
+
+    @without_warning()
+    def compute(self) -> Tensor:
+        """The metric's values, shape (G, R)."""
+        if self.states is None:
+            return torch.stack([copy.compute() for copy in self.copies]).view(self.shape)
+        try:
+            values = vmap(lambda state: self._with(state).compute())(self.states)
+        except (RuntimeError, TypeError):
+            each = zip(*self.states.values(), strict=True)
+            values = torch.stack([self._with(dict(zip(self.states, state, strict=True))).compute() for state in each])
+        return values.view(self.shape)
+
+    @without_warning()
+    def _updated(self, states: dict[str, Tensor], predictions: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        def one(state: dict[str, Tensor], p: Tensor, y: Tensor) -> dict[str, Tensor]:
+            metric = self._with(state)
+            metric.update(p, y)
+            return {name: getattr(metric, name) for name in state}
+
+        return vmap(one)(states, predictions, labels)
+
+    def _with(self, state: dict[str, Tensor]) -> Metric:
+        metric = deepcopy(self.metric)
+        for name, value in state.items():
+            setattr(metric, name, value.clone())  # an update may write into it
+        return metric
