@@ -83,5 +83,5 @@ def main(words: list[str]) -> int:
     folder = args.out or Path(args.name)
     for path in create(args.kind, args.name, folder):
         print(path)
-    print(f"install it: pip install -e {folder}; then see {folder / 'README.md'}")
+    print(f"install it: uv pip install -e {folder} (or pip); then see {folder / 'README.md'}")
     return 0

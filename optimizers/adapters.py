@@ -1,6 +1,5 @@
 """What makes optimizers with other habits follow the suite's protocol: `step(closure)`, with loss and gradients there already."""
 
-import copyreg
 import inspect
 import warnings
 from collections.abc import Callable
@@ -24,15 +23,16 @@ def adapted(cls: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
     Args:
         cls: any optimizer.
     """
-    parameters = list(inspect.signature(cls.step).parameters.values())[1:]
+    step: Any = cls.step  # whatever it takes
+    parameters = list(inspect.signature(step).parameters.values())[1:]
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.VAR_POSITIONAL)]
     if any(p.name == "closure" or p.kind == p.VAR_POSITIONAL for p in parameters):
         return cls
     if any(p.name == "loss" for p in parameters):
-        return _subclass(cls, lambda own, loss, keywords: cls.step(own, loss=loss, **keywords))  # type: ignore[call-arg]
+        return _subclass(cls, lambda own, loss, keywords: step(own, loss=loss, **keywords))
     if positional:  # whatever it is called, by torch's protocol the first is the closure
         return cls
-    return _subclass(cls, lambda own, loss, keywords: cls.step(own, **keywords))
+    return _subclass(cls, lambda own, loss, keywords: step(own, **keywords))
 
 
 def _subclass(
@@ -56,7 +56,7 @@ def _subclass(
 
     def reduce(self: Any, protocol: Any) -> Any:
         made, arguments, *rest = cls.__reduce_ex__(self, max(2, protocol))
-        if made is not copyreg.__newobj__:  # type: ignore[attr-defined]
+        if getattr(made, "__name__", "") != "__newobj__":  # as pickle itself asks
             return made, arguments, *rest  # it has its own way
         # Pickle finds the class itself under the name of the one that is made here.
         return _blank, (cls, *arguments[1:]), *rest
@@ -68,7 +68,8 @@ def _subclass(
 
 def _blank(cls: type[torch.optim.Optimizer], *arguments: Any) -> Any:
     """An instance without its state, as pickle begins with."""
-    return copyreg.__newobj__(adapted(cls), *arguments)  # type: ignore[attr-defined]
+    made: Any = adapted(cls)
+    return made.__new__(made, *arguments)
 
 
 def traits_of(cls: type[torch.optim.Optimizer]) -> Traits:
@@ -87,7 +88,7 @@ def traits_of(cls: type[torch.optim.Optimizer]) -> Traits:
                 return Traits(calls_closure_again=_calls(cls, create_graph) > 1, create_graph=create_graph)
         except RuntimeError:  # what autograd raises where gradients have no graph
             continue
-        except Exception:
+        except (Exception, SystemExit):
             break
     return Traits()
 

@@ -93,7 +93,7 @@ class Registry(MutableMapping[str, Spec], Generic[Spec]):
         points = self.announced.get(name, ())
         if len(points) + (name in self.own) > 1:
             takers = ["the suite"] * (name in self.own) + [_package(point) for point in points]
-            others = " or ".join(f"{point.value}" for point in points)
+            others = " or ".join(point.value for point in points)
             raise PluginError(
                 f"the {self.kind} name {name!r} is taken by {' and by '.join(takers)}: uninstall one, or say which: {others}"
             )
@@ -103,14 +103,10 @@ class Registry(MutableMapping[str, Spec], Generic[Spec]):
             raise KeyError(name)
         target = points[0].value if points else name
         place = target.rpartition(":")[0]
-        key = (
-            name,
-            _digest(Path(place)) if place.endswith(".py") else "",
-        )  # a file may change, and so may the working folder
+        # A file may change, and so may the working folder.
+        key = (name, _digest(Path(place)) if place.endswith(".py") else "")
         if key not in self._loaded:
-            value = load(target)
-            package = provenance(target)
-            self._loaded[key] = self.make(name, value, Origin(target, package))
+            self._loaded[key] = self.make(name, load(target), Origin(target, provenance(target)))
         return self._loaded[key]
 
     def __setitem__(self, name: str, spec: Spec) -> None:
@@ -154,11 +150,10 @@ def load(target: str) -> Any:
     place, _, name = target.rpartition(":")
     if not place or not name:
         raise PluginError(f"{target}: write module:Class or file.py:Class")
-    module = load_module(place)
-    value: Any = module
+    value = load_module(place)
     for part in name.split("."):
         if not hasattr(value, part):
-            near = get_close_matches(part, [known for known in vars(value) if not known.startswith("_")], n=1)
+            near = get_close_matches(part, [known for known in dir(value) if not known.startswith("_")], n=1)
             raise PluginError(f"{place} has no {part!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
         value = getattr(value, part)
     return value
@@ -175,11 +170,9 @@ def load_module(place: str) -> Any:
             return _file(Path(place)) if place.endswith(".py") else _module(place)
         except SyntaxError as error:
             raise PluginError(f"{error.filename}, line {error.lineno}: {error.msg}") from None
-        except PluginError:
+        except (PluginError, KeyboardInterrupt):
             raise
         except BaseException as error:
-            if isinstance(error, KeyboardInterrupt):
-                raise
             frame = traceback.extract_tb(error.__traceback__)[-1]
             raise PluginError(
                 f"importing {place} raises {type(error).__name__}: {error} ({frame.filename}, line {frame.lineno})"

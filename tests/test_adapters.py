@@ -22,7 +22,7 @@ class OnLoss(Optimizer):
         super().__init__(params, {"scale": scale})
 
     @torch.no_grad()
-    def step(self, loss: Any = None) -> Any:  # type: ignore[override]
+    def step(self, loss: Any = None) -> Any:
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is not None:
@@ -34,7 +34,7 @@ class OnLoss(Optimizer):
 class Bare(OnLoss):
     """Takes nothing."""
 
-    def step(self) -> Any:  # type: ignore[override]
+    def step(self) -> Any:
         super().step(loss=1.0)
 
 
@@ -70,7 +70,7 @@ class SecondOrder(Optimizer):
 class Twice(Bare):
     """Evaluates again, as SAM does, and draws random numbers."""
 
-    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Any = None) -> Any:
         torch.rand(1)
         print("hello")
         for _ in range(2):
@@ -162,8 +162,11 @@ def test_options_of_bases_that_are_handed_over_are_no_options() -> None:
 
 
 def test_a_default_that_has_no_form_on_the_command_line_is_no_option() -> None:
+    sentinel: Any = object()
+    none: Any = None
+
     class Sentinel(Optimizer):
-        def __init__(self, params: Any, lr: float = 0.1, palm: bool = object(), shard: bool = None) -> None:  # type: ignore[assignment]  # noqa: RUF013
+        def __init__(self, params: Any, lr: float = 0.1, palm: bool = sentinel, shard: bool = none) -> None:
             super().__init__(params, {"lr": lr})
 
     options = imported_options(Sentinel)

@@ -112,6 +112,10 @@ def test_where_an_optimizer_raises_stands_in_the_verdict(reports: dict[str, Repo
     assert "tests/mutants.py, line" in verdict.note
 
 
+def test_what_kind_of_thing_a_state_must_not_hold_is_named(reports: dict[str, Report]) -> None:
+    assert reports["ObjectInState"]["resume"].note.endswith("refuses its state: a tests.mutants.Box")
+
+
 def test_what_does_not_build_is_checked_no_further(reports: dict[str, Report]) -> None:
     report = reports["Raises"]
     assert (report["builds"].verdict, report["builds"].note.partition(" (")[0]) == ("error", "SystemExit: enough")
@@ -221,7 +225,7 @@ def test_a_class_that_no_other_process_can_import_is_refused() -> None:
     [
         (["adm"], "unknown optimizer 'adm'; did you mean 'adam'"),
         (["sngd", "--only", "grups"], "unknown check 'grups'; did you mean 'groups'"),
-        (["sngd", "--only", ""], "no check is named; there are builds, quad"),
+        (["sngd", "--only", ""], "--only: it names nothing"),
         (["sngd", "--task.H", "3"], "--task.H: a check has no such setting"),
         (["sngd", "--limit", "0"], "write seconds"),
         ([], "which optimizer"),

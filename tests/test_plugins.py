@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 import site
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from bench.runner import run
 from bench.storage.store import Store
 from optimizers import OPTIMIZERS
 from optimizers.plugins import PluginError, Registry, slug
+from tasks import TASKS
 
 ROOT = Path(__file__).parent.parent
 RUN = ("--task", "synthetic", "--trainer.max_steps", 30, "--device", "cpu")
@@ -119,6 +119,20 @@ def test_a_changed_file_is_another_optimizer(here: Path, store: Path) -> None:
     assert fresh.stdout.strip() != first
 
 
+def test_settings_that_were_tuned_with_another_text_are_noted(cli, here: Path) -> None:
+    opt = write(here, "mine.py")
+    package = resolve({"task": "synthetic", "opt": opt}).spec_versions["opt_package"]
+    tuned = here / "tuned/synthetic/mine.Plain.yaml"
+    tuned.parent.mkdir(parents=True)
+    for then, note in ((package, ""), ("file 0", f"tuned with other code (here opt_package {package}, not file 0): ")):
+        versions = {"task": TASKS["synthetic"].version, "opt": 1, "opt_package": then}
+        tuned.write_text(json.dumps({"opt": {"name": opt, "lr": 0.3}, "provenance": {"versions": versions}}))
+        answer = cli("fit", *RUN, "--opt", opt, "--tuned", "--dry-run")
+        assert answer.code == 0, answer.err
+        assert note in answer.err
+        assert ("other settings may be better" in answer.err) == bool(note)
+
+
 @pytest.mark.parametrize(
     ("text", "name", "message"),
     [
@@ -150,6 +164,15 @@ def test_what_a_plugin_prints_is_not_among_the_results(cli, here: Path, store: P
     answer = cli("fit", *RUN, "--opt", opt, "--json")
     assert answer.code == 0, answer.err
     assert json.loads(answer.out)["status"] == "completed"
+
+
+def test_a_plugin_that_asks_to_exit_is_a_failed_run(cli, here: Path, store: Path) -> None:
+    opt = write(here, "leaves.py", before="raise SystemExit(7)")
+    answer = cli("fit", *RUN, "--opt", opt)
+    assert answer.code == 1
+    assert "broke: SystemExit: 7; the traceback is in" in answer.err
+    (result,) = Store(store).runs()
+    assert (result.status, result.reason) == ("failed", "SystemExit: 7")
 
 
 def test_a_module_of_this_folder_and_of_torch(cli, here: Path, store: Path) -> None:
@@ -283,17 +306,14 @@ def test_a_name_that_is_taken_says_by_whom(announce) -> None:
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A fresh environment with the packages that `bench new` writes, unedited; its folder."""
-    uv = shutil.which("uv")
-    if uv is None:
-        pytest.skip("uv is not installed")
     folder = tmp_path_factory.mktemp("packages")
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     for kind, name in (("optimizer", "my_opt"), ("task", "my_task")):
         subprocess.run([sys.executable, "-m", "bench.cli", "new", kind, name], cwd=folder, env=environment, check=True)
-    subprocess.run([uv, "venv", "-q", "--python", sys.executable, folder / "env"], check=True)
+    subprocess.run(["uv", "venv", "-q", "--python", sys.executable, folder / "env"], check=True)
     packages = [folder / "my_opt", folder / "my_task"]
     python = folder / "env/bin/python"
-    subprocess.run([uv, "pip", "install", "-q", "--python", python, "--no-deps", *packages], check=True)
+    subprocess.run(["uv", "pip", "install", "-q", "--python", python, "--no-deps", *packages], check=True)
     own = subprocess.run(
         [python, "-c", "import site; print(site.getsitepackages()[0])"], capture_output=True, text=True, check=True
     )

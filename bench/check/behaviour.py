@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from bench.check.steps import NotApplicable, Pair, flat
 from bench.check.subject import Failed, Finding, Raised, Subject
+from bench.errors import described
 
 _FACTORS = (1.0, 10.0, 100.0, 0.1, 1000.0, 0.01)
 
@@ -26,7 +27,7 @@ def builds(subject: Subject) -> Finding:
         try:
             pair = subject.pair(groups=groups)
         except Exception as error:
-            raise Raised(f"made from {name}: {type(error).__name__}: {error}") from error
+            raise Raised(f"made from {name}: {described(error)}") from error
         optimizer = pair.optimizer
         if not isinstance(optimizer, Optimizer):
             raise Failed(f"what is made is a {type(optimizer).__name__}, which is no torch.optim.Optimizer")

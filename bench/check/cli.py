@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,8 @@ from bench.check.catalogue import CHECKS
 from bench.check.report import Verdict, write_verdict
 from bench.check.runner import LIMIT, conformance
 from bench.errors import UserError
-from bench.progress import on_terminal, say
-from bench.words import Parser, dotted_apart, split
+from bench.progress import StatusLine, say
+from bench.words import Parser, add_places, dotted_apart, names_of, split
 
 
 def main(words: list[str]) -> int:
@@ -32,7 +31,7 @@ def main(words: list[str]) -> int:
     )
     parser.add_argument(
         "--matrix",
-        type=_names,
+        type=names_of,
         metavar="A,B",
         help="check many, each a row of a table: all optimizer classes of a module (torch.optim) or file, module:Class, names",
     )
@@ -41,7 +40,7 @@ def main(words: list[str]) -> int:
         help="where the matrix is written: .html, .md, .csv, .json, .tex or .txt (default: Markdown on standard output);"
         " may be given again",
     )  # fmt: skip
-    parser.add_argument("--only", type=_names, metavar="A,B", help="only these checks")
+    parser.add_argument("--only", type=names_of, metavar="A,B", help="only these checks")
     parser.add_argument(
         "--reference", metavar="MODULE:FUNCTION", help="its steps as a float64 function, to compare with"
     )
@@ -49,12 +48,7 @@ def main(words: list[str]) -> int:
         "--limit", type=_seconds, default=LIMIT, metavar="SECONDS", help=f"for one check (default {LIMIT:g})"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument(
-        "--store",
-        type=Path,
-        default=Path(os.environ.get("BENCH_STORE", "runs")),
-        help="where the verdicts of all checks are kept, for the leaderboard (default: $BENCH_STORE, else ./runs)",
-    )
+    add_places(parser, store="where the verdicts of all checks are kept, for the leaderboard")
     parser.add_argument("--list", action="store_true", help="say what is checked, and how closely")
     own, dotted = dotted_apart(words)
     args = parser.parse_args(own)
@@ -81,7 +75,7 @@ def main(words: list[str]) -> int:
     report = conformance(
         args.name, only=args.only, reference=args.reference, options=options, limit=args.limit, show=progress.show
     )
-    progress.clear()
+    progress.line.clear()
     print(json.dumps(report.as_json(), indent=1, allow_nan=False) if args.json else report.text())
     if args.only is None:
         print(f"written to {write_verdict(args.store, report)}", file=sys.stderr)
@@ -101,25 +95,16 @@ class _Progress:
     """A line on a terminal, a line for each check elsewhere."""
 
     def __init__(self, total: int) -> None:
-        self.total, self.done, self.live = total, 0, on_terminal()
+        self.total, self.done, self.line = total, 0, StatusLine()
 
     def show(self, _: Any, verdict: Verdict) -> None:
         """Show a verdict."""
         self.done += 1
         text = f"{self.done}/{self.total} {verdict.check}: {verdict.verdict} ({verdict.seconds:.1f} s)"
-        if self.live:
-            print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+        if self.line.live:
+            self.line.show(text)
         else:
             say(text)
-
-    def clear(self) -> None:
-        """Take the line away."""
-        if self.live:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
-
-
-def _names(word: str) -> list[str]:
-    return [name for name in word.split(",") if name]
 
 
 def _seconds(word: str) -> float:

@@ -1,7 +1,6 @@
 """Many optimizers against all checks: `bench check --matrix`. Importing this file imports no torch."""
 
 import re
-import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
@@ -19,8 +18,8 @@ from bench.check.report import Report, Verdict
 from bench.check.runner import LIMIT, Show, job_of, reports
 from bench.check.worker import Job
 from bench.errors import UserError
-from bench.progress import on_terminal, say
-from bench.storage.store import replacing
+from bench.output import write
+from bench.progress import StatusLine, say
 from bench.text import cell
 from optimizers import OPTIMIZERS
 
@@ -265,63 +264,41 @@ def command(words: Sequence[str], only: Sequence[str] | None, limit: float, outp
         UserError: a word stands for nothing, or a file cannot be written.
         KeyboardInterrupt: it was interrupted.
     """
-    if not words:
-        raise UserError(
-            "--matrix needs modules, module:Class or names, with commas between them: --matrix torch.optim,sngd"
-        )
     job_of("sgd", only=only)  # a misspelt check is said before anything is imported
     kinds = [kind_of(path) for path in outputs]
     groups = members(words)
     found: list[Row] = []
     progress = _Progress(sum(map(len, groups)))
 
-    def write(notes: Sequence[str] = ()) -> None:
-        progress.clear()
-        if not outputs:
-            sys.stdout.write(as_text(found, kind, notes))
-        for path, its in zip(outputs, kinds, strict=True):
-            _write(as_text(found, its, notes), path)
+    def write_all(notes: Sequence[str] = ()) -> None:
+        progress.line.clear()
+        for path, its in zip(outputs, kinds, strict=True) if outputs else [(None, kind)]:
+            write(path, as_text(found, its, notes))
 
     try:
         for row in rows(groups, only=only, limit=limit, show=progress.show):
             found.append(row)
             progress.row(row)
-        write()
+        write_all()
     except KeyboardInterrupt:
         if found:
-            write([f"interrupted: {len(found)} of {progress.total} optimizers were checked"])
+            write_all([f"interrupted: {len(found)} of {progress.total} optimizers were checked"])
         raise
-
-
-def _write(text: str, output: Path) -> None:
-    try:
-        with replacing(output) as temporary:
-            temporary.write_text(text, "utf-8")
-    except OSError as error:
-        raise UserError(f"cannot write {output}: {error.strerror or error}; choose another file with -o") from None
-    say(f"written to {output}")
 
 
 class _Progress:
     """A line on a terminal, a line for each optimizer elsewhere."""
 
     def __init__(self, total: int) -> None:
-        self.done, self.total, self.live = 0, total, on_terminal()
+        self.done, self.total, self.line = 0, total, StatusLine()
 
     def show(self, job: Job, verdict: Verdict) -> None:
         """Show a verdict."""
-        if self.live:
-            line = f"{self.done + 1}/{self.total} {job.name}: {verdict.check}"
-            print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
+        self.line.show(f"{self.done + 1}/{self.total} {job.name}: {verdict.check}")
 
     def row(self, row: Row) -> None:
         """Show what came of an optimizer."""
         self.done += 1
-        if not self.live:
+        if not self.line.live:
             faults = f"{len(row.report.failed)} faults" if _built(row.report) else "not built"
             say(f"{self.done}/{self.total} {row.report.name}: {faults}")
-
-    def clear(self) -> None:
-        """Take the line away."""
-        if self.live:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)

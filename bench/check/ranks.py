@@ -5,7 +5,6 @@ import os
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from torch import Tensor
 from bench.check.problem import SAMPLES, Attention
 from bench.check.steps import NotApplicable, gap, values
 from bench.check.subject import Failed, Finding, Raised, Subject
+from bench.errors import described
 
 _WORLD = 2
 _CUT = 5  # the first rank's samples, the second has the others
@@ -153,8 +153,6 @@ def _rank(rank: int, folder: Path, train: Callable[[], list[Tensor]]) -> None:
             dist.barrier()
     except BaseException as error:
         if os.getpid() == pid:
-            where = traceback.extract_tb(error.__traceback__)[-1]
-            text = f"{type(error).__name__}: {str(error).partition(chr(10))[0]} ({where.filename}, line {where.lineno})"
-            (folder / f"{rank}.tmp").write_text(text, "utf-8")
+            (folder / f"{rank}.tmp").write_text(described(error), "utf-8")
             (folder / f"{rank}.tmp").rename(folder / f"{rank}.error")
     os._exit(0)

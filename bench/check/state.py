@@ -3,12 +3,14 @@
 import copy
 import io
 import pickle
+import re
 from typing import Any
 
 import torch
 
 from bench.check.steps import NotApplicable, Pair, gap, values
 from bench.check.subject import Failed, Finding, Raised, Subject
+from bench.errors import described
 
 _BEFORE, _AFTER = 3, 4
 
@@ -36,7 +38,8 @@ def _resumed(subject: Subject, dtype: torch.dtype) -> Finding:
     try:
         state = torch.load(file, weights_only=True)
     except pickle.UnpicklingError as error:
-        raise Failed(f"torch.load(weights_only=True) refuses its state: {_line(error)}") from None
+        kind = re.search(r"GLOBAL (\S+)", str(error))
+        raise Failed("torch.load(weights_only=True) refuses its state" + (f": a {kind[1]}" if kind else "")) from None
     again = subject.pair(subject.attention(dtype))
     with torch.no_grad():
         for p, value in zip(again.params, weights, strict=True):
@@ -44,7 +47,7 @@ def _resumed(subject: Subject, dtype: torch.dtype) -> Finding:
     try:
         again.optimizer.load_state_dict(state)
     except Exception as error:
-        raise Raised(f"load_state_dict raises {type(error).__name__}: {_line(error)}") from error
+        raise Raised(f"load_state_dict raises {described(error)}") from error
     again.calls = [0] * _BEFORE  # so that it draws the random numbers of these steps
     again.run(_AFTER)
     return Finding(gap(values(again.params), values(whole.params), weights))
@@ -66,7 +69,7 @@ def copies(subject: Subject) -> Finding:
                 twin.calls = [0] * steps
                 twin.run(_AFTER)
             except Exception as error:
-                raise Raised(f"{name} after {steps} steps: {type(error).__name__}: {_line(error)}") from error
+                raise Raised(f"{name} after {steps} steps: {described(error)}") from error
             if any(not torch.equal(p, value) for p, value in zip(pair.params, before, strict=True)):
                 raise Failed(f"{name}: steps of the copy move the original")
             pair.run(_AFTER)
@@ -82,7 +85,3 @@ def deterministic(subject: Subject) -> Finding:
     """Run twice."""
     first, second = subject.pair().run(), subject.pair().run()
     return Finding(second.gap(first))
-
-
-def _line(error: BaseException) -> str:
-    return str(error).partition("\n")[0]

@@ -87,12 +87,11 @@ class Worker:
     def _run(self, job: Job) -> None:
         from bench.check.subject import Subject
 
-        self.tell("check", check=job.checks[0])  # which loading counts as
         try:
+            self._warm_up()
+            self.tell("check", check=job.checks[0])  # which loading counts as
             spec = job.spec or _found(job.name)
             reference = load(job.reference) if job.reference else None
-            self._warm_up()
-            self.tell("check", check=job.checks[0])
             subject = Subject(spec, job.options, reference, limit=self.limit)
         except (UserError, PluginError) as error:
             self.tell("refused", why=str(error))
