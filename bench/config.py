@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from bench.errors import UserError, unknown
-from bench.options import optimizer_options, parse_options, task_options
+from bench.options import Option, optimizer_options, parse_options, task_options, task_values
 from optimizers import OPTIMIZERS, OptimizerSpec
 from optimizers.plugins import bare, slug
 from tasks import TASKS, TaskSpec
@@ -45,6 +45,12 @@ class TrainerOptions(BaseModel):
     gradient_clip_val: float | None = Field(
         None, gt=0, description="bound on the gradient's global norm; Polyak steps are computed from the unclipped norm"
     )
+    schedule: Literal["constant", "cosine", "inverse_sqrt"] = Field(
+        "constant",
+        description="how lr goes on after its warm-up; left out for optimizers that find their own step size",
+    )
+    warmup: float = Field(0.0, ge=0, lt=1, description="share of the steps, in [0, 1), over which lr rises linearly")
+    floor: float = Field(0.0, ge=0, le=1, description="least lr of a decay as a share of lr, in [0, 1]")
     val_every: int | None = Field(
         None,
         ge=1,
@@ -63,6 +69,11 @@ class TrainerOptions(BaseModel):
     strategy: Literal["auto", "ddp", "fsdp"] = Field(
         "auto", description="how devices share the work; fsdp shards with FSDP2"
     )
+
+    @property
+    def is_scheduled(self) -> bool:
+        """Whether the learning rate is to change over the run."""
+        return self.schedule != "constant" or self.warmup > 0
 
 
 _NOT_DECIDING = {"micro_batch_size", "checkpoint_seconds"}
@@ -107,20 +118,36 @@ class RunConfig(BaseModel):
         return OPTIMIZERS[self.opt]
 
     @property
+    def spec_versions(self) -> dict[str, Any]:
+        """Versions of task and optimizer, and for plug-ins their packages."""
+        packages = {"task_package": self.task_spec.package, "opt_package": self.opt_spec.package}
+        return {
+            "task": self.task_spec.version,
+            "opt": self.opt_spec.version,
+            **{name: package for name, package in packages.items() if package is not None},
+        }
+
+    @property
     def run_id(self) -> str:
         """`task-opt-hash`: the hash covers all that decides the result, and the versions of task and optimizer.
 
-        Where data and store lie and how a batch is cut into micro-batches decide nothing, so they are left out.
+        Where data and store lie and how a batch is cut into micro-batches decide nothing, so they are left out. So are options of
+        the task and the trainer at their defaults: an option that is added later leaves the runs of before what they are, and a
+        default that changes raises the task's version.
         """
-        decides = self.model_dump(
-            mode="json", exclude={"data": True, "store": True, "logger": True, "trainer": _NOT_DECIDING}
-        )
+        decides = self.model_dump(mode="json", exclude={"data", "store", "logger", "trainer", "task_options"})
+        decides["trainer"] = self.trainer.model_dump(mode="json", exclude=_NOT_DECIDING, exclude_defaults=True)
+        decides["task_options"] = not_default(self.task_options, task_options(self.task_spec))
         decides |= {"task": bare(self.task), "opt": bare(self.opt)}
-        decides |= {"task_version": self.task_spec.version, "opt_version": self.opt_spec.version}
-        packages = {"task_package": self.task_spec.package, "opt_package": self.opt_spec.package}
-        decides |= {name: package for name, package in packages.items() if package is not None}
+        versions = self.spec_versions
+        decides |= {"task_version": versions.pop("task"), "opt_version": versions.pop("opt"), **versions}
         digest = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
         return f"{self.task}-{slug(self.opt)}-{digest[:10]}"
+
+
+def not_default(values: Mapping[str, Any], options: Mapping[str, Option]) -> dict[str, Any]:
+    """The values that differ from their option's default."""
+    return {name: value for name, value in values.items() if name not in options or value != options[name].default}
 
 
 def resolve(
@@ -176,13 +203,17 @@ def resolve(
     config_ = _validated(
         {
             "task": task,
-            "task_options": parse_options("task", task_options(spec), groups["task"]),
+            "task_options": task_values(spec, groups["task"]),
             "opt": opt,
             "opt_options": parse_options("opt", optimizer_options(OPTIMIZERS[opt]), groups["opt"]),
             "trainer": trainer,
             **rest,
         }
     )
+    if spec.datasets and config_.task_options["dataset"] is None:
+        # Which one it is belongs to the run's identity, so it cannot be left open.
+        options = config_.task_options | {"dataset": spec.dataset_in(config_.data)}
+        config_ = config_.model_copy(update={"task_options": options})
     size = config_.trainer.batch_size
     if isinstance(size, int) and size < 1:
         raise UserError(f"--trainer.batch_size {size}: it must be at least 1, or `full`")
@@ -319,17 +350,19 @@ def tuned_settings(task: str, opt: str) -> dict[str, Any]:
 def tuned_by(config: RunConfig) -> str | None:
     """The study that found a configuration's hyperparameters, if they are the tuned ones of its task and optimizer.
 
-    If the study's runs had another budget, a line on standard error says so.
+    If the study's runs had another budget, or other versions of task and optimizer, a line on standard error says so.
     """
     path = tuned_file(config.task, config.opt)
     if resolve({"task": config.task, "opt": config.opt}, tuned=True).opt_options != config.opt_options:
         return None
     provenance = read_yaml(path).get("provenance") or {}
-    then, now = provenance.get("settings") or {}, settings_of(config.model_dump(mode="json"))
-    budget = [f"trainer.{name}" for name in ("max_epochs", "max_steps", "max_seconds", "batch_size")]
-    other = [f"--{name} {now[name]}, not {then.get(name)}" for name in budget if now[name] != then.get(name)]
-    if then and other:
-        print(
-            f"bench: tuned for another budget (here {'; '.join(other)}): other settings may be better", file=sys.stderr
-        )
+    settings = settings_of(config.model_dump(mode="json"))
+    names = [f"trainer.{name}" for name in ("max_epochs", "max_steps", "max_seconds", "batch_size")]
+    for what, mark, then, now in (
+        ("for another budget", "--", provenance.get("settings"), {name: settings[name] for name in names}),
+        ("with other code", "", provenance.get("versions"), config.spec_versions),
+    ):
+        other = [f"{mark}{k} {v}, not {then.get(k)}" for k, v in now.items() if then and v != then.get(k)]
+        if other:
+            print(f"bench: tuned {what} (here {'; '.join(other)}): other settings may be better", file=sys.stderr)
     return str(provenance.get("study") or path.name)

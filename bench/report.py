@@ -3,7 +3,9 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.storage.store import RESUMABLE, RunResult, Store
+from bench.storage.record import RESUMABLE, RunResult
+from bench.storage.store import Store
+from bench.text import clean
 
 if TYPE_CHECKING:
     from bench.papers.reproduction import Reproduction
@@ -12,8 +14,8 @@ CAP_SHARE_TO_REPORT = 0.9
 
 
 def result_json(result: RunResult, store: Path) -> dict[str, Any]:
-    """The result in ten fields; numbers are finite or null."""
-    return {
+    """The result in ten fields, and the specimen where the task makes one; numbers are finite or null."""
+    fields = {
         "run_id": result.run_id,
         "task": result.config["task"],
         "opt": result.config["opt"],
@@ -25,6 +27,7 @@ def result_json(result: RunResult, store: Path) -> dict[str, Any]:
         "wall_s": round(result.wall_s, 3),
         "store": str(store),
     }
+    return fields if result.specimen is None else fields | {"specimen": result.specimen}
 
 
 def result_lines(result: RunResult, store: Path) -> list[str]:
@@ -38,6 +41,8 @@ def result_lines(result: RunResult, store: Path) -> list[str]:
         parts.append(f"{result.best:.4g} at the best step {result.best_step}")
     parts += [f"{result.steps} steps in {result.wall_s:.1f} s", f"stored in {Store(store).place(result.run_id)}"]
     lines = [", ".join(parts)]
+    if result.specimen is not None:
+        lines += ["the trained model writes:", *(f"  | {clean(line)}" for line in result.specimen.split("\n"))]
     if result.reason:
         lines.append(f"note: {result.reason}")
     if result.status in RESUMABLE and Store(store).checkpoint(result.run_id).is_file():
@@ -45,8 +50,10 @@ def result_lines(result: RunResult, store: Path) -> list[str]:
     if result.skipped:
         why = "overflowed in half precision" if result.config.get("precision") == "16-mixed" else "was not finite"
         lines.append(f"note: {result.skipped} steps were not taken because a gradient {why}")
+    if result.unscheduled:
+        lines.append("note: the schedule is left out, since this optimizer finds its own step size or does without one")
     if result.part:
-        lines.append(f"note: trained on a part of the data: {result.part}")
+        lines.append(f"note: not the whole task: {result.part}")
     lines += [f"note: nothing is compared with {name}, which is {reason}" for name, reason in result.unsolved.items()]
     if result.cap_share is not None and result.cap_share > CAP_SHARE_TO_REPORT:
         lines.append(
@@ -72,5 +79,6 @@ def claim_lines(result: "Reproduction", folder: Path) -> list[str]:
         lines += [f"  {finding.verdict:<10} {claim.name}: {claim.paper}", f"{'':13}{finding.text}"]
     if result.version.quick:
         lines.append("note: this is the quick version; its verdicts are no evidence")
+    lines += [f"note: not the whole task: {part}" for part in result.parts]
     lines += [f"note: seed {seed} was left out: {reason}" for seed, reason in result.without.items()]
     return [*lines, f"written to {folder}: report.md, figure.png, figure.pdf, claims.json and the data as Parquet"]

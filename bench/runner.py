@@ -25,11 +25,13 @@ from bench.config import RunConfig, on_device
 from bench.errors import RunBusy, RunFailed, UserError
 from bench.machine import LIBRARIES, cpu_name, is_main_process
 from bench.progress import Progress
-from bench.storage.store import FINISHED, RunFolder, RunResult, Store
+from bench.storage.record import FINISHED, RunResult
+from bench.storage.store import RunFolder, Store
 from optimizers import TASK_VALUE
 from tasks.base import Plan, Task, TaskData
 from tasks.files import DataError
 from tasks.order import micro_batches_per_rank
+from tasks.schedule import Schedule
 from tasks.seeding import derive_seed
 from tasks.sharding import ShardedStrategy
 
@@ -162,8 +164,10 @@ def as_stored(config: RunConfig) -> dict[str, Any]:
 def new_result(config: RunConfig, task: Task) -> RunResult:
     """The record of a run that is about to begin."""
     return RunResult(
-        run_id=config.run_id, config=as_stored(config), versions=versions(config), metric=config.task_spec.metric, split=task.data.report, part=task.data.part,
-        environment=environment(config), facts=task.data.facts(),
+        unscheduled=config.trainer.is_scheduled and config.opt_spec.traits.unscheduled,
+        run_id=config.run_id, config=as_stored(config), versions=versions(config), metric=config.task_spec.metric, split=task.data.report,
+        part="; ".join(filter(None, (task.part, task.data.part))) or None,
+        environment=environment(config), facts=task.data.facts() | task.facts(),
     )  # fmt: skip
 
 
@@ -197,20 +201,30 @@ def make_plan(config: RunConfig, task: Task) -> Plan:
         # The task's loss leaves this constant out, so that L - f_star keeps its digits.
         hyperparameters["f_star"] -= task.data.loss_offset.get("train", 0.0)
     cls = config.opt_spec.cls
+    steps = min(x for x in limits if x is not None)
     return Plan(
         make_optimizer=lambda params: cls(params, **hyperparameters),
         hyperparameters=hyperparameters,
-        total_steps=min(x for x in limits if x is not None),
+        total_steps=steps,
         batch_size=size,
         micro_batch_size=trainer.micro_batch_size or config.task_spec.micro_batch_size,
         evaluation_batch_size=config.task_spec.micro_batch_size,
         data_seed=config.data_seed,
         seed=config.seed,
         clip=trainer.gradient_clip_val,
+        schedule=schedule_of(config, steps),
         step_keywords=config.opt_spec.step_keywords,
         measure_every=trainer.measure_every,
         create_graph=config.opt_spec.traits.create_graph,
     )
+
+
+def schedule_of(config: RunConfig, steps: int) -> Schedule | None:
+    """The schedule that the learning rate follows, or None where it follows none."""
+    trainer = config.trainer
+    if not trainer.is_scheduled or config.opt_spec.traits.unscheduled:
+        return None
+    return Schedule(trainer.schedule, steps, trainer.warmup, trainer.floor)
 
 
 def val_every(config: RunConfig, plan: Plan, task: Task) -> int:
@@ -269,12 +283,9 @@ def make_trainer(config: RunConfig, callbacks: list[pl.Callback]) -> pl.Trainer:
 
 def versions(config: RunConfig) -> dict[str, Any]:
     """Versions of suite, specs, plug-ins, Python and libraries."""
-    packages = {"task_package": config.task_spec.package, "opt_package": config.opt_spec.package}
     return {
         "suite": __version__,
-        "task": config.task_spec.version,
-        "opt": config.opt_spec.version,
-        **{name: package for name, package in packages.items() if package is not None},
+        **config.spec_versions,
         "python": platform.python_version(),
         **_library_versions(),
     }

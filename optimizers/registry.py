@@ -19,15 +19,14 @@ class Traits:
         full_batch: the method is defined on the full batch; that is its default batch.
         calls_closure_again: `step` evaluates the closure more than once, so gradients must be recomputable in it.
         create_graph: `step` differentiates the gradients, so that these keep their graph (second-order methods).
-        scheduled: a schedule of `lr` makes sense. It does not where the method finds its own step size, or is meant to do without
-            a schedule; there it is left out.
+        unscheduled: a schedule of `lr` makes no sense, since the method finds its own step size or is meant to do without one.
     """
 
     needs_loss: bool = False
     full_batch: bool = False
     calls_closure_again: bool = False
     create_graph: bool = False
-    scheduled: bool = True
+    unscheduled: bool = False
 
 
 @dataclass(frozen=True)
@@ -155,7 +154,9 @@ def _plugin(name: str, value: Any, origin: Origin) -> OptimizerSpec:
     doc = (inspect.getdoc(value) or "").strip().partition("\n")[0]
     has_lr = "lr" in inspect.signature(value).parameters
     searched = {"lr": _ANY_LR} if has_lr else {}
-    traits = replace(traits_of(adapted(value)), scheduled=has_lr and not hasattr(value, "eval"))  # as schedule-free ones have
+    traits = replace(
+        traits_of(adapted(value)), unscheduled=not has_lr or hasattr(value, "eval")
+    )  # as schedule-free ones have
     return OptimizerSpec(
         name=name, target=origin.target, formula=doc or value.__name__, source=origin.package, search=searched, package=package,
         traits=traits,
@@ -195,7 +196,7 @@ OPTIMIZERS = Registry(
             source=_PAPER,
             defaults=_FROM_TASK,
             search={"lr": LogUniform(1e-2, 1e1)},
-            traits=Traits(needs_loss=True, full_batch=True, scheduled=False),
+            traits=Traits(needs_loss=True, full_batch=True, unscheduled=True),
             update="optimizers.polyak:update",
         ),
         OptimizerSpec(
@@ -205,7 +206,7 @@ OPTIMIZERS = Registry(
             source=_LOIZOU,
             defaults={**_FROM_TASK, "batches_per_epoch": TASK_VALUE},
             search={"max_step": LogUniform(1e-2, 1e1)},
-            traits=Traits(needs_loss=True, scheduled=False),
+            traits=Traits(needs_loss=True, unscheduled=True),
             update="optimizers.polyak:update",
         ),
         OptimizerSpec(

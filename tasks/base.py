@@ -22,6 +22,7 @@ from optimizers.closures import once_known
 from optimizers.global_norm import global_norm
 from tasks.dropout import BatchRandomness, use_batch_dropout
 from tasks.order import BatchOrder, micro_batches_per_rank
+from tasks.schedule import Schedule
 from tasks.sharding import cut_like, whole
 
 
@@ -89,6 +90,7 @@ class Plan:
         data_seed: decides the order of the samples.
         seed: decides dropout and augmentation.
         clip: bound on the gradient's global norm, or None.
+        schedule: of the learning rate, or None to leave it alone.
         create_graph: gradients keep their graph, for methods that differentiate them.
         step_keywords: which of `STEP_KEYWORDS` the optimizer's `step` takes.
         measure_every: optimizer steps between measurements, or None for none.
@@ -103,6 +105,7 @@ class Plan:
     data_seed: int = 0
     seed: int = 0
     clip: float | None = None
+    schedule: Schedule | None = None
     step_keywords: Collection[str] = ()
     create_graph: bool = False
     measure_every: int | None = None
@@ -138,6 +141,8 @@ class Task(pl.LightningModule, ABC):
     """
 
     plan: Plan
+    part: str | None = None
+    """What the model is, where it is less than what the task is named for."""
 
     def __init__(self, data: TaskData) -> None:
         super().__init__()
@@ -158,6 +163,17 @@ class Task(pl.LightningModule, ABC):
     @abstractmethod
     def metrics(self) -> dict[str, Metric]:
         """Fresh metrics by name; each is updated with (predictions, labels)."""
+
+    def facts(self) -> dict[str, Any]:
+        """What is known of the model and belongs into the run's record beside `TaskData.facts`; plain numbers and words."""
+        return {}
+
+    def specimen(self) -> str | None:
+        """What the trained model makes, for a person to look at, or None.
+
+        Called once after training, in eval mode, on all ranks; what it draws follows from `plan.seed`.
+        """
+        return None
 
     @final
     def forward(self, batch: Any) -> Outcome:
@@ -361,6 +377,8 @@ class _Loop:
 
     def step(self, step: int) -> None:
         """One optimizer step."""
+        if self.plan.schedule is not None:
+            self.plan.schedule.apply(self.optimizer, step)
         loss, norms, params = self.evaluate(step)
         closure = once_known(loss, params, lambda: self.evaluate(step)[0])
         keywords = {name: norms[name] for name in self.plan.step_keywords}

@@ -1,8 +1,9 @@
 """The tasks that the suite knows by name. Importing this file imports no torch."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal
 
 from optimizers.plugins import Origin, PluginError, Registry, load
@@ -32,6 +33,9 @@ class TaskSpec:
             progress bar prompter.
         measure_every: optimizer steps between measurements (`Task.measure_at`); None if the task has none.
         measures: what is measured, for people.
+        datasets: where it can be trained on several: their folders in the data folder, the one that it is named for first.
+            Its option `dataset` names one, by default the first that is there.
+        presets: named values of its options; the first preset's are the defaults. Its option `preset` names one.
         lanes: the loss is a function of weights and batch alone, so many runs can be trained as one program: no buffers
             that training changes, nothing drawn but through the batch's randomness.
         package: of a plug-in: its distribution and version, or a digest of its file; part of every run's identity.
@@ -54,7 +58,13 @@ class TaskSpec:
     measure_every: int | None = None
     measures: str = ""
     lanes: bool = False
+    datasets: tuple[str, ...] = ()
+    presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     package: str | None = None
+
+    def dataset_in(self, root: Path) -> str | None:
+        """The first of its data sets that is in this data folder, or else the first; None where there is no choice."""
+        return next((name for name in self.datasets if (root / name).is_dir()), next(iter(self.datasets), None))
 
     @cached_property
     def module_cls(self) -> Any:
@@ -91,9 +101,23 @@ def _language(**options: Any) -> TaskSpec:
     """A model of the BERT family, fine-tuned on texts; options win."""
     defaults: dict[str, Any] = {
         "module": "tasks.language:TextClassifier", "metric": "accuracy", "mode": "max", "target": None,
-        "batch_size": 32, "micro_batch_size": 128, "steps_per_call": 4,
+        "budget": {"max_epochs": 3}, "source": _BERT_A, "batch_size": 32, "micro_batch_size": 128, "steps_per_call": 4,
     }  # fmt: skip
     return TaskSpec(**(defaults | options))
+
+
+_LM_6L = {
+    "layers": 6, "mlp": "gelu", "mlp_width": 1024, "dropout": 0.1, "tokens": "bpe", "vocab": 32_000, "length": 256,
+}  # fmt: skip
+_LM_PRESETS = {
+    "tiny": {},
+    "6l-256": {**_LM_6L, "width": 256, "num_heads": 8},
+    "6l-512": {**_LM_6L, "width": 512, "num_heads": 8},
+    "405m": {
+        "layers": 24, "width": 1024, "num_heads": 16, "mlp": "swiglu", "mlp_width": 2816,
+        "tokens": "bpe", "vocab": 50_304, "length": 2048,
+    },
+}  # fmt: skip
 
 
 def _plugin(name: str, value: Any, origin: Origin) -> TaskSpec:
@@ -144,6 +168,14 @@ TASKS = Registry(
             budget={"max_steps": 1000},
             steps_per_call=20,
         ),
+        _theory(
+            name="attention_matrix",
+            title="one attention head, fitted to given attention weights",
+            module="tasks.attention_matrix:AttentionMatrix",
+            data="tasks.attention_matrix:AttentionMatrixData",
+            source="Bhojanapalli et al., Low-Rank Bottleneck in Multi-head Attention Models (ICML 2020), theorem 1; sizes and distributions are ours",
+            measures="error, divergence, construction_error, construction_divergence",
+        ),
         TaskSpec(
             name="mnist",
             title="ViT-small on MNIST",
@@ -172,15 +204,12 @@ TASKS = Registry(
             name="mnli",
             title="BERT fine-tuned on MNLI: does a premise entail a hypothesis?",
             data="tasks.mnli:MNLIData",
-            budget={"max_epochs": 3},
-            source=_BERT_A,
         ),
         _language(
             name="civil_comments",
             title="BERT fine-tuned on Civil Comments: is a comment toxic?",
             data="tasks.civil_comments:CivilCommentsData",
-            budget={"max_epochs": 3},
-            source=_BERT_A,
+            datasets=("civil_comments", "jigsaw_toxicity"),
         ),
         _language(
             name="sst2",
@@ -188,6 +217,22 @@ TASKS = Registry(
             data="tasks.sst2:SST2Data",
             budget={"max_epochs": 5},
             source="Deora, Ghaderi, Taheri, Thrampoulidis (TMLR 2024): batch 32, 5 epochs; the rest is ours",
+        ),
+        TaskSpec(
+            name="lm",
+            title="decoder-only transformer that predicts the next token of a text",
+            module="tasks.lm:LanguageModel",
+            data="tasks.corpus:CorpusData",
+            metric="loss",
+            mode="min",
+            target=None,
+            budget={"max_steps": 2000},
+            source="sizes of the preset tiny are ours; 6l-*: Bhojanapalli et al. (ICML 2020); 405m: Xiao et al. (ICML 2024)",
+            batch_size=32,
+            micro_batch_size=32,
+            steps_per_call=4,
+            lanes=True,
+            presets=_LM_PRESETS,
         ),
     ),
     _plugin,

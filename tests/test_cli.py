@@ -247,6 +247,7 @@ SAMPLES = {
     "--trainer.max_seconds": "1", "--trainer.batch_size": "full", "--trainer.micro_batch_size": "1",
     "--trainer.gradient_clip_val": "1", "--trainer.val_every": "1", "--trainer.checkpoint_seconds": "1",
     "--trainer.devices": "1", "--trainer.num_nodes": "1", "--trainer.strategy": "auto",
+    "--trainer.schedule": "cosine", "--trainer.warmup": "0.1", "--trainer.floor": "0.1",
 }  # fmt: skip
 
 
@@ -431,7 +432,7 @@ def test_divergence_is_a_result(cli, store, fake_mnist):
 
 
 def test_the_curve_of_a_diverged_run_ends_where_it_diverged(cli, store, fake_mnist):
-    from bench.storage.store import read_curve
+    from bench.storage.tables import read_curve
 
     result = strict_json(cli("fit", "--task", "mnist", "--opt", "sgd", "--opt.lr", "1e30", *TINY_VIT, "--json").out)
     curve = read_curve(store / result["run_id"])
@@ -649,7 +650,7 @@ def test_a_truncated_file_of_the_real_mnist_is_named(cli, tmp_path, real_data):
     )
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has a device that is always full")
 def test_a_full_disk_behind_standard_output_is_said() -> None:
     with Path("/dev/full").open("w") as full:
         command = [sys.executable, "-m", "bench.cli", "list", "tasks"]

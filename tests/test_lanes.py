@@ -23,10 +23,12 @@ from bench import runner
 from bench.callbacks import StopRequest
 from bench.config import RunConfig, resolve
 from bench.errors import RunFailed
-from bench.lanes.engine import Lanes, Scores
+from bench.lanes.engine import Lanes
 from bench.lanes.runs import Grid, make_lanes, train_block
+from bench.lanes.scores import Scores
 from bench.progress import SweepProgress
-from bench.storage.store import RunResult, Store
+from bench.storage.record import RunResult
+from bench.storage.store import Store
 from bench.watch import Watch
 from optimizers import OPTIMIZERS, OptimizerSpec
 from optimizers.registry import Traits
@@ -34,7 +36,7 @@ from tasks import TASKS, TaskSpec
 from tasks.base import Outcome, Task, TaskData
 from tasks.dropout import BatchRandomness, use_batch_dropout
 from tasks.order import BatchOrder
-from tests import tiny
+from tests import tiny, tiny_lm
 from tests.equivalence import HYPERPARAMETERS
 from tests.optimizer_cases import CASES, MORE_ARGUMENTS, VALUES
 
@@ -132,6 +134,7 @@ def the_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
         replace(NET, name="hinge", module="tests.test_lanes:Hinge", metric="loss", mode="min", target=None),
         replace(NET, name="square", module="tests.test_lanes:Square", metric="loss", mode="min", target=None),
         replace(tiny.TINY, lanes=True, precision="64-true"),
+        replace(tiny_lm.TINY_LM, precision="64-true"),
     ):
         monkeypatch.setitem(TASKS, spec.name, spec)
 
@@ -139,7 +142,8 @@ def the_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- what runs are, and how they are compared -------------------------------------------------------------------------
 
 CLOCKS = ("wall_s", "train_s", "seconds_to_target", "memory", "engine")
-SIZES = {"tiny": tiny.SIZES}
+OF_ONE_RUN = ("specimen",)  # lanes are too many for a person to read what each would write
+SIZES = {"tiny": tiny.SIZES, "tiny_lm": tiny_lm.SIZES}
 Settings = dict[str, Any]
 
 
@@ -188,7 +192,7 @@ def told(store: Path, run_id: str) -> dict[str, Any]:
     """All that a store knows of a run, but times."""
     result = Store(store).get(run_id)
     assert result is not None
-    record = {name: value for name, value in asdict(result).items() if name not in CLOCKS}
+    record = {name: value for name, value in asdict(result).items() if name not in (*CLOCKS, *OF_ONE_RUN)}
     record["validations"] = [{k: v for k, v in row.items() if k != "train_s"} for row in result.validations]
     return {"record": record, **Store(store).tables(run_id)}
 
@@ -287,6 +291,7 @@ PROBLEMS = [
         factors=(0.002, 0.02),
         wild=(0.1, 1.0),
     ),
+    Problem("tiny_lm", {"task__dropout": 0.1, "task__layers": 1}, factors=(0.002, 0.02), wild=(0.1, 1.0)),
 ]
 each_problem = pytest.mark.parametrize("problem", PROBLEMS, ids=str)
 each_optimizer = pytest.mark.parametrize("opt", OPTIMIZERS)
@@ -633,6 +638,14 @@ def test_rows_with_lengths_and_more_splits_to_report_are_as_in_fit(
     for lane, alone in zip(lanes_of(grid), fits(grid), strict=True):
         assert gap(lane, alone) < 1e-9
         assert {"train", "val"} < lane["record"]["metrics"]["final"].keys()
+
+
+@pytest.mark.parametrize("opt", ["adamw", "torch.optim:NAdam", "sps"])
+def test_lanes_follow_a_schedule_as_fit_does(opt: str, store: Path) -> None:
+    grid = block(store, "net", opt, lrs(0.01, 0.02), trainer__schedule="cosine", trainer__warmup=0.2, trainer__floor=0.1)
+    lanes = lanes_of(grid)
+    assert gap(lanes, fits(grid)) <= 1e-9
+    assert len(set(lanes[0]["curve"]["applied_step"][-10:])) > 1
 
 
 def test_a_minimum_that_is_given_is_less_each_problems_own_offset(store: Path) -> None:

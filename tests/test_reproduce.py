@@ -127,6 +127,7 @@ def test_an_experiment_writes_figure_data_claims_and_page(cli: Any, folder: Path
     out = Path("reproduced/nobody/tiny")
     assert {path.name for path in out.iterdir()} == {
         "report.md", "claims.json", "figure.png", "figure.pdf", "measurements.parquet", "curve.parquet",
+        "validations.parquet",
     }  # fmt: skip
     claims = json.loads((out / "claims.json").read_text())
     assert [(claim["name"], claim["verdict"]) for claim in claims["claims"]] == [("grows", "holds"), ("tiny", "fails")]
@@ -155,6 +156,10 @@ def test_the_data_behind_the_figure_are_tables_of_arms_seeds_and_steps(cli: Any,
         for seed in (0, 1)
         for step in range(0, last + 1, 10)
     ]
+    found = pq.read_table("reproduced/nobody/tiny/validations.parquet").to_pydict()
+    runs = {(run.config["opt"], run.config["seed"]): run.validations for run in Store(store).runs()}
+    assert sorted(set(found)) == ["arm", "seed", "step", "train_s", "val_accuracy", "val_excess", "val_loss"]
+    assert len(found["step"]) == sum(map(len, runs.values()))
     curve = pq.read_table("reproduced/nobody/tiny/curve.parquet")
     assert curve.num_rows == 2 * (30 + 20)
     assert curve.column("loss").null_count == 0

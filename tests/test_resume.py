@@ -15,7 +15,8 @@ import torch
 
 from bench.cli import main
 from bench.progress import Progress
-from bench.storage.store import Store, read_curve, read_tables
+from bench.storage.store import Store
+from bench.storage.tables import read_curve, read_tables
 from optimizers import OPTIMIZERS
 from tasks import TASKS
 
@@ -77,6 +78,7 @@ CASES = {name: ("--opt", name) for name in OPTIMIZERS} | {
     "sgd-nesterov": ("--opt", "sgd", "--opt.momentum", "0.9", "--opt.nesterov"),
     "sngd-momentum": ("--opt", "sngd", "--opt.momentum", "0.9", "--opt.max_step", "0.1", "--opt.weight_decay", "0.1"),
     "sps-smoothed": SPS,
+    "adamw-scheduled": ("--opt", "adamw", "--trainer.schedule", "cosine", "--trainer.warmup", "0.6"),
     "adam-amsgrad": ("--opt", "adam", "--opt.amsgrad", "--opt.betas", "0.8,0.9"),
     "sps-clipped-micro": ("--opt", "sps", "--trainer.gradient_clip_val", "0.1", "--trainer.micro_batch_size", "7"),
 }  # fmt: skip

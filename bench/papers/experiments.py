@@ -15,7 +15,7 @@ from bench.errors import UserError, unknown
 from bench.papers.arms import Arm
 from bench.papers.claims import judge
 from bench.papers.figures import FigureSpec, lines
-from bench.storage.store import CURVE_FIELDS
+from bench.storage.tables import CURVE_FIELDS
 
 Settings = dict[str, Any]
 ARM_ARGUMENTS = ("arms", "fast", "slow", "better", "worse")
@@ -243,7 +243,8 @@ class Experiment(BaseModel):
 def _made_up(label: str, config: RunConfig) -> Arm:
     """Results with all columns that the arm's runs will have."""
     steps = np.arange(1, 10.0)
-    columns = (filter(None, config.task_spec.measures.split(", ")), CURVE_FIELDS)
+    spec = config.task_spec
+    columns = (filter(None, spec.measures.split(", ")), CURVE_FIELDS, ("train_s", "val_loss", f"val_{spec.metric}"))
     tables = [{**dict.fromkeys(names, 1 / steps), "step": steps} for names in columns]
     return Arm(label, [0, 1], [tables] * 2, settings=settings_of(config.model_dump(mode="json")))
 

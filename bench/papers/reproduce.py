@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import numpy as np
+
 from bench.config import RunConfig, on_device, resolve, settings_of
 from bench.drawing import draw
 from bench.errors import RunBusy, UserError, unknown
@@ -23,7 +25,9 @@ from bench.papers.claims import judge
 from bench.papers.experiments import Experiment, Settings, load
 from bench.papers.reproduction import Reproduction, Version, as_json, duration, page, words
 from bench.papers.verdicts import Finding
-from bench.storage.store import TABLES, RunResult, Store, write_parquet
+from bench.storage.record import RunResult
+from bench.storage.store import Store
+from bench.storage.tables import TABLES, write_parquet
 
 ROOM = 10 * 2**20
 """Bytes that the output's disk must have free before anything is trained; the largest output so far has 8 million."""
@@ -132,7 +136,7 @@ def collect(todo: Sequence[Job]) -> tuple[dict[str, Arm], dict[str, list[RunResu
             continue
         arms[label] = Arm(
             label, [job.seed for job, _ in mine],
-            [list(Store(job.config.store).tables(result.run_id).values()) for job, result in mine],
+            [list(_tables(job.config.store, result).values()) for job, result in mine],
             [result.status for _, result in mine], settings_of(mine[0][0].config.model_dump(mode="json")),
             [(result.reason or "").startswith("converged") for _, result in mine],
         )  # fmt: skip
@@ -227,11 +231,23 @@ def _writing(folder: Path) -> Iterator[None]:
         raise UserError(f"cannot write to {folder}: {error.strerror}; choose another with --out DIR") from None
 
 
+def _tables(store: Path, run: RunResult) -> dict[str, Any]:
+    """A run's tables, and one of what was found on the selection split: `val_loss` and the like at a step, and `train_s` until it."""
+    names = dict.fromkeys(name for row in run.validations for name in row)
+    validations = {
+        name if name in ("step", "train_s") else f"val_{name}": np.array(
+            [nan if row.get(name) is None else row[name] for row in run.validations], dtype=np.float64
+        )
+        for name in names
+    }
+    return Store(store).tables(run.run_id) | ({"validations": validations} if validations else {})
+
+
 def _write_data(records: Mapping[str, Sequence[RunResult]], store: Path, folder: Path) -> None:
     """The runs' tables, one Parquet file for each kind, with the columns `arm` and `seed` in front."""
-    for kind in TABLES:
+    for kind in (*TABLES, "validations"):
         parts = [
-            (label, run.config["seed"], Store(store).tables(run.run_id).get(kind, {}))
+            (label, run.config["seed"], _tables(store, run).get(kind, {}))
             for label, runs in records.items()
             for run in runs
         ]

@@ -10,7 +10,8 @@ from typing import Any
 
 from bench.papers.experiments import Claim, Experiment, Settings
 from bench.papers.verdicts import Finding, number
-from bench.storage.store import RunResult, plain
+from bench.storage.files import plain
+from bench.storage.record import RunResult
 
 
 @dataclass(frozen=True)
@@ -69,13 +70,18 @@ class Reproduction:
         """The claims with what was found."""
         return ((claim, self.findings[claim.name]) for claim in self.experiment.claims)
 
+    @property
+    def parts(self) -> list[str]:
+        """What the runs were on, where that is less than the task (`RunResult.part`)."""
+        return sorted({run.part for runs in self.records.values() for run in runs if run.part})
+
 
 def as_json(result: Reproduction) -> dict[str, Any]:
     """Everything but the curves, as strict JSON can hold it."""
     runs = [record for records in result.records.values() for record in records]
     return plain({
         "experiment": result.name, "title": result.experiment.title, "paper": result.experiment.paper, "quick": result.version.quick, "changes": dict(result.version.changes), "changed_arms": dict(result.version.arms),
-        "seeds": result.experiment.seeds, "seeds_left_out": dict(result.without), "notes": result.experiment.notes,
+        "seeds": result.experiment.seeds, "seeds_left_out": dict(result.without), "parts": result.parts, "notes": result.experiment.notes,
         "claims": [claim.model_dump() | result.experiment.arguments(claim) | asdict(finding) for claim, finding in result.claims],
         "search": [{"at": point, **{name: asdict(f) for name, f in there.items()}} for point, there in result.region],
         "environments": _distinct(run.environment for run in runs),
@@ -100,6 +106,8 @@ def page(result: Reproduction) -> str:
         ]
     if result.version.quick:
         lines += ["**This is the quick version: few seeds and few steps. Its verdicts are no evidence.**", ""]
+    for part in result.parts:
+        lines += [f"**Not the whole task: {part}.**", ""]
     lines += ["![figure](figure.png)", "", "## Claims", ""]
     rows = [
         (f"**{finding.verdict}**", claim.name, claim.paper, finding.text, _effect(finding))

@@ -1,0 +1,50 @@
+"""Schedules: how the learning rate changes over a run, as a pure function of the step, so that nothing is kept or resumed."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from torch.optim import Optimizer
+
+Kind = Literal["constant", "cosine", "inverse_sqrt"]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A factor on `lr` for each step: a linear warm-up, then constant, or a decay.
+
+    After w steps of warm-up, in which step t (from 0) has the factor (t + 1) / w, of n steps in all:
+
+     - `constant`: 1;
+     - `cosine`: floor + (1 - floor) (1 + cos(pi (t - w) / (n - w))) / 2 (Loshchilov and Hutter, arXiv 1608.03983, without restarts);
+     - `inverse_sqrt`: sqrt(w / (t + 1)), with w at least 1 (Vaswani et al., arXiv 1706.03762), but not below the floor.
+
+    Attributes:
+        kind: what comes after the warm-up.
+        steps: n, at least 1.
+        warmup: share of the steps, in [0, 1); w is the nearest whole number.
+        floor: least factor of a decay, in [0, 1].
+    """
+
+    kind: Kind
+    steps: int
+    warmup: float = 0.0
+    floor: float = 0.0
+
+    def factor(self, step: int) -> float:
+        """The factor of a step in [0, steps)."""
+        warm = round(self.warmup * self.steps)
+        if step < warm:
+            return (step + 1) / warm
+        if self.kind == "cosine":
+            done = (step - warm) / (self.steps - warm)
+            return self.floor + (1 - self.floor) * (1 + math.cos(math.pi * done)) / 2
+        if self.kind == "inverse_sqrt":
+            return max(self.floor, math.sqrt(max(warm, 1) / (step + 1)))
+        return 1.0
+
+    def apply(self, optimizer: Optimizer, step: int) -> None:
+        """Set `lr` of all groups for a step; what they began with is kept as torch's own schedulers do, in `initial_lr`."""
+        factor = self.factor(step)
+        for group in optimizer.param_groups:
+            group["lr"] = group.setdefault("initial_lr", group["lr"]) * factor

@@ -1,0 +1,172 @@
+"""Schedules of the learning rate: what they are, who follows them, and what they leave alone."""
+
+import numpy as np
+import pytest
+import torch
+
+from bench.boards.collect import collect
+from bench.boards.shared import flags
+from bench.config import resolve
+from bench.errors import UserError
+from bench.report import result_lines
+from bench.runner import run
+from bench.storage.record import RunResult
+from bench.storage.store import Store
+from bench.storage.stores import Stores
+from optimizers import OPTIMIZERS
+from tasks.schedule import Schedule
+from tests.entered import keep, seeds
+
+STEPS = 40
+SMALL = {
+    "task": "synthetic",
+    "task.n": "8",
+    "task.T": "4",
+    "task.d": "6",
+    "device": "cpu",
+    "trainer.max_steps": str(STEPS),
+}
+
+
+def train(store, opt: str, **trainer: object) -> tuple[RunResult, np.ndarray]:
+    """A run, and the step sizes that it applied."""
+    words = {f"trainer.{name}": str(value) for name, value in trainer.items()}
+    config = resolve({**SMALL, "opt": opt, **words}, fallback={"store": store})
+    result = run(config, progress=False)
+    return result, Store(store).tables(result.run_id)["curve"]["applied_step"]
+
+
+@pytest.mark.parametrize(("n", "warmup", "floor"), [(40, 0.0, 0.0), (40, 0.25, 0.1), (7, 0.5, 1.0), (1, 0.9, 0.0)])
+def test_factors_are_those_of_the_formulas(n: int, warmup: float, floor: float) -> None:
+    w, t = round(warmup * n), np.arange(n, dtype=np.float64)
+    rising = (t + 1) / max(w, 1)
+    decays = {
+        "constant": np.ones(n),
+        "cosine": floor + (1 - floor) * np.cos(np.pi / 2 * (t - w) / max(n - w, 1)) ** 2,  # the half-angle form
+        "inverse_sqrt": np.maximum(floor, (max(w, 1) / (t + 1)) ** 0.5),
+    }
+    for kind, decay in decays.items():
+        expected = np.where(t < w, rising, decay)
+        found = [Schedule(kind, n, warmup, floor).factor(step) for step in range(n)]
+        np.testing.assert_allclose(found, expected, rtol=1e-14, atol=1e-16)
+
+
+def test_the_cosine_is_that_of_torch() -> None:
+    p = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
+    theirs, ours = torch.optim.SGD([p], lr=0.3), torch.optim.SGD([p], lr=0.3)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(theirs, T_max=50, eta_min=0.03)
+    schedule = Schedule("cosine", 50, floor=0.1)
+    for step in range(50):
+        schedule.apply(ours, step)
+        assert ours.param_groups[0]["lr"] == pytest.approx(theirs.param_groups[0]["lr"], rel=1e-12)
+        theirs.step()
+        scheduler.step()
+
+
+def test_each_group_has_its_own_learning_rate_and_a_state_goes_on() -> None:
+    def made() -> torch.optim.Optimizer:
+        groups = [{"params": [torch.nn.Parameter(torch.zeros(1))], "lr": lr} for lr in (1.0, 0.5)]
+        return torch.optim.SGD(groups)
+
+    schedule, first, second = Schedule("inverse_sqrt", 100, 0.1), made(), made()
+    schedule.apply(first, 30)
+    second.load_state_dict(first.state_dict())  # as a run that is resumed: the lr in it is not the one it began with
+    schedule.apply(second, 39)
+    assert [group["lr"] for group in second.param_groups] == [0.5, 0.25]
+
+
+@pytest.mark.parametrize("opt", ["adamw", "ngd", "torch.optim:NAdam"])
+def test_a_run_follows_its_schedule(opt: str, store) -> None:
+    _, plain = train(store, opt, batch_size="full")
+    result, steps = train(store, opt, batch_size="full", schedule="cosine", warmup=0.25, floor=0.1)
+    assert not result.unscheduled
+    lr = resolve({**SMALL, "opt": opt}).opt_options["lr"]
+    schedule = Schedule("cosine", STEPS, 0.25, 0.1)
+    if opt == "ngd":  # which divides by the gradient's norm
+        steps = steps * Store(store).tables(result.run_id)["curve"]["grad_norm"]
+    else:
+        assert set(plain) == {lr}
+    np.testing.assert_allclose(steps, [lr * schedule.factor(step) for step in range(STEPS)], rtol=1e-9)
+
+
+@pytest.mark.parametrize("opt", ["ps", "sps"])
+def test_a_method_that_finds_its_own_step_is_left_alone_and_that_is_said(opt: str, store) -> None:
+    plain, steps = train(store, opt, batch_size="full")
+    result, same = train(store, opt, batch_size="full", schedule="cosine")
+    assert (result.final, steps.tolist()) == (plain.final, same.tolist())
+    assert (plain.unscheduled, result.unscheduled) == (False, True)
+    said = "the schedule is left out"
+    assert (said in "\n".join(result_lines(plain, store)), said in "\n".join(result_lines(result, store))) == (
+        False,
+        True,
+    )
+
+
+def test_who_follows_a_schedule() -> None:
+    own = {name for name in OPTIMIZERS if OPTIMIZERS[name].traits.unscheduled}
+    assert own == {"ps", "sps"}
+    assert not OPTIMIZERS["torch.optim:Adagrad"].traits.unscheduled
+    assert OPTIMIZERS["tests.test_schedule:Free"].traits.unscheduled
+    assert OPTIMIZERS["tests.test_schedule:Without"].traits.unscheduled
+
+
+class Free(torch.optim.SGD):
+    """Swaps weights for evaluation, as schedule-free methods do."""
+
+    def eval(self) -> None:
+        """Weights for evaluation."""
+
+    def train(self) -> None:
+        """Weights for training."""
+
+
+class Without(torch.optim.Optimizer):
+    """Has no learning rate."""
+
+    def __init__(self, params) -> None:
+        super().__init__(params, {})
+
+    def step(self, closure=None):
+        """Do nothing."""
+        return closure() if closure else None
+
+
+def test_a_default_schedule_is_no_part_of_a_runs_identity() -> None:
+    plain = resolve({**SMALL, "opt": "adam"})
+    assert (
+        resolve({**SMALL, "opt": "adam", "trainer.schedule": "constant", "trainer.warmup": "0"}).run_id == plain.run_id
+    )
+    others = [{"trainer.schedule": "cosine"}, {"trainer.warmup": "0.1"}, {"task.sigma": "0.37"}]
+    assert len({plain.run_id, *(resolve({**SMALL, "opt": "adam", **other}).run_id for other in others)}) == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ({"trainer.schedule": "cosin"}, "--trainer.schedule 'cosin'"),
+        ({"trainer.warmup": "1"}, "--trainer.warmup '1'"),
+        ({"trainer.floor": "-0.1"}, "--trainer.floor '-0.1'"),
+    ],
+)
+def test_a_bad_schedule_is_refused(words: dict[str, str], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        resolve({**SMALL, "opt": "adam", **words})
+
+
+def test_runs_from_before_an_option_was_there_are_of_the_same_problem(store) -> None:
+    """Records lack options that came later, which are at their defaults in new ones."""
+    older, newer, scheduled = seeds("adam", [0.5, 0.6]), seeds("sgd", [0.4, 0.5]), seeds("sngd", [0.3, 0.4], words={"trainer.schedule": "cosine"})  # fmt: skip
+    for run_ in older:
+        for name in ("schedule", "warmup", "floor"):
+            del run_.config["trainer"][name]
+        del run_.config["task_options"]["crop"]
+    keep(store, *older, *newer, *scheduled)
+    problems = {problem.name: [e.opt for e in own] for problem, own in collect(Stores([store])).problems.items()}
+    assert problems == {"mnist, max_steps 100": ["adam", "sgd"], "mnist, max_steps 100, schedule cosine": ["sngd"]}
+
+
+def test_a_board_says_who_was_left_out_of_the_schedule(store) -> None:
+    words = {"trainer.schedule": "cosine"}
+    keep(store, *seeds("adam", [0.5, 0.6], words=words), *seeds("sps", [0.4, 0.5], words=words, unscheduled=True))
+    flagged = {entry.opt: "no schedule" in flags(entry) for entry in collect(Stores([store])).entries}
+    assert flagged == {"adam": False, "sps": True}
