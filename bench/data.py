@@ -1,14 +1,13 @@
 """`bench data`: which files of a task's data are here, whole or in part, and their preparation."""
 
 import argparse
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.errors import UserError, unknown
-from bench.words import Parser, dotted_apart, split
+from bench.words import Parser, add_places, dotted_apart, split
 
 if TYPE_CHECKING:
     from tasks import TaskSpec
@@ -48,19 +47,15 @@ def main(words: list[str]) -> int:
     )  # fmt: skip
     parser.add_argument("what", choices=("status", "prepare"))
     parser.add_argument("--task", help="the task; `status` shows all that have files if none is named")
-    parser.add_argument(
-        "--data", type=Path, default=Path(os.environ.get("BENCH_DATA", "data")), metavar="DIR",
-        help="where datasets lie (default: $BENCH_DATA, else ./data)",
-    )  # fmt: skip
+    add_places(parser, data="where datasets lie")
     own, dotted = dotted_apart(words)
     args = parser.parse_args(own)
     settings, _ = split(dotted, valued=set(), switches=set())
     specs = _specs(args)
     if args.what == "prepare":
         _prepare(specs[0], args.data, settings)
-    elif settings:
-        raise UserError(f"--{min(settings)}: `bench data status` takes no options of a task")
-    states = [state for spec in specs for state in _show(spec, args.data)]
+    chosen = _chosen(specs, settings, args.what)
+    states = [state for spec in specs for state in _show(spec, args.data, chosen)]
     return int(not all(state.usable for state in states))
 
 
@@ -84,14 +79,14 @@ def _prepare(spec: "TaskSpec", root: Path, settings: Mapping[str, Any]) -> None:
     import inspect
 
     from bench.checks import option_error
-    from bench.options import parse_options, task_options
+    from bench.options import task_options, task_values
     from tasks.files import DataError
 
     for name in settings:
         if not name.startswith("task."):
             raise UserError(f"--{name}: `bench data prepare` takes options of the task only")
     options = task_options(spec)
-    values = parse_options("task", options, {name.removeprefix("task."): value for name, value in settings.items()})
+    values = task_values(spec, {name.removeprefix("task."): value for name, value in settings.items()})
     names = inspect.signature(spec.data_cls.__init__).parameters
     try:
         spec.data_cls(root, **{name: value for name, value in values.items() if name in names})
@@ -103,19 +98,28 @@ def _prepare(spec: "TaskSpec", root: Path, settings: Mapping[str, Any]) -> None:
 
 def has_files(spec: "TaskSpec") -> bool:
     """Whether a task's data are files that the suite knows."""
-    from tasks.text import TextData
-
-    return issubclass(spec.data_cls, TextData) or hasattr(spec.data_cls, "files")
+    return is_text(spec) or hasattr(spec.data_cls, "files")
 
 
-def states(spec: "TaskSpec", root: Path) -> list[FileState]:
-    """The files of a task's data in this folder."""
+def is_text(spec: "TaskSpec") -> bool:
+    """Whether a task's data are texts that are tokenised; `find` says then which ones."""
+    return hasattr(spec.data_cls, "find")
+
+
+def states(spec: "TaskSpec", root: Path, chosen: Mapping[str, Any] | None = None) -> list[FileState]:
+    """The files of a task's data in this folder.
+
+    Args:
+        spec: the task.
+        root: the data folder.
+        chosen: options that say which of several texts they are; by default those that a run would take.
+    """
     from tasks.files import md5
-    from tasks.text import TextData, sha256
+    from tasks.tables import sha256
 
-    if issubclass(spec.data_cls, TextData):
-        source = spec.data_cls.find(root)
-        return [_table_state(path, source.files[name][1]) for name, path in source.paths(root).items()]
+    if is_text(spec):
+        source = spec.data_cls.find(root, **(chosen or {}))
+        return [_text_state(path, source.files[name][1]) for name, path in source.paths(root).items()]
     folder, expected = spec.data_cls.files(root)
     found = []
     for name, digest in expected.items():
@@ -128,40 +132,62 @@ def states(spec: "TaskSpec", root: Path) -> list[FileState]:
     return found
 
 
-def _table_state(path: Path, official: int) -> FileState:
-    """The state of a Parquet file that has so many rows officially."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    from tasks.text import cached_tokens, sha256
+def _text_state(path: Path, official: int | None) -> FileState:
+    """The state of a Parquet file that has so many rows officially, or of another one that has so many bytes."""
+    from tasks.cache import cached_tokens
+    from tasks.files import DataError
+    from tasks.tables import amount, sha256
 
     if not path.is_file():
         return FileState(path, "missing")
-    digest = sha256(path)
+    digest, unit = sha256(path), "rows" if path.suffix == ".parquet" else "bytes"
     try:
-        rows = pq.read_metadata(path).num_rows
-    except (OSError, pa.ArrowException):
+        found = amount(path)
+    except DataError:
         return FileState(path, "damaged", digest, f"{path.stat().st_size:,} bytes")
     cached = [
-        f"{entry['vocabulary']:,} tokens, rows up to {entry['max_length']} ({entry['bytes'] / 2**20:.1f} MiB)"
+        f"{entry['vocabulary']:,} tokens"
+        + (f", rows up to {entry['max_length']}" if "max_length" in entry else "")
+        + f" ({entry['bytes'] / 2**20:.1f} MiB)"
         for entry in cached_tokens(digest)
     ]
-    state = "whole" if rows == official else f"part of {official:,} rows"
-    return FileState(path, state, digest, f"{rows:,} rows", cached)
+    state = "whole" if official in (None, found) else f"part of {official:,} {unit}"
+    return FileState(path, state, digest, f"{found:,} {unit}", cached)
 
 
-def _show(spec: "TaskSpec", root: Path) -> list[FileState]:
+def _chosen(specs: "list[TaskSpec]", settings: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """Those of the settings that say which texts a task's data are.
+
+    Raises:
+        UserError: `status` is given others.
+    """
+    import inspect
+
+    names = (
+        set(inspect.signature(specs[0].data_cls.find).parameters) if len(specs) == 1 and is_text(specs[0]) else set()
+    )
+    chosen = {key.removeprefix("task."): value for key, value in settings.items() if key.removeprefix("task.") in names}
+    if what == "status" and (others := [key for key in settings if key.removeprefix("task.") not in chosen]):
+        raise UserError(
+            f"--{min(others)}: `bench data status` takes no options of a task but those that name its files"
+        )
+    return chosen
+
+
+def _show(spec: "TaskSpec", root: Path, chosen: Mapping[str, Any]) -> list[FileState]:
     """Print the states of a task's files."""
+    from bench.checks import option_error
     from tasks.files import DataError
-    from tasks.text import TextData
 
     try:
-        found = states(spec, root)
+        found = states(spec, root, chosen)
+    except ValueError as error:
+        raise option_error("task", error, chosen) from None
     except (DataError, OSError) as error:
         raise UserError(f"{spec.name}: {error}") from None
     print(f"{spec.name}: {found[0].path.parent}")
-    text = issubclass(spec.data_cls, TextData)
-    if text and (stand_in := spec.data_cls.find(root).stand_in):
+    text = is_text(spec)
+    if text and (stand_in := spec.data_cls.find(root, **chosen).stand_in):
         print(f"  {stand_in}")
     widths = [max(len(cell) for cell in column) for column in zip(*map(_cells, found), strict=True)]
     for state in found:

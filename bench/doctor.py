@@ -161,15 +161,15 @@ def dataset_findings(data: Path) -> list[Finding]:
     Args:
         data: the folder with the datasets.
     """
+    from bench.data import is_text
     from tasks import TASKS
-    from tasks.text import TextData
 
     found: list[Finding] = []
     for spec in TASKS.values():
         files = getattr(spec.data_cls, "files", None)
         if files is not None:
             found += data_findings(spec.name, *files(data))
-        elif issubclass(spec.data_cls, TextData):
+        elif is_text(spec):
             found += text_findings(spec, data)
     return found
 

@@ -67,6 +67,8 @@ MISSING = "(required)"
 def _type_name(kind: Any) -> str:
     if typing.get_origin(kind) is tuple:
         return ",".join(map(_type_name, typing.get_args(kind)))
+    if typing.get_origin(kind) is typing.Literal:
+        return " or ".join(map(str, typing.get_args(kind)))
     return "none" if kind is type(None) else getattr(kind, "__name__", str(kind))
 
 
@@ -261,10 +263,32 @@ def optimizer_options(spec: Any) -> dict[str, Option]:
 
 
 def task_options(spec: Any) -> dict[str, Option]:
-    """The options of a TaskSpec: those of its data, then those of its module."""
+    """The options of a TaskSpec: those of its data, then those of its module, then `preset` if it has presets."""
     if TASKS.find(spec.name) is None:
-        return imported_options(spec.data_cls, 2) | imported_options(spec.module_cls)
-    return read_options(spec.data, ("root", "seed")) | read_options(spec.module, ("data",))
+        options = imported_options(spec.data_cls, 2) | imported_options(spec.module_cls)
+    else:
+        options = read_options(spec.data, ("root", "seed")) | read_options(spec.module, ("data",))
+    if spec.presets:
+        sets = [f"{k}: {', '.join(f'{o} {v}' for o, v in values.items()) or 'the defaults'}" for k, values in spec.presets.items()]  # fmt: skip
+        help_ = f"values for options that are not given ({'; '.join(sets)})"
+        options |= {"preset": Option("preset", typing.Literal[tuple(spec.presets)], next(iter(spec.presets)), help_)}
+    return options
+
+
+def task_values(spec: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The value of every option of a task: as given, else of the preset, else the default.
+
+    The preset itself is left out: it is a name for values, and no more.
+
+    Raises:
+        UserError: as for `parse_options`.
+    """
+    options = task_options(spec)
+    values = parse_options("task", options, given)
+    if spec.presets:
+        values = parse_options("task", options, {**spec.presets[values["preset"]], **given})
+        del values["preset"]
+    return values
 
 
 def parse_options(prefix: str, options: Mapping[str, Option], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,9 +8,11 @@ from importlib import import_module
 SUBJECTS = (
     "training",
     "language",
+    "lm",
     "synthetic",
     "lanes",
     "heads",
+    "attention",
     "max_margin",
     "optimizers",
     "input",

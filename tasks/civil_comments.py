@@ -1,7 +1,5 @@
 """Civil Comments: is a comment on a news site toxic, and how good is that told where a comment mentions an identity?"""
 
-from pathlib import Path
-
 from tasks.text import TextData, TextSource
 
 N_VAL = 5_000
@@ -29,12 +27,6 @@ def _source(folder: str, test: str, rows: int, test_rows: int, hub: bool, stand_
     )
 
 
-STAND_IN = _source(
-    "jigsaw_toxicity", "test_balanced.parquet", 159_571, 12_180, hub=False,
-    stand_in="stand-in: Jigsaw toxic comments, not Civil Comments; half of its test comments are toxic",
-)  # fmt: skip
-
-
 class CivilCommentsData(TextData):
     """Civil Comments (Borkan et al. 2019) from Parquet files in `<root>/civil_comments`.
 
@@ -43,10 +35,10 @@ class CivilCommentsData(TextData):
     """
 
     report = "test"
-    SOURCE = _source("civil_comments", "test.parquet", ROWS, 97_320, hub=True)
-
-    @classmethod
-    def find(cls, root: Path) -> TextSource:
-        """Civil Comments, unless only the stand-in is there."""
-        there = [source.paths(root)["train"].is_file() for source in (cls.SOURCE, STAND_IN)]
-        return STAND_IN if there == [False, True] else cls.SOURCE
+    SOURCES = (
+        _source("civil_comments", "test.parquet", ROWS, 97_320, hub=True),
+        _source(
+            "jigsaw_toxicity", "test_balanced.parquet", 159_571, 12_180, hub=False,
+            stand_in="stand-in: Jigsaw toxic comments, not Civil Comments; half of its test comments are toxic",
+        ),
+    )  # fmt: skip

@@ -20,17 +20,19 @@ class MNLIData(TextData):
 
     report = "matched"
     also = ("mismatched",)
-    SOURCE = TextSource(
-        folder="mnli",
-        files={
-            "train": ("train.parquet", ROWS),
-            "matched": ("validation_matched.parquet", 9_815),
-            "mismatched": ("validation_mismatched.parquet", 9_832),
-        },
-        texts=("premise", "hypothesis"),
-        label="label",
-        num_classes=3,
-        n_val=N_VAL,
-        salt=SALT,
-        hub=("nyu-mll/glue", "mnli", _SPLITS),
+    SOURCES = (
+        TextSource(
+            folder="mnli",
+            files={
+                "train": ("train.parquet", ROWS),
+                "matched": ("validation_matched.parquet", 9_815),
+                "mismatched": ("validation_mismatched.parquet", 9_832),
+            },
+            texts=("premise", "hypothesis"),
+            label="label",
+            num_classes=3,
+            n_val=N_VAL,
+            salt=SALT,
+            hub=("nyu-mll/glue", "mnli", _SPLITS),
+        ),
     )

@@ -10,9 +10,9 @@ from torchmetrics import Metric
 from torchmetrics.classification import BinaryAccuracy
 
 from optimizers.step_size import check_range
-from tasks.attention import logistic_loss
 from tasks.base import Outcome, Task, TaskData
 from tasks.dropout import BatchRandomness
+from tasks.saturated import logistic_loss
 from tasks.seeding import derive_seed
 
 Samples = tuple[Tensor, Tensor, Tensor]
@@ -254,7 +254,7 @@ def model_outputs(tokens_BTd: Tensor, W_KHdd: Tensor, U_KHTd: Tensor) -> Tensor:
     """Phi(X) at K points, shape (B, K): the heads of all points as those of one model.
 
     The textbook gradient of sum_s w_s v_s with respect to the logits, w_s (v_s - mean), cancels once one weight is
-    within rounding of 1. As in `tasks.attention.attended_mean`, the sum is therefore taken of differences to a
+    within rounding of 1. As in `tasks.saturated.attended_mean`, the sum is therefore taken of differences to a
     constant, here to the mean itself: rounded, it is then the value under the greatest weight, and needs no search.
     """
     K, H, T, _ = U_KHTd.shape

@@ -218,6 +218,14 @@ TASKS = Registry(
             budget={"max_epochs": 5},
             source="Deora, Ghaderi, Taheri, Thrampoulidis (TMLR 2024): batch 32, 5 epochs; the rest is ours",
         ),
+        _language(
+            name="squad",
+            title="BERT fine-tuned on SQuAD: which words of a paragraph answer a question?",
+            module="tasks.spans:SpanExtractor",
+            data="tasks.squad:SquadData",
+            metric="f1",
+            source="Rajpurkar et al. (EMNLP 2016); batch, epochs and windows of Devlin et al. (NAACL 2019)",
+        ),
         TaskSpec(
             name="lm",
             title="decoder-only transformer that predicts the next token of a text",
@@ -227,7 +235,7 @@ TASKS = Registry(
             mode="min",
             target=None,
             budget={"max_steps": 2000},
-            source="sizes of the preset tiny are ours; 6l-*: Bhojanapalli et al. (ICML 2020); 405m: Xiao et al. (ICML 2024)",
+            source="sizes of 6l-*: Bhojanapalli et al. (ICML 2020), of 405m: Xiao et al. (ICML 2024); its vocabulary and length, and the rest, are ours",
             batch_size=32,
             micro_batch_size=32,
             steps_per_call=4,

@@ -17,13 +17,15 @@ class SST2Data(TextData):
     """
 
     report = "validation"
-    SOURCE = TextSource(
-        folder="sst2",
-        files={"train": ("train.parquet", ROWS), "validation": ("validation.parquet", 872)},
-        texts=("sentence",),
-        label="label",
-        num_classes=2,
-        n_val=N_VAL,
-        salt=SALT,
-        hub=("nyu-mll/glue", "sst2", {"train": "train", "validation": "validation"}),
+    SOURCES = (
+        TextSource(
+            folder="sst2",
+            files={"train": ("train.parquet", ROWS), "validation": ("validation.parquet", 872)},
+            texts=("sentence",),
+            label="label",
+            num_classes=2,
+            n_val=N_VAL,
+            salt=SALT,
+            hub=("nyu-mll/glue", "sst2", {"train": "train", "validation": "validation"}),
+        ),
     )

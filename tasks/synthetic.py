@@ -16,10 +16,10 @@ from torchmetrics import Metric
 from torchmetrics.classification import BinaryAccuracy
 
 from optimizers.step_size import check_range
-from tasks.attention import attended_mean, logistic_loss
 from tasks.base import Outcome, Task, TaskData
 from tasks.dropout import BatchRandomness
 from tasks.max_margin import AttentionSVM, Optimum, attention_svm, fact, or_reason, separator
+from tasks.saturated import attended_mean, logistic_loss
 from tasks.seeding import derive_seed
 
 

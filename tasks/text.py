@@ -4,15 +4,10 @@ A batch is gathered on the device and padded to its longest row. In training row
 batches (`tasks.order.BatchOrder`), so that little of a batch is padding.
 """
 
-import errno
-import fcntl
-import hashlib
 import json
-import os
-import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -28,9 +23,11 @@ from torch import Tensor
 
 from optimizers.step_size import check_range
 from tasks.base import TaskData
+from tasks.cache import alone, cache_folder, digest_of, load_arrays, save_arrays
 from tasks.dropout import BatchRandomness
 from tasks.files import DataError
 from tasks.split import split_hash, validation_rows
+from tasks.tables import Hub, amount, columns_of, one_line, or_part, readable, require_tables, sha256
 
 FORMAT = 1
 """Of the cache; raised when what is cached, or how, changes."""
@@ -67,7 +64,8 @@ class TextSource:
 
     Attributes:
         folder: below the data folder.
-        files: by split, the name of its Parquet file and the rows of the official one; "train" is always there.
+        files: by split, the name of its Parquet file and the rows of the official one; "train" is always there; a file
+            NAME_part stands for one that is missing.
         texts: columns with the texts, one or two.
         label: column with the label.
         num_classes: labels lie in [0, num_classes).
@@ -78,6 +76,7 @@ class TextSource:
             that all files have are used.
         hub: data set on the Hugging Face Hub, its configuration or None, and the names of our splits there.
         stand_in: what is to be said if these are not the data that they are used for.
+        more: other columns that must be there.
     """
 
     folder: str
@@ -91,10 +90,16 @@ class TextSource:
     groups: tuple[str, ...] = ()
     hub: tuple[str, str | None, Mapping[str, str]] | None = None
     stand_in: str = ""
+    more: tuple[str, ...] = ()
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Columns that must be there."""
+        return (*self.texts, self.label, *self.more)
 
     def paths(self, root: Path) -> dict[str, Path]:
         """The files by split, in this data folder."""
-        return {split: root / self.folder / name for split, (name, _) in self.files.items()}
+        return {split: or_part(root / self.folder / name) for split, (name, _) in self.files.items()}
 
     def held_out(self, n: int) -> int:
         """How many of n training rows are kept for validation."""
@@ -115,6 +120,7 @@ class TextData(TaskData):
         vocab: tokens of a vocabulary from scratch, in [100, 65536]; there are fewer where the texts have too few words.
         max_length: tokens of a row, special ones included, in [8, 65536]; what is longer is cut.
         n_train: use only this many of the training rows; all by default.
+        dataset: which data set, where a task has several (`TaskSpec.datasets`); by default the first that is there.
 
     Attributes:
         source: the data set.
@@ -122,7 +128,7 @@ class TextData(TaskData):
         num_classes: labels lie in [0, num_classes).
         vocab_size: tokens that the tokenizer knows: one more than the greatest id.
         pad_id: the token of padding.
-        group_names: identities that `TextBatch.groups` tells of; () where there are none.
+        group_names: identities that `TextBatch.groups` tells of; () where there are none, or none in a split that is evaluated.
         tokenizer: a `tokenizers.Tokenizer`.
         lengths: tokens of each row of "train", int64 on the CPU.
 
@@ -131,7 +137,7 @@ class TextData(TaskData):
         DataError: a file is missing or damaged, or its rows are not what they should be; no tokenizer was found.
     """
 
-    SOURCE: ClassVar[TextSource]
+    SOURCES: ClassVar[tuple[TextSource, ...]]
     seeded = False
 
     def __init__(
@@ -144,12 +150,13 @@ class TextData(TaskData):
         vocab: int = 8000,
         max_length: int = 128,
         n_train: int | None = None,
+        dataset: str | None = None,
     ) -> None:
         check_range("vocab", vocab, LEAST_VOCABULARY, 2**16)
         check_range("max_length", max_length, 8, 2**16)
-        source = self.source = self.find(root)
+        source = self.source = self.find(root, dataset)
         paths = source.paths(root)
-        _require(source, paths)
+        require_tables(paths, source.columns, source.hub and Hub(*source.hub))
         self.digests = {split: sha256(path) for split, path in paths.items()}
         self.group_names = _groups_of(source, paths.values())
         if scratch and not _has_tokenizer(Path(model).expanduser()):
@@ -158,51 +165,93 @@ class TextData(TaskData):
             self.tokenizer = load_tokenizer(model)
         self.pad_id = _pad_id(self.tokenizer)
         self.tokenizer.no_padding()
-        self.tokenizer.enable_truncation(max_length)
+        self._truncate(max_length)
         if not self.tokenizer.encode("").ids:
             raise DataError(
                 f"the tokenizer of {model} marks no beginning of a text, which a classifier reads; take another model"
             )
         self.vocab_size = 1 + max(self.tokenizer.get_vocab().values())
         self.num_classes = source.num_classes
-        rows = {
-            split: _encoded(source, path, self.digests[split], self.group_names, self.tokenizer)
-            for split, path in paths.items()
-        }
-        self._place(rows, n_train, max_length)
+        rows = {split: self._encoded(path, self.digests[split]) for split, path in paths.items()}
+        self._place(rows, {split: amount(path) for split, path in paths.items()}, n_train, max_length)
 
     @classmethod
-    def find(cls, root: Path) -> TextSource:
-        """The data set that is used with this data folder."""
-        return cls.SOURCE
+    def find(cls, root: Path, dataset: str | None = None) -> TextSource:
+        """The data set of this name, by default the first that is in this data folder, or else the first.
 
-    def _place(self, files: "Mapping[str, Encoded]", n_train: int | None, max_length: int) -> None:
-        """Make the splits from the rows of the files."""
-        source, self._rows = self.source, len(files["train"].ends)
-        if self._rows < 10:
-            raise DataError(f"{source.files['train'][0]} has {self._rows} rows; at least 10 are needed, of which one is kept for validation")  # fmt: skip
-        held_out, rest = validation_rows(self._rows, source.held_out(self._rows), source.salt)
+        Raises:
+            ValueError: there is none of this name.
+        """
+        known = {source.folder: source for source in cls.SOURCES}
+        if dataset is None:
+            dataset = next((name for name in known if (root / name).is_dir()), next(iter(known)))
+        if dataset not in known:
+            raise ValueError(f"dataset={dataset} is not known: it must be {' or '.join(known)}")
+        return known[dataset]
+
+    def _truncate(self, max_length: int) -> None:
+        """Set what the tokenizer does with texts that are too long."""
+        self.tokenizer.enable_truncation(max_length)
+
+    def _encoded(self, path: Path, digest: str) -> "Encoded":
+        """The rows of a file."""
+        source, groups, tokenizer = self.source, self.group_names, self.tokenizer
+        meaning = source.texts, source.label, source.num_classes, source.threshold, groups
+        arrays = tokenised(
+            Encoded._fields,
+            path,
+            digest,
+            meaning,
+            tokenizer,
+            lambda: _encode(source, path, groups, tokenizer)._asdict(),
+        )
+        return Encoded(**arrays)
+
+    def _carved(self, n: int, what: str = "rows") -> tuple[Tensor, Tensor]:
+        """Which of the training file's n rows, or whatever else is not torn apart, are held out; and the others, by their hashes."""
+        source, self._n = self.source, n
+        if n < 10:
+            raise DataError(f"{source.files['train'][0]} has {n} {what}; at least 10 are needed, of which one is kept for validation")  # fmt: skip
+        return validation_rows(n, source.held_out(n), source.salt)
+
+    def _carved_rows(self, n: int) -> tuple[Tensor, Tensor]:
+        """Which of the training file's n rows are held out; and the others, of which a prefix is a fair sample."""
+        return self._carved(n)
+
+    def _places(self, rows: Tensor) -> Tensor:
+        """Where the training file's rows lie in what `_encoded` gives, one after the other."""
+        return rows
+
+    def _place(
+        self, files: "Mapping[str, Encoded]", amounts: Mapping[str, int], n_train: int | None, max_length: int
+    ) -> None:
+        """Make the splits from the rows of the files, of which there are so many."""
+        source = self.source
+        held_out, rest = self._carved_rows(amounts["train"])
         notes = [source.stand_in] if source.stand_in else []
         for split, (name, official) in source.files.items():
-            if (found := len(files[split].ends)) != official:
+            if (found := amounts[split]) != official:
                 notes.append(f"{found:,} of {official:,} rows of {name}")
         if n_train is not None:
             if not 1 <= n_train <= len(rest):
                 raise ValueError(f"n_train={n_train} is out of range: it must lie in [1, {len(rest)}]")
             if n_train < len(rest):
                 notes.append(f"{n_train:,} of {len(rest):,} training rows")
-        self.part = "; ".join(notes) or None
         tables, first = {}, 0
         for split, file in files.items():
             tables[split] = file.table(first)
             first += len(file.ids)
         whole = tables.pop("train")
-        others = {"val": whole[held_out], **tables}
+        others = {"val": whole[self._places(held_out)], **tables}
         by_length = {split: table[table[:, 1].argsort(stable=True)] for split, table in others.items()}
-        self._tables = {"train": whole[rest[:n_train]], **by_length}
+        self._tables = {"train": whole[self._places(rest[:n_train])], **by_length}
         self._lengths = {split: table[:, 1].clone() for split, table in self._tables.items()}
         self.sizes = {split: len(table) for split, table in self._tables.items()}
         self.lengths = self._lengths["train"]
+        if self.group_names and (without := [split for split in by_length if not self._tables[split][:, 4].any()]):
+            self.group_names = ()
+            notes.append(f"no worst group, since no text of {' and '.join(without)} mentions an identity")
+        self.part = "; ".join(notes) or None
         # A row is read at the width of its batch, so something must be behind the last one.
         flat = np.concatenate([*(file.ids for file in files.values()), np.zeros(max_length, np.uint8)], dtype=np.int32)
         self._flat = torch.from_numpy(flat)
@@ -212,8 +261,8 @@ class TextData(TaskData):
         """What tells whether two runs had the same rows and tokens: digests of files, of rows held out, of the tokenizer."""
         return {
             "files": {self.source.files[split][0]: value[:16] for split, value in self.digests.items()},
-            "validation": split_hash(self._rows, self.source.held_out(self._rows), self.source.salt),
-            "tokenizer": _hash(self.tokenizer.to_str())[:16],
+            "validation": split_hash(self._n, self.source.held_out(self._n), self.source.salt),
+            "tokenizer": digest_of(self.tokenizer.to_str())[:16],
             "vocabulary": self.vocab_size,
         }
 
@@ -267,7 +316,7 @@ def load_tokenizer(model: str) -> Tokenizer:
 
             tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True).backend_tokenizer
     except Exception as error:  # `tokenizers` raises nothing more special
-        raise DataError(f"the tokenizer in {folder} cannot be read ({_line(error)}); copy the model's files there again") from None  # fmt: skip
+        raise DataError(f"the tokenizer in {folder} cannot be read ({one_line(error)}); copy the model's files there again") from None  # fmt: skip
     if (size := tokenizer.get_vocab_size()) < LEAST_VOCABULARY:
         raise DataError(
             f"the tokenizer in {folder} knows {size} tokens, fewer than {LEAST_VOCABULARY}: its vocabulary is missing;"
@@ -300,7 +349,7 @@ def _tokenizer_folder(model: str) -> Path:
                 return folder
             why = "it has none there"
         except Exception as error:  # of the network, of the Hub, of the name
-            why = _line(error)
+            why = one_line(error)
     raise DataError(
         f"no tokenizer for {model}: there is no such folder, and nothing came from the Hugging Face Hub ({why}); name a"
         " folder with the model's files by --task.model DIR, or train a small model by --task.scratch true"
@@ -328,12 +377,12 @@ def _pad_id(tokenizer: Tokenizer) -> int:
 
 def _trained_tokenizer(source: TextSource, path: Path, digest: str, size: int) -> Tokenizer:
     """A word-piece tokenizer of the training texts, the same on every machine; trained once, then read from the cache."""
-    file = cache_folder() / "tokenizers" / f"{_hash(FORMAT, digest, source.texts, size)[:32]}.json"
-    with _alone(file):
+    file = cache_folder() / "tokenizers" / f"{digest_of(FORMAT, digest, source.texts, size)[:32]}.json"
+    with alone(file):
         with suppress(Exception):  # it is not there, or damaged
             return Tokenizer.from_file(str(file))
-        table = _read(source, path, source.texts)
-        texts = [text for name in source.texts for text in _texts(path, table, name, slice(_TRAINING_ROWS))]
+        table = read_table(source, path, source.texts)
+        texts = [text for name in source.texts for text in texts_of(path, table, name, slice(_TRAINING_ROWS))]
         tokenizer = train_word_pieces(texts, size)
         temporary = file.with_suffix(".tmp")
         temporary.write_text(tokenizer.to_str(), "utf-8")
@@ -368,90 +417,38 @@ def train_word_pieces(texts: Sequence[str], size: int) -> Tokenizer:
 # -- files ------------------------------------------------------------------------------------------------------------
 
 
-def _require(source: TextSource, paths: Mapping[str, Path]) -> None:
-    """Make sure that the files are there, from the Hub if they are not.
-
-    Raises:
-        DataError: a file is missing and cannot be fetched.
-    """
-    missing = [split for split, path in paths.items() if not path.is_file()]
-    if not missing:
-        return
-    try:
-        for split in missing:
-            _fetch(source, split, paths[split])
-    except Exception as error:  # of the network, of the Hub, of the disk
-        names = ", ".join(paths[split].name for split in missing)
-        raise DataError(
-            f"missing data: {names} expected in {paths['train'].parent}, with the columns"
-            f" {', '.join((*source.texts, source.label))}; fetching from the Hub failed ({_line(error)});"
-            " copy the files there, or name the folder that has them with --data DIR or BENCH_DATA"
-        ) from error
-
-
-def _fetch(source: TextSource, split: str, path: Path) -> None:
-    """Write a split's file with what the Hub has."""
-    if source.hub is None:
-        raise LookupError("it is not there")
-    name, configuration, splits = source.hub
-    try:
-        from datasets import load_dataset  # type: ignore[import-not-found]
-    except ImportError:
-        raise LookupError("the package datasets is not installed") from None
-    from huggingface_hub import get_hf_file_metadata, hf_hub_url
-
-    get_hf_file_metadata(hf_hub_url(name, "README.md", repo_type="dataset"), timeout=10)  # as for the tokenizer
-    rows = load_dataset(name, configuration, split=splits[split])
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    rows.to_parquet(str(temporary))
-    temporary.replace(path)
-
-
 def _groups_of(source: TextSource, paths: Iterable[Path]) -> tuple[str, ...]:
     """Those of the source's group columns that all files have."""
-    there = [set(_columns(path)) for path in paths] if source.groups else []
+    there = [set(columns_of(path)) for path in paths] if source.groups else []
     return tuple(name for name in source.groups if all(name in names for names in there))
 
 
-def _columns(path: Path) -> list[str]:
-    import pyarrow.parquet as pq
-
-    with _readable(path):
-        return pq.read_schema(path).names
-
-
-def _read(source: TextSource, path: Path, names: Iterable[str]) -> Any:
+def read_table(source: TextSource, path: Path, names: Iterable[str]) -> Any:
     """Columns of a file, as a table of pyarrow's."""
     import pyarrow.parquet as pq
 
-    there, names = _columns(path), list(names)
+    there, names = columns_of(path), list(names)
     for name in names:
         if name not in there:
             hint = f", as {source.hub[0]} on the Hugging Face Hub does" if source.hub else ""
             raise DataError(f"{path} has no column {name!r}, only {', '.join(there)}; it must have {', '.join(names)}{hint}")  # fmt: skip
-    with _readable(path):
+    with readable(path):
         return pq.read_table(path, columns=names)
 
 
-@contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    import pyarrow as pa
-
+def values_of(path: Path, table: Any, name: str, rows: slice = slice(None)) -> list[Any]:
+    """Values of some rows of a table."""
     try:
-        yield
-    except (OSError, pa.ArrowException) as error:
-        raise DataError(f"damaged data file {path} ({_line(error)}); delete it and copy or download it again") from None
-
-
-def _texts(path: Path, table: Any, name: str, rows: slice) -> list[str]:
-    """Texts of some rows of a table."""
-    try:
-        texts = table[name][rows].to_pylist()
+        return table[name][rows].to_pylist()
     except UnicodeDecodeError as error:
         raise DataError(
             f"{path}: column {name!r} has a text that is not UTF-8 ({error.reason}); write it again"
         ) from None
+
+
+def texts_of(path: Path, table: Any, name: str, rows: slice = slice(None)) -> list[str]:
+    """Texts of some rows of a table."""
+    texts = values_of(path, table, name, rows)
     wrong = next((i for i, text in enumerate(texts) if not isinstance(text, str)), None)
     if wrong is not None:
         row = wrong + (rows.start or 0)
@@ -498,14 +495,14 @@ class Encoded(NamedTuple):
         ids: tokens of all rows, one after the other, uint16 (int32 where ids are greater).
         ends: where each row ends in them, int64 of shape (n,).
         second: how many of a row's tokens, at its end, belong to the second text, uint16 of shape (n,).
-        labels: uint8 of shape (n,).
+        labels: of shape (n,).
         groups: bit i is set where a row mentions the i-th group, uint8 of shape (n,).
     """
 
     ids: NDArray[Any]
     ends: NDArray[np.int64]
     second: NDArray[np.uint16]
-    labels: NDArray[np.uint8]
+    labels: NDArray[Any]
     groups: NDArray[np.uint8]
 
     def table(self, first: int) -> Tensor:
@@ -519,52 +516,46 @@ class Encoded(NamedTuple):
         return torch.from_numpy(np.stack(columns, axis=1, dtype=np.int64))
 
 
-def cache_folder() -> Path:
-    """Where tokens are kept between runs: $BENCH_CACHE, else `~/.cache/attention-optimizer-bench`."""
-    named = os.environ.get("BENCH_CACHE")
-    return Path(named) if named else Path.home() / ".cache" / "attention-optimizer-bench"
-
-
-def cached_tokens(digest: str) -> list[dict[str, Any]]:
-    """What the cache has of a file: for each tokenizer and length, `vocabulary`, `max_length` and `bytes`.
+def tokenised(
+    names: Sequence[str], path: Path, digest: str, meaning: Any, tokenizer: Tokenizer,
+    encode: Callable[[], Mapping[str, NDArray[Any]]],
+) -> Mapping[str, NDArray[Any]]:  # fmt: skip
+    """What is made of a file's texts: from the cache, or made and put there. Several processes may ask for it at once.
 
     Args:
-        digest: SHA-256 of the file.
+        names: of the arrays.
+        path: the file.
+        digest: its SHA-256.
+        meaning: plain values on which the arrays depend beside file and tokenizer.
+        tokenizer: with its truncation.
+        encode: makes them.
     """
-    found = []
-    for record in (cache_folder() / "tokens").glob(f"{digest[:16]}-*/record.json"):
-        with suppress(OSError, ValueError, KeyError):
-            known = json.loads(record.read_text("utf-8"))
-            size = sum(file.stat().st_size for file in record.parent.iterdir())
-            found.append({"vocabulary": known["vocabulary"], "max_length": known["max_length"], "bytes": size})
-    return sorted(found, key=lambda each: (each["vocabulary"], each["max_length"]))
-
-
-def _encoded(source: TextSource, path: Path, digest: str, groups: Sequence[str], tokenizer: Tokenizer) -> Encoded:
-    """The rows of a file: from the cache, or tokenised and put there. Several processes may ask for them at once."""
-    meaning = source.texts, source.label, source.num_classes, source.threshold, groups
-    key = _hash(FORMAT, digest, meaning, tokenizer.to_str())
+    key = digest_of(FORMAT, digest, meaning, tokenizer.to_str())
     folder = cache_folder() / "tokens" / f"{digest[:16]}-{key[:16]}"
-    with _alone(folder):
-        encoded = _load(folder)
-        if encoded is None:
-            encoded = _encode(source, path, groups, tokenizer)
-            truncation = tokenizer.truncation
+    with alone(folder):
+        arrays = load_arrays(folder, names)
+        if arrays is None:
+            arrays, truncation = encode(), tokenizer.truncation
             assert truncation is not None
             size, most = tokenizer.get_vocab_size(), truncation["max_length"]
-            _save(folder, encoded, {"path": str(path), "vocabulary": size, "max_length": most})
-    return encoded
+            save_arrays(folder, arrays, {"path": str(path), "vocabulary": size, "max_length": most})
+    return arrays
+
+
+def kind_of(tokenizer: Tokenizer) -> Any:
+    """The smallest type that holds all tokens."""
+    return np.uint16 if max(tokenizer.get_vocab().values()) < 2**16 else np.int32
 
 
 def _encode(source: TextSource, path: Path, groups: Sequence[str], tokenizer: Tokenizer) -> Encoded:
-    table = _read(source, path, (*source.texts, source.label, *groups))
+    table = read_table(source, path, (*source.texts, source.label, *groups))
     labels, mentions = _labels(source, path, table), _mentions(path, table, groups)
-    kind = np.uint16 if max(tokenizer.get_vocab().values()) < 2**16 else np.int32
+    kind = kind_of(tokenizer)
     ids: list[NDArray[Any]] = []
     lengths: list[int] = []
     second: list[int] = []
     for start in range(0, len(table), _CHUNK):
-        columns = [_texts(path, table, name, slice(start, start + _CHUNK)) for name in source.texts]
+        columns = [texts_of(path, table, name, slice(start, start + _CHUNK)) for name in source.texts]
         rows: Any = columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
         encodings = tokenizer.encode_batch_fast(rows)
         lengths += map(len, encodings)
@@ -572,64 +563,3 @@ def _encode(source: TextSource, path: Path, groups: Sequence[str], tokenizer: To
         ids.append(np.fromiter(chain.from_iterable(each.ids for each in encodings), kind))
     flat = np.concatenate(ids) if ids else np.zeros(0, kind)
     return Encoded(flat, np.cumsum(lengths, dtype=np.int64), np.array(second, np.uint16), labels, mentions)
-
-
-def _load(folder: Path) -> Encoded | None:
-    """What `_save` has written, memory-mapped; None if it is not there or damaged."""
-    try:
-        digests = json.loads((folder / "record.json").read_text("utf-8"))["sha256"]
-        arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in Encoded._fields}
-    except (OSError, ValueError, KeyError, TypeError, EOFError):
-        return None
-    fine = all(digests.get(name) == hashlib.sha256(array).hexdigest() for name, array in arrays.items())
-    return Encoded(**arrays) if fine else None
-
-
-def _save(folder: Path, encoded: Encoded, record: Mapping[str, Any]) -> None:
-    """Write the arrays, so that they are there whole or not at all."""
-    temporary = folder.with_name(f"{folder.name}.tmp")
-    for old in (temporary, folder):  # of a process that was killed; damaged
-        shutil.rmtree(old, ignore_errors=True)
-    temporary.mkdir()
-    for name, array in encoded._asdict().items():
-        np.save(temporary / f"{name}.npy", array)
-    digests = {name: hashlib.sha256(array).hexdigest() for name, array in encoded._asdict().items()}
-    (temporary / "record.json").write_text(json.dumps({**record, "sha256": digests}), "utf-8")
-    temporary.replace(folder)
-
-
-@contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """One process at a time makes what lies at this path of the cache; the lock goes with the process.
-
-    Raises:
-        DataError: the cache cannot be written.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.with_name(f"{path.name}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise  # whoever called us says so
-        raise DataError(f"cannot write the cache {path.parent} ({error.strerror}); name another folder with BENCH_CACHE") from None  # fmt: skip
-
-
-def sha256(path: Path) -> str:
-    """SHA-256 of a file as 64 hex digits.
-
-    Raises:
-        DataError: it cannot be read.
-    """
-    with _readable(path), path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _hash(*parts: Any) -> str:
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-
-
-def _line(error: Exception) -> str:
-    """An error in one short line."""
-    return " ".join(str(error).split())[:200] or type(error).__name__

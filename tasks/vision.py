@@ -1,11 +1,14 @@
 """Image classification: images that live on the device as one uint8 tensor, and the ViT-small of paper A."""
 
+from typing import Any, Literal
+
 import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy
 
+from tasks.attention import Kind, MultiHeadAttention, head_size
 from tasks.base import Outcome, Task, TaskData
 from tasks.dropout import BatchRandomness
 from tasks.split import validation_rows
@@ -108,7 +111,9 @@ class ViTClassifier(Task):
         data: the images.
         patch_size: side of a square patch, in pixels; must divide the image.
         depth: number of transformer blocks.
-        num_heads: attention heads per block; must divide embed_dim.
+        attention: kind of attention: `standard`, `fixed_head` with heads of any size, or `dcmha` with dynamically composed ones.
+        num_heads: attention heads per block; must divide embed_dim where that decides the heads' size.
+        head_dim: size of a head; by default embed_dim / num_heads, for `fixed_head` the number of tokens: patches and class token.
         mlp_width: hidden width of a block's MLP.
         embed_dim: width of a token.
         dropout: rate in [0, 1).
@@ -120,20 +125,22 @@ class ViTClassifier(Task):
         *,
         patch_size: int = 4,
         depth: int = 2,
+        attention: Literal["standard", "fixed_head", "dcmha"] = "standard",
         num_heads: int = 8,
+        head_dim: int | None = None,
         mlp_width: int = 128,
         embed_dim: int = 64,
         dropout: float = 0.1,
     ) -> None:
         super().__init__(data)
         channels, height, width = data.image_shape
-        for name, value in dict(patch_size=patch_size, depth=depth, num_heads=num_heads, mlp_width=mlp_width, embed_dim=embed_dim).items():  # fmt: skip
+        for name, value in dict(patch_size=patch_size, depth=depth, mlp_width=mlp_width, embed_dim=embed_dim).items():
             if value < 1:
                 raise ValueError(f"{name}={value} is out of range: it must be at least 1")
         if height % patch_size or width % patch_size:
             raise ValueError(f"patch_size={patch_size} does not divide the image of {height} x {width} pixels")
-        if embed_dim % num_heads:
-            raise ValueError(f"num_heads={num_heads} does not divide embed_dim={embed_dim}")
+        tokens = height // patch_size * (width // patch_size) + 1
+        size = head_size(attention, embed_dim, num_heads, head_dim, length=tokens, shown=f"{embed_dim=}")
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout={dropout} is out of range: it must lie in [0, 1)")
         self.num_classes = data.num_classes
@@ -148,6 +155,7 @@ class ViTClassifier(Task):
             mlp_ratio=mlp_width / embed_dim,
             pos_drop_rate=dropout,
             proj_drop_rate=dropout,
+            attn_layer=_attention_layer(attention, size),
         )
 
     def loss(self, batch: tuple[Tensor, Tensor]) -> Outcome:
@@ -159,3 +167,16 @@ class ViTClassifier(Task):
     def metrics(self) -> dict[str, Metric]:
         """Share of images whose greatest logit is the label's."""
         return {"accuracy": MulticlassAccuracy(self.num_classes, average="micro", validate_args=False)}
+
+
+def _attention_layer(kind: Kind, head_dim: int) -> type[nn.Module]:
+    """Attention as timm builds and calls it."""
+
+    class Attention(MultiHeadAttention):
+        def __init__(self, dim: int, num_heads: int, *, attn_drop: float, proj_drop: float, **_: Any) -> None:
+            super().__init__(dim, num_heads, head_dim, kind=kind, dropout=attn_drop, proj_dropout=proj_drop)
+
+        def forward(self, x_BTD: Tensor, mask: Tensor | None = None, **_: Any) -> Tensor:
+            return super().forward(x_BTD, mask)  # timm has no mask for images
+
+    return Attention

@@ -85,9 +85,20 @@ def fake_mnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def real_data() -> Path:
-    """The folder with the real MNIST and CIFAR-10; a test that wants it is skipped, with the reason, where it is not."""
+    """The folder with the real MNIST and CIFAR-10."""
+    return folder_with("MNIST/raw/train-images-idx3-ubyte.gz", "cifar-10-batches-py/test_batch")
+
+
+@pytest.fixture
+def real_text() -> Path:
+    """The folder with the real MNLI and SST-2."""
+    return folder_with("mnli/train.parquet", "mnli/validation_matched.parquet", "sst2/validation.parquet")
+
+
+def folder_with(*names: str) -> Path:
+    """The folder of the data; a test that wants these files is skipped, with the reason, where one is not there."""
     folder = Path(os.environ.get("BENCH_DATA", "data"))
-    for name in ("MNIST/raw/train-images-idx3-ubyte.gz", "cifar-10-batches-py/test_batch"):
+    for name in names:
         if not (folder / name).is_file():
             pytest.skip(f"no real data: {name} is not in {folder.resolve()}; name its folder with BENCH_DATA")
     return folder

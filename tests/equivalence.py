@@ -1,4 +1,4 @@
-"""Two training problems, trained by the suite in many ways and by a plain PyTorch loop; and the worker of the ranks.
+"""Three training problems, trained by the suite in many ways and by a plain PyTorch loop; and the worker of the ranks.
 
 Run as a program under torchrun it trains every case with the strategy named first and saves each rank's weights.
 """
@@ -18,10 +18,11 @@ from bench import runner
 from bench.config import RunConfig, resolve
 from optimizers import OPTIMIZERS
 from tasks.language import TextClassifier
+from tasks.lm import LanguageModel
 from tasks.order import BatchOrder
-from tests import tiny, tiny_text
+from tests import tiny, tiny_lm, tiny_text
 
-TASKS = {"tiny": tiny.SIZES, "tiny_text": tiny_text.SIZES}
+TASKS = {"tiny": tiny.SIZES, "tiny_text": tiny_text.SIZES, "tiny_lm": tiny_lm.SIZES}
 STEPS = 20
 CLIP = 0.02  # binds in every step
 # Hyperparameters that move the weights well within 20 steps; the step cap is off.
@@ -47,6 +48,7 @@ class Case(NamedTuple):
     clip: bool = False
     odd: bool = False
     task: str = "tiny"
+    attention: str = "standard"
 
     @property
     def hyperparameters(self) -> dict[str, Any]:
@@ -58,7 +60,8 @@ class Case(NamedTuple):
     def name(self) -> str:
         """As it is shown and saved."""
         clip, odd = "clip" if self.clip else "noclip", "-odd" if self.odd else ""
-        return f"{self.task}-{self.opt}-{self.micro_batches}micro-{clip}{odd}"
+        kind = "" if self.attention == "standard" else f"-{self.attention}"
+        return f"{self.task}-{self.opt}-{self.micro_batches}micro-{clip}{odd}{kind}"
 
 
 ODD_CASES = [
@@ -74,6 +77,11 @@ CASES = [
     for micro in (1, 4)
     for clip in (False, True)
 ]
+CASES += [Case("adam", 4, clip=True, attention=kind) for kind in ("fixed_head", "dcmha")]
+
+
+KEPT = Case("sngd", 4, task="tiny_text")
+"""What the ranks train with gradient checkpointing too."""
 
 
 class Trained(NamedTuple):
@@ -94,7 +102,8 @@ def config_of(
 ) -> RunConfig:
     """The configuration of a case."""
     tiny.register()
-    tiny_text.register()
+    tiny.register(tiny_text.TINY_TEXT)
+    tiny.register(tiny_lm.TINY_LM)
     full = OPTIMIZERS[case.opt].traits.full_batch
     share = (64 if full else 16) // devices
     words = {f"opt.{name}": value for name, value in case.hyperparameters.items()}
@@ -107,6 +116,7 @@ def config_of(
     }
     words |= {
         "task": case.task,
+        "task.attention": case.attention,
         "opt": case.opt,
         "device": "cpu",
         "precision": precision,
@@ -136,24 +146,36 @@ def by_suite(config: RunConfig, *, scaler: torch.amp.GradScaler | None = None) -
     return Trained({name: p.detach().clone() for name, p in full.items()}, curve)
 
 
-def plain_model(task: Any) -> tuple[nn.Module, Callable[..., Tensor]]:
-    """The task's model without the suite, in float64, and what makes logits of a batch: transformers' own attention for text."""
+def plain_model(task: Any) -> tuple[nn.Module, Callable[[Any], Tensor]]:
+    """The task's model without the suite, in float64, and what makes the loss of a batch: transformers' own attention for text."""
+    cross_entropy = nn.functional.cross_entropy
+    if isinstance(task, LanguageModel):
+        decoder = task.model.double()
+        return (
+            decoder,
+            lambda batch: (
+                cross_entropy(tiny_lm.plain_logits(decoder, batch.ids).mT, batch.targets, reduction="sum")
+                / (len(batch.ids) * batch.per_row)
+            ),
+        )
     if not isinstance(task, TextClassifier):
         model = task.model.double()
-        return model, lambda images, _: model(images)
+        return model, lambda batch: cross_entropy(model(batch[0]), batch[1])
     config = deepcopy(task.model.config)
     config._attn_implementation = "eager"
     bert = BertForSequenceClassification(config).double()
     bert.load_state_dict(task.model.state_dict())
-    return bert, lambda ids, mask, types, *_: bert(ids, mask.long(), types).logits
+    return bert, lambda batch: cross_entropy(bert(batch.ids, batch.mask.long(), batch.types).logits, batch.labels)
 
 
 def by_plain_loop(case: Case, precision: str = "64-true", steps: int = STEPS) -> Trained:
     """Train with nothing but PyTorch, the whole batch at once, in float64, from the start of this precision."""
-    task, plan = build(config_of(Case(case.opt, odd=case.odd, task=case.task), precision=precision))
+    task, plan = build(
+        config_of(Case(case.opt, odd=case.odd, task=case.task, attention=case.attention), precision=precision)
+    )
     data = task.data
     order = BatchOrder(64, plan.batch_size, 0, torch.device("cpu"), data.lengths)
-    model, logits_of = plain_model(task)
+    model, loss_of = plain_model(task)
     data.to(torch.device("cpu"), torch.float64)
     params = list(model.parameters())
     optimizer = plan.make_optimizer(params)
@@ -162,7 +184,7 @@ def by_plain_loop(case: Case, precision: str = "64-true", steps: int = STEPS) ->
     for step in range(steps):
         batch = data.batch("train", order.rows(step))
         optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(logits_of(*batch), batch[3 if case.task == "tiny_text" else 1])
+        loss = loss_of(batch)
         loss.backward()
         norm = torch.cat([p.grad.flatten() for p in params]).norm()
         if case.clip and needs_loss:
@@ -197,6 +219,8 @@ def main(strategy: str, folder: Path) -> None:
     saved = {}
     for case in worker_cases(strategy):
         saved[case.name] = by_suite(config_of(case, devices=2, strategy=strategy))._asdict()
+    again = config_of(KEPT, devices=2, strategy=strategy, **{"task.gradient_checkpointing": True})
+    saved["gradient checkpointing"] = by_suite(again)._asdict()
     rank = torch.distributed.get_rank()
     torch.save(saved, folder / f"{strategy}-{rank}.pt")
     torch.distributed.barrier()

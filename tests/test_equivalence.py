@@ -13,6 +13,7 @@ from tests import tiny
 from tests.equivalence import (
     CASES,
     CLIP,
+    KEPT,
     ODD_CASES,
     STEPS,
     TASKS,
@@ -102,6 +103,14 @@ def test_ddp_ranks_stay_identical_bit_for_bit(case: Case, ddp: list[dict[str, di
 def test_two_fsdp2_processes_equal_the_plain_loop(case: Case, fsdp: list[dict[str, dict]]) -> None:
     for rank in fsdp:
         assert distance(rank[case.name]["weights"], plain(case).weights) < 1e-6
+
+
+def test_ranks_with_gradient_checkpointing_equal_the_plain_loop(
+    ddp: list[dict[str, dict]], fsdp: list[dict[str, dict]]
+) -> None:
+    for ranks_, most in ((ddp, 1e-9), (fsdp, 1e-6)):
+        for rank in ranks_:
+            assert distance(rank["gradient checkpointing"]["weights"], plain(KEPT).weights) < most
 
 
 @each_task

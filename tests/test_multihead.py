@@ -11,8 +11,8 @@ from torch.autograd import gradcheck
 
 import tasks.multihead
 from bench.options import read_options
-from tasks.attention import logistic_loss
 from tasks.multihead import Heads, MixtureData, MultiHeadClassifier, PlantedData, SequenceData
+from tasks.saturated import logistic_loss
 
 HEADS = (2, 5, 16)
 ALL = slice(None)

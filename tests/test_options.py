@@ -9,7 +9,7 @@ import pytest
 from bench.config import resolve, settings_of
 from bench.errors import UserError
 from bench.options import MISSING, optimizer_options, parse_options, read_options, task_options
-from bench.storage.store import plain
+from bench.storage.files import plain
 from optimizers import OPTIMIZERS, TASK_VALUE
 from tasks import TASKS
 
@@ -36,6 +36,7 @@ def test_optimizer_options_are_the_constructors(name):
 def test_task_options_are_the_constructors(name):
     spec = TASKS[name]
     expected = signature(spec.data_cls, "root", "seed") | signature(spec.module_cls, "data")
+    expected |= {"preset": next(iter(spec.presets))} if spec.presets else {}
     assert {o.name: o.default for o in task_options(spec).values()} == expected
 
 

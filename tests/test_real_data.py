@@ -1,12 +1,13 @@
 """On a slice of the real files optimizers learn; the full figures are in the README."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from bench.config import resolve
 from bench.runner import run
-from bench.storage.store import read_curve
+from bench.storage.tables import read_curve
 
 
 @pytest.mark.parametrize(
@@ -43,3 +44,19 @@ def test_adam_learns_a_slice_of_the_real_images(
     assert result.status == "completed"
     assert result.final is not None
     assert result.final > least
+
+
+def test_the_tiny_language_model_learns_real_text(store: Path) -> None:
+    folder = Path(os.environ.get("BENCH_DATA", "data"))
+    if not (folder / "tiny_shakespeare" / "input.txt").is_file():
+        pytest.skip(
+            f"no real data: tiny_shakespeare/input.txt is not in {folder.resolve()}; name its folder with BENCH_DATA"
+        )
+    words = {"task": "lm", "opt": "adamw", "opt.lr": 3e-3, "data": folder, "store": store, "trainer.max_steps": 30}
+    result = run(resolve(words), progress=False)
+    assert result.status == "completed"
+    assert result.part is None
+    assert result.facts["validation"] == "c54f3753a4e6e3c3"  # the last tenth, as everybody's
+    assert (result.facts["vocabulary"], result.facts["tokens"]) == (65, {"train": 1_003_854, "val": 111_540})
+    assert result.final is not None
+    assert result.final < 2.8  # log 65 is 4.17

@@ -21,7 +21,8 @@ from bench.boards.cli import main as results
 from bench.boards.page import KINDS, commands, fit_words, page
 from bench.config import resolve
 from bench.errors import UserError
-from bench.storage.store import Store, plain
+from bench.storage.files import plain
+from bench.storage.store import Store
 from bench.storage.stores import Stores
 from bench.words import split
 from tests.services import Chromium, Page

@@ -19,7 +19,8 @@ from bench import runner
 from bench.config import resolve
 from bench.errors import RunFailed, UserError
 from bench.report import result_lines
-from bench.storage.store import RunResult, read_curve
+from bench.storage.record import RunResult
+from bench.storage.tables import read_curve
 from bench.watch import Watch
 from optimizers import OPTIMIZERS
 from tasks import TASKS

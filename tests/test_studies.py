@@ -22,7 +22,7 @@ from sqlalchemy import event
 
 from bench.errors import RunFailed, UserError
 from bench.machine import this_process
-from bench.storage.store import RunResult
+from bench.storage.record import RunResult
 from bench.tuning import tuned
 from bench.tuning.studies import NoDatabase, Studies
 from bench.tuning.study import Stuck, Study

@@ -14,10 +14,11 @@ from torch.func import vmap
 
 from bench.config import resolve
 from bench.runner import run
-from bench.storage.store import Store, read_curve, read_tables
+from bench.storage.store import Store
+from bench.storage.tables import read_curve, read_tables
 from optimizers import NGD, PS
 from tasks import TASKS
-from tasks.attention import attended_mean
+from tasks.saturated import attended_mean
 from tasks.synthetic import (
     AttentionClassifier,
     FixedDecoderData,

@@ -1,6 +1,6 @@
 """Texts: tokens, batches, their order, the cache, and files that are not what they should be."""
 
-import os
+import json
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -15,6 +15,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.metrics import accuracy_score, log_loss
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -23,9 +24,10 @@ from bench.data import states
 from bench.doctor import text_findings
 from bench.options import read_options
 from bench.report import result_lines
-from bench.runner import run
-from bench.storage.store import read_curve
+from bench.runner import StepRanges, build, make_trainer, run
+from bench.storage.tables import read_curve
 from tasks import TASKS, civil_comments, mnli, sst2, text
+from tasks.cache import cached_tokens
 from tasks.civil_comments import CivilCommentsData
 from tasks.dropout import BatchRandomness
 from tasks.files import DataError
@@ -182,6 +184,54 @@ def test_the_stand_in_says_that_it_is_one(tmp_path: Path) -> None:
     assert data.batch("test", slice(0, 5)).groups is None
     write_toxicity(tmp_path, "civil_comments", "test")
     assert "stand-in" not in str(CivilCommentsData(tmp_path, **SMALL).part)
+    assert "stand-in" in str(CivilCommentsData(tmp_path, dataset="jigsaw_toxicity", **SMALL).part)
+    with pytest.raises(ValueError, match=r"^dataset=mnli is not known: it must be civil_comments or jigsaw_toxicity$"):
+        CivilCommentsData(tmp_path, dataset="mnli", **SMALL)
+
+
+def test_runs_on_the_stand_in_and_on_the_real_data_are_two(tmp_path: Path, store: Path) -> None:
+    words = {
+        "task": "civil_comments", "opt": "sgd", "data": tmp_path, "store": store, "trainer.max_steps": 1, "trainer.batch_size": 4,
+        "device": "cpu", "task.layers": 1, "task.width": 16,
+    } | {f"task.{name}": value for name, value in SMALL.items()}  # fmt: skip
+    nothing_there = resolve(words)
+    write_toxicity(tmp_path, "jigsaw_toxicity", "test_balanced")
+    on_stand_in = run(resolve(words), progress=False)
+    write_toxicity(tmp_path, "civil_comments", "test")
+    on_real = run(resolve(words), progress=False)
+    assert on_stand_in.config["task_options"]["dataset"] == "jigsaw_toxicity"
+    assert on_real.run_id == nothing_there.run_id != on_stand_in.run_id
+    assert ["stand-in" in str(each.part) for each in (on_stand_in, on_real)] == [True, False]
+    assert any("stand-in" in line for line in result_lines(on_stand_in, store))
+    assert resolve(words | {"task.dataset": "jigsaw_toxicity"}).run_id == on_stand_in.run_id
+    assert [TASKS[name].dataset_in(tmp_path) for name in ("civil_comments", "mnli")] == ["civil_comments", None]
+
+
+def test_a_reproduction_on_the_stand_in_with_a_small_model_says_both(cli: Cli, tmp_path: Path) -> None:
+    write_toxicity(tmp_path, "jigsaw_toxicity", "test_balanced")
+    smaller = {"n_train": 16, "max_length": 24, "vocab": 150, "layers": 1, "width": 16}
+    words = [word for name, value in smaller.items() for word in (f"--task.{name}", value)]
+    words += ["--trainer.batch_size", 8, "--data", tmp_path, "--out", tmp_path / "out", "--device", "cpu"]
+    answer = cli("reproduce", "vasudeva2025/civil-comments", "--quick", *words)
+    assert answer.code == 0, answer.err
+    expected = "a small BERT from random weights; stand-in: Jigsaw toxic comments, not Civil Comments"
+    page = (tmp_path / "out" / "report.md").read_text("utf-8")
+    claims = json.loads((tmp_path / "out" / "claims.json").read_text("utf-8"))
+    assert f"**Not the whole task: {expected}" in page
+    assert page.index(expected) < page.index("## Claims")
+    assert [part.startswith(expected) for part in claims["parts"]] == [True]
+    assert f"note: not the whole task: {expected}" in answer.out
+
+
+def test_where_no_text_of_a_split_mentions_an_identity_there_is_no_worst_group(tmp_path: Path) -> None:
+    unknown = pa.array([None] * 20, pa.float32())
+    shares = {"male": [0.5] * 20, "black": unknown}
+    path = write_toxicity(tmp_path, "civil_comments", "test", **shares) / "civil_comments" / "test.parquet"
+    write(path, {**pq.read_table(path).to_pydict(), "male": [0.4] * 20, "black": unknown})
+    data = CivilCommentsData(tmp_path, **SMALL)
+    assert data.group_names == ()
+    assert data.batch("test", slice(0, 5)).groups is None
+    assert str(data.part).endswith("no worst group, since no text of test mentions an identity")
 
 
 def test_parts_of_the_data_are_prefixes_and_say_so(root: Path, data: MNLIData) -> None:
@@ -292,7 +342,7 @@ def test_a_vocabulary_is_the_same_every_time_and_has_the_size_that_was_asked_for
 
 
 def test_a_tokenizer_is_read_from_either_file_of_a_folder(root: Path, data: MNLIData, tmp_path: Path) -> None:
-    vocabulary = sorted(data.tokenizer.get_vocab(), key=data.tokenizer.get_vocab().get)  # type: ignore[arg-type]
+    vocabulary = sorted(data.tokenizer.get_vocab(), key=data.tokenizer.get_vocab().__getitem__)
     for name, content in (("vocab.txt", "\n".join(vocabulary)), ("tokenizer.json", data.tokenizer.to_str())):
         folder = tmp_path / name.partition(".")[0]
         folder.mkdir()
@@ -387,7 +437,7 @@ def test_texts_are_tokenised_once(root: Path, own_cache: Path, encodings: list[P
     MNLIData(root, **SMALL)
     assert len(encodings) == 12  # another vocabulary, so all anew
     assert not list(own_cache.rglob("*.tmp"))
-    (kept, *_) = text.cached_tokens(first.digests["matched"])
+    (kept, *_) = cached_tokens(first.digests["matched"])
     assert (kept["vocabulary"], kept["max_length"]) == (130, 24)
 
 
@@ -617,17 +667,29 @@ def test_a_run_reports_both_validation_sets_and_micro_batches_change_nothing(roo
         assert f"mismatched {result.metrics['final']['mismatched']['accuracy']:.4g}" in line
 
 
+def test_metrics_on_both_validation_sets_are_those_of_scikit_learn(root: Path) -> None:
+    words = {
+        "task": "mnli",
+        "opt": "adamw",
+        "opt.lr": 0.01,
+        "data": root,
+        "device": "cpu",
+        "trainer.max_steps": 5,
+        "task.width": 16,
+    }
+    config = resolve(words | {f"task.{name}": value for name, value in SMALL.items()})
+    task, _ = build(config)
+    make_trainer(config, []).fit(task, StepRanges(task, 1000, 4))
+    for split in ("matched", "mismatched"):
+        batch = task.data.batch(split, slice(None))
+        with torch.no_grad():
+            logits = task.eval().loss(batch).predictions.double()
+        values = task.evaluate(split)
+        assert values["accuracy"] == pytest.approx(accuracy_score(batch.labels, logits.argmax(1)))
+        assert values["loss"] == pytest.approx(log_loss(batch.labels, logits.softmax(1)), rel=1e-5)
+
+
 # -- real texts -------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def real_text() -> Path:
-    """The folder with real texts; a test that wants it is skipped, with the reason, where it is not."""
-    folder = Path(os.environ.get("BENCH_DATA", "data"))
-    for name in ("mnli/train.parquet", "mnli/validation_matched.parquet", "sst2/validation.parquet"):
-        if not (folder / name).is_file():
-            pytest.skip(f"no real data: {name} is not in {folder.resolve()}; name its folder with BENCH_DATA")
-    return folder
 
 
 def test_little_of_a_batch_of_real_pairs_is_padding(real_text: Path, tmp_path: Path) -> None:

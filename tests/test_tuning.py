@@ -149,6 +149,7 @@ def test_from_a_command_to_tuned_settings(cli, here: Path, store: Path, monkeypa
     # The settings are used by `bench fit`, which has that run already.
     provenance = yaml.safe_load((folder / "sgd.yaml").read_text())["provenance"]
     assert provenance["study"] == name
+    assert provenance["versions"] == {name: runs[0].versions[name] for name in ("task", "opt")}
     assert provenance["tuning_seeds"] == "1000, 1001"
     assert provenance["fresh_seeds"] == "0 to 2"
     assert provenance["fresh"]["values"] == found["fresh"]["values"]
@@ -475,7 +476,7 @@ def test_a_full_disk_is_said_once_and_the_study_goes_on_with_room(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr("bench.storage.store.json.dump", no_space)
+        patch.setattr("bench.storage.files.json.dump", no_space)
         answer = cli(*words)
     assert answer.code == 1
     assert last_line(answer).startswith("the disk is full: cannot write to the store ")

@@ -47,6 +47,6 @@ SIZES = {"task.patch_size": 4, "task.depth": 2, "task.num_heads": 2, "task.mlp_w
 ROOT = Path(__file__).parent.parent
 
 
-def register() -> None:
-    """Make the task known to this process."""
-    TASKS[TINY.name] = TINY
+def register(spec: TaskSpec = TINY) -> None:
+    """Make a task known to this process."""
+    TASKS[spec.name] = spec

@@ -1,15 +1,16 @@
-"""Made-up texts, small enough for hundreds of runs, and a tiny BERT on them, registered as `tiny_text`."""
+"""Made-up texts, small enough for hundreds of runs, and a tiny BERT on them: the task `tiny_text`."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tasks import TASKS, TaskSpec
 from tasks.base import TaskData
 from tasks.dropout import BatchRandomness
 from tasks.text import TextBatch
+from tests.tiny import TINY
 
 VOCABULARY = 24
 LONGEST = 9
@@ -58,22 +59,8 @@ class TinyText(TaskData):
         return TextBatch(ids[:, :width], mask[:, :width], types[:, :width], labels, shown)
 
 
-TINY_TEXT = TaskSpec(
-    name="tiny_text",
-    title="a tiny BERT on made-up texts",
-    module="tasks.language:TextClassifier",
-    data="tests.tiny_text:TinyText",
-    metric="accuracy",
-    mode="max",
-    target=None,
-    budget={"max_steps": 20},
-    source="tests",
-    batch_size=16,
-    steps_per_call=7,
-)
+TINY_TEXT = replace(
+    TINY, name="tiny_text", title="a tiny BERT on made-up texts", module="tasks.language:TextClassifier",
+    data="tests.tiny_text:TinyText", target=None,
+)  # fmt: skip
 SIZES = {"task.scratch": True, "task.layers": 2, "task.width": 8, "task.num_heads": 2}
-
-
-def register() -> None:
-    """Make the task known to this process."""
-    TASKS[TINY_TEXT.name] = TINY_TEXT

@@ -1,0 +1,89 @@
+"""What is worked out of data once and kept between runs, as arrays that are mapped into memory."""
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasks.files import DataError
+
+
+def cache_folder() -> Path:
+    """Where tokens are kept between runs: $BENCH_CACHE, else `~/.cache/attention-optimizer-bench`."""
+    named = os.environ.get("BENCH_CACHE")
+    return Path(named) if named else Path.home() / ".cache" / "attention-optimizer-bench"
+
+
+def cached_tokens(digest: str) -> list[dict[str, Any]]:
+    """What the cache has of a file: for each tokenizer and length its record, with `vocabulary`, and its size as `bytes`.
+
+    Args:
+        digest: SHA-256 of the file.
+    """
+    found = []
+    for record in (cache_folder() / "tokens").glob(f"{digest[:16]}-*/record.json"):
+        with suppress(OSError, ValueError, KeyError):
+            known = json.loads(record.read_text("utf-8"))
+            size = sum(file.stat().st_size for file in record.parent.iterdir())
+            found.append({**known, "vocabulary": known["vocabulary"], "bytes": size})
+    return sorted(found, key=lambda each: (each["vocabulary"], each.get("max_length", 0)))
+
+
+def load_arrays(folder: Path, names: Sequence[str]) -> dict[str, NDArray[Any]] | None:
+    """What `save_arrays` has written, memory-mapped, private to the process; None if it is not there or damaged."""
+    try:
+        digests = json.loads((folder / "record.json").read_text("utf-8"))["sha256"]
+        arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="c") for name in names}
+    except (OSError, ValueError, KeyError, TypeError, EOFError):
+        return None
+    fine = all(digests.get(name) == _sha256(array) for name, array in arrays.items())
+    return arrays if fine else None
+
+
+def save_arrays(folder: Path, arrays: Mapping[str, NDArray[Any]], record: Mapping[str, Any]) -> None:
+    """Write the arrays, so that they are there whole or not at all."""
+    temporary = folder.with_name(f"{folder.name}.tmp")
+    for old in (temporary, folder):  # of a process that was killed; damaged
+        shutil.rmtree(old, ignore_errors=True)
+    temporary.mkdir()
+    for name, array in arrays.items():
+        np.save(temporary / f"{name}.npy", array)
+    digests = {name: _sha256(array) for name, array in arrays.items()}
+    (temporary / "record.json").write_text(json.dumps({**record, "sha256": digests}), "utf-8")
+    temporary.replace(folder)
+
+
+def _sha256(array: Any) -> str:
+    return hashlib.sha256(array).hexdigest()
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """One process at a time makes what lies at this path of the cache; the lock goes with the process.
+
+    Raises:
+        DataError: the cache cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.with_name(f"{path.name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise  # whoever called us says so
+        raise DataError(f"cannot write the cache {path.parent} ({error.strerror}); name another folder with BENCH_CACHE") from None  # fmt: skip
+
+
+def digest_of(*parts: Any) -> str:
+    """SHA-256 of plain values, as 64 hex digits."""
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()

@@ -1,0 +1,511 @@
+"""Attention as a factor: what each kind computes, what its sizes mean, where it can be used, what is refused."""
+
+from collections.abc import Callable
+from math import sqrt
+from typing import Any
+
+import pytest
+import torch
+from timm.models.vision_transformer import Attention as TimmAttention
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+from torch.autograd import gradcheck, gradgradcheck
+from torch.func import functional_call, vmap
+
+import tasks.composition
+from tasks.attention import MultiHeadAttention, head_size, rotated
+from tasks.composition import HeadComposition
+from tasks.dropout import use_batch_dropout
+from tasks.language import TextClassifier
+from tasks.text import TextBatch
+from tasks.vision import ViTClassifier
+from tests.equivalence import Case, by_suite, config_of, distance
+from tests.tiny import TinyImages
+from tests.tiny_text import TinyText
+
+B, T, D, H = 3, 14, 24, 4
+WIDTHS = {"standard": None, "fixed_head": 10, "dcmha": None}
+each_kind = pytest.mark.parametrize("kind", WIDTHS)
+SETTINGS: dict[str, dict[str, Any]] = {
+    "all": {},
+    "causal": {"causal": True},
+    "window": {"causal": True, "window": 4},
+    "window both ways": {"window": 3},
+    "rotary": {"causal": True, "rotary": True, "bias": False},
+}
+each_setting = pytest.mark.parametrize("setting", SETTINGS)
+
+
+@pytest.fixture(autouse=True)
+def float64() -> Any:
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(0)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def make(kind: str = "dcmha", strength: float = 30, **options: Any) -> MultiHeadAttention:
+    """Attention of the sizes above; composition begins so many times as strong."""
+    options = {"head_dim": WIDTHS[kind], **options}
+    module = MultiHeadAttention(D, H, kind=kind, **options)  # type: ignore[arg-type]
+    with torch.no_grad():
+        for p in module.composition.parameters() if module.composition else ():
+            p.mul_(strength)
+    return module
+
+
+def seen_by_loop(setting: dict[str, Any], length: int) -> Tensor:
+    """Which key (column) each query sees, pair by pair."""
+    seen = torch.zeros(length, length, dtype=torch.bool)
+    for t in range(length):
+        for s in range(length):
+            past = not setting.get("causal") or s <= t
+            seen[t, s] = past and abs(t - s) <= setting.get("window", length)
+    return seen
+
+
+def written_out(module: MultiHeadAttention, x: Tensor, mask: Tensor, *, compose: bool = True) -> Tensor:
+    """The definition with every composition as a matrix for each pair of tokens; the rows of `mask` are queries."""
+    K = module.head_dim
+    q, k, v = (
+        part.unflatten(-1, (H, K)).transpose(1, 2) for part in module.qkv(x).unflatten(-1, (3, H * K)).unbind(-2)
+    )
+    if module.rotary:
+        q, k = rotated(q), rotated(k)
+    logits = (q * K**-0.5).contiguous() @ k.contiguous().mT  # torch rounds otherwise where it has to copy
+    mixed = matrices(module.composition, x) if compose and module.composition else None
+    if mixed is not None:
+        logits = torch.einsum("bmts,btsmn->bnts", logits, mixed[0])
+    weights = logits.masked_fill(~mask, -torch.inf).softmax(-1).nan_to_num(0)  # who sees no key takes nothing
+    if mixed is not None:
+        weights = torch.einsum("bmts,btsmn->bnts", weights, mixed[1]).masked_fill(~mask, 0)
+    return module.proj((weights @ v.contiguous()).transpose(1, 2).flatten(2))
+
+
+def matrices(composition: HeadComposition, x: Tensor) -> list[Tensor]:
+    """I + C(t) + C'(s) for logits and for weights, shape (B, T, S, M, M): PAPERS.md, section D, token by token."""
+    rows, length, _ = x.shape
+    slots = torch.zeros(4, rows, length, H, H)
+    for b in range(rows):
+        for t in range(length):
+            gates = torch.tanh(torch.einsum("d,dcm->cm", x[b, t], composition.dd))
+            for c in range(4):
+                inner = nn.functional.gelu(x[b, t] @ composition.dw1[:, c])
+                w1, w2 = torch.einsum("k,kim->im", inner, composition.qkw[c]).split(2)
+                w1 = w1 / (w1.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+                slots[c, b, t] = w1.T @ w2 + torch.diag(gates[c])
+    return [torch.eye(H) + slots[i][:, :, None] + slots[i + 1][:, None] for i in (0, 2)]
+
+
+# -- what is computed -------------------------------------------------------------------------------------------------
+
+
+@each_setting
+@each_kind
+def test_outputs_are_those_of_the_definition_written_out_pair_by_pair(kind: str, setting: str) -> None:
+    module, x = make(kind, **SETTINGS[setting]), torch.randn(B, T, D)
+    seen = seen_by_loop(SETTINGS[setting], T)
+    torch.testing.assert_close(module(x), written_out(module, x, seen), rtol=0, atol=1e-13)
+    padding = (torch.arange(T) < torch.tensor([[T], [9], [5]]))[:, None, None]
+    torch.testing.assert_close(module(x, padding), written_out(module, x, seen & padding), rtol=0, atol=1e-13)
+
+
+def test_the_composition_that_is_tested_matters() -> None:
+    module, x = make(), torch.randn(B, T, D)
+    everything = torch.ones(T, T, dtype=torch.bool)
+    plain = written_out(module, x, everything, compose=False)
+    assert float((module(x) - plain).detach().norm() / plain.detach().norm()) > 0.1
+
+
+@pytest.mark.parametrize("setting", ["all", "causal", "window"])
+def test_dynamic_weights_of_zero_give_plain_attention_bit_for_bit(setting: str) -> None:
+    module, x = make(strength=0, **SETTINGS[setting]), torch.randn(B, T, D)
+    expected = written_out(module, x, seen_by_loop(SETTINGS[setting], T), compose=False)
+    assert torch.equal(module(x), expected)
+
+
+@each_setting
+@pytest.mark.parametrize("masked", [False, True])
+def test_results_do_not_depend_on_how_queries_and_rows_are_cut(
+    setting: str, masked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, grad = torch.randn(B, T, D), torch.randn(B, T, D)
+    mask = torch.rand(B, 1, 1, T) < 0.8 if masked else None
+    whole = make(query_chunk=T, **SETTINGS[setting])
+    expected = gradients(whole, x, mask, grad)
+    for chunk, cache in ((5, 10**9), (T, 1), (5, H * 5 * T)):
+        monkeypatch.setattr(tasks.composition, "_IN_CACHE", cache)
+        whole.query_chunk = chunk
+        for a, b in zip(gradients(whole, x, mask, grad), expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+def gradients(module: MultiHeadAttention, x: Tensor, mask: Tensor | None, grad: Tensor) -> list[Tensor]:
+    """Output and gradients."""
+    x = x.clone().requires_grad_()
+    out = module(x, mask)
+    return [out.detach(), *torch.autograd.grad(out, [x, *module.parameters()], grad)]
+
+
+@torch.no_grad()
+@each_kind
+@pytest.mark.parametrize("setting", ["causal", "window", "rotary"])
+def test_tokens_see_nothing_that_comes_later(kind: str, setting: str) -> None:
+    module, x = make(kind, query_chunk=4, **SETTINGS[setting]), torch.randn(B, T, D)
+    before = module(x)
+    for s in range(1, T):
+        other = x.clone()
+        other[:, s:] = torch.randn(B, T - s, D)
+        after = module(other)
+        assert torch.equal(after[:, :s], before[:, :s]) or float((after[:, :s] - before[:, :s]).abs().max()) < 1e-14
+        assert float((after[:, s] - before[:, s]).abs().max()) > 1e-3
+
+
+@torch.no_grad()
+def test_what_a_key_says_of_its_composition_reaches_later_queries_only() -> None:
+    module, x = make(query_chunk=4, causal=True), torch.randn(B, T, D)
+    composers = module.composition(x)  # type: ignore[misc]
+    for slot in ("pre_k", "post_k"):
+        other = getattr(composers, slot).clone()
+        other[..., 6] += 1
+        changed = composers._replace(**{slot: other})
+        q = torch.randn(B, H, T, 6)
+        blocks = tasks.attention.query_blocks(T, 4, True, None)
+        seen = torch.ones(T, T, dtype=torch.bool).tril()
+        one, two = (tasks.composition.composed_attention(q, q, q, c, seen, blocks) for c in (composers, changed))
+        moved = (one - two).abs().amax((0, 1, 3))
+        assert float(moved[:6].max()) < 1e-14
+        assert float(moved[6:].min()) > 1e-6
+
+
+@torch.no_grad()
+@each_kind
+def test_a_window_hides_what_lies_further_back(kind: str) -> None:
+    module, x = make(kind, causal=True, window=3, query_chunk=4), torch.randn(B, T, D)
+    before = module(x)
+    x[:, 5] += 1
+    moved = (module(x) - before).abs().amax((0, 2))
+    assert float(moved[:5].max()) < 1e-14
+    assert float(moved[9:].max()) < 1e-14
+    assert float(moved[5:9].min()) > 1e-3
+
+
+@each_kind
+def test_padding_changes_no_output_and_rows_without_any_key_stay_finite(kind: str) -> None:
+    module, x = make(kind), torch.randn(B, T, D)
+    mask = torch.ones(B, 1, 1, T + 5, dtype=torch.bool)
+    mask[..., T:] = False
+    wide = torch.cat([x, 9 * torch.randn(B, 5, D)], 1)
+    torch.testing.assert_close(module(wide, mask)[:, :T], module(x), rtol=0, atol=1e-13)
+    mask[0] = False
+    for value in gradients(module, wide, mask, torch.randn(wide.shape)):
+        assert bool(value.isfinite().all())
+    torch.testing.assert_close(module(wide, mask)[0], module.proj.bias.expand(T + 5, D))
+
+
+@pytest.mark.parametrize("options", [{"causal": True, "query_chunk": 3}, {"rotary": True}, {"window": 1}])
+def test_gradients_are_those_of_finite_differences_twice(options: dict[str, Any]) -> None:
+    module = MultiHeadAttention(4, 2, kind="dcmha", **options)
+    names, weights = zip(*module.named_parameters(), strict=True)
+    with torch.no_grad():
+        for p in weights:
+            p.add_(torch.randn_like(p), alpha=0.3)
+    x = torch.randn(2, 4, 4, requires_grad=True)
+
+    def function(x: Tensor, *values: Tensor) -> Tensor:
+        return functional_call(module, dict(zip(names, values, strict=True)), (x,))
+
+    assert gradcheck(function, (x, *weights))
+    assert gradgradcheck(lambda x: function(x, *weights), (x,))
+    # The same by torch's own differentiation of plain operations, which is another program.
+    grad = torch.randn(2, 4, 4)
+    fast = torch.autograd.grad(function(x, *weights), [x, *weights], grad)
+    slow = torch.autograd.grad(function(x, *weights), [x, *weights], grad, create_graph=True)
+    for a, b in zip(fast, slow, strict=True):
+        torch.testing.assert_close(a, b.detach(), rtol=1e-12, atol=1e-13)
+
+
+def test_half_precision_keeps_the_softmax_in_float32() -> None:
+    module, x = make(strength=1, causal=True), 8 * torch.randn(B, T, D)
+    expected = module(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = module.float()(x.float())
+    assert out.dtype == torch.bfloat16
+    assert float((out.double() - expected).detach().norm() / expected.detach().norm()) < 0.03
+    grads = torch.autograd.grad(out.float().square().sum(), list(module.parameters()))
+    assert all(bool(g.isfinite().all()) and float(g.abs().max()) > 0 for g in grads)
+
+
+# -- sizes and first values -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("width", "heads", "count"), [(1024, 16, 344_064), (24, 4, None), (256, 8, None)])
+def test_composition_has_the_papers_number_of_parameters(width: int, heads: int, count: int | None) -> None:
+    own = sum(p.numel() for p in HeadComposition(width, heads).parameters())
+    K, R = 4 * heads, 2
+    assert own == 4 * width * K + 8 * R * K * heads + 4 * width * heads
+    assert own == (count or own)
+
+
+@torch.no_grad()
+def test_composition_begins_with_the_papers_standard_deviations() -> None:
+    width, M = 512, 16
+    composition = HeadComposition(width, M)
+    expected = {
+        "dw1": sqrt(2 / (width + 4 * M)),
+        "qkw": 0.02 / (sqrt(4 * M) * (M + 2)),
+        "dd": 0.005 * sqrt(2 / (width + M)),
+    }
+    assert {name: float(p.std()) for name, p in composition.named_parameters()} == pytest.approx(expected, rel=0.03)
+    assert all(abs(float(p.mean())) < 0.02 * float(p.std()) + 1e-4 for p in composition.parameters())
+
+
+def test_heads_begin_as_far_from_plain_ones_as_the_first_values_predict() -> None:
+    # For input of variance 1, an element of h = x dw1 has variance 2 D / (D + J), and GELU leaves a share of it: w2, and so each
+    # entry of w1^T w2, gets sqrt(J E[gelu^2]) times the deviation of qkw; of R such terms, of two sides. Gates add theirs.
+    width, M = 256, 8
+    J, R = 4 * M, 2
+    composition, x = HeadComposition(width, M), torch.randn(8, 32, width)
+    z = torch.randn(100_000) * sqrt(2 * width / (width + J))
+    w2 = sqrt(J * float(nn.functional.gelu(z).square().mean())) * 0.02 / (sqrt(J) * (M + R))
+    gate = sqrt(width) * 0.005 * sqrt(2 / (width + M))
+    with torch.no_grad():
+        composers = composition(x)
+        C = composers.pre_q - torch.eye(M)
+    diagonal = torch.eye(M, dtype=torch.bool)
+    w2_size = w2 * sqrt(R)  # rows of w1 are of size 1
+    assert float(C[..., ~diagonal].std()) == pytest.approx(w2_size, rel=0.15)
+    assert float(C[..., diagonal].std()) == pytest.approx(sqrt(w2_size**2 + gate**2), rel=0.15)
+    # A head's logits move by both sides' matrices, of M entries each: about 2 % here.
+    A = torch.randn(8, 32, M, 32)
+    moved = tasks.composition.composed(A, composers.pre_q, composers.pre_k) - A
+    predicted = sqrt(2 * (M * w2_size**2 + gate**2))
+    assert float(moved.std()) == pytest.approx(predicted, rel=0.2)
+    assert 0.002 < predicted < 0.05
+
+
+@pytest.mark.parametrize(("heads", "size"), [(5, 7), (3, 32), (1, 1), (4, 6)])
+def test_fixed_heads_of_any_size_fit_the_width(heads: int, size: int) -> None:
+    module = MultiHeadAttention(D, heads, size, kind="fixed_head")
+    assert module(torch.randn(B, T, D)).shape == (B, T, D)
+    shapes = {name: tuple(p.shape) for name, p in module.named_parameters()}
+    assert shapes == {
+        "qkv.weight": (3 * heads * size, D), "qkv.bias": (3 * heads * size,), "proj.weight": (D, heads * size), "proj.bias": (D,),
+    }  # fmt: skip
+    assert sum(p.numel() for p in module.parameters()) == 4 * D * heads * size + 3 * heads * size + D
+
+
+def test_a_fixed_head_of_the_standard_size_is_standard_attention() -> None:
+    standard, fixed = make("standard"), make("fixed_head", head_dim=D // H)
+    fixed.load_state_dict(standard.state_dict())
+    x = torch.randn(B, T, D)
+    assert torch.equal(fixed(x), standard(x))
+
+
+def test_rotated_products_depend_on_the_distance_only() -> None:
+    q, k = torch.randn(8), torch.randn(8)
+    products = rotated(q.expand(1, 1, 30, 8))[0, 0] @ rotated(k.expand(1, 1, 30, 8))[0, 0].T
+    for gap in (-20, -3, 0, 1, 7):
+        along = products.diagonal(gap)
+        torch.testing.assert_close(along, along[:1].expand_as(along), rtol=0, atol=1e-12)
+    assert float(products[0, 0]) == pytest.approx(float(q @ k), abs=1e-12)
+    assert len({round(float(p), 6) for p in products[0]}) == 30
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        (("standard", 24, 5, None), {}, "^num_heads=5 does not divide width=24"),
+        (("standard", 24, 4, 8), {}, "^head_dim=8 is not 6, the size of 4 standard heads of width=24"),
+        (("dcmha", 24, 5, None), {"shown": "embed_dim=24"}, "^num_heads=5 does not divide embed_dim=24"),
+        (("fixed_head", 24, 5, None), {}, "^head_dim is missing"),
+        (("fixed_head", 24, 0, 3), {}, "^num_heads=0 is out of range: it must be at least 1"),
+        (("fixed_head", 24, 5, 0), {}, "^head_dim=0 is out of range: it must be at least 1"),
+        (("linear", 24, 4, None), {}, "^attention=linear is not known: it must be one of standard, fixed_head, dcmha"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused(arguments: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        head_size(*arguments, **options)
+
+
+@pytest.mark.parametrize("options", [{"window": 0}, {"query_chunk": 0}, {"rotary": True, "head_dim": 3}])
+def test_settings_out_of_range_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"must be at least 1|is odd"):
+        make("fixed_head", **options)
+
+
+def test_sizes_by_default() -> None:
+    assert head_size("standard", 24, 4, None) == head_size("dcmha", 24, 4, None) == 6
+    assert head_size("fixed_head", 24, 5, None, length=50) == 50
+    assert head_size("dcmha", 24, 5, 7) == 7
+
+
+# -- vision -----------------------------------------------------------------------------------------------------------
+
+
+def vit(seed: int = 0, **options: Any) -> ViTClassifier:
+    torch.manual_seed(seed)
+    return ViTClassifier(TinyImages(), **{"embed_dim": 16, "num_heads": 2, "mlp_width": 32, **options})
+
+
+def images() -> TinyImages:
+    data = TinyImages()
+    data.to(torch.device("cpu"), torch.float64)
+    return data
+
+
+def in_training(task: Any) -> Any:
+    use_batch_dropout(task, task.randomness)
+    task.randomness.seed, task.randomness.step, task.randomness.rows, task.randomness.batch_size = 1, 2, slice(0, 6), 6
+    return task
+
+
+def test_standard_attention_of_the_vit_is_timms_bit_for_bit() -> None:
+    ours = vit(3, dropout=0.3)
+    theirs = vit(3, dropout=0.3)
+    torch.manual_seed(3)
+    theirs.model = VisionTransformer(
+        img_size=(8, 8), patch_size=4, in_chans=1, num_classes=4, embed_dim=16, depth=2, num_heads=2, mlp_ratio=2,
+        pos_drop_rate=0.3, proj_drop_rate=0.3,
+    )  # fmt: skip
+    assert any(isinstance(module, TimmAttention) for module in theirs.model.modules())
+    start, expected = ours.model.state_dict(), theirs.model.state_dict()
+    assert list(start) == list(expected)
+    assert all(torch.equal(start[name], expected[name]) for name in start)
+    batch = images().batch("train", slice(0, 6))
+    for train in (True, False):
+        losses = [in_training(task).train(train).loss(batch) for task in (ours, theirs)]
+        assert torch.equal(losses[0].predictions, losses[1].predictions)
+        grads = [torch.autograd.grad(x.loss, list(t.parameters())) for x, t in zip(losses, (ours, theirs), strict=True)]
+        assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
+
+
+VITS: dict[str, dict[str, Any]] = {
+    "standard": {},
+    "fixed_head": {"attention": "fixed_head", "num_heads": 3},
+    "dcmha": {"attention": "dcmha"},
+}
+each_vit = pytest.mark.parametrize("options", VITS.values(), ids=VITS)
+
+
+@each_vit
+def test_every_parameter_of_a_vit_is_trained(options: dict[str, Any]) -> None:
+    task = vit(**options)
+    loss = task.loss(images().batch("train", slice(0, 16))).loss
+    assert all(float(g.abs().max()) > 0 for g in torch.autograd.grad(loss, list(task.parameters())))
+
+
+def test_a_vits_fixed_heads_are_as_long_as_its_images_have_tokens() -> None:
+    assert vit(attention="fixed_head", num_heads=3).model.blocks[0].attn.head_dim == 5  # type: ignore[union-attr]
+    assert vit(attention="fixed_head", num_heads=3, head_dim=7).model.blocks[0].attn.head_dim == 7  # type: ignore[union-attr]
+    with pytest.raises(ValueError, match=r"^num_heads=3 does not divide embed_dim=16"):
+        vit(attention="dcmha", num_heads=3)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@each_vit
+def test_lanes_of_a_vit_have_the_losses_and_gradients_of_single_runs(options: dict[str, Any]) -> None:
+    tasks_ = [in_training(vit(seed, dropout=0.2, **options)) for seed in range(3)]
+    batch = images().batch("train", slice(0, 6))
+    names = [name for name, _ in tasks_[0].named_parameters()]
+    stacked = {n: torch.stack([t.get_parameter(n).detach() for t in tasks_]).requires_grad_() for n in names}
+    outcome = tasks_[0].loss_at(stacked, batch)
+    together = torch.autograd.grad(outcome.loss.sum(), [stacked[n] for n in names])
+    for i, task in enumerate(tasks_):
+        alone = task.loss(batch)
+        torch.testing.assert_close(outcome.loss[i], alone.loss)
+        for grad, expected in zip(together, torch.autograd.grad(alone.loss, list(task.parameters())), strict=True):
+            torch.testing.assert_close(grad[i], expected, rtol=1e-9, atol=1e-12)
+
+
+def test_composition_under_nested_vmap_with_masks_of_their_own() -> None:
+    module, x = make(causal=True), torch.randn(2, B, T, D)
+    masks = torch.rand(5, B, 1, 1, T) < 0.8
+    masks[..., 0] = True
+    both: Callable[..., Tensor] = vmap(vmap(module, (None, 0)), (0, None))
+    out = both(x, masks)
+    for i in range(2):
+        for j in range(5):
+            torch.testing.assert_close(out[i, j], module(x[i], masks[j]), rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("task", ["tiny", "tiny_text"])
+@pytest.mark.parametrize("attention", ["fixed_head", "dcmha"])
+def test_micro_batches_change_nothing(task: str, attention: str) -> None:
+    torch.set_default_dtype(torch.float32)
+    options = {"task.attention": attention, "trainer.max_steps": 5}
+    whole = by_suite(config_of(Case("adam", task=task), dropout=0.3, **options))
+    parts = by_suite(config_of(Case("adam", 4, task=task), dropout=0.3, **options))
+    assert distance(whole.weights, parts.weights) < 1e-9
+    assert any("composition" in name for name in whole.weights) == (attention == "dcmha")
+
+
+# -- language ---------------------------------------------------------------------------------------------------------
+
+
+def bert(seed: int = 0, **options: Any) -> TextClassifier:
+    torch.manual_seed(seed)
+    return TextClassifier(TinyText(), **{"scratch": True, "width": 8, "num_heads": 2, **options})
+
+
+BERTS: dict[str, dict[str, Any]] = {
+    "fixed_head": {"attention": "fixed_head", "num_heads": 3},
+    "dcmha": {"attention": "dcmha"},
+}
+each_bert = pytest.mark.parametrize("options", BERTS.values(), ids=BERTS)
+
+
+@each_bert
+def test_padding_changes_no_logit_of_a_bert(options: dict[str, Any]) -> None:
+    task, given = bert(dropout=0.0, **options), TinyText().batch("train", slice(0, 6))
+    wide = [nn.functional.pad(part, (0, 4)) for part in given[:3]]
+    wide[0] = wide[0].where(wide[1], 5)
+    padded = TextBatch(wide[0], wide[1], wide[2], given.labels, None)
+    torch.testing.assert_close(task.loss(padded).predictions, task.loss(given).predictions, rtol=0, atol=1e-13)
+
+
+@each_bert
+def test_every_parameter_of_a_bert_is_trained(options: dict[str, Any]) -> None:
+    for task in (bert(**options), bert(gradient_checkpointing=True, **options)):
+        loss = in_training(task).loss(TinyText().batch("train", slice(0, 6))).loss
+        assert all(float(g.abs().max()) > 0 for g in torch.autograd.grad(loss, list(task.parameters())))
+
+
+def test_a_berts_fixed_head_of_the_standard_size_is_transformers_own() -> None:
+    own, ours = bert(dropout=0.0), bert(dropout=0.0, attention="fixed_head", head_dim=4)
+    renamed = {}
+    for name, value in own.state_dict().items():
+        name = name.replace("attention.output.dense", "attention.self.heads.proj")
+        if ".self.query." in name:
+            parts = [own.state_dict()[name.replace("query", part)] for part in ("query", "key", "value")]
+            renamed[name.replace("self.query", "self.heads.qkv")] = torch.cat(parts)
+        elif ".self.key." not in name and ".self.value." not in name:
+            renamed[name] = value
+    ours.load_state_dict(renamed)
+    given = TinyText().batch("train", slice(0, 6))
+    torch.testing.assert_close(ours.loss(given).predictions, own.loss(given).predictions, rtol=0, atol=1e-13)
+    qkv = bert(attention="dcmha", width=64).model.bert.encoder.layer[0].attention.self.heads.qkv
+    assert float(qkv.weight.detach().std()) == pytest.approx(0.02, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"scratch": False, "attention": "dcmha"},
+            "^attention=dcmha would change what a checkpoint's weights mean; take",
+        ),
+        ({"scratch": False, "attention": "fixed_head"}, "^attention=fixed_head would change"),
+        ({"head_dim": 3}, "^head_dim=3 is not 4, the size of 2 standard heads of width=8"),
+        ({"attention": "dcmha", "num_heads": 3}, "^num_heads=3 does not divide width=8"),
+    ],
+)
+def test_what_a_bert_cannot_have_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        bert(**options)
+
+
+def test_a_berts_fixed_heads_are_as_long_as_its_texts() -> None:
+    task = bert(attention="fixed_head", num_heads=3)
+    assert task.model.bert.encoder.layer[0].attention.self.heads.head_dim == 9

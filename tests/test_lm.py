@@ -1,0 +1,624 @@
+"""Language modelling: the stream and its rows, vocabularies, files that are not what they should be, the decoder, what it writes."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from math import exp, log
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from bench.callbacks import StopRequest
+from bench.config import RunConfig, resolve
+from bench.data import states
+from bench.doctor import text_findings
+from bench.progress import Progress
+from bench.report import result_json, result_lines
+from bench.runner import build, run
+from bench.storage.store import Store
+from tasks import TASKS, corpus
+from tasks.cache import cached_tokens
+from tasks.corpus import CORPORA, IGNORED, CorpusData
+from tasks.dropout import BatchRandomness, use_batch_dropout
+from tasks.files import DataError
+from tasks.lm import LanguageModel
+from tasks.vocabulary import BytePairs, Bytes, Characters, Vocabulary, read_vocabulary, train_byte_pairs
+from tests import tiny
+from tests.conftest import Cli
+from tests.equivalence import Case, by_suite, config_of, distance
+from tests.tiny_lm import TinyCorpus, plain_logits
+
+CPU = torch.device("cpu")
+TEXT = "The king shall live.\n\nWhat, \N{PILE OF POO}? naïve\r\nhe said; the king, the king!\n" * 40
+SMALL = {"task.layers": 1, "task.width": 8, "task.num_heads": 2, "task.mlp_width": 8, "task.length": 16}
+
+
+# -- made data --------------------------------------------------------------------------------------------------------
+
+
+def write_text(path: Path, text: str = TEXT) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(text.encode())
+    return path
+
+
+def write_rows(path: Path, rows: list[Any], column: str = "text") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table({column: rows}), path)
+    return path
+
+
+def lines(n: int, word: str) -> list[str]:
+    return [
+        f" {word} number {i * i % 17} of a {'red' if i % 3 else 'blue'} {word} . \n" if i % 5 else "" for i in range(n)
+    ]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A data folder with a tiny tiny_shakespeare and a tiny wikitext103, of whose training file there is a part."""
+    write_text(tmp_path / "data" / "tiny_shakespeare" / "input.txt")
+    for name, n, word in (("train_part", 60, "apple"), ("validation", 30, "pear"), ("test", 31, "plum")):
+        write_rows(tmp_path / "data" / "wikitext103" / f"{name}.parquet", lines(n, word))
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("BENCH_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def streams(data: CorpusData) -> dict[str, list[int]]:
+    return {split: (ids.long() & 0xFFFF).tolist() for split, ids in data._ids.items()}
+
+
+# -- rows -------------------------------------------------------------------------------------------------------------
+
+
+@given(n=st.integers(2, 60), T=st.integers(1, 20), size=st.integers(1, 9), pieces=st.integers(1, 5))
+@settings(max_examples=200, deadline=None)
+def test_packing_loses_and_repeats_no_token(n: int, T: int, size: int, pieces: int) -> None:
+    T = min(T, n - 1)
+    data = TinyCorpus()
+    stream = (torch.arange(n) * 7 % 12).numpy().astype("uint16")  # a token says where it stands, modulo 12
+    data._place({"train": stream, "val": stream}, T)
+    rows = data.sizes["train"]
+    assert rows == -(-(n - 1) // T)
+    batches = [data.batch("train", slice(i, i + size)) for i in range(0, rows, size)]
+    assert [len(batch.ids) for batch in batches] == [min(size, rows - i) for i in range(0, rows, size)]
+    predicted, before = [], []
+    for batch in batches:
+        assert batch.ids.shape == batch.targets.shape == (len(batch.ids), T)
+        assert (
+            batch.ids[:, 1:].tolist()
+            == batch.targets.where(batch.targets != IGNORED, batch.ids.roll(-1, 1))[:, :-1].tolist()
+        )
+        counted = batch.targets != IGNORED
+        assert torch.equal(batch.sizes[:, 0], counted.sum(1))
+        predicted += batch.targets[counted].tolist()
+        before += batch.ids[counted].tolist()
+    assert predicted == stream[1:].tolist()
+    assert before == stream[:-1].tolist()
+    assert sum(int(batch.sizes[:, 0].sum()) for batch in batches) == n - 1
+    assert float(batches[0].per_row) * rows == pytest.approx(n - 1, rel=1e-12)
+    some = torch.randperm(rows)[:pieces]
+    for mine, theirs in zip(data.batch("train", some)[:3], data.batch("train", slice(None))[:3], strict=True):
+        assert torch.equal(mine, theirs[some])
+
+
+@given(text=st.text(min_size=40, max_size=300), kind=st.sampled_from(["character", "byte", "bpe"]))
+@settings(max_examples=40, deadline=None)
+def test_the_streams_are_the_text(text: str, kind: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(corpus, "_CHUNK", 7)
+        folder = tmp_path_factory.mktemp("text")
+        file = write_text(folder / "any.txt", text)
+        data = CorpusData(folder, corpus=str(file), tokens=kind, length=1)
+    found = {split: data.vocabulary.decode(ids) for split, ids in streams(data).items()}
+    cut = len(text) * 9 // 10
+    assert found == {"train": text[:cut], "val": text[cut:]}
+    facts = data.facts()
+    assert facts["bytes"] == {split: len(part.encode()) for split, part in found.items()}
+    assert facts["tokens"] == {split: len(ids) for split, ids in streams(data).items()}
+    for split, ids in streams(data).items():
+        sizes = data.batch(split, slice(None)).sizes.sum(0).tolist()
+        assert sizes == [len(ids) - 1, facts["bytes"][split] - int(data.vocabulary.sizes[ids[0]])]
+
+
+def test_rows_of_files_follow_one_another(root: Path) -> None:
+    data = CorpusData(root, corpus="wikitext103", tokens="byte", length=8)
+    expected = {"train": lines(60, "apple"), "val": lines(30, "pear"), "test": lines(31, "plum")}
+    assert {split: bytes(ids).decode() for split, ids in streams(data).items()} == {k: "".join(v) for k, v in expected.items()}  # fmt: skip
+    assert (data.select, data.report) == ("val", "test")
+    assert data.part == (
+        "60 of 1,801,350 rows of train.parquet; 30 of 3,760 rows of validation.parquet; 31 of 4,358 rows of test.parquet"
+    )
+    write_rows(root / "lm1b" / "train.parquet", ["one two"] * 20)
+    write_rows(root / "lm1b" / "test.parquet", ["three"] * 5)
+    data = CorpusData(root, corpus="lm1b", length=3)
+    text = "one two\n" * 20
+    found = {split: data.vocabulary.decode(ids) for split, ids in streams(data).items()}
+    assert found == {"train": text[:144], "val": text[144:], "test": "three\n" * 5}
+    assert (data.report, data.sizes) == ("test", {"train": 48, "val": 5, "test": 10})
+
+
+def test_tokens_beyond_two_to_the_fifteen_are_themselves() -> None:
+    data = TinyCorpus()
+    data.vocabulary = Characters([chr(0x10000 + i) for i in range(2**16)])
+    ids = torch.tensor([0, 32767, 32768, 65535, 1, 40000, 2]).numpy().astype("uint16")
+    data._place({"train": ids, "val": ids}, 3)
+    assert data.batch("train", slice(None)).ids.tolist() == [[0, 32767, 32768], [65535, 1, 40000]]
+    assert data.batch("train", slice(None)).targets.tolist() == [[32767, 32768, 65535], [1, 40000, 2]]
+    assert data.batch("train", slice(None)).sizes.tolist() == [[3, 12], [3, 12]]
+
+
+def test_the_stream_is_the_same_for_every_optimizer(root: Path, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Tensor] = []
+    batch = CorpusData.batch
+
+    def noted(self: CorpusData, split: str, rows: Any, randomness: BatchRandomness | None = None) -> Any:
+        found = batch(self, split, rows, randomness)
+        seen.extend([found.ids] * (split == "train"))
+        return found
+
+    monkeypatch.setattr(CorpusData, "batch", noted)
+    order = []
+    for opt in ("sgd", "sngd", "sps", "adamw"):
+        seen.clear()
+        run(config(root, store, opt=opt, **{"trainer.max_steps": 45, "data_seed": 3}), progress=False)
+        order.append(torch.stack(seen))
+    assert len(order[0]) == 45
+    assert all(torch.equal(order[0], other) for other in order[1:])
+    seen.clear()
+    run(config(root, store, **{"trainer.max_steps": 45, "data_seed": 4}), progress=False)
+    assert not torch.equal(order[0], torch.stack(seen))
+
+
+# -- vocabularies -----------------------------------------------------------------------------------------------------
+
+
+def test_byte_pairs_are_the_same_in_every_process() -> None:
+    code = "import sys; from tasks.vocabulary import *; print(train_byte_pairs([sys.stdin.read()], 300).to_str())"
+    told = [
+        subprocess.run(
+            [sys.executable, "-c", code], input=TEXT, capture_output=True, text=True, cwd=tiny.ROOT, check=True
+        )
+        for _ in range(2)
+    ]
+    assert {each.stdout.strip() for each in told} == {train_byte_pairs([TEXT], 300).to_str().strip()}
+
+
+@pytest.mark.parametrize("make", [Bytes, lambda: Characters(sorted(set(TEXT))), lambda: train_byte_pairs([TEXT], 300)])
+def test_a_vocabulary_is_what_it_was_when_it_is_read_again(make: Callable[[], Vocabulary]) -> None:
+    first = make()
+    again = read_vocabulary(first.to_str())
+    assert type(again) is type(first)
+    assert again.sizes.tolist() == first.sizes.tolist()
+    ids = first.encode([TEXT[:30], TEXT[30:]])
+    assert again.encode([TEXT[:30], TEXT[30:]]).tolist() == ids.tolist()
+    assert again.decode(ids.tolist()) == TEXT
+    assert first.sizes[ids].sum() == len(TEXT.encode())
+
+
+def test_byte_pairs_shorten_and_never_fail() -> None:
+    pairs = train_byte_pairs([TEXT], 300)
+    assert isinstance(pairs, BytePairs)
+    assert 256 < len(pairs) <= 300
+    assert len(pairs.encode([TEXT])) < 0.6 * len(TEXT.encode())
+    unseen = "\0Ω\N{PILE OF POO}"
+    assert pairs.decode(pairs.encode([unseen]).tolist()) == unseen
+    assert len(train_byte_pairs(["ab"], 300)) == 257
+    with pytest.raises(
+        DataError, match=r"65,537 different characters, more than 65,536; take --task.tokens byte or bpe"
+    ):
+        Characters([chr(0x10000 + i) for i in range(2**16 + 1)])
+
+
+# -- cache and files --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def packings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The lengths of the streams that were made, one after the other."""
+    made, stream = [], corpus._stream
+
+    def noted(*args: Any) -> Any:
+        found = stream(*args)
+        made.append(len(found[0]))
+        return found
+
+    monkeypatch.setattr(corpus, "_stream", noted)
+    return made
+
+
+def test_a_corpus_is_packed_once(root: Path, own_cache: Path, packings: list[int]) -> None:
+    first = CorpusData(root, tokens="bpe", vocab=300, length=8)
+    assert len(packings) == 2
+    assert streams(CorpusData(root, tokens="bpe", vocab=300, length=16)) == streams(first)
+    assert len(packings) == 2
+    CorpusData(root, length=8)
+    assert len(packings) == 4
+    write_text(root / "tiny_shakespeare" / "input.txt", TEXT + "x")
+    CorpusData(root, length=8)
+    assert len(packings) == 6
+    assert not list(own_cache.rglob("*.tmp"))
+    (kept,) = cached_tokens(next(iter(first._digests.values())))[1:]
+    assert kept["vocabulary"] == first.vocab_size
+
+
+@pytest.mark.parametrize("harm", ["ids", "record", "vocabulary"])
+def test_a_damaged_cache_is_made_again(harm: str, root: Path, own_cache: Path, packings: list[int]) -> None:
+    first = CorpusData(root, tokens="bpe", vocab=300, length=8)
+    expected = streams(first)
+    where = {"ids": "tokens/*/train.npy", "record": "tokens/*/record.json", "vocabulary": "tokenizers/*.json"}
+    (file,) = own_cache.glob(where[harm])
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2 :] = b"{"
+    file.write_bytes(content)
+    again = CorpusData(root, tokens="bpe", vocab=300, length=8)
+    assert streams(again) == expected
+    assert again.vocabulary.to_str() == first.vocabulary.to_str()
+    assert len(packings) == (2 if harm == "vocabulary" else 4)
+
+
+FAULTS: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "no text": (lambda root: (root / "tiny_shakespeare" / "input.txt").unlink(), r"missing data: input.txt expected in .*tiny_shakespeare; copy it there, or name the folder that has it with --data DIR or BENCH_DATA"),
+    "no table": (lambda root: (root / "wikitext103" / "test.parquet").unlink(), r"missing data: test.parquet expected in .*wikitext103, with the column text; fetching from the Hub failed \(the package datasets is not installed\)"),
+    "not UTF-8": (lambda root: (root / "tiny_shakespeare" / "input.txt").write_bytes(b"abc\xff" * 50), "input.txt is not a text in UTF-8"),
+    "empty text": (lambda root: write_text(root / "tiny_shakespeare" / "input.txt", ""), r"the train split of .*input.txt has 0 tokens; with length=8 at least 9 are needed"),
+    "short text": (lambda root: write_text(root / "tiny_shakespeare" / "input.txt", "a" * 80), r"the val split of .*input.txt has 8 tokens; with length=8 at least 9"),
+    "cut table": (lambda root: (root / "wikitext103" / "train_part.parquet").write_bytes(b"PAR1"), r"damaged data file .*train_part.parquet \(.*\); delete it"),
+    "no column": (lambda root: write_rows(root / "wikitext103" / "test.parquet", ["a"], "texts"), r"test.parquet has no column 'text', only texts"),
+    "no row": (lambda root: write_rows(root / "wikitext103" / "test.parquet", pa.array([], pa.string())), r"the test split of .*test.parquet has 0 tokens"),
+    "null": (lambda root: write_rows(root / "wikitext103" / "test.parquet", ["a", None]), r"test.parquet: row 1 has no text but None; leave out such rows"),
+    "numbers": (lambda root: write_rows(root / "wikitext103" / "test.parquet", [1, 2]), r"row 0 has no text but 1"),
+    "odd bytes": (lambda root: write_rows(root / "wikitext103" / "test.parquet", pa.array([b"\xff"]).view(pa.string())), r"test.parquet: column 'text' has a text that is not UTF-8"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("tokens", ["byte", "character"])
+def test_a_corpus_that_cannot_be_used_is_named_in_one_line(
+    fault: str, tokens: Any, root: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    harm, message = FAULTS[fault]
+    harm(root)
+    name = "wikitext103" if "wikitext" in message or "test" in message or "row 0" in message or "train_part" in message else "tiny_shakespeare"  # fmt: skip
+    with pytest.raises(DataError, match=message) as caught:
+        CorpusData(root, corpus=name, tokens=tokens, length=8)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"vocab": 255}, r"vocab=255 is out of range: it must lie in \[256, 65536\]"),
+        ({"length": 0}, r"length=0 is out of range"),
+        ({"corpus": "shakespear"}, "corpus=shakespear is not known: it must be one of tiny_shakespeare, .*, or a file"),
+    ],
+)
+def test_options_of_the_data_out_of_range_are_named(options: dict[str, Any], message: str, root: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        CorpusData(root, **options)
+
+
+def test_a_missing_corpus_comes_from_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def load_dataset(*names: Any, **words: Any) -> Any:
+        asked.append((*names, words))
+        return SimpleNamespace(to_parquet=lambda path: write_rows(Path(path), ["a b"] * 40))
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", lambda *_, **__: None)
+    assert CorpusData(tmp_path, corpus="lm1b", length=4).sizes["test"] == 40
+    revision = {"revision": "refs/convert/parquet"}
+    name = "billion-word-benchmark/lm1b", "plain_text"
+    assert asked == [(*name, {"split": "train"} | revision), (*name, {"split": "test"} | revision)]
+    CorpusData(tmp_path, corpus="pile", length=4)
+    assert asked[2:] == [("NeelNanda/pile-10k", None, {"split": "train"})]
+
+
+# -- the model --------------------------------------------------------------------------------------------------------
+
+
+def made(vocab_size: int = 12, length: int = 6, seed: int = 0, **options: Any) -> LanguageModel:
+    torch.manual_seed(seed)
+    return LanguageModel(SimpleNamespace(vocab_size=vocab_size, length=length), **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(("vocab", "width"), [(65, 128), (65, 512), (2000, 256), (256, 16)])
+def test_the_loss_at_the_start_is_the_logarithm_of_the_vocabulary(vocab: int, width: int, tied: bool) -> None:
+    model = made(vocab, 32, layers=4, width=width, num_heads=4, tied=tied)
+    ids = torch.randint(vocab, (8, 33), generator=torch.Generator().manual_seed(1))
+    loss = cross_entropy(model.model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+    assert float(loss.detach()) == pytest.approx(log(vocab), rel=0.02)
+
+
+@pytest.mark.parametrize("options", [{}, {"tied": True}, {"mlp": "gelu"}, {"window": 2}])
+def test_the_decoder_is_the_one_written_out(options: dict[str, Any]) -> None:
+    model = made(layers=3, width=12, num_heads=3, mlp_width=20, **options).double().model
+    torch.nn.init.normal_(model.embedding.weight)
+    ids = torch.randint(12, (4, 9), generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(model(ids), plain_logits(model, ids, 3, options.get("window")), rtol=1e-10, atol=1e-10)
+
+
+KINDS: list[dict[str, Any]] = [
+    {}, {"attention": "fixed_head", "head_dim": 6}, {"attention": "dcmha"}, {"attention": "dcmha", "window": 3}, {"window": 3},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("options", KINDS, ids=str)
+@pytest.mark.parametrize("changed", [1, 4, 7])
+def test_what_comes_later_changes_nothing_before(options: dict[str, Any], changed: int) -> None:
+    model = made(width=8, num_heads=2, layers=2, **options).double().model
+    for p in model.parameters():
+        torch.nn.init.normal_(p, std=0.3)
+    ids = torch.randint(12, (3, 8), generator=torch.Generator().manual_seed(0))
+    other = ids.clone()
+    other[:, changed] = (ids[:, changed] + 1) % 12
+    before, after = model(ids), model(other)
+    torch.testing.assert_close(after[:, :changed], before[:, :changed], rtol=1e-12, atol=1e-12)
+    assert (after[:, changed:] - before[:, changed:]).abs().amin((0, 2)).gt(0).all()
+
+
+@pytest.mark.parametrize("options", KINDS, ids=str)
+def test_one_batch_is_overfitted(options: dict[str, Any]) -> None:
+    model = made(width=16, num_heads=2, layers=2, mlp_width=32, **options)
+    data = TinyCorpus()
+    data.to(CPU, torch.float32)
+    batch = data.batch("train", slice(0, 8))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.03)
+    for _ in range(60):
+        optimizer.zero_grad()
+        loss = model.loss(batch).loss
+        loss.backward()
+        optimizer.step()
+    first, rest = log(12) / 6, 0.05  # of the first token of a row nobody can know more than what it is in the batch
+    assert float(loss.detach()) < first + rest
+
+
+def numbers(model: torch.nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+def test_parameters_are_as_many_as_computed() -> None:
+    V, L, D, H, M = 50, 3, 16, 4, 24
+    sizes = {"layers": L, "width": D, "num_heads": H, "mlp_width": M}
+    block = 4 * D * D + 2 * D
+    assert numbers(made(V, mlp="swiglu", **sizes)) == L * (block + 3 * D * M) + D + 2 * V * D
+    assert numbers(made(V, mlp="swiglu", tied=True, **sizes)) == L * (block + 3 * D * M) + D + V * D
+    assert numbers(made(V, mlp="gelu", **sizes)) == L * (block + 2 * D * M) + D + 2 * V * D
+    fixed = made(V, mlp="gelu", attention="fixed_head", head_dim=6, **sizes)
+    assert numbers(fixed) == L * (4 * D * H * 6 + 2 * D + 2 * D * M) + D + 2 * V * D
+    composed = made(V, mlp="gelu", attention="dcmha", **sizes)
+    extra = 4 * D * 4 * H + 8 * 2 * 4 * H * H + 4 * D * H
+    assert numbers(composed) == L * (block + 2 * D * M + extra) + D + 2 * V * D
+
+
+@pytest.mark.parametrize(
+    ("preset", "attention", "count"),
+    [
+        ("tiny", "standard", 673_152),
+        ("6l-256", "standard", 21_105_920),
+        ("6l-512", "standard", 45_357_568),
+        ("405m", "standard", 411_354_112),
+        ("405m", "dcmha", 411_354_112 + 24 * 344_064),  # paper D's extra parameters, of each layer
+    ],
+)
+def test_presets_have_these_parameters(preset: str, attention: str, count: int) -> None:
+    values = resolve({"task": "lm", "opt": "adamw", "task.preset": preset, "task.attention": attention}).task_options
+    of_data = {name: values.pop(name) for name in ("corpus", "tokens", "vocab", "length")}
+    with torch.device("meta"):
+        model = made(65 if preset == "tiny" else of_data["vocab"], of_data["length"], **values)
+    assert numbers(model) == count
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"layers": 0}, "layers=0 is out of range"),
+        ({"window": 0}, "window=0 is out of range"),
+        ({"mlp_width": 0}, "mlp_width=0"),
+        ({"dropout": 1.0}, r"dropout=1.0 is out of range: it must lie in \[0, 1\)"),
+        ({"mlp": "relu"}, "mlp=relu is not known: it must be gelu or swiglu"),
+        ({"num_heads": 3}, "num_heads=3 does not divide width=128"),
+        ({"attention": "fixed_head", "head_dim": 5}, "head_dim=5 is odd"),
+    ],
+)
+def test_options_of_the_model_out_of_range_are_named(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        made(**options)
+
+
+# -- runs -------------------------------------------------------------------------------------------------------------
+
+
+def config(root: Path, store: Path, opt: str = "adamw", **words: Any) -> RunConfig:
+    common = {"task": "lm", "opt": opt, "data": root, "store": store, "device": "cpu", "trainer.max_steps": 30}
+    return resolve(common | SMALL | {"trainer.batch_size": 10} | words)
+
+
+@pytest.mark.parametrize("micro", [1000, 7])
+def test_perplexity_is_that_of_a_reference_computation(
+    root: Path, store: Path, micro: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Token by token, each from the window that predicts it, in float64."""
+    monkeypatch.setitem(TASKS, "lm", replace(TASKS["lm"], micro_batch_size=micro))
+    told = config(root, store, **{"precision": "64-true", "opt.lr": 0.01, "trainer.val_every": 30})
+    result = run(told, progress=False)
+    task = trained(told)
+    stream = torch.tensor(streams(task.corpus)["val"])
+    nats = bytes_ = 0.0
+    model = task.model.double().eval()
+    starts = [min(i, len(stream) - 17) for i in range(0, len(stream) - 1, 16)]
+    done = 0
+    for start in starts:
+        logits = plain_logits(model, stream[None, start : start + 16]).detach()[0]
+        for t in range(max(0, done - start), 16):
+            target = int(stream[start + t + 1])
+            nats -= float(logits[t].log_softmax(0)[target])
+            bytes_ += len(task.corpus.vocabulary.decode([target]).encode())
+            done += 1
+    assert done == len(stream) - 1
+    found = result.metrics["final"]
+    assert found["loss"] == pytest.approx(nats / done, rel=1e-9)
+    assert found["perplexity"] == pytest.approx(exp(nats / done), rel=1e-9)
+    assert found["bits_per_byte"] == pytest.approx(nats / log(2) / bytes_, rel=1e-9)
+
+
+def trained(told: RunConfig) -> LanguageModel:
+    """The model after the training of `bench fit`."""
+    from bench import runner
+
+    task, _ = build(told)
+    runner.make_trainer(told, []).fit(task, runner.StepRanges(task, 1000, 4))
+    assert isinstance(task, LanguageModel)
+    return task
+
+
+def test_a_run_ends_with_a_specimen(root: Path, store: Path, cli: Cli) -> None:
+    words = [word for name, value in SMALL.items() for word in (f"--{name}", value)]
+    words = ["--task", "lm", "--opt", "adamw", "--opt.lr", 0.01, "--trainer.max_steps", 40, "--data", root, *words]
+    answer = cli("fit", *words, "--device", "cpu")
+    assert answer.code == 0, answer.err
+    (result,) = Store(store).runs()
+    assert result.specimen is not None
+    assert result.specimen.startswith("T")
+    assert 240 <= len(result.specimen.encode()) < 250
+    assert set(result.specimen) <= set(TEXT)
+    shown = answer.out.partition("the trained model writes:\n")[2].splitlines()
+    assert "".join(line.removeprefix("  | ") for line in shown).startswith(
+        result.specimen.split("\n")[0].replace("\r", " ")
+    )
+    assert json.loads(cli("fit", *words, "--device", "cpu", "--json").out)["specimen"] == result.specimen
+    first = result.specimen
+    assert cli("fit", *words, "--device", "cpu", "--rerun").code == 0
+    assert Store(store).get(result.run_id).specimen == first
+    assert cli("fit", *words, "--device", "cpu", "--seed", 1).code == 0
+    assert len({each.specimen for each in Store(store).runs()}) == 2
+
+
+def test_a_specimen_does_nothing_to_a_terminal(root: Path, store: Path) -> None:
+    result = run(config(root, store), progress=False)
+    result.specimen = "a\x1b[31mb\N{RIGHT-TO-LEFT OVERRIDE}c\r\nd"
+    told = result_lines(result, store)
+    assert told[1:4] == ["the trained model writes:", "  | a [31mb c ", "  | d"]
+    result.specimen = None
+    assert "writes" not in "".join(result_lines(result, store))
+    assert len(result_json(result, store)) == 10
+
+
+def test_the_specimen_is_of_the_best_weights_and_none_of_a_diverged_run(root: Path, store: Path) -> None:
+    settings = {"trainer.val_every": 5, "opt.lr": 1e3, "trainer.max_steps": 20}
+    result = run(config(root, store, opt="sgd", **settings), progress=False)
+    assert result.status == "diverged" or result.best_step < 20
+    best = run(config(root, store, opt="adamw", **settings | {"opt.lr": 0.3}), progress=False)
+    assert best.best_step is not None
+    assert best.specimen is not None
+
+
+@pytest.mark.parametrize("tokens", ["byte", "bpe"])
+def test_other_tokens_train_and_write_too(root: Path, store: Path, tokens: str) -> None:
+    result = run(
+        config(root, store, **{"task.tokens": tokens, "task.vocab": 300, "task.corpus": "wikitext103"}), progress=False
+    )
+    assert (result.status, result.split) == ("completed", "test")
+    assert result.specimen
+    assert result.facts["vocabulary"] == {"byte": 256}.get(tokens, result.facts["vocabulary"])
+    loss, per_byte = result.metrics["final"]["loss"], result.metrics["final"]["bits_per_byte"]
+    assert per_byte == pytest.approx(loss / log(2)) if tokens == "byte" else per_byte < loss / log(2)
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one(root: Path, store: Path, tmp_path: Path) -> None:
+    words = {"task.dropout": 0.2, "trainer.val_every": 10}
+    whole = run(config(root, tmp_path / "whole", **words), progress=False)
+    stop = StopRequest()
+
+    class Stopping(Progress):
+        def update(self, step: int, *rest: Any) -> None:
+            if step >= 12:
+                stop.prune("enough")
+
+    told = config(root, store, **words)
+    killed = run(told, progress=lambda total, label: Stopping(total, label, enabled=False), stop=stop)
+    assert killed.status == "killed"
+    resumed = run(told, progress=False)
+    assert (resumed.final, resumed.metrics, resumed.specimen) == (whole.final, whole.metrics, whole.specimen)
+
+
+@pytest.mark.parametrize("options", KINDS[1:], ids=str)
+def test_micro_batches_change_nothing_for_any_attention(options: dict[str, Any]) -> None:
+    words = {f"task.{name}": value for name, value in options.items()} | {"dropout": 0.2}
+    whole = by_suite(config_of(Case("sngd", task="tiny_lm"), **words))
+    parts = by_suite(config_of(Case("sngd", 3, task="tiny_lm"), **words))
+    assert distance(whole.weights, parts.weights) < 1e-9
+
+
+def test_all_that_is_random_belongs_to_the_batch() -> None:
+    model = made(dropout=0.3)
+    use_batch_dropout(model, model.randomness)
+    assert not any(isinstance(module, torch.nn.Dropout) for module in model.modules())
+
+
+# -- commands ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_preset_is_a_name_for_values() -> None:
+    words = {"task": "lm", "opt": "adamw"}
+    named = resolve(words | {"task.preset": "6l-256", "task.width": "64"})
+    values = dict(TASKS["lm"].presets["6l-256"]) | {"width": 64}
+    assert named.task_options == resolve(words).task_options | values
+    assert "preset" not in named.task_options
+    assert named.run_id == resolve(words | {f"task.{name}": value for name, value in values.items()}).run_id
+    assert resolve(words | {"task.preset": "tiny"}) == resolve(words)
+
+
+def test_a_preset_that_is_none_is_one_line(cli: Cli) -> None:
+    answer = cli("fit", "--task", "lm", "--opt", "adamw", "--task.preset", "7l", "--dry-run")
+    assert (answer.code, answer.out) == (2, "")
+    assert answer.err.strip().endswith("it takes tiny or 6l-256 or 6l-512 or 405m")
+    assert "--task.preset" in cli("show", "lm").out
+
+
+def test_data_says_what_is_here_and_prepares_it(cli: Cli, root: Path, own_cache: Path) -> None:
+    words = ("--task", "lm", "--data", root)
+    before = cli("data", "status", *words, "--task.corpus", "wikitext103")
+    assert before.code == 0
+    assert "train_part.parquet  60 rows  part of 1,801,350 rows" in before.out
+    assert before.out.count("tokenised: not yet") == 3
+    assert (
+        cli("data", "prepare", *words, "--task.corpus", "wikitext103", "--task.tokens", "byte", "--task.length", 8).code
+        == 0
+    )
+    after = cli("data", "status", *words, "--task.corpus", "wikitext103")
+    assert after.out.count("tokenised: 256 tokens (0.0 MiB)") == 3
+    text = cli("data", "status", *words)
+    assert f"input.txt  {len(TEXT.encode()):,} bytes  part of 1,115,394 bytes" in text.out
+    assert cli("data", "status", *words, "--task.corpus", "pile").code == 1
+    refused = cli("data", "status", *words, "--task.length", 8)
+    assert (refused.code, refused.out) == (2, "")
+    assert "--task.length: `bench data status` takes no options of a task but those that name its files" in refused.err
+    unknown = cli("data", "status", *words, "--task.corpus", "nowhere")
+    assert "--task.corpus=nowhere is not known" in unknown.err
+    levels = [(finding.level, finding.subject) for finding in text_findings(TASKS["lm"], root)]
+    assert levels == [("note", "lm")]
+    assert [state.state for state in states(TASKS["lm"], root, {"corpus": "pile"})] == ["missing"]
+
+
+def test_every_corpus_has_a_training_file() -> None:
+    assert all("train" in source.files for source in CORPORA.values())
