@@ -546,6 +546,17 @@ def test_lower_averages_the_last_share_of_the_steps():
     assert lower(zigzag, still).effect == pytest.approx(-0.25, abs=0.01)
 
 
+def test_lower_at_the_end_of_runs_of_unequal_length():
+    short, long = arm("a", *(run(np.linspace(1, 0.5 + k, 10)) for k in (0, 1))), arm("b", *(run(np.linspace(1, 0.6 + k, 30)) for k in (0, 1)))  # fmt: skip
+    budget = [False, False]  # neither ended since it could go no further
+    found = lower(replace(short, converged=budget), replace(long, converged=budget), last=None)
+    assert (found.verdict, found.effect) == ("holds", pytest.approx(-0.1))
+    assert found.text.startswith("loss of a minus that of b at the end of each run is -0.1 [")
+    assert lower(replace(short, converged=budget), replace(long, converged=budget)).verdict == "undecided"
+    cut = replace(short, converged=budget, statuses=["completed", "killed"])
+    assert lower(cut, replace(long, converged=budget), last=None).verdict == "undecided"
+
+
 def test_lower_where_a_run_converged_early():
     early, long = arm("a", run([1, 0.1]), run([1, 0.1])), arm("b", *(run(np.linspace(1, 0.2, 100)) for _ in range(2)))
     assert lower(early, long).effect == pytest.approx(0.1 - np.linspace(1, 0.2, 100)[89:].mean())

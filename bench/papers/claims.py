@@ -230,7 +230,7 @@ def slope(
     return together(parts)
 
 
-def lower(results: Results, /, *, measure: str, better: Names, worse: str, last: Share = 0.1) -> Finding:
+def lower(results: Results, /, *, measure: str, better: Names, worse: str, last: Share | None = 0.1) -> Finding:
     """A measure is lower in every `better` arm than in `worse`, seed by seed.
 
     Holds if the interval of the difference better - worse lies below 0 for every better arm. Fails if it lies above 0
@@ -242,14 +242,15 @@ def lower(results: Results, /, *, measure: str, better: Names, worse: str, last:
         measure: a column.
         better: names of the arms that are said to be lower.
         worse: name of the other.
-        last: share of the steps, counted back from the end of the longer arm, that is averaged over, in (0, 1].
+        last: share of the steps, counted back from the end of the longer arm, that is averaged over, in (0, 1]. None: the last
+            value of each run, however many steps it made.
     """
     unit, parts = f"difference of {measure}", []
     (other,) = _arms(results, [worse])
     for arm in _arms(results, better):
         i, j = common_seeds([arm, other])
-        end = max(common_series(results, each, measure)[0][-1] for each in (arm, other))
-        start = end * (1 - last)
+        end = math.inf if last is None else max(common_series(results, each, measure)[0][-1] for each in (arm, other))
+        start = math.inf if last is None else end * (1 - last)
         x = over_seeds(
             values_at(results, arm, measure, start, end)[i] - values_at(results, other, measure, start, end)[j]
         )
@@ -259,7 +260,7 @@ def lower(results: Results, /, *, measure: str, better: Names, worse: str, last:
             text = f"{diverged}, so there is no {measure} to compare that of {arm.label} with"
             parts.append(without_numbers("undecided", unit, text))
         else:
-            steps = f"over steps {number(start)} to {number(end)}"
+            steps = "at the end of each run" if last is None else f"over steps {number(start)} to {number(end)}"
             text = f"{measure} of {arm.label} minus that of {other.label} {steps} is {in_words(x)}"
             parts.append(within(x, -math.inf, 0, unit, text, ties=False))
     return together(parts)
