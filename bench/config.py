@@ -5,6 +5,8 @@ import json
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +22,10 @@ Precision = Literal["32-true", "bf16-mixed", "16-mixed", "64-true"]
 
 
 class TrainerOptions(BaseModel):
-    """How long and how a run trains. Names are Lightning's where it has one."""
+    """How long and how a run trains. Names are Lightning's where it has one.
+
+    A value that is the default is no part of a run's identity, so defaults must stay what they are.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -40,14 +45,14 @@ class TrainerOptions(BaseModel):
     micro_batch_size: int | None = Field(
         None,
         ge=1,
-        description="samples of one forward pass on one device, at most (default: 1000); changes memory, never the result",
+        description="samples of one forward pass on one device, at most (default: the task's); changes memory, never the result",
     )
     gradient_clip_val: float | None = Field(
         None, gt=0, description="bound on the gradient's global norm; Polyak steps are computed from the unclipped norm"
     )
     schedule: Literal["constant", "cosine", "inverse_sqrt"] = Field(
         "constant",
-        description="how lr goes on after its warm-up; left out for optimizers that find their own step size",
+        description="how lr goes on after its warm-up: constant, cosine or inverse_sqrt; left out for optimizers that find their own step size",
     )
     warmup: float = Field(0.0, ge=0, lt=1, description="share of the steps, in [0, 1), over which lr rises linearly")
     floor: float = Field(0.0, ge=0, le=1, description="least lr of a decay as a share of lr, in [0, 1]")
@@ -119,12 +124,17 @@ class RunConfig(BaseModel):
 
     @property
     def spec_versions(self) -> dict[str, Any]:
-        """Versions of task and optimizer, and for plug-ins their packages."""
-        packages = {"task_package": self.task_spec.package, "opt_package": self.opt_spec.package}
+        """Versions of task and optimizer, for plug-ins their packages, and digests of files and weights that the task's options name."""
+        contents = [f"{k} {d[:16]}" for k, v in self.task_options.items() if (d := _content(v))]
+        there = {
+            "task_package": self.task_spec.package,
+            "opt_package": self.opt_spec.package,
+            "contents": ", ".join(contents) or None,
+        }
         return {
             "task": self.task_spec.version,
             "opt": self.opt_spec.version,
-            **{name: package for name, package in packages.items() if package is not None},
+            **{name: what for name, what in there.items() if what is not None},
         }
 
     @property
@@ -133,7 +143,7 @@ class RunConfig(BaseModel):
 
         Where data and store lie and how a batch is cut into micro-batches decide nothing, so they are left out. So are options of
         the task and the trainer at their defaults: an option that is added later leaves the runs of before what they are, and a
-        default that changes raises the task's version.
+        default that changes raises the task's version. Of a file or a model's folder that an option names the content counts.
         """
         decides = self.model_dump(mode="json", exclude={"data", "store", "logger", "trainer", "task_options"})
         decides["trainer"] = self.trainer.model_dump(mode="json", exclude=_NOT_DECIDING, exclude_defaults=True)
@@ -143,6 +153,26 @@ class RunConfig(BaseModel):
         decides |= {"task_version": versions.pop("task"), "opt_version": versions.pop("opt"), **versions}
         digest = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
         return f"{self.task}-{slug(self.opt)}-{digest[:10]}"
+
+
+def _content(value: Any) -> str | None:
+    """A digest of the file that a value names, or of the weights in the folder that it names; None for anything else."""
+    if not isinstance(value, str):
+        return None
+    path = Path(value).expanduser()
+    for each in (path, path / "model.safetensors"):
+        with suppress(OSError, ValueError):  # too long for a name, a zero in it
+            if each.is_file():
+                stat = each.stat()
+                return _digest(each, stat.st_mtime_ns, stat.st_size)
+    return None
+
+
+@lru_cache
+def _digest(path: Path, *changed: int) -> str:
+    """A digest of a file, anew only where its time or size is another."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def not_default(values: Mapping[str, Any], options: Mapping[str, Option]) -> dict[str, Any]:
@@ -214,6 +244,10 @@ def resolve(
         # Which one it is belongs to the run's identity, so it cannot be left open.
         options = config_.task_options | {"dataset": spec.dataset_in(config_.data)}
         config_ = config_.model_copy(update={"task_options": options})
+    if (
+        config_.trainer.schedule == "constant" and config_.trainer.floor
+    ):  # which would be another run with the same result
+        config_ = config_.model_copy(update={"trainer": config_.trainer.model_copy(update={"floor": 0.0})})
     size = config_.trainer.batch_size
     if isinstance(size, int) and size < 1:
         raise UserError(f"--trainer.batch_size {size}: it must be at least 1, or `full`")

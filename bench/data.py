@@ -163,9 +163,8 @@ def _chosen(specs: "list[TaskSpec]", settings: Mapping[str, Any], what: str) -> 
     """
     import inspect
 
-    names = (
-        set(inspect.signature(specs[0].data_cls.find).parameters) if len(specs) == 1 and is_text(specs[0]) else set()
-    )
+    single = len(specs) == 1 and is_text(specs[0])
+    names = set(inspect.signature(specs[0].data_cls.find).parameters) - {"root"} if single else set()
     chosen = {key.removeprefix("task."): value for key, value in settings.items() if key.removeprefix("task.") in names}
     if what == "status" and (others := [key for key in settings if key.removeprefix("task.") not in chosen]):
         raise UserError(

@@ -35,7 +35,7 @@ def measure(quick: bool) -> list[Row]:
             rows.append(Row(what, "hand-written loop", measured.speedups, 0.95, at_least=True))
             task, plan = build(config)
             tokens = steps * plan.batch_size * task.data.length
-            rows.append(Row(f"{what}", "-", [tokens / seconds for seconds in measured.candidate], unit=" tokens/s"))
+            rows.append(Row(what, "-", [tokens / seconds for seconds in measured.candidate], unit=" tokens/s"))
         seconds = [batches(config, 20 if quick else 2000)() for _ in range(rounds)]
         step = min(measured.candidate) / steps
         rows.append(Row("order and CorpusData.batch", "a step", [100 * s / step for s in seconds], 1, unit=" %"))

@@ -183,7 +183,9 @@ def _plain(inputs: Inputs, blocks: list[Block]) -> Tensor:
         if part.mask is not None:  # composition leaves zeros alone, so this is as good as after it
             A_BTMS = A_BTMS * part.mask
         A_BTMS = composed(A_BTMS, part.post_q, part.post_k)
-        outs.append((A_BTMS if part.keep is None else A_BTMS * part.keep).transpose(1, 2) @ part.v)
+        if part.keep is not None:
+            A_BTMS = (A_BTMS * part.keep).to(A_BTMS.dtype)
+        outs.append(A_BTMS.transpose(1, 2) @ part.v)
     return outs[0] if len(outs) == 1 else torch.cat(outs, 2)
 
 
@@ -238,13 +240,14 @@ class _Composed(torch.autograd.Function):
     def vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Tensor, int]:
         """More rows."""
         *tensors, blocks = arguments
-        n, mask = info.batch_size, tensors[7]
-        folded = []
+        n, q, mask = info.batch_size, tensors[0], tensors[7]
+        rows, folded = q.shape[1 if in_dims[0] == 0 else 0], []
         for x, dim in zip(tensors, in_dims, strict=False):
             if x is None or (x is mask and dim is None and len(x) == 1):
                 folded.append(x)
             else:
-                folded.append((x.expand(n, *x.shape) if dim is None else x.movedim(dim, 0)).flatten(0, 1))
+                x = x.expand(n, *x.shape) if dim is None else x.movedim(dim, 0)
+                folded.append(x.expand(n, rows, *x.shape[2:]).flatten(0, 1))  # a mask may be one for all rows
         return _Composed.apply(*folded, blocks).unflatten(0, (n, -1)), 0
 
 

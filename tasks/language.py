@@ -13,7 +13,7 @@ from transformers import AttentionInterface, AutoConfig, AutoModelForSequenceCla
 from tasks.attention import MultiHeadAttention, head_size, plain_attention
 from tasks.base import Outcome, Task
 from tasks.files import DataError
-from tasks.tables import sha256
+from tasks.tables import one_line, sha256
 
 if TYPE_CHECKING:
     from tasks.text import TextBatch, TextData
@@ -261,10 +261,9 @@ def model_folder(model: str, *, weights: bool = True) -> Path:
                 disable_progress_bars()
                 return _from_hub(model, needed)
         except Exception as error:
-            reason = " ".join(str(error).split())[:200] or type(error).__name__
             raise DataError(
                 f"missing model {model!r}: no such folder, {' and '.join(needed)} not in the Hub's cache {HF_HUB_CACHE},"
-                f" and downloading failed ({reason}); name a folder that has that with --task.model DIR,"
+                f" and downloading failed ({one_line(error)}); name a folder that has that with --task.model DIR,"
                 " set HF_HOME to a cache that has it, or train a small model with --task.scratch true"
             ) from error
     if weights and _WEIGHTS not in found and any(name.startswith("pytorch_model") for name in found):
@@ -290,7 +289,7 @@ def _config_of(kind: type[Encoder], model: str, folder: Path, data: "TextData") 
     try:
         config: Any = AutoConfig.from_pretrained(folder)
     except (OSError, ValueError) as error:
-        raise DataError(f"{folder / _CONFIG} cannot be read: {' '.join(str(error).split())[:200]}") from error
+        raise DataError(f"{folder / _CONFIG} cannot be read: {one_line(error)}") from error
     if config.model_type not in _FAMILY:
         raise ValueError(f"model={model} is a {config.model_type}; it must be one of {', '.join(_FAMILY)}")
     if config.vocab_size != data.vocab_size:
@@ -320,7 +319,7 @@ def _pretrained(kind: type[Encoder], model: str, folder: Path, config: Any, how:
             folder, config=config, use_safetensors=True, output_loading_info=True, **how
         )
     except Exception as error:  # safetensors has its own; a shape that does not fit is a RuntimeError
-        raise DataError(f"{folder / _WEIGHTS} cannot be read: {' '.join(str(error).split())[:200]}") from error
+        raise DataError(f"{folder / _WEIGHTS} cannot be read: {one_line(error)}") from error
     finally:
         logging.set_verbosity(verbosity)
     # Loading would draw whatever is missing, and train a model that is half random.

@@ -395,7 +395,7 @@ def test_flags_of_the_study_are_those_of_the_row(store):
     assert row["flags"] == ["lr at boundary", "tuning not finished", "pruned"]
 
 
-@pytest.mark.parametrize("what", ["torch", "lightning", "task", "opt", "opt_package"])
+@pytest.mark.parametrize("what", ["torch", "lightning", "task", "contents", "opt", "opt_package"])
 def test_mixed_versions_are_refused_unless_asked_for(store, what):
     keep(store, *seeds("adam", A))
     keep(store, *seeds("adam", A[:2], first=90, versions=made().versions | {what: 0}))

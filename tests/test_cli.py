@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from bench.config import resolve
 from bench.describe import _keys
 from bench.options import optimizer_options, task_options
 from bench.papers.experiments import experiments, load
@@ -360,6 +361,22 @@ def test_a_result_is_one_line_that_says_where_it_is_stored(cli, store):
 def test_a_cap_that_bound_on_nearly_all_steps_is_reported(cli):
     assert "note: the step cap bound on 100% of the steps" in cli(*FIT, "--opt.max_step", "1e-9").out
     assert "note" not in cli(*FIT).out
+
+
+def test_a_file_that_an_option_names_counts_by_its_content(tmp_path):
+    def run_id(**words: object) -> str:
+        return resolve({"task": "lm", "opt": "adam", **{f"task.{k}": str(v) for k, v in words.items()}}).run_id
+
+    text, model = tmp_path / "own.txt", tmp_path / "model"
+    model.mkdir()
+    ids = [run_id(), run_id(corpus=text)]
+    for content in ("a", "b"):
+        text.write_text(content)
+        (model / "model.safetensors").write_text(content)
+        ids += [run_id(corpus=text), resolve({"task": "sst2", "opt": "adam", "task.model": str(model)}).run_id]
+    assert len(set(ids)) == 6
+    text.write_text("a")
+    assert run_id(corpus=text) == ids[2]
 
 
 def test_the_run_id_is_the_one_that_a_dry_run_names(cli):

@@ -642,7 +642,9 @@ def test_rows_with_lengths_and_more_splits_to_report_are_as_in_fit(
 
 @pytest.mark.parametrize("opt", ["adamw", "torch.optim:NAdam", "sps"])
 def test_lanes_follow_a_schedule_as_fit_does(opt: str, store: Path) -> None:
-    grid = block(store, "net", opt, lrs(0.01, 0.02), trainer__schedule="cosine", trainer__warmup=0.2, trainer__floor=0.1)
+    grid = block(
+        store, "net", opt, lrs(0.01, 0.02), trainer__schedule="cosine", trainer__warmup=0.2, trainer__floor=0.1
+    )
     lanes = lanes_of(grid)
     assert gap(lanes, fits(grid)) <= 1e-9
     assert len(set(lanes[0]["curve"]["applied_step"][-10:])) > 1

@@ -170,3 +170,8 @@ def test_a_board_says_who_was_left_out_of_the_schedule(store) -> None:
     keep(store, *seeds("adam", [0.5, 0.6], words=words), *seeds("sps", [0.4, 0.5], words=words, unscheduled=True))
     flagged = {entry.opt: "no schedule" in flags(entry) for entry in collect(Stores([store])).entries}
     assert flagged == {"adam": False, "sps": True}
+
+
+def test_a_floor_without_a_decay_makes_no_other_run() -> None:
+    plain, floored = (resolve({**SMALL, "opt": "adam", **words}) for words in ({}, {"trainer.floor": "0.1"}))
+    assert (floored.run_id, floored.trainer.floor) == (plain.run_id, 0.0)

@@ -36,7 +36,8 @@ from tasks.order import BatchOrder
 from tasks.seeding import derive_seed
 from tasks.split import split_hash, validation_rows
 from tasks.sst2 import SST2Data
-from tasks.text import TextData, load_tokenizer, train_word_pieces
+from tasks.text import TextData
+from tasks.tokenizer import load_tokenizer, train_word_pieces, word_pieces
 from tests.conftest import Cli
 
 CPU = torch.device("cpu")
@@ -492,7 +493,7 @@ def test_great_token_numbers_are_kept(tmp_path: Path, own_cache: Path, monkeypat
     tokenizer = train_word_pieces(["hello world"] * 3, 100)
     padded = {**tokenizer.get_vocab(), **{f"unused{i}": 70_000 + i for i in range(200)}, "zebra": 80_000}
     (tmp_path / "great").mkdir()
-    text._word_pieces(padded).save(str(tmp_path / "great" / "tokenizer.json"))
+    word_pieces(padded).save(str(tmp_path / "great" / "tokenizer.json"))
     data = SST2Data(write_sst2(tmp_path, ["zebra hello"] * 20), model=str(tmp_path / "great"))
     assert data.batch("train", slice(0, 1)).ids.tolist()[0] == data.tokenizer.encode("zebra hello").ids
     assert (80_000 in data.tokenizer.encode("zebra").ids, data.vocab_size) == (True, 80_001)

@@ -25,7 +25,7 @@ from tasks import TASKS, TaskSpec
 KINDS = ("tuned", "default", "by hand")
 _SAME_RESULT = ("micro_batch_size", "checkpoint_seconds", "max_seconds", "devices", "num_nodes", "strategy")
 """Trainer options that do not change what is compared."""
-VERSIONS = ("task", "task_package", "torch", "lightning")
+VERSIONS = ("task", "task_package", "contents", "torch", "lightning")
 """Versions that must be equal within a problem."""
 OWN_VERSIONS = ("opt", "opt_package")
 """Versions that must be equal within an entry."""

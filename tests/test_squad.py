@@ -1,0 +1,641 @@
+"""SQuAD: its score, its windows, which rows are held out, the model that marks spans, and files that are not what they should be."""
+
+import itertools
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
+from torch import Tensor, nn
+from torchmetrics.functional.text import squad as by_torchmetrics
+from transformers import (
+    BertConfig,
+    BertForQuestionAnswering,
+    BertForSequenceClassification,
+    RobertaConfig,
+    RobertaForQuestionAnswering,
+)
+
+from bench import runner
+from bench.config import resolve
+from bench.data import states
+from bench.options import read_options
+from bench.storage.tables import read_curve
+from tasks import TASKS, squad
+from tasks.files import DataError
+from tasks.spans import SpanExtractor, SpanScore, exact_match, f1, over_answers
+from tasks.split import split_hash
+from tasks.squad import SquadData
+from tasks.text import TextBatch
+from tests.conftest import Cli, folder_with
+from tests.equivalence import distance
+
+SMALL = {"scratch": True, "vocab": 150, "max_length": 32, "stride": 6}
+
+
+# -- made data --------------------------------------------------------------------------------------------------------
+
+
+def words_of(draw: np.random.Generator, least: int, most: int) -> list[str]:
+    syllables = ["ba", "do", "kin", "mer", "sta", "lu", "ré"]
+    return ["".join(draw.choice(syllables, draw.integers(1, 4))) for _ in range(draw.integers(least, most))]
+
+
+def rows_of(seed: int, articles: int, titled: bool = True) -> list[dict[str, Any]]:
+    """Articles with two paragraphs, each with three questions; an answer is some words of its paragraph."""
+    draw, rows = np.random.default_rng(seed), list[dict[str, Any]]()
+    for article, paragraph in itertools.product(range(articles), range(2)):
+        words = words_of(draw, 8, 50)
+        for question in range(3):
+            start = int(draw.integers(len(words)))
+            text = " ".join(words[start : start + int(draw.integers(1, 5))])
+            at = len(" ".join([*words[:start], ""]))
+            answers = {"text": [text] * (1 + question % 2), "answer_start": [at] * (1 + question % 2)}
+            rows.append(
+                {"id": f"{article}-{paragraph}-{question}", "title": f"Article_{article}" * titled, "context": " ".join(words),
+                 "question": " ".join(words_of(draw, 2, 8)).capitalize() + "?", "answers": answers}
+            )  # fmt: skip
+    return rows
+
+
+def write(
+    root: Path, train: list[dict[str, Any]] | None = None, validation: list[dict[str, Any]] | None = None
+) -> Path:
+    (root / "squad").mkdir(parents=True, exist_ok=True)
+    parts = {"train": train or rows_of(0, 20), "validation": validation or rows_of(1, 4)}
+    for name, rows in parts.items():
+        pq.write_table(pa.Table.from_pylist(rows), root / "squad" / f"{name}.parquet")
+    return root
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return write(tmp_path / "data")
+
+
+@pytest.fixture
+def data(root: Path) -> SquadData:
+    return SquadData(root, **SMALL)
+
+
+def whole(data: SquadData, split: str) -> TextBatch:
+    return data.batch(split, slice(None))
+
+
+def rows_in(data: SquadData, split: str) -> list[dict[str, Any]]:
+    """The rows of the files whose windows a split holds, in the files' order."""
+    windows = whole(data, split).labels[:, 4].numpy()
+    return data._passages.take(np.unique(data._question[windows])).to_pylist()
+
+
+def cut(data: SquadData, labels: Tensor, first: Tensor, last: Tensor) -> list[tuple[str, list[str]]]:
+    """What `answered` cuts out of each window, whichever question it is of."""
+    question, left, pairs = data._question[labels[:, 4].numpy()], np.arange(len(labels)), list[tuple[str, list[str]]]()
+    while len(left):  # one window of each question
+        _, at = np.unique(question[left], return_index=True)
+        windows, begin, end = (column.numpy()[left[at]] for column in (labels[:, 4], first, last))
+        pairs += data.answered(windows, np.zeros(len(at)), begin, end)
+        left = np.delete(left, at)
+    return pairs
+
+
+# -- the score --------------------------------------------------------------------------------------------------------
+
+CASES: list[tuple[str, list[str], float, float]] = [
+    ("the Norman conquest", ["Norman Conquest"], 1, 1),  # case, article
+    ("a theatre", ["theatre"], 1, 1),
+    ("theatre", ["atre"], 0, 0),  # an article is a word
+    ("theatre a an the", ["Theatre"], 1, 1),
+    ("U.S.", ["US"], 1, 1),
+    ("rock-n-roll", ["rock n roll"], 0, 0),  # punctuation goes, words run together
+    ("the-end", ["end"], 0, 0),  # punctuation goes first, so there is no article
+    ("$1,000!", ["1000"], 1, 1),
+    ("1990\N{EN DASH}95", ["1990-95"], 0, 0),  # only ASCII's punctuation
+    ("“yes”", ["yes"], 0, 0),
+    (" New\N{NO-BREAK SPACE}York\n", ["new  york"], 1, 1),
+    ("ÉCOLE", ["école"], 1, 1),
+    ("york new", ["New York"], 0, 1),
+    ("b b c", ["b c c"], 0, 2 / 3),  # a word counts as often as it occurs
+    ("in the year 1066", ["1066"], 0, 0.5),
+    ("year 1066", ["the year 1066 AD", "1066"], 0, 0.8),
+    ("1066", ["the year 1066 AD", "1066"], 1, 1),
+    ("", ["something"], 0, 0),
+    ("the", ["something"], 0, 0),
+    ("the", ["a"], 1, 0),  # no words: the same, and in v1.1 without any in common
+]
+
+
+@pytest.mark.parametrize(("text", "answers", "exact", "overlap"), CASES)
+def test_scores_are_those_of_the_published_definition(
+    text: str, answers: list[str], exact: float, overlap: float
+) -> None:
+    assert over_answers(exact_match, text, answers) == exact
+    assert over_answers(f1, text, answers) == pytest.approx(overlap, abs=1e-12)
+
+
+phrases = st.lists(st.sampled_from(["The", "an", "Tower.", "tower", "of", "x-y", "«où»", "1,5", "\t"]), max_size=6).map(
+    " ".join
+)
+
+
+@given(text=phrases, answers=st.lists(phrases.map(lambda phrase: f"{phrase} end"), min_size=1, max_size=4))
+@settings(max_examples=150, deadline=None)
+def test_scores_are_those_of_torchmetrics(text: str, answers: list[str]) -> None:
+    """Where there are words to compare: without any its F1 is 1, and the official one of v1.1 is 0."""
+    theirs = by_torchmetrics(
+        {"prediction_text": text, "id": "0"},
+        {"answers": {"answer_start": [0] * len(answers), "text": answers}, "id": "0"},
+    )
+    assert 100 * over_answers(f1, text, answers) == pytest.approx(float(theirs["f1"]), abs=1e-4)
+    assert 100 * over_answers(exact_match, text, answers) == float(theirs["exact_match"])
+
+
+class Seen(NamedTuple):
+    """A window as it should be: its row in the batch, its question, the tokens of the paragraph before it, and all their offsets."""
+
+    row: int
+    question: int
+    passage: dict[str, Any]
+    before: int
+    offsets: list[tuple[int, int]]
+
+
+def seen(data: SquadData, batch: TextBatch, stride: int) -> Iterator[Seen]:
+    """The windows of whole questions, by the definition of the overlap."""
+    tokenizer = Tokenizer.from_str(data.tokenizer.to_str())
+    tokenizer.no_truncation()
+    before: dict[int, int] = {}
+    for row in batch.labels[:, 4].argsort().tolist():
+        question = int(data._question[batch.labels[row, 4]])
+        (passage,) = data._passages.take([question]).to_pylist()
+        offsets = tokenizer.encode(passage["context"], add_special_tokens=False).offsets
+        yield Seen(row, question, passage, before.get(question, 0), offsets)
+        before[question] = before.get(question, 0) + int(batch.labels[row, 3] - batch.labels[row, 2]) - stride
+
+
+def by_looking_at_all(data: SquadData, batch: TextBatch, logits: Tensor) -> dict[str, float]:
+    """Both scores, by a loop over all spans of all windows of a question."""
+    best: dict[int, tuple[float, str, list[str]]] = {}
+    for row, question, passage, before, offsets in seen(data, batch, SMALL["stride"]):
+        _, _, first, stop, _ = batch.labels[row].tolist()
+        for begin in range(first, stop):
+            for end in range(begin, min(stop, begin + 30)):
+                score = float(logits[row, begin, 0] + logits[row, end, 1])
+                if question not in best or score > best[question][0]:
+                    text = passage["context"][offsets[before + begin - first][0] : offsets[before + end - first][1]]
+                    best[question] = (score, text, passage["answers"]["text"])
+    scores = {"f1": f1, "exact_match": exact_match}
+    return {
+        name: 100 * fmean(over_answers(score, *found[1:]) for found in best.values()) for name, score in scores.items()
+    }
+
+
+def scored(
+    data: SquadData, batch: TextBatch, logits: Tensor, sizes: int = 1000, order: Tensor | None = None
+) -> dict[str, float]:
+    """Both scores, by the metrics, which get the windows in parts."""
+    rows = torch.arange(len(logits)) if order is None else order
+    found: dict[str, float] = {}
+    for name in ("f1", "exact_match"):
+        metric = SpanScore(data, name)
+        for part in rows.split(sizes):
+            metric.update(logits[part], batch.labels[part])
+        found[name] = float(metric.compute())
+    return found
+
+
+def hot(batch: TextBatch) -> Tensor:
+    """Logits that are 1 at the labels of those windows that hold the answer."""
+    logits = torch.zeros(*batch.ids.shape, 2)
+    held = batch.labels[:, 0] > 0
+    for side in (0, 1):
+        logits[held.nonzero()[:, 0], batch.labels[held, side], side] = 1
+    return logits
+
+
+def test_a_question_is_answered_by_the_best_span_of_all_its_windows(data: SquadData) -> None:
+    batch = whole(data, "validation")
+    assert len(batch.labels) > len(rows_in(data, "validation")) == 24
+    draw = torch.Generator().manual_seed(0)
+    noise = torch.randn(*batch.ids.shape, 2, generator=draw)
+    for logits in (noise, noise + 4 * hot(batch)):
+        expected = by_looking_at_all(data, batch, logits)
+        assert scored(data, batch, logits) == pytest.approx(expected, abs=1e-4)
+        order = torch.randperm(len(noise), generator=draw)
+        assert scored(data, batch, logits, 7, order) == scored(data, batch, logits)
+    assert expected["f1"] > 50  # so that there is something to tell apart
+
+
+def test_labels_as_logits_score_100(data: SquadData) -> None:
+    for split in ("val", "validation"):
+        assert scored(data, whole(data, split), hot(whole(data, split))) == {"f1": 100, "exact_match": 100}
+
+
+def test_spans_lie_within_the_paragraph_and_are_not_longer_than_30_tokens(data: SquadData) -> None:
+    batch = whole(data, "validation")
+    logits = torch.zeros(*batch.ids.shape, 2)
+    columns = torch.arange(batch.ids.shape[1])
+    outside = (columns < batch.labels[:, 2:3]) | (columns >= batch.labels[:, 3:4])
+    logits[outside] = 9.0  # the question, what is special, padding
+    metric = SpanScore(data, "f1")
+    metric.update(logits, batch.labels)
+    first, last = metric.places[0][:, 1], metric.places[0][:, 2]
+    assert bool((first >= batch.labels[:, 2]).all() and (first <= last).all() and (last < batch.labels[:, 3]).all())
+    for end, expected in ((39, 10.0), (40, 5.0)):
+        far = torch.zeros(1, 91, 2)
+        far[0, 10, 0] = far[0, end, 1] = 5.0
+        metric = SpanScore(data, "f1")
+        metric.update(far, torch.tensor([[0, 0, 1, 91, 0]]))
+        assert float(metric.scores[0]) == expected
+
+
+def test_logits_that_are_no_numbers_answer_nothing(data: SquadData) -> None:
+    batch = whole(data, "validation")
+    assert scored(data, batch, torch.full((*batch.ids.shape, 2), torch.nan)) == {"f1": 0, "exact_match": 0}
+
+
+# -- windows ----------------------------------------------------------------------------------------------------------
+
+
+def byte_pairs(texts: list[str], folder: Path) -> str:
+    """A folder with a tokenizer as RoBERTa's."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    special = ["<s>", "<pad>", "</s>"]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=350, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), add_prefix_space=False)
+    folder.mkdir()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return str(folder)
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta"])
+@pytest.mark.parametrize(("length", "stride"), [(32, 0), (32, 6), (24, 15), (384, 128)])
+def test_windows_are_the_tokenizers_and_lose_no_token(
+    kind: str, length: int, stride: int, root: Path, tmp_path: Path
+) -> None:
+    texts = [row["context"] for row in rows_of(0, 20)]
+    model = {"scratch": True, "vocab": 150} if kind == "bert" else {"model": byte_pairs(texts, tmp_path / "roberta")}
+    data = SquadData(root, max_length=length, stride=stride, **model)
+    tokenizer = Tokenizer.from_str(data.tokenizer.to_str())
+    tokenizer.no_truncation()
+    added = tokenizer.num_special_tokens_to_add(True)
+    batch, ends = whole(data, "validation"), dict[int, int]()
+    by_number = [row["question"] for row in rows_of(1, 4)]
+    for row, question, passage, before, offsets in seen(data, batch, stride):
+        ids = tokenizer.encode(passage["context"], add_special_tokens=False).ids
+        _, _, first, stop, _ = batch.labels[row].tolist()
+        text, used = by_number[question - 120], batch.ids[row][batch.mask[row]].tolist()
+        asked = used[1 : first - (1 if kind == "bert" else 2)]
+        full, most = tokenizer.encode(text, add_special_tokens=False).ids, (length - added - stride) // 2
+        if len(full) > most:  # as much of it as there is room for, but for a word that is cut
+            assert most - 5 < len(asked) <= most
+            assert asked in [tokenizer.encode(text[:k], add_special_tokens=False).ids for k in range(len(text))]
+        else:
+            assert asked == full
+        assert used[first:stop] == ids[before : before + stop - first]
+        assert (len(used) == length) or before + stop - first == len(ids)
+        assert [*used[:1], *used[1 + len(asked) : first], *used[stop:]] == {"bert": [2, 3, 3], "roberta": [0, 2, 2, 2]}[
+            kind
+        ]
+        assert batch.types[row, : len(used)].tolist() == [0] * first + [int(kind == "bert")] * (len(used) - first)
+        assert before == 0 or before == ends[question] - stride
+        ends[question] = before + stop - first
+        assert len(offsets) == len(ids)
+    for question, end in ends.items():
+        (passage,) = data._passages.take([question]).to_pylist()
+        assert end == len(tokenizer.encode(passage["context"], add_special_tokens=False).ids)
+
+
+@pytest.mark.parametrize("split", ["train", "val", "validation"])
+def test_labels_are_the_answer_and_the_first_token_where_a_window_does_not_hold_it(split: str, data: SquadData) -> None:
+    batch = whole(data, split)
+    held = batch.labels[:, 0] > 0
+    labels = batch.labels[held]
+    assert all(text == answers[0] for text, answers in cut(data, labels, labels[:, 0], labels[:, 1]))
+    assert 0.3 < float(held.double().mean()) < 1
+    assert not batch.labels[~held, :2].any()
+    for row, _, passage, before, offsets in seen(data, batch, SMALL["stride"]):
+        begin, text = passage["answers"]["answer_start"][0], passage["answers"]["text"][0]
+        size = int(batch.labels[row, 3] - batch.labels[row, 2])
+        inside = offsets[before][0] <= begin and begin + len(text) <= offsets[before + size - 1][1]
+        assert bool(held[row]) == inside
+
+
+def test_a_paragraph_without_tokens_and_an_answer_within_a_word(tmp_path: Path) -> None:
+    rows = rows_of(1, 4)
+    rows[0] |= {"context": "\u200b", "answers": {"text": ["\u200b"], "answer_start": [0]}}
+    context = rows[3]["context"]
+    rows[3]["answers"] = {"text": [context[1:3]], "answer_start": [1]}
+    data = SquadData(write(tmp_path, validation=rows), **SMALL)
+    batch = whole(data, "validation")
+    by_question = {int(data._question[w]): batch.labels[i] for i, w in enumerate(batch.labels[:, 4])}
+    assert by_question[120][:4].tolist() == [0, 0, 0, 0]
+    labels = by_question[123][None]
+    ((text, (answer,)),) = cut(data, labels, labels[:, 0], labels[:, 1])
+    assert answer in text
+    assert text in context.split()[0]
+    assert scored(data, batch, hot(batch))["f1"] == pytest.approx(100 * (1 - 1 / 24 - (f1(text, answer) == 0) / 24))
+
+
+# -- splits -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("titled", [True, False])
+def test_what_is_held_out_shares_no_article_with_what_is_trained_on(titled: bool, tmp_path: Path) -> None:
+    rows = rows_of(0, 20, titled)
+    data = SquadData(write(tmp_path, rows), **SMALL)
+    units = {row["context"]: row["title"] or row["context"] for row in rows}
+    parts = {split: {units[row["context"]] for row in rows_in(data, split)} for split in ("train", "val")}
+    assert not parts["train"] & parts["val"]
+    assert (len(parts["train"]), len(parts["val"])) == ((18, 2) if titled else (36, 4))
+    numbers = {split: whole(data, split).labels[:, 4].tolist() for split in data.sizes}
+    assert sorted(itertools.chain(*numbers.values())) == list(range(sum(data.sizes.values())))
+    assert data.facts()["validation"] == split_hash(20 if titled else 40, 2 if titled else 4, squad.SALT)
+    kept = [int(data._question[window]) for window in numbers["train"]]
+    assert len(list(itertools.groupby(kept))) == len(set(kept))  # the windows of a question come together
+    assert kept != sorted(kept)
+
+
+def test_the_split_is_the_published_one() -> None:
+    assert {n: split_hash(n, min(squad.N_VAL, n // 10), squad.SALT) for n in (442, 800)} == squad.SPLIT_HASHES
+
+
+def test_parts_are_counted_in_questions(root: Path, data: SquadData) -> None:
+    some = SquadData(root, n_train=30, **SMALL)
+    assert data.part == "120 of 87,599 rows of train.parquet; 24 of 10,570 rows of validation.parquet"
+    assert some.part == f"{data.part}; 30 of 108 training rows"
+    assert len(rows_in(some, "train")) == 30 < some.sizes["train"]
+    for ours, theirs in zip(whole(some, "train"), data.batch("train", slice(0, some.sizes["train"])), strict=True):
+        assert ours is theirs is None or torch.equal(ours, theirs[:, : ours.shape[1]] if ours.ndim > 1 else theirs)
+    with pytest.raises(ValueError, match=r"n_train=109 is out of range: it must lie in \[1, 108\]"):
+        SquadData(root, n_train=109, **SMALL)
+
+
+def test_a_part_of_the_training_file_stands_for_it(root: Path, data: SquadData, cli: Cli) -> None:
+    folder = root / "squad"
+    (folder / "train.parquet").rename(folder / "train_part.parquet")
+    assert torch.equal(whole(SquadData(root, **SMALL), "train").ids, whole(data, "train").ids)
+    answer = cli("data", "status", "--task", "squad", "--data", root)
+    assert answer.code == 0
+    assert "train_part.parquet  120 rows  part of 87,599 rows" in answer.out
+
+
+# -- the model --------------------------------------------------------------------------------------------------------
+
+SHAPE = {
+    "vocab_size": 150, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 16,
+    "max_position_embeddings": 50,
+}  # fmt: skip
+FAMILY = {
+    "bert": (BertConfig(**SHAPE), BertForQuestionAnswering),
+    "roberta": (RobertaConfig(**SHAPE, type_vocab_size=1, pad_token_id=0), RobertaForQuestionAnswering),
+}
+Folder = Callable[..., Path]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, data: SquadData) -> Folder:
+    """Makes a folder with a small pretrained model, which has random weights everywhere, and the data's tokenizer."""
+
+    def make(config: Any, cls: Any) -> Path:
+        torch.manual_seed(5)
+        model = cls(type(config)(**config.to_dict() | {"vocab_size": data.vocab_size}))
+        with torch.no_grad():
+            for p in model.parameters():
+                p.add_(torch.randn_like(p), alpha=0.3)
+        model.save_pretrained(tmp_path / "model")
+        data.tokenizer.save(str(tmp_path / "model" / "tokenizer.json"))
+        return tmp_path / "model"
+
+    return make
+
+
+def small(data: SquadData, seed: int = 0, **options: Any) -> SpanExtractor:
+    torch.manual_seed(seed)
+    return SpanExtractor(data, **{"scratch": True, "width": 16, "num_heads": 2, "layers": 1, **options})
+
+
+@pytest.mark.parametrize("kind", FAMILY)
+def test_logits_are_those_of_transformers_own_model_and_the_loss_is_over_tokens(
+    kind: str, data: SquadData, folder: Folder
+) -> None:
+    path = folder(*FAMILY[kind])
+    task, batch = SpanExtractor(data, model=str(path), dropout=0.0).double(), data.batch("train", slice(0, 9))
+    theirs = FAMILY[kind][1].from_pretrained(path, attn_implementation="eager", dtype=torch.float64).eval()
+    found = theirs(batch.ids, attention_mask=batch.mask.long(), token_type_ids=batch.types if kind == "bert" else None)
+    outcome = task.loss(batch)
+    expected = torch.stack([found.start_logits, found.end_logits], -1)
+    torch.testing.assert_close(outcome.predictions[batch.mask], expected[batch.mask], rtol=0, atol=1e-12)
+    losses = [
+        -expected[row, batch.mask[row], side].log_softmax(0)[batch.labels[row, side]]
+        for row in range(9)
+        for side in (0, 1)
+    ]
+    torch.testing.assert_close(outcome.loss, torch.stack(losses).mean())
+    assert torch.equal(outcome.labels, batch.labels)
+    (alone,) = (data.batch("train", torch.tensor([3])),)  # nothing is padded: their loss is ours
+    (own,) = (theirs(alone.ids, start_positions=alone.labels[:, 0], end_positions=alone.labels[:, 1], token_type_ids=alone.types if kind == "bert" else None).loss,)  # fmt: skip
+    torch.testing.assert_close(task.loss(alone).loss, own)
+
+
+def test_padding_changes_neither_logits_nor_loss_nor_score(data: SquadData) -> None:
+    task, batch = small(data, dropout=0.0).double(), whole(data, "validation")
+    wide = batch._replace(
+        **{name: nn.functional.pad(getattr(batch, name), (0, 9)) for name in ("ids", "mask", "types")}
+    )
+    narrow, padded = task.loss(batch), task.loss(wide)
+    assert float((padded.predictions[:, : batch.ids.shape[1]] - narrow.predictions).detach().abs().max()) < 1e-14
+    torch.testing.assert_close(padded.loss, narrow.loss, rtol=1e-14, atol=0)
+    assert scored(data, batch, narrow.predictions.detach()) == scored(data, wide, padded.predictions.detach())
+
+
+def test_one_batch_can_be_learned_by_heart(data: SquadData) -> None:
+    held = (whole(data, "train").labels[:, 0] > 0).nonzero()[:12, 0]
+    task, batch = small(data, width=32, dropout=0.0), data.batch("train", held)
+    optimizer = torch.optim.AdamW(task.parameters(), lr=5e-3)
+    for _ in range(120):
+        optimizer.zero_grad()
+        loss = task.loss(batch).loss
+        loss.backward()
+        optimizer.step()
+    assert float(loss.detach()) < 0.05
+    assert scored(data, batch, task.eval().loss(batch).predictions.detach()) == {"f1": 100, "exact_match": 100}
+
+
+def test_every_parameter_is_trained(data: SquadData) -> None:
+    task = small(data)
+    gradients = torch.autograd.grad(task.loss(data.batch("train", slice(0, 9))).loss, list(task.parameters()))
+    assert all(float(g.abs().max()) > 0 for g in gradients)
+    assert [*task.metrics()] == ["f1", "exact_match"]
+
+
+def test_a_head_is_drawn_from_the_seed_unless_the_checkpoint_has_one(data: SquadData, folder: Folder) -> None:
+    def head(path: Path, seed: int) -> Tensor:
+        torch.manual_seed(seed)
+        return SpanExtractor(data, model=str(path)).model.qa_outputs.weight
+
+    own = folder(*FAMILY["bert"])
+    assert torch.equal(head(own, 0), head(own, 1))
+    classifier = folder(BertConfig(**SHAPE, num_labels=3), BertForSequenceClassification)  # whose own head is left
+    assert torch.equal(head(classifier, 0), head(classifier, 0))
+    assert not torch.equal(head(classifier, 0), head(classifier, 1))
+
+
+def test_options_that_data_and_model_share_are_alike() -> None:
+    of_data, of_module = read_options(TASKS["squad"].data), read_options(TASKS["squad"].module)
+    shared = of_data.keys() & of_module.keys() - {"data"}
+    assert shared == {"model", "scratch"}
+    assert all((of_data[k].type, of_data[k].default) == (of_module[k].type, of_module[k].default) for k in shared)
+    assert of_module == read_options("tasks.language:TextClassifier")
+
+
+# -- runs -------------------------------------------------------------------------------------------------------------
+
+
+def words(root: Path, store: Path, **more: Any) -> dict[str, Any]:
+    given = {
+        "task": "squad", "opt": "adamw", "data": root, "store": store, "trainer.max_steps": 12, "trainer.batch_size": 20,
+        "precision": "64-true", "device": "cpu", "task.layers": 1, "task.width": 16, "task.dropout": 0.2,
+    } | {f"task.{name}": value for name, value in SMALL.items()}  # fmt: skip
+    return given | more
+
+
+def test_a_run_reports_both_scores_and_micro_batches_change_nothing(root: Path, store: Path) -> None:
+    results = [
+        runner.run(resolve(words(root, store, **more)), progress=False)
+        for more in ({}, {"trainer.micro_batch_size": 7}, {"task.gradient_checkpointing": True})
+    ]
+    curves = [np.array(read_curve(store / result.run_id))[:, 1] for result in results]
+    for curve in curves[1:]:
+        np.testing.assert_allclose(curves[0], curve, rtol=1e-9)
+    for result in results:
+        assert (result.status, result.split, result.metric) == ("completed", "validation", "f1")
+        assert result.metrics["final"].keys() == {"loss", "f1", "exact_match"}
+        assert result.final == result.metrics["final"]["f1"]
+        assert str(result.part).startswith("a small BERT from random weights; 120 of 87,599 rows of train.parquet")
+
+
+@pytest.mark.parametrize("attention", ["standard", "fixed_head", "dcmha"])
+def test_a_run_that_goes_on_from_a_checkpoint_is_the_same(
+    attention: str, root: Path, store: Path, tmp_path: Path
+) -> None:
+    config = resolve(words(root, store, **{"task.attention": attention, "task.num_heads": 2}))
+
+    def fit(stop: int = 12, **more: Any) -> dict[str, nn.Parameter]:
+        task, plan = runner.build(config)
+        plan.total_steps = stop
+        trainer = runner.make_trainer(config, [])
+        trainer.fit(task, runner.StepRanges(task, 1000, 5), **more)
+        trainer.save_checkpoint(tmp_path / f"{stop}.ckpt")
+        return dict(task.named_parameters())
+
+    at_once = fit()
+    fit(7)
+    assert distance(at_once, fit(ckpt_path=tmp_path / "7.ckpt", weights_only=True)) == 0
+
+
+# -- faults -----------------------------------------------------------------------------------------------------------
+
+
+def changed(**columns: Any) -> Callable[[list[dict[str, Any]]], list[dict[str, Any]]]:
+    """The rows with other values in the eighth."""
+    return lambda rows: [*rows[:7], rows[7] | columns, *rows[8:]]
+
+
+def answer(text: str | None, at: int) -> Mapping[str, Any]:
+    return {"text": [text], "answer_start": [at]}
+
+
+FAULTS: dict[str, tuple[Callable[[list[dict[str, Any]]], list[dict[str, Any]]], str]] = {
+    "no title": (lambda rows: [{k: v for k, v in row.items() if k != "title"} for row in rows], r"has no column 'title', only id, context, question, answers; it must have question, context, answers, title, as rajpurkar/squad"),
+    "no question": (changed(question=None), r"row 7 has no text in column 'question' but None"),
+    "no answer": (changed(answers={"text": [], "answer_start": []}), r"row 7 has the answers \{.*\}; they must be a struct of two lists"),
+    "no answers": (changed(answers=None), r"row 7 has the answers None; they must be a struct of two lists, text and answer_start"),
+    "no text": (changed(answers=answer(None, 3)), r"row 7 has the answers .*None"),
+    "empty": (changed(answers=answer(" ", 3)), r"row 7 has the answer ' ' at character 3 of its context, where there is"),
+    "another place": (changed(answers=answer("no such words", 0)), r"row 7 has the answer 'no such words' at character 0 .*; leave out such rows"),
+    "before": (changed(answers=answer("a", -1)), r"row 7 has the answer 'a' at character -1"),
+    "behind": (changed(answers=answer("a", 10**6)), r"at character 1000000 of its context, where there is ''"),
+    "words": (lambda rows: [row | {"answers": "x"} for row in rows], r"row 0 has the answers x; they must be"),
+    "few articles": (lambda rows: rows[:54], r"train.parquet has 9 articles; at least 10 are needed"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_rows_that_cannot_be_used_are_named(fault: str, tmp_path: Path) -> None:
+    change, message = FAULTS[fault]
+    with pytest.raises(DataError, match=message) as caught:
+        SquadData(write(tmp_path, change(rows_of(0, 20))), **SMALL)
+    assert "\n" not in str(caught.value)
+
+
+def test_damaged_and_missing_files_are_one_line(root: Path, tmp_path: Path, monkeypatch: Any, cli: Cli) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    (root / "squad" / "validation.parquet").write_bytes(b"PAR1")
+    for where, message in (
+        (root, "damaged data file"),
+        (tmp_path / "nowhere", "with the columns question, context, answers, title; fetching from the Hub failed"),
+    ):
+        found = cli("data", "prepare", "--task", "squad", "--task.scratch", "true", "--data", where)
+        assert (found.code, len(found.err.splitlines())) == (2, 1)
+        assert message in found.err
+
+
+@pytest.mark.parametrize("stride", [-1, 28])
+def test_an_overlap_that_leaves_no_room_is_named(stride: int, root: Path) -> None:
+    with pytest.raises(
+        ValueError, match=rf"stride={stride} is out of range: with max_length=32 it must lie in \[0, 27\]"
+    ):
+        SquadData(root, **SMALL | {"stride": stride})
+
+
+# -- the real texts ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def real_squad() -> Path:
+    """The folder with the real validation set, and the training set or a part of it."""
+    return folder_with("squad/validation.parquet", "squad/train_part.parquet")
+
+
+def test_gold_answers_of_the_real_validation_set_score_100(real_squad: Path) -> None:
+    answers = [
+        each["text"] for each in pq.read_table(real_squad / "squad" / "validation.parquet")["answers"].to_pylist()
+    ]
+    assert len(answers) == 10_570
+    for score in (f1, exact_match):
+        assert 100 * fmean(over_answers(score, texts[0], texts) for texts in answers) == 100
+    assert all(over_answers(exact_match, text, texts) == 1 for texts in answers for text in texts)
+    # Three of them are a full stop, which has no word.
+    assert {text for texts in answers for text in texts if over_answers(f1, text, texts) < 1} == {"."}
+
+
+def test_windows_of_the_real_texts_hold_their_answers(real_squad: Path) -> None:
+    data = SquadData(real_squad, scratch=True)
+    if states(TASKS["squad"], real_squad)[0].size == "4,000 rows":
+        assert data.facts()["validation"] == squad.SPLIT_HASHES[800]
+    for split in ("train", "val", "validation"):
+        batch = whole(data, split)
+        labels = batch.labels[batch.labels[:, 0] > 0]
+        assert set(data._question[labels[:, 4].numpy()]) == set(data._question[batch.labels[:, 4].numpy()])
+        pairs = cut(data, labels, labels[:, 0], labels[:, 1])
+        assert all(answers[0] in text for text, answers in pairs)
+        # The others are within a piece of a word: "German" in "Germany".
+        assert fmean(text == answers[0] for text, answers in pairs) > 0.98
+        if split != "train":
+            best = scored(data, batch, hot(batch))
+            assert min(best.values()) > 98
