@@ -84,7 +84,8 @@ def add_legend(figure: "Figure", handles: "list[Line2D]") -> "Legend":
 
 def size_inches(figure: "Figure", artist: Any) -> tuple[float, float]:
     """Width and height of an artist."""
-    extent = artist.get_window_extent(figure.canvas.get_renderer())  # type: ignore[attr-defined]
+    canvas: Any = figure.canvas  # Agg's, which has a renderer
+    extent = artist.get_window_extent(canvas.get_renderer())
     return extent.width / figure.dpi, extent.height / figure.dpi
 
 

@@ -13,7 +13,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.func import functional_call, vmap
 
 import tasks.composition
-from tasks.attention import MultiHeadAttention, head_size, rotated
+from tasks.attention import Kind, MultiHeadAttention, head_size, rotated
 from tasks.composition import HeadComposition
 from tasks.dropout import use_batch_dropout
 from tasks.language import TextClassifier
@@ -44,10 +44,10 @@ def float64() -> Any:
     torch.set_default_dtype(torch.float32)
 
 
-def make(kind: str = "dcmha", strength: float = 30, **options: Any) -> MultiHeadAttention:
+def make(kind: Kind = "dcmha", strength: float = 30, **options: Any) -> MultiHeadAttention:
     """Attention of the sizes above; composition begins so many times as strong."""
     options = {"head_dim": WIDTHS[kind], **options}
-    module = MultiHeadAttention(D, H, kind=kind, **options)  # type: ignore[arg-type]
+    module = MultiHeadAttention(D, H, kind=kind, **options)
     with torch.no_grad():
         for p in module.composition.parameters() if module.composition else ():
             p.mul_(strength)
@@ -164,7 +164,8 @@ def test_tokens_see_nothing_that_comes_later(kind: str, setting: str) -> None:
 @torch.no_grad()
 def test_what_a_key_says_of_its_composition_reaches_later_queries_only() -> None:
     module, x = make(query_chunk=4, causal=True), torch.randn(B, T, D)
-    composers = module.composition(x)  # type: ignore[misc]
+    assert module.composition is not None
+    composers = module.composition(x)
     for slot in ("pre_k", "post_k"):
         other = getattr(composers, slot).clone()
         other[..., 6] += 1
@@ -359,7 +360,7 @@ def test_sizes_by_default() -> None:
 # -- vision -----------------------------------------------------------------------------------------------------------
 
 
-def vit(seed: int = 0, **options: Any) -> ViTClassifier:
+def vit(seed: int = 0, **options: Any) -> Any:
     torch.manual_seed(seed)
     return ViTClassifier(TinyImages(), **{"embed_dim": 16, "num_heads": 2, "mlp_width": 32, **options})
 
@@ -412,8 +413,8 @@ def test_every_parameter_of_a_vit_is_trained(options: dict[str, Any]) -> None:
 
 
 def test_a_vits_fixed_heads_are_as_long_as_its_images_have_tokens() -> None:
-    assert vit(attention="fixed_head", num_heads=3).model.blocks[0].attn.head_dim == 5  # type: ignore[union-attr]
-    assert vit(attention="fixed_head", num_heads=3, head_dim=7).model.blocks[0].attn.head_dim == 7  # type: ignore[union-attr]
+    assert vit(attention="fixed_head", num_heads=3).model.blocks[0].attn.head_dim == 5
+    assert vit(attention="fixed_head", num_heads=3, head_dim=7).model.blocks[0].attn.head_dim == 7
     with pytest.raises(ValueError, match=r"^num_heads=3 does not divide embed_dim=16"):
         vit(attention="dcmha", num_heads=3)
 

@@ -1,6 +1,5 @@
 """BERT for text classification: what it computes, what its options mean, what it refuses."""
 
-import os
 import socket
 from collections.abc import Callable
 from hashlib import sha256
@@ -25,6 +24,7 @@ from tasks.dropout import BatchDropout, use_batch_dropout
 from tasks.files import DataError
 from tasks.language import TextClassifier, WorstGroupAccuracy, _attention
 from tasks.text import TextBatch
+from tests.conftest import folder_with
 from tests.equivalence import Case, by_suite, config_of, distance
 from tests.tiny_text import GROUPS, VOCABULARY, TinyText
 
@@ -523,9 +523,7 @@ def test_minilm_is_transformers_own_and_padding_changes_no_logit(minilm: str) ->
 
 def on_2000_rows(task: str, minilm: str) -> dict[str, Any]:
     """One epoch of MiniLM, by AdamW."""
-    data = Path(os.environ.get("BENCH_DATA", "data"))
-    if not (data / task / "train.parquet").is_file():
-        pytest.skip(f"no real data: {task}/train.parquet is not in {data.resolve()}; name its folder with BENCH_DATA")
+    data = folder_with(f"{task}/train.parquet")
     return {
         "task": task, "task.model": minilm, "task.n_train": 2000, "task.max_length": 64,
         "opt": "adamw", "opt.lr": 5e-5, "trainer.batch_size": 16, "trainer.max_epochs": 1, "device": "cpu", "data": data,

@@ -337,7 +337,8 @@ def test_a_missing_corpus_comes_from_the_hub(tmp_path: Path, monkeypatch: pytest
 
 def made(vocab_size: int = 12, length: int = 6, seed: int = 0, **options: Any) -> LanguageModel:
     torch.manual_seed(seed)
-    return LanguageModel(SimpleNamespace(vocab_size=vocab_size, length=length), **options)  # type: ignore[arg-type]
+    data: Any = SimpleNamespace(vocab_size=vocab_size, length=length)
+    return LanguageModel(data, **options)
 
 
 @pytest.mark.parametrize("tied", [False, True])

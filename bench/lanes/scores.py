@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -14,11 +15,12 @@ from torchmetrics import Metric
 @contextmanager
 def without_warning() -> Iterator[None]:
     """Let torch call a kernel that it cannot batch, such as attention on a CPU, lane by lane: that costs little here."""
-    torch._C._functorch._set_vmap_fallback_warning_enabled(False)  # type: ignore[attr-defined]
+    functorch: Any = import_module("torch._C._functorch")  # which torch's stubs do not know
+    functorch._set_vmap_fallback_warning_enabled(False)
     try:
         yield
     finally:
-        torch._C._functorch._set_vmap_fallback_warning_enabled(True)  # type: ignore[attr-defined]
+        functorch._set_vmap_fallback_warning_enabled(True)
 
 
 class Scores:
