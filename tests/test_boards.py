@@ -431,6 +431,12 @@ def test_settings_by_hand_are_chosen_by_nobody(store):
     assert [entry.name for entry in found(store, settings="all").entries] == ["adam (lr 0.2)", "adam (lr 0.20000001)"]
 
 
+def test_settings_by_hand_beside_the_defaults_are_mentioned(store):
+    keep(store, *seeds("adam", A), *seeds("adam", A, words={"opt.lr": 0.2}), *seeds("adam", A, words={"opt.lr": 0.3}))
+    assert "adam is shown at its defaults, and 2 other settings by hand are not" in found(store).notes[0]
+    assert found(store, settings="all").notes == []
+
+
 @pytest.mark.parametrize(("choice", "there"), [("tuned", "default"), ("default", "tuned")])
 def test_an_optimizer_without_the_settings_asked_for_is_named(store, choice, there):
     tuned(store, "adam" if there == "tuned" else "sgd", A)

@@ -260,6 +260,11 @@ def _chosen(entries: Sequence[Entry], settings: str, notes: list[str]) -> list[E
         kind = next((kind for kind in KINDS if any(entry.kind == kind for entry in own)), None)
         if settings == "best":
             best = [entry for entry in own if entry.kind == kind]
+            if kind == "default" and (rest := len(own) - len(best)):
+                notes.append(
+                    f"{own[0].problem.name}: {own[0].opt} is shown at its defaults, and {rest} other settings by hand are not:"
+                    " tune it, or show all with --settings all"
+                )
         else:
             kind = settings
             best = [entry for entry in own if (entry.default if kind == "default" else entry.kind == kind)]
