@@ -191,6 +191,8 @@ class CorpusData(TaskData):
             return CORPORA[corpus]
         if path.is_file():
             return Corpus(str(path.parent.resolve()), {"train": (path.name, None)})
+        if path.suffix or len(path.parts) > 1:
+            raise ValueError(f"corpus={corpus} is no file that is here")
         raise ValueError(f"corpus={corpus} is not known: it must be one of {', '.join(CORPORA)}, or a file with text")
 
     def facts(self) -> dict[str, Any]:

@@ -308,6 +308,7 @@ def test_a_corpus_that_cannot_be_used_is_named_in_one_line(
         ({"vocab": 255}, r"vocab=255 is out of range: it must lie in \[256, 65536\]"),
         ({"length": 0}, r"length=0 is out of range"),
         ({"corpus": "shakespear"}, "corpus=shakespear is not known: it must be one of tiny_shakespeare, .*, or a file"),
+        ({"corpus": "nowhere/own.txt"}, "corpus=nowhere/own.txt is no file that is here"),
     ],
 )
 def test_options_of_the_data_out_of_range_are_named(options: dict[str, Any], message: str, root: Path) -> None:
