@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -125,7 +125,11 @@ def test_the_streams_are_the_text(text: str, kind: Any, tmp_path_factory: pytest
         patch.setattr(corpus, "_CHUNK", 7)
         folder = tmp_path_factory.mktemp("text")
         file = write_text(folder / "any.txt", text)
-        data = CorpusData(folder, corpus=str(file), tokens=kind, length=1)
+        try:
+            data = CorpusData(folder, corpus=str(file), tokens=kind, length=1)
+        except DataError as error:  # byte pairs may make one token of a text that repeats itself
+            assume("are needed" not in str(error))
+            raise
     found = {split: data.vocabulary.decode(ids) for split, ids in streams(data).items()}
     cut = len(text) * 9 // 10
     assert found == {"train": text[:cut], "val": text[cut:]}
