@@ -6,15 +6,20 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tasks.files import DataError
+
+_T = TypeVar("_T")
+
+FORMAT = 2
+"""Raised when what is cached, or how, changes."""
 
 
 def cache_folder() -> Path:
@@ -38,18 +43,68 @@ def cached_tokens(digest: str) -> list[dict[str, Any]]:
     return sorted(found, key=lambda each: (each["vocabulary"], each.get("max_length", 0)))
 
 
-def load_arrays(folder: Path, names: Sequence[str]) -> dict[str, NDArray[Any]] | None:
-    """What `save_arrays` has written, memory-mapped, private to the process; None if it is not there or damaged."""
+def cached_arrays(
+    path: Path, digest: str, meaning: Any, names: Sequence[str],
+    make: Callable[[], tuple[Mapping[str, NDArray[Any]], Mapping[str, Any]]],
+) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:  # fmt: skip
+    """What is made of a file's text: from the cache, or made and put there. Several processes may ask for it at once.
+
+    Args:
+        path: the file.
+        digest: its SHA-256.
+        meaning: plain values on which the arrays depend beside the file.
+        names: of the arrays.
+        make: makes the arrays, and a record of plain values, among them `vocabulary`, the number of tokens.
+
+    Returns:
+        The arrays, memory-mapped, private to the process; and the record.
+
+    Raises:
+        DataError: the cache cannot be written.
+    """
+    folder = cache_folder() / "tokens" / f"{digest[:16]}-{digest_of(FORMAT, digest, meaning)[:16]}"
+    with _alone(folder):
+        found = _load(folder, names)
+        if found is None:
+            _save(folder, path, *make())
+            found = _load(folder, names)
+            assert found is not None
+        return found
+
+
+def cached(meaning: Any, read: Callable[[str], _T], make: Callable[[], str]) -> _T:
+    """What `read` makes of a text in the cache; where there is none that it can read, `make` makes one.
+
+    Args:
+        meaning: plain values on which the text depends.
+        read: may raise anything.
+        make: makes the text.
+
+    Raises:
+        DataError: the cache cannot be written.
+    """
+    file = cache_folder() / "tokenizers" / f"{digest_of(FORMAT, meaning)[:32]}.json"
+    with _alone(file):
+        with suppress(Exception):  # it is not there, or damaged
+            return read(file.read_text("utf-8"))
+        temporary = file.with_suffix(".tmp")
+        temporary.write_text(made := make(), "utf-8")
+        temporary.replace(file)
+    return read(made)
+
+
+def _load(folder: Path, names: Sequence[str]) -> tuple[dict[str, NDArray[Any]], dict[str, Any]] | None:
+    """What `_save` has written; None if it is not there or damaged."""
     try:
-        digests = json.loads((folder / "record.json").read_text("utf-8"))["sha256"]
+        record = json.loads((folder / "record.json").read_text("utf-8"))
         arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="c") for name in names}
+        fine = all(record["sha256"].get(name) == _sha256(array) for name, array in arrays.items())
     except (OSError, ValueError, KeyError, TypeError, EOFError):
         return None
-    fine = all(digests.get(name) == _sha256(array) for name, array in arrays.items())
-    return arrays if fine else None
+    return (arrays, record) if fine else None
 
 
-def save_arrays(folder: Path, arrays: Mapping[str, NDArray[Any]], record: Mapping[str, Any]) -> None:
+def _save(folder: Path, path: Path, arrays: Mapping[str, NDArray[Any]], record: Mapping[str, Any]) -> None:
     """Write the arrays, so that they are there whole or not at all."""
     temporary = folder.with_name(f"{folder.name}.tmp")
     for old in (temporary, folder):  # of a process that was killed; damaged
@@ -58,7 +113,7 @@ def save_arrays(folder: Path, arrays: Mapping[str, NDArray[Any]], record: Mappin
     for name, array in arrays.items():
         np.save(temporary / f"{name}.npy", array)
     digests = {name: _sha256(array) for name, array in arrays.items()}
-    (temporary / "record.json").write_text(json.dumps({**record, "sha256": digests}), "utf-8")
+    (temporary / "record.json").write_text(json.dumps({"path": str(path), **record, "sha256": digests}), "utf-8")
     temporary.replace(folder)
 
 
@@ -67,7 +122,7 @@ def _sha256(array: Any) -> str:
 
 
 @contextmanager
-def alone(path: Path) -> Iterator[None]:
+def _alone(path: Path) -> Iterator[None]:
     """One process at a time makes what lies at this path of the cache; the lock goes with the process.
 
     Raises:

@@ -6,9 +6,7 @@ full, and counts only what no row before it has predicted. So every token is pre
 """
 
 import hashlib
-import json
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -21,14 +19,12 @@ from torch import Tensor
 
 from optimizers.step_size import check_range
 from tasks.base import TaskData
-from tasks.cache import alone, cache_folder, digest_of, load_arrays, save_arrays
+from tasks.cache import cached, cached_arrays, digest_of
 from tasks.dropout import BatchRandomness
 from tasks.files import DataError
 from tasks.tables import Hub, amount, columns_of, or_part, readable, require_tables, sha256
 from tasks.vocabulary import LEAST_PAIRS, MOST, Bytes, Characters, Vocabulary, read_vocabulary, train_byte_pairs
 
-FORMAT = 1
-"""Of the cache; raised when what is cached, or how, changes."""
 IGNORED = -100
 """The target where none is to be predicted, as torch's cross-entropy has it."""
 
@@ -150,7 +146,7 @@ class CorpusData(TaskData):
         _require(source, paths)
         self._digests = {path.name: sha256(path) for path in paths.values()}
         texts = _splits(source, paths)
-        self.vocabulary = _vocabulary(texts, tokens, vocab, (FORMAT, self._digests, source.separator))
+        self.vocabulary = _vocabulary(texts, tokens, vocab, (self._digests, source.separator))
         arrays: dict[str, NDArray[np.uint16]] = {}
         self._packed: dict[str, Any] = {}
         for path in paths.values():
@@ -321,19 +317,15 @@ def _vocabulary(texts: Mapping[str, _Text], kind: str, size: int, key: Any) -> V
     """The tokens of a corpus: a function of its text, the same on every machine; made once, then read from the cache."""
     if kind == "byte":
         return Bytes()
-    more = (size,) if kind == "bpe" else ()
-    file = cache_folder() / "tokenizers" / f"{digest_of(key, kind, more)[:32]}.json"
-    with alone(file):
-        with suppress(OSError, ValueError):  # it is not there, or damaged
-            return read_vocabulary(file.read_text("utf-8"))
+
+    def made() -> str:
         if kind == "bpe":
-            made: Vocabulary = train_byte_pairs(islice(texts["train"].chunks(), _TRAINING_CHUNKS), size)
-        else:
-            made = Characters(sorted({c for text in texts.values() for chunk in text.chunks() for c in set(chunk)}))
-        temporary = file.with_suffix(".tmp")
-        temporary.write_text(made.to_str(), "utf-8")
-        temporary.replace(file)
-    return made
+            return train_byte_pairs(islice(texts["train"].chunks(), _TRAINING_CHUNKS), size).to_str()
+        return Characters(
+            sorted({c for text in texts.values() for chunk in text.chunks() for c in set(chunk)})
+        ).to_str()
+
+    return cached((kind, key, size if kind == "bpe" else None), read_vocabulary, made)
 
 
 def _packed(
@@ -341,18 +333,14 @@ def _packed(
 ) -> tuple[dict[str, NDArray[np.uint16]], dict[str, Any]]:
     """The streams of a file's splits and, by split, `bytes` and `sha256` of its text: from the cache, or made and put there."""
     parts = {split: [text.separator, text.start, text.stop] for split, text in texts.items()}
-    key = digest_of(FORMAT, digest, parts, vocabulary.to_str())
-    folder = cache_folder() / "tokens" / f"{digest[:16]}-{key[:16]}"
-    with alone(folder):
-        arrays = load_arrays(folder, list(texts))
-        if arrays is None:
-            made = {split: _stream(text.chunks(), vocabulary) for split, text in texts.items()}
-            splits = {split: about for split, (_, about) in made.items()}
-            record = {"path": str(path), "vocabulary": len(vocabulary), "splits": splits}
-            save_arrays(folder, {split: ids for split, (ids, _) in made.items()}, record)
-            arrays = load_arrays(folder, list(texts))
-            assert arrays is not None
-        return arrays, json.loads((folder / "record.json").read_text("utf-8"))["splits"]
+
+    def make() -> tuple[dict[str, NDArray[np.uint16]], dict[str, Any]]:
+        made = {split: _stream(text.chunks(), vocabulary) for split, text in texts.items()}
+        splits = {split: about for split, (_, about) in made.items()}
+        return {split: ids for split, (ids, _) in made.items()}, {"vocabulary": len(vocabulary), "splits": splits}
+
+    arrays, record = cached_arrays(path, digest, (parts, vocabulary.to_str()), list(texts), make)
+    return arrays, record["splits"]
 
 
 def _stream(chunks: Iterable[str], vocabulary: Vocabulary) -> tuple[NDArray[np.uint16], dict[str, Any]]:

@@ -5,7 +5,6 @@ batches (`tasks.order.BatchOrder`), so that little of a batch is padding.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -19,15 +18,12 @@ from torch import Tensor
 
 from optimizers.step_size import check_range
 from tasks.base import TaskData
-from tasks.cache import alone, cache_folder, digest_of, load_arrays, save_arrays
+from tasks.cache import cached, cached_arrays, digest_of
 from tasks.dropout import BatchRandomness
 from tasks.files import DataError
 from tasks.split import split_hash, validation_rows
 from tasks.tables import Hub, amount, columns_of, or_part, readable, require_tables, sha256
 from tasks.tokenizer import LEAST_VOCABULARY, _has_tokenizer, load_tokenizer, pad_id_of, train_word_pieces
-
-FORMAT = 1
-"""Of the cache; raised when what is cached, or how, changes."""
 
 _CHUNK = 20_000  # rows that are tokenised at once: what the tokenizer returns takes a hundred times the room of its ids
 _TRAINING_ROWS = 200_000  # of which a vocabulary is trained, at most
@@ -285,17 +281,13 @@ class TextData(TaskData):
 
 def _trained_tokenizer(source: TextSource, path: Path, digest: str, size: int) -> Tokenizer:
     """A word-piece tokenizer of the training texts, the same on every machine; trained once, then read from the cache."""
-    file = cache_folder() / "tokenizers" / f"{digest_of(FORMAT, digest, source.texts, size)[:32]}.json"
-    with alone(file):
-        with suppress(Exception):  # it is not there, or damaged
-            return Tokenizer.from_file(str(file))
+
+    def trained() -> str:
         table = read_table(source, path, source.texts)
         texts = [text for name in source.texts for text in texts_of(path, table, name, slice(_TRAINING_ROWS))]
-        tokenizer = train_word_pieces(texts, size)
-        temporary = file.with_suffix(".tmp")
-        temporary.write_text(tokenizer.to_str(), "utf-8")
-        temporary.replace(file)
-    return tokenizer
+        return train_word_pieces(texts, size).to_str()
+
+    return cached(("word pieces", digest, source.texts, size), Tokenizer.from_str, trained)
 
 
 # -- files ------------------------------------------------------------------------------------------------------------
@@ -414,16 +406,13 @@ def tokenised(
         tokenizer: with its truncation.
         encode: makes them.
     """
-    key = digest_of(FORMAT, digest, meaning, tokenizer.to_str())
-    folder = cache_folder() / "tokens" / f"{digest[:16]}-{key[:16]}"
-    with alone(folder):
-        arrays = load_arrays(folder, names)
-        if arrays is None:
-            arrays, truncation = encode(), tokenizer.truncation
-            assert truncation is not None
-            size, most = tokenizer.get_vocab_size(), truncation["max_length"]
-            save_arrays(folder, arrays, {"path": str(path), "vocabulary": size, "max_length": most})
-    return arrays
+
+    def make() -> tuple[Mapping[str, NDArray[Any]], dict[str, Any]]:
+        truncation = tokenizer.truncation
+        assert truncation is not None
+        return encode(), {"vocabulary": tokenizer.get_vocab_size(), "max_length": truncation["max_length"]}
+
+    return cached_arrays(path, digest, (meaning, tokenizer.to_str()), names, make)[0]
 
 
 def kind_of(tokenizer: Tokenizer) -> Any:
