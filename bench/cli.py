@@ -193,7 +193,7 @@ def _list(words: list[str]) -> int:
     parser.add_argument("what", choices=("tasks", "optimizers", "runs"))
     add_places(parser, store="whose runs")
     args = parser.parse_args(words)
-    from bench.report import result_row
+    from bench.report import result_rows
     from bench.storage.store import Store
     from bench.text import clean
     from optimizers import OPTIMIZERS
@@ -202,7 +202,7 @@ def _list(words: list[str]) -> int:
     rows = {
         "tasks": lambda: {name: TASKS.describe(name) or TASKS[name].title for name in TASKS},
         "optimizers": lambda: {name: OPTIMIZERS.describe(name) or OPTIMIZERS[name].formula for name in OPTIMIZERS},
-        "runs": lambda: {result.run_id: result_row(result) for result in Store(args.store).runs()},
+        "runs": lambda: result_rows(Store(args.store).runs()),
     }[args.what]()
     width = max(map(len, rows), default=0)
     lines = [clean(f"{name:<{width}}  {text}") for name, text in rows.items()]

@@ -320,8 +320,9 @@ def parse_options(prefix: str, options: Mapping[str, Option], given: Mapping[str
         try:
             values[name] = TypeAdapter(option.type).validate_python(_words(raw, option.type))
         except ValidationError as error:
-            problem = error.errors()[0]["msg"].lower()
-            raise UserError(f"--{prefix}.{name} {raw!r}: {problem}; it takes {option.type_name}") from None
+            wrong = error.errors()[0]
+            problem = "" if wrong["type"] == "literal_error" else f"{wrong['msg'].lower()}; "  # which lists them too
+            raise UserError(f"--{prefix}.{name} {raw!r}: {problem}it takes {option.type_name}") from None
         if values[name] != values[name]:
             raise UserError(f"--{prefix}.{name} {raw!r}: not a number; it takes {option.type_name}")
     return values

@@ -1,11 +1,14 @@
 """A run's result as a person or a program reads it."""
 
+from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bench.config import settings_of
 from bench.storage.record import RESUMABLE, RunResult
 from bench.storage.store import Store
-from bench.text import clean
+from bench.text import clean, word_of
 
 if TYPE_CHECKING:
     from bench.papers.reproduction import Reproduction
@@ -63,13 +66,28 @@ def result_lines(result: RunResult, store: Path) -> list[str]:
     return lines
 
 
-def result_row(result: RunResult) -> str:
-    """The result in a few words, for a list."""
-    try:
-        value = "" if result.final is None else f"{result.split} {result.metric} {result.final:.4g}"
-        return f"{result.status:<10}  {result.steps:>7} steps  seed {result.config.get('seed')}  {value}".rstrip()
-    except (ValueError, TypeError, AttributeError):
-        return "its record is damaged: run.json is not as it is written today"
+def result_rows(results: Iterable[RunResult]) -> dict[str, str]:
+    """Each result in a few words, by run, with the settings in which runs of its task and optimizer differ."""
+    rows: dict[str, str] = {}
+    kinds = defaultdict[Any, dict[str, dict[str, str]]](dict)
+    for result in results:
+        try:
+            value = "" if result.final is None else f"{result.split} {result.metric} {result.final:.4g}"
+            row = f"{result.status:<10}  {result.steps:>7} steps  seed {result.config['seed']}  {value:<16}"
+            settings = settings_of(result.config)
+            if settings["data_seed"] == settings.pop("seed"):
+                del settings["data_seed"]
+            words = {name: word_of(value) for name, value in settings.items()}
+            kinds[words["task"], words["opt"]][result.run_id] = words
+        except (KeyError, ValueError, TypeError, AttributeError):
+            row = "its record is damaged: run.json is not as it is written today"
+        rows[result.run_id] = row
+    for runs in kinds.values():
+        names = dict.fromkeys(name for words in runs.values() for name in words)
+        differing = [name for name in names if len({words.get(name) for words in runs.values()}) > 1]
+        for run_id, words in runs.items():
+            rows[run_id] += "".join(f"  {name} {words[name]}" for name in differing if name in words)
+    return {run_id: row.rstrip() for run_id, row in rows.items()}
 
 
 def claim_lines(result: "Reproduction", folder: Path) -> list[str]:

@@ -108,3 +108,9 @@ def in_tex(word: str) -> str:
 def in_csv(value: Any) -> Any:
     """A spreadsheet takes text that begins with one of these for a formula, and would carry it out."""
     return f"'{value}" if isinstance(value, str) and value[:1] in "=+-@" and value != "-" else value
+
+
+def word_of(value: Any) -> str:
+    """A value of a setting as a person writes it: short where nothing is lost."""
+    short = f"{value:g}" if isinstance(value, float) else str(value)
+    return short if not isinstance(value, float) or float(short) == value else repr(value)

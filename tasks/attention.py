@@ -63,7 +63,10 @@ class MultiHeadAttention(nn.Module):
             if value is not None and value < 1:
                 raise ValueError(f"{name}={value} is out of range: it must be at least 1")
         if rotary and head_dim % 2:
-            raise ValueError(f"head_dim={head_dim} is odd, so its features cannot be turned in pairs; take an even one")
+            raise ValueError(
+                f"head_dim={head_dim} (width={width}, num_heads={num_heads}) is odd, so its features cannot be turned in pairs;"
+                " take an even one"
+            )
         self.num_heads, self.head_dim = num_heads, head_dim
         self.causal, self.window, self.rotary, self.query_chunk = causal, window, rotary, query_chunk
         # Names and order are those of timm's attention, and so are initial values and checkpoints.

@@ -17,6 +17,7 @@ from bench.options import optimizer_options, task_options
 from bench.storage.files import plain
 from bench.storage.record import FINISHED, RunResult
 from bench.storage.stores import StudyRecord
+from bench.text import word_of
 from bench.tuning.selection import CONVERGED, End, Mode
 from optimizers import OPTIMIZERS
 from optimizers.plugins import PluginError, bare
@@ -149,12 +150,6 @@ class Entry:
     def machines(self) -> list[str]:
         """Types of machine: only within one can seconds be compared."""
         return sorted({run.machine for run in self.runs.values()})
-
-
-def word_of(value: Any) -> str:
-    """A value of a setting as a person writes it: short where nothing is lost."""
-    short = f"{value:g}" if isinstance(value, float) else str(value)
-    return short if not isinstance(value, float) or float(short) == value else repr(value)
 
 
 def entries_of(
