@@ -26,7 +26,7 @@ class Composers(NamedTuple):
     A query's is a matrix; the layout of pairs of tokens has no product for a key's, which keeps its factors.
 
     Attributes:
-        pre_q: I + C, shape (B, T, M, M).
+        pre_q: C, shape (B, T, M, M); I is left out, since I + C in half precision would lose what of C is small.
         pre_k: the rows of w1, of w2, and the gate, shape (B, 2R + 1, M, T).
         post_q: as `pre_q`.
         post_k: as `pre_k`.
@@ -68,7 +68,7 @@ class HeadComposition(nn.Module):
         w1_CBTRM = w1_CBTRM * (w1_CBTRM.square().mean(-1, keepdim=True) + _EPSILON).rsqrt()
         gate_CBTM = (x_BTD @ self.dd.flatten(1)).tanh().unflatten(-1, (4, M)).movedim(2, 0)
         # A sum of outer products: many products of tiny matrices take several times as long.
-        q = torch.diag_embed(1 + gate_CBTM[::2])
+        q = torch.diag_embed(gate_CBTM[::2])
         for r in range(RANK):
             q = torch.addcmul(q, w1_CBTRM[::2, :, :, r, :, None], w2_CBTRM[::2, :, :, r, None])
         k = torch.cat([w1_CBTRM[1::2], w2_CBTRM[1::2], gate_CBTM[1::2, :, :, None]], -2).permute(0, 1, 3, 4, 2)
@@ -78,7 +78,7 @@ class HeadComposition(nn.Module):
 def composed(A_BTMS: Tensor, q_BTMN: Tensor, k_BIMS: Tensor) -> Tensor:
     """A (I + C(t) + C'(s)) for all pairs of queries t and keys s: the shape of A."""
     w1_RBTMS, w2_RBTMS, gate_BTMS = _parts(k_BIMS)
-    out_BTMS = q_BTMN.mT @ A_BTMS + A_BTMS * gate_BTMS
+    out_BTMS = A_BTMS + q_BTMN.mT @ A_BTMS + A_BTMS * gate_BTMS
     for w1_BTMS, w2_BTMS in zip(w1_RBTMS, w2_RBTMS, strict=True):
         out_BTMS = out_BTMS + w2_BTMS * (A_BTMS * w1_BTMS).sum(2, keepdim=True)
     return out_BTMS
@@ -322,7 +322,7 @@ class _Pairs:
         """`composed`, and what each row of w1 takes of the heads."""
         w1, w2, gate = _parts(k)
         flat = A.flatten(0, 1)
-        out = torch.bmm(q.flatten(0, 1).mT, flat, out=self.space("composed", *flat.shape)).view(A.shape)
+        out = torch.baddbmm(flat, q.flatten(0, 1).mT, flat, out=self.space("composed", *flat.shape)).view(A.shape)
         product, taken = self.space("product", *A.shape), []
         for take, give in zip(w1, w2, strict=True):
             taken.append(torch.mul(A, take, out=product).sum(2, keepdim=True))
@@ -360,7 +360,7 @@ class _Pairs:
         w1, w2, gate = _parts(k)
         g, a = G.flatten(0, 1), A.flatten(0, 1)
         total_q.add_(torch.bmm(a, g.mT).view(q.shape))
-        out = torch.bmm(q.flatten(0, 1), g, out=self.space(name, *g.shape)).view(A.shape)
+        out = torch.baddbmm(g, q.flatten(0, 1), g, out=self.space(name, *g.shape)).view(A.shape)
         product = self.space("product", *A.shape)
         for r in range(RANK):
             dtaken = torch.mul(G, w2[r], out=product).sum(2, keepdim=True)

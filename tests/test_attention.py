@@ -14,7 +14,7 @@ from torch.func import functional_call, vmap
 
 import tasks.composition
 from tasks.attention import Kind, MultiHeadAttention, head_size, rotated
-from tasks.composition import HeadComposition
+from tasks.composition import Block, Composers, HeadComposition, composed_attention
 from tasks.dropout import use_batch_dropout
 from tasks.language import TextClassifier
 from tasks.text import TextBatch
@@ -237,6 +237,22 @@ def test_half_precision_keeps_the_softmax_in_float32() -> None:
     assert all(bool(g.isfinite().all()) and float(g.abs().max()) > 0 for g in grads)
 
 
+@pytest.mark.parametrize("side", ["post_q", "post_k"])
+def test_half_precision_keeps_compositions_below_its_spacing_at_one(side: str) -> None:
+    gate, M, T = 0.003, 4, 64  # bfloat16 has nothing between 1 and 1.0078
+    nothing = Composers(*(torch.zeros(2, *shape) for shape in [(T, M, M), (5, M, T)] * 2))
+    by_key = torch.zeros(2, 5, M, T)
+    by_key[:, -1] = gate
+    own = (gate * torch.eye(M)).expand(2, T, M, M) if side == "post_q" else by_key
+    q, k, v = (torch.randn(2, M, T, 16).bfloat16() for _ in range(3))
+    v = (v.abs() + 1).requires_grad_()
+    blocks = [Block(slice(0, T), slice(0, T))]
+    plain, gated = (composed_attention(q, k, v, c, None, blocks) for c in (nothing, nothing._replace(**{side: own})))
+    back = [torch.autograd.grad(out, v, torch.ones_like(out))[0] for out in (plain, gated)]
+    for before, after in ((plain, gated), back):
+        assert float(after.detach().double().sum() / before.detach().double().sum()) - 1 == pytest.approx(gate, rel=0.2)
+
+
 def test_gradients_in_half_precision_with_dropout_can_be_differentiated() -> None:
     module, x = make(strength=1, causal=True, dropout=0.3).float(), torch.randn(B, T, D, dtype=torch.float32)
     parameters, found = list(module.parameters()), []
@@ -287,7 +303,7 @@ def test_heads_begin_as_far_from_plain_ones_as_the_first_values_predict() -> Non
     gate = sqrt(width) * 0.005 * sqrt(2 / (width + M))
     with torch.no_grad():
         composers = composition(x)
-        C = composers.pre_q - torch.eye(M)
+        C = composers.pre_q
     diagonal = torch.eye(M, dtype=torch.bool)
     w2_size = w2 * sqrt(R)  # rows of w1 are of size 1
     assert float(C[..., ~diagonal].std()) == pytest.approx(w2_size, rel=0.15)
