@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import os
+import signal
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,9 @@ import pytest
 from bench.cli import main
 
 pytest_plugins = ["tests.services"]
+
+# A shell ignores Ctrl-C for what it starts in the background, and so would all that the tests start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class Answer(NamedTuple):

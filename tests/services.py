@@ -21,14 +21,6 @@ if TYPE_CHECKING:
     from tests.postgres import Server
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All tests that need one server go to one process, so that it is started once."""
-    for item in items:
-        for server in (postgres_server, slurm_cluster, chromium):
-            if server.__name__ in getattr(item, "fixturenames", ()):
-                item.add_marker(pytest.mark.xdist_group(server.__name__))
-
-
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator["Server"]:
     """A PostgreSQL server for the whole session."""
