@@ -19,6 +19,7 @@ from torch import Tensor
 
 from bench.machine import is_main_process
 from bench.progress import Progress
+from bench.storage.files import disk_errors
 from bench.storage.record import RunResult
 from bench.storage.store import RunFolder
 from bench.watch import Watch, look
@@ -131,9 +132,10 @@ class Watcher(pl.Callback):
 
     def _save(self, trainer: pl.Trainer) -> None:
         temporary = self.checkpoint.with_suffix(".tmp")
-        trainer.save_checkpoint(temporary)
-        if trainer.is_global_zero:
-            temporary.replace(self.checkpoint)
+        with disk_errors(self.checkpoint.parent.parent):
+            trainer.save_checkpoint(temporary)
+            if trainer.is_global_zero:
+                temporary.replace(self.checkpoint)
         self._checkpointed = time.monotonic()
 
 

@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from bench.errors import RunFailed, UserError, unknown
+from bench.errors import MAKE_ROOM, RunFailed, UserError, unknown, unknown_run
 from bench.machine import is_main_process
 from bench.output import remark
 from bench.words import Parser, add_places, split
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         where = f" ({error.filename})" if error.filename else ""
-        print(f"bench: error: the disk is full{where}: make room, then give the same command again", file=sys.stderr)
+        print(f"bench: error: the disk is full{where}{MAKE_ROOM}", file=sys.stderr)
         code = RunFailed.exit_code
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
@@ -141,7 +141,7 @@ def _stored_config(store: Path, run_id: str, settings: dict[str, Any]) -> Any:
     if result is None:
         if not kept.folder.is_dir():
             raise UserError(f"there is no store {store}; name it with --store DIR")
-        raise unknown(f"run in the store {store}:", run_id, (run.run_id for run in kept.runs()))
+        raise unknown_run(run_id, (run.run_id for run in kept.runs()), f"the store {store}")
     for kind, registry in (("task", TASKS), ("opt", OPTIMIZERS)):
         if result.config[kind] not in registry:
             package = result.versions.get(f"{kind}_package", "a package that the record does not name")

@@ -55,7 +55,9 @@ def main(words: list[str]) -> int:
     if args.what == "prepare":
         _prepare(specs[0], args.data, settings)
     chosen = _chosen(specs, settings, args.what)
-    states = [state for spec in specs for state in _show(spec, args.data, chosen)]
+    states = [
+        state for spec in specs for each in _sets(spec, args.data, chosen) for state in _show(spec, args.data, each)
+    ]
     return int(not all(state.usable for state in states))
 
 
@@ -173,6 +175,16 @@ def _chosen(specs: "list[TaskSpec]", settings: Mapping[str, Any], what: str) -> 
     return chosen
 
 
+def _sets(spec: "TaskSpec", root: Path, chosen: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The options that name the task's data: those that are given, or one of each of the sets that are here, or none."""
+    if chosen or not is_text(spec):
+        return [chosen]
+    import inspect
+
+    (option,) = inspect.signature(spec.data_cls.find).parameters.keys() - {"root"}
+    return [{option: name} for name in spec.data_cls.here(root)] or [{}]
+
+
 def _show(spec: "TaskSpec", root: Path, chosen: Mapping[str, Any]) -> list[FileState]:
     """Print the states of a task's files."""
     from bench.checks import option_error
@@ -194,6 +206,8 @@ def _show(spec: "TaskSpec", root: Path, chosen: Mapping[str, Any]) -> list[FileS
         print(f"  {cells}  {state.sha256 or ''}".rstrip())
         if text and state.usable:
             print(f"    tokenised: {'; '.join(state.cached) or 'not yet'}")
+    if not all(state.usable for state in found):
+        print(f"  copy what is missing there, or fetch it with: bench data prepare --task {spec.name} --data {root}")
     return found
 
 

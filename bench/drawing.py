@@ -218,7 +218,7 @@ class _Words:
 
     def __init__(self, spec: FigureSpec) -> None:
         self.spec = spec
-        self.seeds: dict[tuple[str, int], int] = {}
+        self.seeds: dict[str, dict[str, list[int]]] = {}  # panels by arm and number of seeds
         self.bands = self.ended = False
         self.shown: dict[str, Line2D] = {}
         self.guides: dict[str, Line2D] = {}
@@ -229,8 +229,8 @@ class _Words:
 
     def add(self, k: int, arm: Arm, drawn: Sequence[Line], seeds: int) -> None:
         """Note the lines of an arm in a panel."""
-        key = arm.label, len(arm.tables)
-        self.seeds[key] = min(seeds, self.seeds.get(key, seeds))
+        of = "" if seeds == len(arm.tables) else f" of {len(arm.tables)}"
+        self.seeds.setdefault(arm.label, {}).setdefault(f"{seeds}{of}", []).append(k)
         self.bands |= any(line.band is not None for line in drawn)
         floor = self.spec.panels[k].floor
         self.ended |= any(line.ended is not None and (floor is None or line.ended[1] >= floor) for line in drawn)
@@ -253,10 +253,13 @@ class _Words:
         return " ".join(parts)
 
     def _seeds(self) -> str:
-        counts = {key: f"{seeds}" if seeds == key[1] else f"{seeds} of {key[1]}" for key, seeds in self.seeds.items()}
-        tally = Counter(counts.values())
+        tally = Counter(count for counts in self.seeds.values() for count, panels in counts.items() for _ in panels)
         most = max(tally, key=lambda count: (tally[count], int(count.split()[0])))
-        others = [f"{label}: {count}" for (label, _), count in counts.items() if count != most]
+        others = []
+        for label, counts in self.seeds.items():
+            for count, panels in counts.items():
+                where = "" if len(counts) == 1 else " in " + ", ".join(f"({_letter(k)})" for k in panels)
+                others += [f"{label}{where}: {count}"] * (count != most)
         number = f"{most} seed{'' if most == '1' else 's'}" + (f" ({', '.join(others)})" if others else "")
         if not self.bands:
             return f"Lines: {number}."

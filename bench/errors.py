@@ -5,6 +5,9 @@ import os
 import traceback
 from collections.abc import Iterable
 
+MAKE_ROOM = "; make room, then give the same command again"
+"""What to do about a full disk."""
+
 
 class UserError(Exception):
     """Something that the user asked for cannot be done; the message says what, with which value, and what to do."""
@@ -30,6 +33,13 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     if kind in ("optimizer", "task") and not near and "." in name:
         hint = "a class of your own is written my_file.py:MyClass or my_package.module:MyClass"
     return UserError(f"unknown {kind} {name!r}; {hint}")
+
+
+def unknown_run(run_id: str, known: Iterable[str], where: str) -> UserError:
+    """The error for a run that a store does not have; ids end in a digest, so only one with a slip is near."""
+    near = difflib.get_close_matches(run_id, known, n=1, cutoff=0.9)
+    hint = f"did you mean {near[0]!r}?" if near else "`bench list runs --store DIR` shows what a store has"
+    return UserError(f"unknown run in {where}: {run_id!r}; {hint}")
 
 
 def described(error: BaseException) -> str:

@@ -329,9 +329,13 @@ def _record_failure(result: RunResult, folder: RunFolder | None, error: BaseExce
         folder.checkpoint.with_suffix(".tmp").unlink(missing_ok=True)  # on a full disk this makes room for the record
     with suppress(OSError, RunFailed):  # without room the lock is free all the same, so the run reads as killed
         folder.end(keep_checkpoint=True)
-    with suppress(OSError):
-        if not interrupted:
-            (folder.folder / "traceback.txt").write_text("".join(traceback.format_exception(error)), "utf-8")
+    if not isinstance(error, KeyboardInterrupt | UserError):
+        trace = folder.folder / "traceback.txt"
+        try:
+            trace.write_text("".join(traceback.format_exception(error)), "utf-8")
+        except OSError:
+            with suppress(OSError):
+                trace.unlink(missing_ok=True)
 
 
 def _loggers(config: RunConfig) -> list[Any]:

@@ -2,12 +2,16 @@
 
 import argparse
 import os
+import re
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
 from bench.errors import UserError, unknown
+
+_CHOICE = re.compile(r"argument (\S+): invalid choice: '(.*)' \(choose from (.*)\)")
+"""argparse's words, with quotes around the known ones in some versions of Python."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -18,6 +22,11 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Complain as everything else does."""
+        if choice := _CHOICE.fullmatch(message):
+            name, given, known = choice.groups()
+            raise unknown(
+                name if name.startswith("-") else "word", given, re.findall(r"'([^']*)'", known) or known.split(", ")
+            )
         raise UserError(f"{message}; see `{self.prog} --help`")
 
 

@@ -111,7 +111,12 @@ def _save(folder: Path, path: Path, arrays: Mapping[str, NDArray[Any]], record: 
         shutil.rmtree(old, ignore_errors=True)
     temporary.mkdir()
     for name, array in arrays.items():
-        np.save(temporary / f"{name}.npy", array)
+        try:
+            np.save(temporary / f"{name}.npy", array)
+        except OSError as error:  # numpy says how much of it was written, and no more
+            raise OSError(
+                error.errno or errno.ENOSPC, error.strerror or os.strerror(errno.ENOSPC), str(temporary)
+            ) from None
     digests = {name: _sha256(array) for name, array in arrays.items()}
     (temporary / "record.json").write_text(json.dumps({"path": str(path), **record, "sha256": digests}), "utf-8")
     temporary.replace(folder)

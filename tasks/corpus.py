@@ -160,6 +160,10 @@ class CorpusData(TaskData):
                     f"the {split} split of {paths.get(split, paths['train'])} has {len(ids):,} tokens; with length={length} at least"
                     f" {length + 1:,} are needed: take a longer text, or a smaller --task.length"
                 )
+        if len(self.vocabulary) < 2:
+            raise DataError(
+                f"the text of {paths['train']} is made of one character, which leaves nothing to learn; take another"
+            )
         self.part = "; ".join(_parts(source, paths)) or None
         self._place(arrays, length)
 
@@ -187,9 +191,16 @@ class CorpusData(TaskData):
             return CORPORA[corpus]
         if path.is_file():
             return Corpus(str(path.parent.resolve()), {"train": (path.name, None)})
+        if path.is_dir():
+            raise ValueError(f"corpus={corpus} is a folder; name the file in it")
         if path.suffix or len(path.parts) > 1:
             raise ValueError(f"corpus={corpus} is no file that is here")
         raise ValueError(f"corpus={corpus} is not known: it must be one of {', '.join(CORPORA)}, or a file with text")
+
+    @classmethod
+    def here(cls, root: Path) -> list[str]:
+        """The corpora that are in this data folder."""
+        return [name for name, corpus in CORPORA.items() if (root / corpus.folder).is_dir()]
 
     def facts(self) -> dict[str, Any]:
         """What tells whether two runs had the same stream: digests of files and of the text kept for validation, tokens."""

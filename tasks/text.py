@@ -148,7 +148,11 @@ class TextData(TaskData):
         require_tables(paths, source.columns, source.hub and Hub(*source.hub))
         self.digests = {split: sha256(path) for split, path in paths.items()}
         self.group_names = _groups_of(source, paths.values())
-        if scratch and not _has_tokenizer(Path(model).expanduser()):
+        if scratch and not _has_tokenizer(folder := Path(model).expanduser()):
+            if folder.is_dir():
+                raise DataError(
+                    f"there is no tokenizer in {model}, and scratch=true takes nothing else of a model; leave out --task.model"
+                )
             self.tokenizer = _trained_tokenizer(source, paths["train"], self.digests["train"], vocab)
         else:
             self.tokenizer = load_tokenizer(model)
@@ -177,6 +181,11 @@ class TextData(TaskData):
         if dataset not in known:
             raise ValueError(f"dataset={dataset} is not known: it must be {' or '.join(known)}")
         return known[dataset]
+
+    @classmethod
+    def here(cls, root: Path) -> list[str]:
+        """The data sets that are in this data folder."""
+        return [source.folder for source in cls.SOURCES if (root / source.folder).is_dir()]
 
     def _truncate(self, max_length: int) -> None:
         """Set what the tokenizer does with texts that are too long."""

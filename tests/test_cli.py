@@ -479,7 +479,8 @@ def test_the_curve_of_a_diverged_run_ends_where_it_diverged(cli, store, fake_mni
         ("xyzzy", "unknown command 'xyzzy'; known: fit, "),
         ("--halp", "unrecognized arguments: --halp"),
         ("list", "arguments are required: what"),
-        ("list suites", "invalid choice: 'suites'"),
+        ("list suites", "unknown word 'suites'; known: tasks, optimizers, runs"),
+        ("list run", "unknown word 'run'; did you mean 'runs'?"),
         ("show sngdd", "did you mean 'sngd'?"),
         ("show fig2", "unknown task, optimizer or experiment 'fig2'; did you mean 'deora2024/fig2'?"),
         ("show fixed-decodr", "did you mean 'vasudeva2025/fixed-decoder'?"),
@@ -683,4 +684,4 @@ def test_a_full_disk_behind_standard_output_is_said() -> None:
         command = [sys.executable, "-m", "bench.cli", "list", "tasks"]
         ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
     assert ended.returncode == 1
-    assert ended.stderr == "bench: error: the disk is full: make room, then give the same command again\n"
+    assert ended.stderr == "bench: error: the disk is full; make room, then give the same command again\n"

@@ -220,6 +220,23 @@ def test_a_line_is_the_mean_and_a_band_all_seeds():
     assert line.band is None
 
 
+def test_a_run_that_diverged_before_its_first_value_is_no_line_and_is_told():
+    some, none = ({"step": STEPS, "v": np.ones(len(STEPS))},), ({"step": STEPS, "other": STEPS},)
+    arms = {
+        "a fine": Arm("a fine", (0, 1), (some, some), ("completed", "completed")),
+        "a bad": Arm("a bad", (0, 1), (some, none), ("completed", "diverged")),
+        "b fine": Arm("b fine", (0, 1), (some, some), ("completed", "completed")),
+        "b bad": Arm("b bad", (0, 1), (none, none), ("diverged", "diverged")),
+    }
+    panels = [Panel(y="v", strip=f"{name} ", arms=[f"{name} fine", f"{name} bad"]) for name in "ab"]
+    text = caption(make(FigureSpec(panels=panels), arms))
+    assert text.startswith("Lines: mean over 2 seeds (bad in (a): 1 of 2, bad in (b): 0 of 2)")
+    assert lines(panels[1], arms["b bad"]) == ([], 0)
+    completed = Arm("b bad", (0,), (none,), ("completed",))
+    with pytest.raises(UserError, match="has no table with v"):
+        lines(panels[1], completed)
+
+
 def test_a_seed_that_ends_early_is_marked_and_told():
     ((line,), seeds) = lines(Panel(y="distance"), METHODS["ps"])
     assert seeds == 5

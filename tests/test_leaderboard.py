@@ -434,7 +434,7 @@ def test_stores_of_several_machines_are_read_as_one(cli, filled, tmp_path):
         (("--only", "lr"), "write NAME=VALUE"), (("--only", "status=completed"), "never left out"),
         (("--only", "opt.lrr=1"), "did you mean 'opt.lr'"), (("--opt", "addam"), "did you mean 'adam'"),
         (("--task", ","), "it names nothing"), (("--target", "nan"), "no finite number"), (("--target", "x"), "no finite number"),
-        (("--reference", "sgdd"), "did you mean 'sgd'"), (("--settings", "worst"), "invalid choice"),
+        (("--reference", "sgdd"), "did you mean 'sgd'"), (("--settings", "worst"), "unknown --settings 'worst'"),
     ],
 )  # fmt: skip
 def test_misspelt_words_are_one_line(cli, filled, words, says):

@@ -4,6 +4,7 @@ import errno
 import io
 import json
 import shutil
+import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import bench.storage.files
+from bench.callbacks import StopRequest
 from bench.errors import RunFailed, UserError
 from bench.report import result_lines
 from bench.storage.files import plain
@@ -21,6 +23,7 @@ from bench.storage.store import Store
 from bench.storage.tables import CURVE_FIELDS, read_curve
 
 FIT = ("fit", "--task", "synthetic", "--opt", "sngd", "--trainer.max_steps", "20", "--device", "cpu")
+FULL = "No space left on device; make room, then give the same command again"
 DONE = RunResult("a", {"task": "synthetic", "opt": "ngd"}, status="completed", final=0.5, steps=3)
 
 
@@ -141,7 +144,7 @@ def test_a_full_disk_at_the_start_is_one_line_and_frees_the_run(cli, store, monk
         full.setattr(bench.storage.files.json, "dump", no_space)
         answer = cli(*FIT)
     assert (answer.code, answer.out) == (1, "")
-    assert answer.err == f"bench: error: cannot write to the store {store}: No space left on device\n"
+    assert answer.err == f"bench: error: cannot write to the store {store}: {FULL}\n"
     assert cli(*FIT).code == 0
 
 
@@ -161,11 +164,28 @@ def test_a_full_disk_in_mid_run_is_one_line_and_frees_the_run(cli, store, monkey
         full.setattr(Store, "begin", begin_on_full_disk)
         answer = cli(*FIT)
     assert (answer.code, answer.out) == (1, "")
-    assert answer.err.splitlines()[-1] == f"bench: error: cannot write to the store {store}: No space left on device"
+    assert answer.err.splitlines()[-1] == f"bench: error: cannot write to the store {store}: {FULL}"
     assert "Traceback" not in answer.err
     (run,) = Store(store).runs()
     assert run.status == "failed"
     assert "No space left on device" in run.reason
+    assert cli(*FIT).code == 0
+
+
+def test_a_full_disk_for_the_checkpoint_of_a_run_that_is_stopped_is_one_line(cli, store, monkeypatch):
+    class Stopped(StopRequest):
+        def __init__(self) -> None:
+            super().__init__()
+            self.signal = signal.SIGINT
+
+    with monkeypatch.context() as full:
+        full.setattr("bench.runner.StopRequest", Stopped)
+        full.setattr("lightning.pytorch.Trainer.save_checkpoint", no_space)
+        answer = cli(*FIT)
+    assert (answer.code, answer.out) == (1, "")
+    assert answer.err.splitlines()[-1] == f"bench: error: cannot write to the store {store}: {FULL}"
+    (run,) = Store(store).runs()
+    assert not Store(store).checkpoint(run.run_id).with_name("traceback.txt").exists()
     assert cli(*FIT).code == 0
 
 

@@ -848,7 +848,7 @@ def test_a_full_disk_under_the_database_is_said_at_once_and_the_study_goes_on_wi
     with pytest.raises(Stuck) as full:
         study.complete(trial, runs)
     assert str(full.value) == (
-        f"the disk is full: --storage {sqlite_url}: database or disk is full; make room, then the same command goes on"
+        f"the disk is full: --storage {sqlite_url}: database or disk is full; make room, then give the same command again"
     )
     assert full.value.exit_code == 1
     event.remove(study.studies.rdb.engine, "connect", no_more_pages)

@@ -1,5 +1,6 @@
 """Texts: tokens, batches, their order, the cache, and files that are not what they should be."""
 
+import errno
 import json
 import sys
 import threading
@@ -487,6 +488,23 @@ def test_a_cache_that_cannot_be_written_is_named(root: Path, tmp_path: Path, mon
     monkeypatch.setenv("BENCH_CACHE", str(tmp_path / "file"))
     with pytest.raises(DataError, match=r"cannot write the cache .*file.* \(Not a directory\); .*BENCH_CACHE"):
         MNLIData(root, **SMALL)
+
+
+def test_a_cache_on_a_full_disk_is_an_error_of_the_disk(
+    root: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def short(*_: Any) -> None:
+        raise OSError("180 requested and 0 written")  # all that numpy says
+
+    monkeypatch.setattr("tasks.cache.np.save", short)
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        MNLIData(root, **SMALL)
+    assert caught.value.errno == errno.ENOSPC
+
+
+def test_a_folder_without_a_tokenizer_is_no_model_for_a_run_from_scratch(root: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"there is no tokenizer in .*; leave out --task.model"):
+        MNLIData(root, **SMALL | {"scratch": True, "model": str(tmp_path)})
 
 
 def test_great_token_numbers_are_kept(tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -480,7 +480,7 @@ def test_a_full_disk_is_said_once_and_the_study_goes_on_with_room(
         answer = cli(*words)
     assert answer.code == 1
     assert last_line(answer).startswith("the disk is full: cannot write to the store ")
-    assert last_line(answer).endswith(": No space left on device; make room, then the same command goes on")
+    assert last_line(answer).endswith(": No space left on device; make room, then give the same command again")
     assert answer.err.count("No space left") == 1
     assert states(study) == {("design", "waiting"): 3}
     assert cli(*words).code == 0
@@ -729,7 +729,7 @@ def test_a_worker_keeps_to_its_slot(here: Path, sqlite_url: str, store: Path, mo
         ("--task syntetic", "unknown task 'syntetic'; did you mean 'synthetic'?"),
         ("--trainer.max_stepz 3", "unknown option '--trainer.max_stepz'; did you mean '--trainer.max_steps'?"),
         ("--trialz 3", "unknown option '--trialz'; did you mean '--trials'?"),
-        ("--sampler gird", "argument --sampler: invalid choice: 'gird'"),
+        ("--sampler gird", "unknown --sampler 'gird'; did you mean 'grid'?"),
         ("--sampler tpe", "--sampler tpe refines a design of 9 trials: write --trials 12"),
         ("--retries -1", "--retries -1: it must be at least 0"),
         ("--workers 0", "--workers 0: write how many (--workers 2), or auto"),

@@ -36,17 +36,20 @@ class Arm:
     def series(self, *names: str) -> tuple[Array, ...]:
         """Step numbers, shape (P,), and for each name its values, shape (S, P), all from one table.
 
-        A run that ended early has NaN from there on.
+        A run that ended early has NaN from there on, and everywhere if it ended before it had such a table.
 
         Args:
             names: columns that some one table has.
 
         Raises:
-            KeyError: no table has all of them.
+            KeyError: a run that completed has no table with all of them.
         """
-        chosen = []
-        for tables in self.tables:
+        chosen = list[Table]()
+        none = {name: np.full(1, np.nan) for name in names} | {"step": np.zeros(1)}
+        for tables, status in zip(self.tables, self.statuses or ["completed"] * len(self.tables), strict=True):
             table = next((t for t in tables if all(name in t for name in names)), None)
+            if status != "completed" and (table is None or not len(table["step"])):
+                table = none
             if table is None:
                 known = sorted({name for t in tables for name in t})
                 raise KeyError(f"{self.label} has no table with {', '.join(names)}; it has {', '.join(known)}")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.config import settings_of
-from bench.errors import UserError, unknown
+from bench.errors import UserError, unknown_run
 from bench.storage.files import plain
 from bench.storage.record import FINISHED, RunResult
 from bench.storage.store import Store
@@ -35,7 +35,7 @@ def find(word: str, folders: Sequence[Path]) -> tuple[RunResult, Store]:
     stores = Stores(folders)
     found = [(run, store) for store in stores.stores if (run := store.get(path.name))]
     if not found:
-        raise unknown(f"run in {stores.shown}:", path.name, (run.run_id for run in stores.runs))
+        raise unknown_run(path.name, (run.run_id for run in stores.runs), stores.shown)
     return min(found, key=lambda each: each[0].status not in FINISHED)
 
 

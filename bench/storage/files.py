@@ -1,5 +1,6 @@
 """Writing that is whole or not at all, errors of the disk, and locks that go with their process."""
 
+import errno
 import fcntl
 import json
 import os
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from bench.errors import RunBusy, RunFailed, UserError
+from bench.errors import MAKE_ROOM, RunBusy, RunFailed, UserError
 
 
 def plain(value: Any) -> Any:
@@ -54,9 +55,9 @@ def disk_errors(store: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise RunFailed(
-            f"cannot write to the store {store}: {os.strerror(error.errno) if error.errno else error}"
-        ) from None
+        todo = MAKE_ROOM if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        what = os.strerror(error.errno) if error.errno else error
+        raise RunFailed(f"cannot write to the store {store}: {what}{todo}") from None
 
 
 def take_lock(folder: Path, what: str) -> int:

@@ -15,7 +15,7 @@ from optuna.storages import RDBStorage
 from pydantic import ValidationError
 
 from bench.doctor import first_line
-from bench.errors import RunFailed, UserError, unknown
+from bench.errors import MAKE_ROOM, RunFailed, UserError, unknown
 from bench.tuning.study import DIRECTIONS, FRESH, Stuck, Study, disk_full
 from bench.tuning.trials import Request, StudySpec, check_name
 
@@ -220,7 +220,7 @@ class Studies:
         if self.url.password:
             text = text.replace(str(self.url.password), "***")
         if disk_full(error):
-            return Stuck(f"the disk is full: {self.asked}: {text}; make room, then the same command goes on")
+            return Stuck(f"the disk is full: {self.asked}: {text}{MAKE_ROOM}")
         if self._path is None:
             return RunFailed(f"{self.asked}: {text}; is the server there, and may we write to it?")
         self._refuse_if_gone()

@@ -22,7 +22,7 @@ from bench.callbacks import StopRequest
 from bench.checks import check
 from bench.config import RunConfig, on_device, settings_of
 from bench.doctor import first_line
-from bench.errors import RunBusy, RunFailed, UserError
+from bench.errors import MAKE_ROOM, RunBusy, RunFailed, UserError
 from bench.machine import this_process
 from bench.progress import Progress, SweepProgress
 from bench.runner import run
@@ -129,7 +129,7 @@ class Worker:
                     with suppress(Stuck):  # the database may be on the same disk
                         self.study.give_back(trial, f"the worker could not make it: {made}")
                 if full:
-                    raise RunFailed(f"the disk is full: {made}; make room, then the same command goes on") from None
+                    raise RunFailed(f"the disk is full: {made.removesuffix(MAKE_ROOM)}{MAKE_ROOM}") from None
                 raise
             if not isinstance(error, RunFailed):  # an attempt like any other, or it would be made again for ever
                 traceback.print_exc()
