@@ -391,7 +391,7 @@ def test_a_merge_that_breaks_leaves_nothing_half_and_goes_on(cli, source, tmp_pa
         answer = cli("merge", source, dest)
     assert (answer.code, answer.out) == (1, "")
     assert answer.err.startswith(f"bench: error: cannot write to the store {dest}")
-    assert answer.err.endswith(": No space left on device\n")
+    assert answer.err.endswith(": No space left on device; make room, then give the same command again\n")
     assert answer.err.count("\n") == 1
     assert {run_id: repr(each) for run_id, each in seen(dest).items()}.items() <= whole.items() | old.items()
     assert Stores([dest]).unreadable == []
