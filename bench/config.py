@@ -244,9 +244,8 @@ def resolve(
         # Which one it is belongs to the run's identity, so it cannot be left open.
         options = config_.task_options | {"dataset": spec.dataset_in(config_.data)}
         config_ = config_.model_copy(update={"task_options": options})
-    if (
-        config_.trainer.schedule == "constant" and config_.trainer.floor
-    ):  # which would be another run with the same result
+    if config_.trainer.schedule == "constant" and config_.trainer.floor:
+        # It would be another run with the same result.
         config_ = config_.model_copy(update={"trainer": config_.trainer.model_copy(update={"floor": 0.0})})
     size = config_.trainer.batch_size
     if isinstance(size, int) and size < 1:

@@ -163,10 +163,7 @@ def _chosen(specs: "list[TaskSpec]", settings: Mapping[str, Any], what: str) -> 
     Raises:
         UserError: `status` is given others.
     """
-    import inspect
-
-    single = len(specs) == 1 and is_text(specs[0])
-    names = set(inspect.signature(specs[0].data_cls.find).parameters) - {"root"} if single else set()
+    names = _naming(specs[0]) if len(specs) == 1 and is_text(specs[0]) else set()
     chosen = {key.removeprefix("task."): value for key, value in settings.items() if key.removeprefix("task.") in names}
     if what == "status" and (others := [key for key in settings if key.removeprefix("task.") not in chosen]):
         raise UserError(
@@ -175,13 +172,18 @@ def _chosen(specs: "list[TaskSpec]", settings: Mapping[str, Any], what: str) -> 
     return chosen
 
 
+def _naming(spec: "TaskSpec") -> set[str]:
+    """The options that say which texts a task's data are."""
+    import inspect
+
+    return set(inspect.signature(spec.data_cls.find).parameters) - {"root"}
+
+
 def _sets(spec: "TaskSpec", root: Path, chosen: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The options that name the task's data: those that are given, or one of each of the sets that are here, or none."""
     if chosen or not is_text(spec):
         return [chosen]
-    import inspect
-
-    (option,) = inspect.signature(spec.data_cls.find).parameters.keys() - {"root"}
+    (option,) = _naming(spec)
     return [{option: name} for name in spec.data_cls.here(root)] or [{}]
 
 

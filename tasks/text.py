@@ -23,7 +23,7 @@ from tasks.dropout import BatchRandomness
 from tasks.files import DataError
 from tasks.split import split_hash, validation_rows
 from tasks.tables import Hub, amount, columns_of, or_part, readable, require_tables, sha256
-from tasks.tokenizer import LEAST_VOCABULARY, _has_tokenizer, load_tokenizer, pad_id_of, train_word_pieces
+from tasks.tokenizer import LEAST_VOCABULARY, has_tokenizer, load_tokenizer, pad_id_of, train_word_pieces
 
 _CHUNK = 20_000  # rows that are tokenised at once: what the tokenizer returns takes a hundred times the room of its ids
 _TRAINING_ROWS = 200_000  # of which a vocabulary is trained, at most
@@ -148,7 +148,7 @@ class TextData(TaskData):
         require_tables(paths, source.columns, source.hub and Hub(*source.hub))
         self.digests = {split: sha256(path) for split, path in paths.items()}
         self.group_names = _groups_of(source, paths.values())
-        if scratch and not _has_tokenizer(folder := Path(model).expanduser()):
+        if scratch and not has_tokenizer(folder := Path(model).expanduser()):
             if folder.is_dir():
                 raise DataError(
                     f"there is no tokenizer in {model}, and scratch=true takes nothing else of a model; leave out --task.model"
@@ -177,7 +177,7 @@ class TextData(TaskData):
         """
         known = {source.folder: source for source in cls.SOURCES}
         if dataset is None:
-            dataset = next((name for name in known if (root / name).is_dir()), next(iter(known)))
+            dataset = next(iter(cls.here(root)), next(iter(known)))
         if dataset not in known:
             raise ValueError(f"dataset={dataset} is not known: it must be {' or '.join(known)}")
         return known[dataset]

@@ -52,7 +52,8 @@ def load_tokenizer(model: str) -> Tokenizer:
     return tokenizer
 
 
-def _has_tokenizer(folder: Path) -> bool:
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a model's folder has a tokenizer."""
     return any((folder / name).is_file() for name in _FILES)
 
 
@@ -60,7 +61,7 @@ def _tokenizer_folder(model: str) -> Path:
     """The local folder with a model's tokenizer; from the Hub it is fetched once."""
     folder = Path(model).expanduser()
     if folder.is_dir():
-        if not _has_tokenizer(folder):
+        if not has_tokenizer(folder):
             raise DataError(f"there is no tokenizer in {folder}: copy the model's tokenizer.json or vocab.txt there")
         return folder
     from huggingface_hub import get_hf_file_metadata, hf_hub_url, snapshot_download
@@ -72,7 +73,7 @@ def _tokenizer_folder(model: str) -> Path:
                 get_hf_file_metadata(hf_hub_url(model, "config.json"), timeout=10)
             wanted = [*_FILES, "tokenizer_config.json", "merges.txt"]
             folder = Path(snapshot_download(model, allow_patterns=wanted, local_files_only=here))
-            if _has_tokenizer(folder):
+            if has_tokenizer(folder):
                 return folder
             why = "it has none there"
         except Exception as error:  # of the network, of the Hub, of the name

@@ -33,27 +33,26 @@ class Arm:
     settings: Mapping[str, Any] = field(default_factory=dict)
     converged: Sequence[bool] | None = None
 
-    def series(self, *names: str) -> tuple[Array, ...]:
+    def series(self, *names: str, lenient: bool = False) -> tuple[Array, ...]:
         """Step numbers, shape (P,), and for each name its values, shape (S, P), all from one table.
 
-        A run that ended early has NaN from there on, and everywhere if it ended before it had such a table.
+        A run that ended early has NaN from there on, and everywhere if it ended before it had such a table; there is always a step.
 
         Args:
             names: columns that some one table has.
+            lenient: whether a run that completed without such a table has NaN too.
 
         Raises:
-            KeyError: a run that completed has no table with all of them.
+            KeyError: a run that completed has no table with all of them, and `lenient` is False.
         """
         chosen = list[Table]()
         none = {name: np.full(1, np.nan) for name in names} | {"step": np.zeros(1)}
         for tables, status in zip(self.tables, self.statuses or ["completed"] * len(self.tables), strict=True):
-            table = next((t for t in tables if all(name in t for name in names)), None)
-            if status != "completed" and (table is None or not len(table["step"])):
-                table = none
-            if table is None:
+            having = [t for t in tables if all(name in t for name in names)]
+            if not having and status == "completed" and not lenient:
                 known = sorted({name for t in tables for name in t})
                 raise KeyError(f"{self.label} has no table with {', '.join(names)}; it has {', '.join(known)}")
-            chosen.append(table)
+            chosen.append(next((t for t in having if len(t["step"])), none))
         steps = np.unique(np.concatenate([table["step"] for table in chosen]))
         values = np.full((len(names), len(chosen), len(steps)), np.nan)
         for s, table in enumerate(chosen):

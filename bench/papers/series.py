@@ -3,7 +3,6 @@
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -39,16 +38,14 @@ def common_seeds(arms: Sequence[Arm]) -> list[list[int]]:
 
 
 def common_series(results: Mapping[str, Arm], arm: Arm, *names: str) -> tuple[Array, ...]:
-    """`Arm.series`, with NaN for a run that ended before it had such a table; there is always a step."""
+    """`Arm.series` of columns that some run of an experiment has, with NaN for a run that lacks them."""
     tables = [table for other in results.values() for run in other.tables for table in run]
     for name in names:
         if not any(name in table for table in tables):
             raise unknown("column", name, sorted({known for table in tables for known in table}))
     if not any(all(name in table for name in names) for table in tables):
         raise UserError(f"columns {' and '.join(names)} are of different tables; name columns of one table")
-    none = {name: np.full(1, np.nan) for name in names} | {"step": np.zeros(1)}
-    kept = [[t for t in run if len(t["step"]) and all(name in t for name in names)] or [none] for run in arm.tables]
-    return replace(arm, tables=kept).series(*names)
+    return arm.series(*names, lenient=True)
 
 
 def values_at(results: Mapping[str, Arm], arm: Arm, measure: str, first: float, last: float) -> Array:
