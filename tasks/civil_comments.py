@@ -1,6 +1,7 @@
 """Civil Comments: is a comment on a news site toxic, and how good is that told where a comment mentions an identity?"""
 
-from tasks.text import TextData, TextSource
+from tasks.text import TextData
+from tasks.text_source import TextSource
 
 N_VAL = 5_000
 SALT = "civil_comments"

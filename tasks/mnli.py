@@ -1,6 +1,7 @@
 """MNLI: does a premise entail a hypothesis, contradict it, or neither? 392,702 pairs and two validation sets."""
 
-from tasks.text import TextData, TextSource
+from tasks.text import TextData
+from tasks.text_source import TextSource
 
 N_VAL = 5_000
 SALT = "mnli"

@@ -13,7 +13,8 @@ from torch import Tensor
 from tasks.dropout import BatchRandomness
 from tasks.files import DataError
 from tasks.split import validation_rows
-from tasks.text import Encoded, TextBatch, TextData, TextSource, kind_of, read_table, texts_of, tokenised, values_of
+from tasks.text import Encoded, TextBatch, TextData, kind_of, tokenised
+from tasks.text_source import TextSource, read_table, texts_of, values_of
 
 N_VAL = 80
 SALT = "squad"

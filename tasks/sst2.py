@@ -1,6 +1,7 @@
 """SST-2: is a phrase of a film review positive? 67,349 + 872 phrases."""
 
-from tasks.text import TextData, TextSource
+from tasks.text import TextData
+from tasks.text_source import TextSource
 
 N_VAL = 2_000
 SALT = "sst2"
