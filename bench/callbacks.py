@@ -24,7 +24,8 @@ from bench.storage.record import RunResult
 from bench.storage.store import RunFolder
 from bench.watch import Watch, look
 from tasks import TaskSpec
-from tasks.base import CurveRow, Task
+from tasks.base import Task
+from tasks.loop import CurveRow
 
 _BATCH_TAGS = ("batch/loss", "batch/grad_norm", "batch/raw_step", "batch/applied_step")
 

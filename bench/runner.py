@@ -28,8 +28,9 @@ from bench.progress import Progress
 from bench.storage.record import FINISHED, RunResult
 from bench.storage.store import RunFolder, Store
 from optimizers import TASK_VALUE
-from tasks.base import Plan, Task, TaskData
+from tasks.base import Task, TaskData
 from tasks.files import DataError
+from tasks.loop import Plan
 from tasks.order import micro_batches_per_rank
 from tasks.schedule import Schedule
 from tasks.seeding import derive_seed

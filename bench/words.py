@@ -94,6 +94,14 @@ def read(parser: Parser, words: list[str], names: Sequence[str]) -> tuple[argpar
     return args, settings | {name: value for name in names if (value := getattr(args, name)) is not None}
 
 
+def add_engine(parser: argparse.ArgumentParser) -> None:
+    """Give a command --engine."""
+    parser.add_argument(
+        "--engine", choices=("auto", "lanes", "lightning"), default="auto",
+        help="lanes: many runs as one program; lightning: one after the other; auto (default): what a short measurement finds faster",
+    )  # fmt: skip
+
+
 def add_places(parser: argparse.ArgumentParser, **options: str) -> None:
     """Give a command --data and --store, or those of them that are named, with what they say."""
     folders = {"data": "data", "store": "runs"}

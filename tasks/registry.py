@@ -142,8 +142,8 @@ TASKS = Registry(
         _theory(
             name="synthetic_joint",
             title="single-head self-attention classifier, attention and decoder trained, on a mixture of tokens",
-            module="tasks.synthetic:JointClassifier",
-            data="tasks.synthetic:MixtureTokenData",
+            module="tasks.synthetic_joint:JointClassifier",
+            data="tasks.synthetic_joint:MixtureTokenData",
             source=_PAPER_A,
             measures=f"{_MEASURES_A}, norm_u, alignment_u, distance_u",
         ),

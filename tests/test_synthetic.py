@@ -19,15 +19,9 @@ from bench.storage.tables import read_curve, read_tables
 from optimizers import NGD, PS
 from tasks import TASKS
 from tasks.saturated import attended_mean
-from tasks.synthetic import (
-    AttentionClassifier,
-    FixedDecoderData,
-    JointClassifier,
-    MixtureTokenData,
-    TokenClassifier,
-    TokenData,
-    stacked_logits,
-)
+from tasks.synthetic import AttentionClassifier, FixedDecoderData
+from tasks.synthetic_joint import JointClassifier, MixtureTokenData
+from tasks.token_classifier import TokenClassifier, TokenData, stacked_logits
 
 F64 = torch.float64
 BOTH = ((AttentionClassifier, FixedDecoderData), (JointClassifier, MixtureTokenData))

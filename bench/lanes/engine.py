@@ -21,8 +21,9 @@ from torch.utils._pytree import tree_map
 from bench.lanes.optimizers import OneByOne, Together, Weights, beside
 from bench.lanes.scores import Scores, without_warning
 from optimizers import OptimizerSpec
-from tasks.base import Outcome, Plan, Task
+from tasks.base import Task
 from tasks.dropout import use_batch_dropout
+from tasks.loop import Outcome, Plan
 from tasks.order import BatchOrder, micro_batches_per_rank
 
 

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_map
 from optimizers import OptimizerSpec
 from optimizers.closures import once_known
 from optimizers.global_norm import scalar_dtype
-from tasks.base import Plan
+from tasks.loop import Plan
 from tasks.schedule import Schedule
 
 if TYPE_CHECKING:

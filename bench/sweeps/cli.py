@@ -7,7 +7,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 from bench.errors import UserError
-from bench.words import Parser, add_places, read
+from bench.words import Parser, add_engine, add_places, read
 
 
 def main(words: list[str]) -> int:
@@ -28,10 +28,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("--task", help="as `bench list tasks` prints it")
     parser.add_argument("--opt", help="one or more optimizers: ngd,adam")
     parser.add_argument("--seeds", default="8", help="how many (32 is 0 to 31), or which (3,5,8); default 8")
-    parser.add_argument(
-        "--engine", choices=("auto", "lanes", "lightning"), default="auto",
-        help="lanes: many runs as one program; lightning: one after the other; auto (default): what a short measurement finds faster",
-    )  # fmt: skip
+    add_engine(parser)
     parser.add_argument(
         "--memory", default="80%", help="what lanes may take: a share of what is free, or a size (default 80%%)"
     )

@@ -20,7 +20,8 @@ from bench.runner import build, run
 from bench.storage.record import FINISHED, RunResult
 from bench.storage.store import Store
 from bench.sweeps.grid import block_key, blocks, check_all, problem_key
-from tasks.base import Plan, Task
+from tasks.base import Task
+from tasks.loop import Plan
 
 Engine = Literal["auto", "lanes", "lightning"]
 

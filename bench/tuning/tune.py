@@ -1,6 +1,7 @@
 """Tuning: from words to a study, and from a study to workers that carry it out."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 from bench.config import resolve, settings_of
@@ -117,7 +118,13 @@ def default_trials(design: Design) -> int:
 
 
 def make_request(
-    design: Design, trials: int | None, *, tpe: bool = False, retries: int = 2, report: bool = True
+    design: Design,
+    trials: int | None,
+    *,
+    tpe: bool = False,
+    retries: int = 2,
+    report: bool = True,
+    out: Path | None = None,
 ) -> Request:
     """What is asked of a study.
 
@@ -127,6 +134,7 @@ def make_request(
         tpe: those beyond a grid of the usual size are refinements by TPE.
         retries: how often a trial that came to nothing is tried again.
         report: run the winner on fresh seeds.
+        out: the folder that the result was asked for in, if any was.
 
     Raises:
         UserError: the numbers are no design.
@@ -141,7 +149,8 @@ def make_request(
     trials = usual if trials is None else trials
     refine = trials - usual if tpe else 0
     design.wanted({}, "min", CONVERGED, trials - refine)  # or it refuses, before there is a study
-    return Request(trials=trials - refine, refine=refine, retries=retries, report=report)
+    place = None if out is None else str(out.absolute())
+    return Request(trials=trials - refine, refine=refine, retries=retries, report=report, out=place)
 
 
 def promise(spec: StudySpec, trials: int) -> str:

@@ -1,0 +1,1 @@
+"""The commands around studies: tune, suite, studies, worker."""

@@ -1,0 +1,97 @@
+"""What the commands around studies share: their database, and the page that shows a study."""
+
+import argparse
+import json
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bench.words import Parser
+
+if TYPE_CHECKING:
+    from bench.tuning.outcome import Outcome
+    from bench.tuning.studies import Studies
+    from bench.tuning.study import Study
+
+
+def show(
+    study: "Study",
+    budget: int | None,
+    *,
+    as_json: bool,
+    out: Path | None = None,
+    command: str = "",
+    store: Path | None = None,
+) -> int:
+    """Print what a study has found, and write it if there are places for it."""
+    from bench.tuning import summary, tuned
+    from bench.tuning.outcome import analyse, missing_runs, outcome
+
+    found = outcome(study, budget)
+    if store is not None:
+        tuned.remember(found, store)
+        note(missing_runs(found, store))
+    shown = analyse(found) if found.runs else None
+    paths: list[Path] = []
+    if out is not None and found.best is not None:
+        note(tuned.replaced(out, found))
+        paths = tuned.write(out, found, command)
+    if as_json:
+        print(json.dumps(summary.as_json(found) | {"out": str(out) if paths else None}))
+    else:
+        print("\n".join(summary.lines(found, shown)))
+        if paths:
+            print(f"written to {out}: {', '.join(str(path.relative_to(out or '.')) for path in paths)}")
+            print(f"use it: {_use(found, out)}")
+    return 0 if found.best is not None else 1
+
+
+def note(text: str | None) -> None:
+    """Print the text, if there is one, as a remark on standard error."""
+    if text is not None:
+        print(f"bench: {text}", file=sys.stderr, flush=True)
+
+
+def add_storage(parser: Parser) -> None:
+    """`--storage`, the studies' database."""
+    parser.add_argument(
+        "--storage", default=os.environ.get("BENCH_STORAGE"),
+        help="the studies' database: sqlite:///FILE or postgresql+psycopg://USER:PASSWORD@HOST/NAME"
+        " (default: $BENCH_STORAGE, else studies.db in the store)",
+    )  # fmt: skip
+
+
+def open_studies(args: argparse.Namespace, *, make: bool = True) -> "Studies":
+    """The database that `--storage` names, else the store's own; without `make` it must be there.
+
+    Raises:
+        UserError: it cannot be opened.
+    """
+    from bench.tuning.studies import Studies
+
+    asked = None if args.storage else f"--store {args.store}"
+    return Studies(args.storage or f"sqlite:///{args.store / 'studies.db'}", make=make, asked=asked)
+
+
+def without_storage(words: list[str]) -> list[str]:
+    """The words without the database, whose password is nobody's business."""
+    kept, skip = [], False
+    for word in words:
+        if not skip and not word.startswith("--storage"):
+            kept.append(word)
+        skip = word == "--storage"
+    return kept
+
+
+def _use(found: "Outcome", out: Path | None) -> str:
+    """The command that trains as the winner was trained."""
+    from bench.tuning.outcome import conditions
+    from bench.tuning.tuned import tuned_path
+
+    spec, folder = found.study.spec, Path(out or ".")
+    here = folder.absolute() == Path("tuned").absolute()
+    there = ["--tuned"] if here else ["--config", str(tuned_path(folder, spec))]
+    words = [word for name, value in conditions(found).items() for word in (f"--{name}", value)]
+    return shlex.join(["bench", "fit", "--task", spec.task, "--opt", spec.opt, *there, *words])

@@ -1,0 +1,69 @@
+"""`bench studies`."""
+
+import json
+from typing import Any
+
+from bench.errors import RunFailed, UserError
+from bench.tuning.cli.shared import add_storage, note, open_studies, show
+from bench.words import Parser, add_places
+
+
+def main(words: list[str]) -> int:
+    """`bench studies` with these words: 0 done, 1 something could not be shown.
+
+    Raises:
+        UserError: the request cannot be carried out.
+    """
+    parser = Parser(prog="bench studies", description="List the studies of a database, or show what one has found.")
+    parser.add_argument("name", nargs="?", help="show this study")
+    parser.add_argument("--budget", type=int, help="what so many trials would have found, from what is stored")
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    add_storage(parser)
+    add_places(parser)
+    args = parser.parse_args(words)
+    if args.budget is not None and args.name is None:
+        raise UserError(f"--budget {args.budget}: name a study: bench studies NAME --budget {args.budget}")
+    from bench.tuning.outcome import outcome
+    from bench.tuning.progress import counted, spoken
+    from bench.tuning.studies import NoDatabase
+
+    try:
+        studies = open_studies(args, make=False)
+    except NoDatabase as error:
+        if args.name is not None:
+            raise
+        print("{}" if args.json else f"no studies in {error.shown}")
+        return 0
+    if args.name is not None:
+        return show(studies.open(args.name), args.budget, as_json=args.json)
+    rows: dict[str, dict[str, Any]] = {}
+    for name in studies.names():
+        try:
+            study = studies.open(name)
+            found = outcome(study)
+        except RunFailed:  # the database has gone away
+            raise
+        except UserError as error:
+            rows[name] = {"error": str(error)}
+            continue
+        running = sum(trial.state == "running" for trial in study.trials())
+        rows[name] = {
+            "trials": len(found.scored) + len(found.refined), "missing": found.missing, "running": running,
+            "best": None if found.best is None else spoken(found.best.point), "score": found.score,
+            "fresh": found.fresh_interval and found.fresh_interval.mean,
+        }  # fmt: skip
+    if args.json:
+        print(json.dumps(rows))
+    elif not rows:
+        print(f"no studies in {studies.shown}")
+    width = max(map(len, rows), default=0)
+    for name, row in rows.items():
+        if "error" in row:
+            note(f"{name} cannot be shown: {row['error']}")
+        elif not args.json:
+            score = "" if row["score"] is None else f"best {row['best']}: {row['score']:.4g}"
+            fresh = "" if row["fresh"] is None else f", fresh seeds {row['fresh']:.4g}"
+            counts = f"{row['trials']} of {counted(row['trials'] + row['missing'], 'trial')}"
+            counts += f", {row['running']} running" * bool(row["running"])
+            print(f"{name:<{width}}  {counts:<16}  {score}{fresh}".rstrip())
+    return int(any("error" in row for row in rows.values()))

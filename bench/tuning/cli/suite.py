@@ -1,0 +1,86 @@
+"""`bench suite`."""
+
+import json
+import shlex
+import sys
+from contextlib import redirect_stdout, suppress
+from pathlib import Path
+
+from bench.errors import UserError
+from bench.tuning.cli.shared import add_storage, note, open_studies, without_storage
+from bench.words import Parser, add_engine, add_places
+
+
+def main(words: list[str]) -> int:
+    """`bench suite` with these words: 0 done, 1 an optimizer has no winner, 130 stopped.
+
+    Raises:
+        UserError: the request cannot be carried out.
+    """
+    parser = Parser(
+        prog="bench suite",
+        description="Tune each optimizer on each task with the same number of trials, then run the winners on fresh seeds."
+        " What is stored is not trained again, so the same command goes on after an interruption.",
+    )
+    parser.add_argument("file", help="a YAML file, or the name of one in configs/suites")
+    parser.add_argument(
+        "--plan", action="store_true", help="print what would run, what is stored, and about how long it takes"
+    )
+    parser.add_argument(
+        "--jobs", default="auto", help="worker processes, or auto (default): one for each GPU, or each processor"
+    )
+    add_engine(parser)
+    parser.add_argument("--out", type=Path, default=Path("tuned"), help="where settings and plots go (default: tuned)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    add_storage(parser)
+    add_places(parser)
+    command = shlex.join(["bench", "suite", *without_storage(words)])
+    args = parser.parse_args(words)
+    from bench.papers.reproduce import make_output
+    from bench.tuning import suite, tuned
+    from bench.tuning.outcome import missing_runs, outcome
+    from bench.tuning.studies import NoDatabase
+    from bench.tuning.summary import as_json
+    from bench.tuning.workers import Workers, slots
+
+    places = {"data": args.data, "store": args.store}
+    asked = suite.load(args.file)
+    try:
+        specs = asked.specs(places)
+    except UserError as error:
+        raise UserError(f"{args.file}: {error}") from None
+    cut = min((slots(args.jobs, spec.typical(places), option="--jobs") for spec in specs), key=len)
+    if args.plan:
+        studies = None
+        with suppress(NoDatabase):
+            studies = open_studies(args, make=False)
+        with redirect_stdout(sys.stderr):
+            steps = suite.plan(asked, studies, places, suite.measured(places, cut[0].threads))
+        if args.json:
+            print(json.dumps([vars(step) | {"spec": step.spec.model_dump(mode="json")} for step in steps]))
+        else:
+            print("\n".join([asked.title, *suite.plan_lines(steps, len(cut))]))
+        return 0
+    make_output(args.out)  # before hours of training
+    studies = open_studies(args)
+
+    def say(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    with Workers(studies, cut, places, args.engine) as workers:
+        done = suite.carry_out(asked, studies, places, workers, say)
+    if done is None:
+        say("bench: stopped; nothing is lost, and the same command goes on")
+        return 130
+    found = [outcome(study) for study in done]
+    for each in found:
+        tuned.remember(each, args.store)
+        note(missing_runs(each, args.store))
+        note(tuned.replaced(args.out, each) if each.best is not None else None)
+    paths = suite.write(args.out, found, command)
+    if args.json:
+        print(json.dumps({"out": str(args.out), "studies": [as_json(each) for each in found]}))
+    else:
+        print("\n".join([asked.title, "", *suite.result_lines(found)]))
+        print(f"written to {args.out}: {len(paths)} files, such as {paths[-4] if paths else 'none'}")
+    return 0 if all(each.best is not None for each in found) else 1

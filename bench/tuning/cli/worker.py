@@ -1,0 +1,82 @@
+"""`bench worker`."""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import redirect_stdout, suppress
+from typing import TYPE_CHECKING, Any
+
+from bench.errors import UserError
+from bench.tuning.cli.shared import add_storage, open_studies
+from bench.words import Parser, add_engine, add_places
+
+if TYPE_CHECKING:
+    from bench.tuning.study import Study
+
+
+def main(words: list[str]) -> int:
+    """`bench worker` with these words: 0 nothing is left to do, 130 stopped.
+
+    Raises:
+        UserError: the request cannot be carried out.
+    """
+    parser = Parser(
+        prog="bench worker", description="Take trials of a study and train them until nothing is left to do. Start as many as there are devices."
+    )  # fmt: skip
+    parser.add_argument("--study", help="its name, as `bench studies` prints it")
+    add_engine(parser)
+    parser.add_argument(
+        "--shared-by",
+        type=int,
+        default=1,
+        help="workers that share the trials, where lanes take many at once (default 1)",
+    )
+    parser.add_argument("--events", action="store_true", help=argparse.SUPPRESS)  # for the process that started us
+    add_storage(parser)
+    add_places(parser)
+    args = parser.parse_args(words)
+    if args.study is None and not args.events:
+        raise UserError("--study is missing; `bench studies` lists their names")
+    studies, out = open_studies(args, make=False), sys.stdout
+    study = studies.open(args.study) if args.study is not None else None
+    with redirect_stdout(sys.stderr):
+        from bench.tuning import tuned
+        from bench.tuning.outcome import outcome
+        from bench.tuning.worker import Worker, supervised
+
+        if study is None:  # whatever libraries print, C ones too, must not get among the events
+            out = os.fdopen(os.dup(1), "w")
+            os.dup2(2, 1)
+
+        places = {"data": args.data, "store": args.store}
+        tell = _as_events(out) if study is None else _as_lines(study)
+        worker = Worker(places, tell, engine=args.engine, shared_by=args.shared_by)
+        for each in [study] if study is not None else map(studies.open, supervised()):
+            if not worker.work(each):
+                return 130
+            tuned.remember(outcome(each), args.store)
+            tell({"done": each.name})
+    return 0
+
+
+def _as_events(out: Any) -> Callable[[Mapping[str, Any]], None]:
+    def tell(event: Mapping[str, Any]) -> None:
+        with suppress(OSError):  # if nobody listens any more, the end of standard input says what to do
+            print(json.dumps(event), file=out, flush=True)
+
+    return tell
+
+
+def _as_lines(study: "Study") -> Callable[[Mapping[str, Any]], None]:
+    from bench.tuning.progress import TuningProgress
+
+    progress = TuningProgress(f"study {study.name}", study.spec.metric)
+
+    def tell(event: Mapping[str, Any]) -> None:
+        if "ended" in event:
+            progress.counted(study.trials(), study.request.trials)
+        progress.event(0, event)
+
+    return tell

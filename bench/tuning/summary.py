@@ -1,0 +1,123 @@
+"""What a study has found, in words for a terminal and as JSON."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from bench.papers.reproduction import duration
+from bench.report import CAP_SHARE_TO_REPORT
+from bench.storage.files import plain
+from bench.sweeps import sensitivity
+from bench.tuning.outcome import Outcome
+from bench.tuning.progress import counted, spoken
+from bench.tuning.space import Range, point_key
+from tasks import TASKS
+
+
+def lines(found: Outcome, shown: sensitivity.Sensitivity | None) -> list[str]:
+    """The table for a terminal."""
+    spec, best = found.study.spec, found.best
+    kinds = {kind: sum(trial.kind == kind for trial in found.scored) for kind in ("extension", "top-up")}
+    added = [f"{n} by {kind}" for kind, n in kinds.items() if n]
+    failed = sum(trial.state == "failed" for trial in found.scored)
+    pruned = sum(trial.state == "pruned" for trial in found.scored)
+    counts = f"{counted(len(found.scored), 'trial')} of {counted(len(spec.seeds), 'seed')}"
+    counts += f" ({', '.join(added)})" * bool(added)
+    more = [f"{len(found.refined)} refinements by TPE"] * bool(found.refined)
+    more += [f"{failed} failed"] * bool(failed) + [f"{pruned} pruned (--prune)"] * bool(pruned)
+    more += [f"{found.missing} not done yet"] * bool(found.missing)
+    text = [
+        *(sensitivity.lines(shown) if shown else []),
+        "",
+        f"study    {found.study.name}: {', '.join([counts, *more])}",
+    ]
+    if best is None:
+        text.append("best     none: no trial has a score")
+    else:
+        select = f"selection {TASKS[spec.task].metric}{found.of_what}"
+        kind = "" if best.kind == "design" else f" ({best.kind})"
+        text.append(
+            f"best     {spoken(best.point)}{kind}: {select} {found.score:.4g}, median of seeds {seeds_in_words(spec.seeds)}, which flatters it"
+        )
+        text.append(f"fresh    {_fresh(found)}")
+        edge = "yes: the optimum may lie outside of what was tried" if found.lr_at_boundary else "no"
+        text.append(f"edge     lr_at_boundary: {edge}")
+    cost = found.cost
+    text.append(
+        f"cost     trials {duration(cost['trial_seconds'])} and {cost['trial_gradient_evaluations']:,} gradient evaluations (of a batch),"
+        f" fresh seeds {duration(cost['fresh_seconds'])} and {cost['fresh_gradient_evaluations']:,}"
+    )
+    text += [f"note     {note}" for note in _notes(found)]
+    return text
+
+
+def _notes(found: Outcome) -> list[str]:
+    notes = []
+    if found.best is not None and any((run.cap_share or 0) > CAP_SHARE_TO_REPORT for run in found.best.runs):
+        notes.append(
+            "the step cap bound on nearly all steps of the winner: it is SGD with a fixed step under another name"
+        )
+    for part in sorted({run.part for run in found.runs if run.part}):
+        notes.append(f"not the whole task: {part}")
+    if found.study.request.trials < 9:
+        notes.append(
+            f"{found.study.request.trials} trials are a small design; results for publication take 9 or more (our rule)"
+        )
+    for name, axis in found.study.spec.axes.items():
+        value = found.best.point[name] if found.best is not None else None
+        if isinstance(axis, Range) and value is not None and not axis.low <= value <= axis.high:
+            notes.append(f"{name} {value:g} lies beyond {axis.low:g}:{axis.high:g}, around whose middle the grid lies")
+    for trial in found.scored:
+        if trial.state in ("failed", "pruned"):
+            notes.append(f"{spoken(trial.point)} {trial.state}: {trial.reason}")
+    notes += [f"fresh seed {seed} failed: {reason}" for seed, reason in found.fresh_failed.items()]
+    return notes
+
+
+def _fresh(found: Outcome) -> str:
+    spec = found.study.spec
+    if not found.fresh:
+        return "none yet"
+    split = f"{found.fresh[0].split} {found.fresh[0].metric}{found.of_what}"
+    seeds = seeds_in_words([run.config["seed"] for run in found.fresh])
+    interval = found.fresh_interval
+    if interval is None:
+        diverged = sum(run.status == "diverged" for run in found.fresh)
+        return f"{split}: {diverged} of {len(found.fresh)} runs diverged (seeds {seeds})"
+    wide = (
+        f", 95 % t-interval [{interval.low:.4g}, {interval.high:.4g}]" if interval.n > 1 else ": one run, no interval"
+    )
+    left = len(spec.report_seeds) - interval.n - len(found.fresh_failed)
+    return f"{split} {interval.mean:.4g}{wide} (seeds {seeds})" + f", {left} still to come" * bool(left)
+
+
+def seeds_in_words(seeds: Sequence[int]) -> str:
+    """`0 to 4` for a row of three or more, else `0, 7`."""
+    row = len(seeds) > 2 and list(seeds) == list(range(seeds[0], seeds[-1] + 1))
+    return f"{seeds[0]} to {seeds[-1]}" if row else ", ".join(map(str, seeds))
+
+
+def as_json(found: Outcome) -> dict[str, Any]:
+    """What was found, as strict JSON can hold it."""
+    spec, interval = found.study.spec, found.fresh_interval
+    return plain(
+        {
+            "study": found.study.name, "task": spec.task, "opt": spec.opt, "sampler": spec.sampler,
+            "trials": len(found.scored), "refinements": len(found.refined), "missing": found.missing,
+            "best": None if found.best is None else found.best.point, "score": found.score,
+            "fresh": {
+                "seeds": [run.config["seed"] for run in found.fresh], "values": found.fresh_values,
+                "mean": interval and interval.mean, "low": interval and finite(interval.low), "high": interval and finite(interval.high),
+            },
+            "lr_at_boundary": found.lr_at_boundary, "cost": found.cost, "pruning": spec.prune,
+            "tried": [
+                {"point": t.point, "kind": t.kind, "state": t.state, "score": found.scores.get(point_key(t.point))}
+                for t in (*found.scored, *found.refined)
+            ],
+        }
+    )  # fmt: skip
+
+
+def finite(value: float) -> float | None:
+    """The number, or None for an infinity: the ends of an interval over one run."""
+    return value if math.isfinite(value) else None
