@@ -248,7 +248,7 @@ def test_a_gap_is_seen_wherever_it_is() -> None:
 
 # -- a lane is the run that `bench fit` makes -------------------------------------------------------------------------
 
-STEPS = 200
+STEPS = 100
 
 
 @dataclass(frozen=True)
