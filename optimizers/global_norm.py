@@ -31,7 +31,7 @@ def global_norm(tensors: Sequence[Tensor]) -> Tensor:
     if not tensors:
         return torch.zeros(())
     first = tensors[0]
-    if len(tensors) == 1 and first.numel() < _LEAST and not hasattr(first, "to_local"):
+    if len(tensors) == 1 and first.numel() < 16 * _ROW and not hasattr(first, "to_local"):
         # A small model's step notices how long `no_grad` takes.
         return torch.linalg.vector_norm(first.detach(), dtype=scalar_dtype(first.dtype))
     return _global_norm(tensors)
@@ -59,15 +59,14 @@ def _global_norm(tensors: Sequence[Tensor]) -> Tensor:
     return torch.linalg.vector_norm(torch.cat([norm.to(device, non_blocking=True) for norm in norms]))
 
 
-_ROW = 16_384
-_LEAST = 65_536  # elements of a tensor that is cut into rows
+_ROW = 4_096
 
 
 def _norms(tensors: list[Tensor], dtype: torch.dtype) -> Tensor:
     """A vector whose norm is the norm of all the tensors, which share a device."""
     rest, norms = [], []
     for tensor in tensors:
-        if tensor.device.type == "cpu" and tensor.numel() >= _LEAST and tensor.is_contiguous():
+        if tensor.device.type == "cpu" and tensor.numel() >= 16 * _ROW and tensor.is_contiguous():
             # A norm over a whole tensor runs on one thread and its float32 sum is off by 1e-3 at 3e7 elements; short
             # rows run on all threads, reach the memory's speed and keep the error below 1e-5.
             flat, end = tensor.view(-1), tensor.numel() // _ROW * _ROW
