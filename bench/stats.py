@@ -39,6 +39,12 @@ class Interval:
     high: float
     n: int
 
+    @property
+    def ends(self) -> tuple[float | None, float | None]:
+        """Low and high as JSON can hold them: None for an infinite one."""
+        low, high = (end if math.isfinite(end) else None for end in (self.low, self.high))
+        return low, high
+
 
 def t_interval(values: ArrayLike, level: float = 0.95) -> Interval:
     """Student's t-interval of the mean of normal values (Student 1908).

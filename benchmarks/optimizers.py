@@ -1,6 +1,6 @@
 """Steps of our optimizers on parameters with the shapes of BERT-base, against copying them once and against AdamW.
 
-"Copying once" is ambiguous, so there are two baselines: into tensors that are there already, which moves the fewest bytes, and
+"Copying once" is ambiguous, so there are two baselines: into ready tensors, which moves the fewest bytes, and
 `p.clone()`, which also takes memory from the system.
 """
 
@@ -51,18 +51,18 @@ def measure(quick: bool) -> list[Row]:
 
     total = sum(value.nbytes for value in values)
     shares = {name: 100 * extra_bytes(step) / total for name, step in {**ours, **others}.items()}
-    copy = timed(lambda: torch._foreach_copy_(copies, values))  # pyright: ignore[reportPrivateImportUsage]
+    copy = timed(lambda: torch._foreach_copy_(copies, values))
     clone = timed(lambda: [value.clone() for value in values])
-    floor = {"floor: sum the gradients, then SGD": two_passes, "_foreach_norm, then _fused_sgd_": recipe}
+    by_hand = {"floor: sum the gradients, then SGD": two_passes, "_foreach_norm, then _fused_sgd_": recipe}
     to_copy = alternate(
-        copy, {name: timed(step) for name, step in {**ours, **known, **floor, **others}.items()}, rounds
+        copy, {name: timed(step) for name, step in {**ours, **known, **by_hand, **others}.items()}, rounds
     )
     to_clone = alternate(clone, {name: timed(step) for name, step in ours.items()}, rounds)
     to_adamw = alternate(timed(adamw.step), {name: timed(step) for name, step in ours.items()}, rounds)
     to_floor = alternate(timed(two_passes), {name: timed(step) for name, step in ours.items()}, rounds)
     return [
         *(Row(n, "clones of the parameters", m.ratios, 1.5) for n, m in to_clone.items()),
-        *(Row(n, "copy into tensors at hand", m.ratios, 1.5 if n in ours else None) for n, m in to_copy.items()),
+        *(Row(n, "copy into ready tensors", m.ratios, 1.5 if n in ours else None) for n, m in to_copy.items()),
         *(Row(n, "AdamW(fused=True)", m.ratios, 1) for n, m in to_adamw.items()),
         *(Row(n, "floor", m.ratios) for n, m in to_floor.items()),
         *(

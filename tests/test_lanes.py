@@ -248,7 +248,7 @@ def test_a_gap_is_seen_wherever_it_is() -> None:
 
 # -- a lane is the run that `bench fit` makes -------------------------------------------------------------------------
 
-STEPS = 100
+STEPS = 100  # of twice as many, some machines make every lane of some optimizers chaotic
 
 
 @dataclass(frozen=True)

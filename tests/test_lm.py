@@ -539,16 +539,14 @@ def test_a_specimen_does_nothing_to_a_terminal(root: Path, store: Path) -> None:
 def test_the_specimen_is_of_the_best_weights_and_there_is_none_without(root: Path, store: Path) -> None:
     lost = run(config(root, store, opt="sgd", **{"opt.lr": 1e30}), progress=False)
     assert (lost.status, lost.specimen) == ("diverged", None)
-    settings: dict[str, Any] = {
-        "trainer.val_every": 5,
-        "opt.lr": 0.3,
-    }  # so long that losses go up and down, on each machine in its way
-    wholes = (
-        run(config(root, store, **settings, **{"trainer.max_steps": 60, "seed": k}), progress=False) for k in range(9)
-    )
-    whole = next(result for result in wholes if result.best_step != 60)
+    # So long that losses go up and down, on each machine in its way: one of the seeds is not at its best in the end.
+    settings: dict[str, Any] = {"trainer.val_every": 5, "opt.lr": 0.3}
+    for settings["seed"] in range(9):
+        whole = run(config(root, store, **settings, **{"trainer.max_steps": 60}), progress=False)
+        if whole.best_step != 60:
+            break
     assert whole.best_step is not None
-    settings["seed"] = whole.config["seed"]
+    assert whole.best_step < 60
     until_best = run(config(root, store, **settings, **{"trainer.max_steps": whole.best_step}), progress=False)
     assert until_best.best_step == whole.best_step
     assert until_best.specimen == whole.specimen is not None

@@ -63,8 +63,8 @@ class Outcome:
         return above_infimum([*self.runs, *self.fresh])
 
     @property
-    def of_what(self) -> str:
-        """What the metric's name is followed by: a space and words, or nothing."""
+    def metric_suffix(self) -> str:
+        """Follows the metric's name in a text; empty, or a space and words."""
         return " above its infimum" * self.above_infimum
 
     @property

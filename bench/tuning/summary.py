@@ -1,6 +1,5 @@
 """What a study has found, in words for a terminal and as JSON."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,7 +33,7 @@ def lines(found: Outcome, shown: sensitivity.Sensitivity | None) -> list[str]:
     if best is None:
         text.append("best     none: no trial has a score")
     else:
-        select = f"selection {TASKS[spec.task].metric}{found.of_what}"
+        select = f"selection {TASKS[spec.task].metric}{found.metric_suffix}"
         kind = "" if best.kind == "design" else f" ({best.kind})"
         text.append(
             f"best     {spoken(best.point)}{kind}: {select} {found.score:.4g}, median of seeds {seeds_in_words(spec.seeds)}, which flatters it"
@@ -78,7 +77,7 @@ def _fresh(found: Outcome) -> str:
     spec = found.study.spec
     if not found.fresh:
         return "none yet"
-    split = f"{found.fresh[0].split} {found.fresh[0].metric}{found.of_what}"
+    split = f"{found.fresh[0].split} {found.fresh[0].metric}{found.metric_suffix}"
     seeds = seeds_in_words([run.config["seed"] for run in found.fresh])
     interval = found.fresh_interval
     if interval is None:
@@ -107,7 +106,7 @@ def as_json(found: Outcome) -> dict[str, Any]:
             "best": None if found.best is None else found.best.point, "score": found.score,
             "fresh": {
                 "seeds": [run.config["seed"] for run in found.fresh], "values": found.fresh_values,
-                "mean": interval and interval.mean, "low": interval and finite(interval.low), "high": interval and finite(interval.high),
+                "mean": interval and interval.mean, "low": interval and interval.ends[0], "high": interval and interval.ends[1],
             },
             "lr_at_boundary": found.lr_at_boundary, "cost": found.cost, "pruning": spec.prune,
             "tried": [
@@ -116,8 +115,3 @@ def as_json(found: Outcome) -> dict[str, Any]:
             ],
         }
     )  # fmt: skip
-
-
-def finite(value: float) -> float | None:
-    """The number, or None for an infinity: the ends of an interval over one run."""
-    return value if math.isfinite(value) else None

@@ -13,7 +13,7 @@ from bench.tuning.outcome import Outcome, analyse
 from bench.tuning.progress import spoken
 from bench.tuning.selection import End
 from bench.tuning.space import point_key
-from bench.tuning.summary import finite, seeds_in_words
+from bench.tuning.summary import seeds_in_words
 from bench.tuning.trials import StudySpec, Trial
 from optimizers import OPTIMIZERS
 from optimizers.plugins import slug
@@ -62,7 +62,7 @@ def tuned_yaml(found: Outcome) -> str:
             },
             "engine": ", ".join(sorted({run.engine for run in found.runs})),
             "how": f"bench tune: {'half-decade log grid' if spec.sampler == 'grid' else 'Halton sequence'}; score: median over the tuning seeds of"
-            f" the last evaluation during training of {run.metric}{found.of_what} on the selection split",
+            f" the last evaluation during training of {run.metric}{found.metric_suffix} on the selection split",
             "settings": settings,
             "trials": len(found.scored) + len(found.refined),
             **{kind.replace("-", "_"): n for kind, n in kinds.items() if n},
@@ -73,11 +73,11 @@ def tuned_yaml(found: Outcome) -> str:
             "lr_at_boundary": found.lr_at_boundary,
             "fresh_seeds": seeds_in_words([r.config["seed"] for r in found.fresh]) if found.fresh else "not run",
             "fresh": {
-                "metric": f"{run.split}/{run.metric}{found.of_what}",
+                "metric": f"{run.split}/{run.metric}{found.metric_suffix}",
                 "values": found.fresh_values,
                 **({"failed": dict(found.fresh_failed)} if found.fresh_failed else {}),
                 "mean": interval and interval.mean,
-                "interval_95": [finite(interval.low), finite(interval.high)] if interval else None,
+                "interval_95": list(interval.ends) if interval else None,
             },
             "cost": cost,
             "tried": {

@@ -3,9 +3,8 @@
 import argparse
 import json
 import shlex
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bench.errors import UserError
 from bench.tuning.cli.shared import add_storage, note, open_studies, show, without_storage
@@ -33,8 +32,7 @@ def main(words: list[str]) -> int:
     from bench.tuning.workers import slots
 
     places = {"data": args.data, "store": args.store}
-    asked = _of_study(args, settings) if args.resume else _of_words(args, settings, places)
-    study, spec, name, request, out = asked.study, asked.spec, asked.name, asked.request, asked.out
+    study, spec, name, request, out = _of_study(args, settings) if args.resume else _of_words(args, settings, places)
     if args.print and not args.slurm:
         raise UserError("--print prints the script of --slurm; write both")
     if args.slurm and args.storage is None and not args.print:
@@ -79,8 +77,7 @@ def main(words: list[str]) -> int:
     return show(study, None, as_json=args.json, out=out, command=command, store=args.store)
 
 
-@dataclass(frozen=True)
-class _Asked:
+class _Asked(NamedTuple):
     """What a command asks for, and the study that it names, if it goes on with one."""
 
     study: "Study | None"
@@ -108,6 +105,7 @@ def _of_study(args: argparse.Namespace, settings: dict[str, Any]) -> _Asked:
 
 
 def _of_words(args: argparse.Namespace, settings: dict[str, Any], places: dict[str, Path]) -> _Asked:
+    """A new study, or one that this command has begun before."""
     from bench.tuning.trials import check_name
     from bench.tuning.tune import make_request, make_spec, reporting_seeds, tuning_seeds
 
