@@ -118,8 +118,6 @@ class AttentionClassifier(TokenClassifier):
         init_std: standard deviation of W at the start, at least 0 (ours).
     """
 
-    data: FixedDecoderData  # type: ignore[assignment]
-
     def __init__(self, data: FixedDecoderData, *, init_std: float = 0.0) -> None:
         super().__init__(data)
         check_range("init_std", init_std, 0)

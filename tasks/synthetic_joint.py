@@ -88,8 +88,6 @@ class JointClassifier(TokenClassifier):
         init_std: standard deviation of W and u at the start, at least 0 (ours).
     """
 
-    data: MixtureTokenData  # type: ignore[assignment]
-
     def __init__(self, data: MixtureTokenData, *, init_std: float = 0.0) -> None:
         super().__init__(data)
         check_range("init_std", init_std, 0)

@@ -129,8 +129,8 @@ class _StackedLogits(torch.autograd.Function):
         ctx.save_for_backward(inputs[0])
 
     @staticmethod
-    def backward(ctx: Any, grad_BTK: Tensor) -> tuple[None, Tensor]:  # type: ignore[override]
-        (tokens_BTd,) = ctx.saved_tensors
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor]:
+        (tokens_BTd,), (grad_BTK,) = ctx.saved_tensors, grads
         grad_BKd = grad_BTK.mT @ tokens_BTd
         return None, (grad_BKd.flatten(-2).mT @ tokens_BTd[..., 0, :]).unflatten(-2, grad_BKd.shape[-2:])
 
