@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+from bench import process
 from bench.errors import MAKE_ROOM, RunFailed, UserError, unknown, unknown_run
 from bench.machine import is_main_process
 from bench.output import remark
@@ -18,9 +19,18 @@ from bench.words import Parser, add_places, split
 from optimizers.plugins import PluginError
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def program() -> NoReturn:
+    """`main` as a process of its own."""
+    process.begin()
+    process.end(_exit_code(sys.argv[1:]))
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run one command and exit: 0 done, 1 something broke on the way, 2 the request cannot be carried out."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    sys.exit(_exit_code(list(sys.argv[1:] if argv is None else argv)))
+
+
+def _exit_code(words: list[str]) -> int:
     try:
         code = _dispatch(words)
         sys.stdout.flush()
@@ -40,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         print("bench: interrupted", file=sys.stderr)
         code = 130
-    sys.exit(code)
+    return code
 
 
 def _dispatch(words: list[str]) -> int:
@@ -276,4 +286,4 @@ COMMANDS: dict[str, tuple[Command, str]] = {
 
 
 if __name__ == "__main__":
-    main()
+    program()

@@ -18,7 +18,7 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.plugins import DoublePrecision, MixedPrecision
 
-from bench import __version__
+from bench import __version__, process
 from bench.callbacks import Recorder, StopRequest
 from bench.checks import check, option_error
 from bench.config import RunConfig, on_device
@@ -261,6 +261,7 @@ class StepRanges:
 
 def make_trainer(config: RunConfig, callbacks: list[pl.Callback]) -> pl.Trainer:
     """A Trainer that does what the suite does not do itself: devices, processes, precision, checkpoints, hooks."""
+    process.ready()
     options = config.trainer
     ranks = options.devices * options.num_nodes
     precision: dict[str, Any] = {"precision": config.precision}

@@ -1,5 +1,6 @@
 """Fixtures that several test files share: the command line called in this process, and a tiny data set."""
 
+import gc
 import gzip
 import hashlib
 import os
@@ -21,6 +22,29 @@ pytest_plugins = ["tests.services"]
 
 # A shell ignores Ctrl-C for what it starts in the background, and so would all that the tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+gc.disable()  # until all is imported, a million objects that stay
+
+
+LONGEST = (
+    "tuning", "lanes", "plugins", "studies", "check", "sweep", "equivalence", "matrix", "runner", "real_data", "synthetic", "slurm",
+)  # fmt: skip
+"""Files that take a minute or more; they go first, so that no process is left alone with one of them at the end."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    place = {f"test_{name}": i for i, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path.stem, len(LONGEST)))
+
+
+def pytest_collection_finish() -> None:
+    gc.enable()
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """Half as many more processes than processors, since tests wait: for servers, other processes, signals and limits."""
+    return 3 * (os.cpu_count() or 1) // 2
 
 
 class Answer(NamedTuple):

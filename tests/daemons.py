@@ -7,7 +7,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
+T = TypeVar("T")
 PATIENCE = 60.0  # seconds; start-up takes two, but the machines of a CI may be slow and shared
 
 
@@ -20,13 +22,14 @@ def free_ports(n: int) -> list[int]:
     return ports
 
 
-def until(done: Callable[[], object], what: str, seconds: float = PATIENCE) -> None:
-    """Wait until `done()`; raises if that takes too long."""
+def until(done: Callable[[], T], what: str, seconds: float = PATIENCE) -> T:
+    """Wait until `done()` and return what it gave; raises if that takes too long."""
     give_up = time.monotonic() + seconds
-    while not done():
+    while not (found := done()):
         if time.monotonic() > give_up:
             raise TimeoutError(f"{what}: not after {seconds:g} s")
         time.sleep(0.05)
+    return found
 
 
 @contextmanager

@@ -14,9 +14,9 @@ from bench.tuning.trials import StudySpec
 from bench.tuning.tune import make_spec
 from tests.daemons import until
 
-WORDS = ["--task", "synthetic", "--opt", "gd", "--seeds", "1", "--report_seeds", "2", "--trainer.max_steps", "20000"]
+WORDS = ["--task", "synthetic", "--opt", "gd", "--seeds", "1", "--report_seeds", "2", "--trainer.max_steps", "8000"]
 # Long enough to be caught in the middle: each evaluation and measurement is a moment at which a signal is heard.
-WORDS += ["--trials", "3", "--trainer.val_every", "1000", "--engine", "lightning"]
+WORDS += ["--trials", "3", "--trainer.val_every", "400", "--engine", "lightning"]
 
 
 def bench(*words: str, env: dict[str, str], cwd: Path) -> str:

@@ -114,8 +114,9 @@ def test_from_a_command_to_tuned_settings(cli, here: Path, store: Path, monkeypa
     assert promise in answer.err
     use = "bench fit --task synthetic --opt sgd --tuned --device cpu --trainer.max_steps 40"
     assert f"use it: {use}\n" in answer.out
-    assert answer.err.count("/5] opt.lr ") == 5
-    assert "[5/5] opt.lr " in answer.err
+    assert answer.err.count("] opt.lr ") == 8
+    assert "[1/5] opt.lr " in answer.err
+    assert "[8/8] opt.lr " in answer.err
     assert answer.err.count("(fresh seed)") == 3
     folder = here / "tuned" / "synthetic"
     assert sorted(path.name for path in folder.rglob("*.*")) == [
@@ -197,9 +198,9 @@ def test_lanes_find_what_lightning_finds(cli, tmp_path: Path) -> None:
 # -- kills ------------------------------------------------------------------------------------------------------------
 
 CPUS = sorted(os.sched_getaffinity(0))
-LONG = {"opt__lr": "0.03,0.1,0.3,1", "trainer__max_steps": "20000", "trainer__checkpoint_seconds": "0.1"}
+LONG = {"opt__lr": "0.03,0.1,0.3,1", "trainer__max_steps": "4000", "trainer__checkpoint_seconds": "0.1"}
 LONG_WORDS = (
-    "--task", "synthetic", "--opt", "sgd", "--opt.lr", "0.03,0.1,0.3,1", "--trainer.max_steps", "20000",
+    "--task", "synthetic", "--opt", "sgd", "--opt.lr", "0.03,0.1,0.3,1", "--trainer.max_steps", "4000",
     "--trainer.checkpoint_seconds", "0.1", "--device", "cpu", "--seeds", "1000,", "--report_seeds", "0,",
 )  # fmt: skip
 
@@ -279,15 +280,13 @@ def test_whatever_is_killed_nothing_is_lost_and_nothing_done_twice(
     # kill -9 of a worker: the supervisor gives its trial to another.
     tuning = Tuning(tmp_path, url, 2)
     tunings.append(tuning)
-    until(at_work, "a worker at work", PATIENCE)
-    killed = at_work()[0]
+    killed = until(at_work, "a worker at work", PATIENCE)[0]
     os.kill(killed, signal.SIGKILL)
     until(lambda: "died (SIGKILL); starting another\n" in tuning.said.read_text(), "the supervisor's notice", PATIENCE)
     until(lambda: ended("failed"), "the end of the attempt", PATIENCE)
 
     # SIGTERM of a worker: it gives its trial back.
-    until(at_work, "a worker at work", PATIENCE)
-    stopped = at_work()[0]
+    stopped = until(at_work, "a worker at work", PATIENCE)[0]
     os.kill(stopped, signal.SIGTERM)
     until(lambda: gone(stopped), "the end of a worker", PATIENCE)
     assert stopped not in at_work()
@@ -334,13 +333,13 @@ def test_a_worker_with_lanes_that_is_asked_to_stop_gives_all_its_trials_back(
 ) -> None:
     from bench.lanes.engine import Lanes
 
-    study = begin(sqlite_url, 5, trainer__max_steps="3000")
+    study = begin(sqlite_url, 5, trainer__max_steps="1200")
     step, count = Lanes.step, 0
 
     def stop_on_the_way(self: Lanes) -> Any:
         nonlocal count
         count += 1
-        if count == 1000:
+        if count == 400:
             signal.raise_signal(signal.SIGTERM)
         return step(self)
 

@@ -127,6 +127,8 @@ def gap(a: Sequence[Tensor], b: Sequence[Tensor], start: Sequence[Tensor]) -> fl
 
 def seed(number: int) -> None:
     """Seed the generators that an optimizer may draw from."""
-    torch.manual_seed(number)
+    torch.default_generator.manual_seed(
+        number
+    )  # `torch.manual_seed` seeds every kind of device, which takes far longer
     np.random.seed(number)
     random.seed(number)

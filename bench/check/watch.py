@@ -7,7 +7,6 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 # Operations that need values on the host: to hand them over, or to know the size of their result.
 _READS = {
@@ -126,4 +125,11 @@ class Memory(TorchDispatchMode):
 
 
 def _tensors(tree: Any) -> list[Tensor]:
-    return [t for t in tree_leaves(tree) if isinstance(t, Tensor) and t.layout == torch.strided]
+    """The tensors among arguments or results of an operation; torch's own pytrees take as long as a small operation."""
+    if isinstance(tree, Tensor):
+        return [tree] if tree.layout == torch.strided else []
+    if isinstance(tree, dict):
+        tree = tree.values()
+    elif not isinstance(tree, tuple | list):
+        return []
+    return [tensor for branch in tree for tensor in _tensors(branch)]

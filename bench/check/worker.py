@@ -17,6 +17,7 @@ from importlib.metadata import version
 from platform import python_version
 from typing import Any
 
+from bench import process
 from bench.check.catalogue import CHECKS
 from bench.check.report import Verdict
 from bench.errors import UserError, described, unknown
@@ -116,6 +117,7 @@ class Worker:
         torch.compiler.set_stance("force_eager")  # to compile a step takes longer than all checks
         torch.optim.SGD([torch.ones(1)]).step()
         gc.freeze()  # what is there stays; later collections need not look at it
+        process.ready()
 
     def _verdict(self, verdict: Verdict) -> None:
         self.tell("verdict", verdict=asdict(verdict))
@@ -190,6 +192,7 @@ def _about(subject: Any) -> dict[str, Any]:
 
 def main() -> None:
     """Do what standard input says; the first argument is the file descriptor."""
+    process.begin()
     limit, jobs = pickle.load(sys.stdin.buffer)
     worker = Worker(int(sys.argv[1]), limit)
     warnings.simplefilter("ignore")
