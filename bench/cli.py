@@ -16,13 +16,16 @@ from bench.errors import MAKE_ROOM, RunFailed, UserError, unknown, unknown_run
 from bench.machine import is_main_process
 from bench.output import remark
 from bench.words import Parser, add_places, split
-from optimizers.plugins import PluginError
+from optimizers.plugins import PluginError, foreign
 
 
 def program() -> NoReturn:
     """`main` as a process of its own."""
     process.begin()
-    process.end(_exit_code(sys.argv[1:]))
+    code = _exit_code(sys.argv[1:])
+    if foreign:
+        sys.exit(code)  # Python closes the files that they may have left open
+    process.end(code)
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:

@@ -24,14 +24,15 @@ def begin() -> None:
 
 def ready() -> None:
     """Look for garbage as usual again, since it may hold the memory of a GPU; does nothing without `begin`."""
-    if _usual is not None:
+    if _usual is not None and gc.get_threshold()[0] == _SELDOM:
         gc.set_threshold(*_usual)
 
 
 def end(code: int) -> NoReturn:
-    """Exit with this code when threads have ended and what is registered with `atexit` has run, and not a second later.
+    """Exit with this code once threads have ended and what has been registered with `atexit` since `begin` has run.
 
-    Taking all imported modules apart, as Python does otherwise, takes that long and frees what the system frees anyway.
+    Python would then take all imported modules apart, which takes about a second. It would also close files that are still
+    open, so this is not for a process that runs code of others, and C would flush its own.
     """
     global _code
     _code = code
@@ -39,7 +40,7 @@ def end(code: int) -> NoReturn:
 
 
 def _leave() -> None:
-    if _code is None:  # another end: an exception, or of a forked child
+    if _code is None:  # another end, by an exception for example
         return
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):

@@ -139,6 +139,7 @@ def build(config: RunConfig, data: TaskData | None = None) -> tuple[Task, Plan]:
         raise option_error("task", error, config.task_options) from None
     except DataError as error:
         raise UserError(str(error)) from None
+    process.ready()
     plan = task.plan = make_plan(config, task)
     return task, plan
 
@@ -261,7 +262,6 @@ class StepRanges:
 
 def make_trainer(config: RunConfig, callbacks: list[pl.Callback]) -> pl.Trainer:
     """A Trainer that does what the suite does not do itself: devices, processes, precision, checkpoints, hooks."""
-    process.ready()
     options = config.trainer
     ranks = options.devices * options.num_nodes
     precision: dict[str, Any] = {"precision": config.precision}

@@ -18,6 +18,10 @@ from importlib.metadata import EntryPoint, distributions, entry_points, packages
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
+_OWN = ("bench", "tasks", "optimizers", "torch")
+foreign: set[str] = set()
+"""Modules and files that this process was asked to import and that are neither the suite's nor torch's."""
+
 
 class PluginError(Exception):
     """A plug-in that cannot be used; the message says which, why, and what to do."""
@@ -165,6 +169,8 @@ def load_module(place: str) -> Any:
     Raises:
         PluginError: it cannot be imported.
     """
+    if place.endswith(".py") or place.partition(".")[0] not in _OWN:
+        foreign.add(place)
     with redirect_stdout(sys.stderr):
         try:
             return _file(Path(place)) if place.endswith(".py") else _module(place)

@@ -44,7 +44,7 @@ def pytest_collection_finish() -> None:
 
 def pytest_xdist_auto_num_workers() -> int:
     """Half as many more processes than processors, since tests wait: for servers, other processes, signals and limits."""
-    return 3 * (os.cpu_count() or 1) // 2
+    return 3 * len(os.sched_getaffinity(0)) // 2
 
 
 class Answer(NamedTuple):

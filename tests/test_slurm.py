@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,9 +15,9 @@ from bench.tuning.trials import StudySpec
 from bench.tuning.tune import make_spec
 from tests.daemons import until
 
-WORDS = ["--task", "synthetic", "--opt", "gd", "--seeds", "1", "--report_seeds", "2", "--trainer.max_steps", "8000"]
+WORDS = ["--task", "synthetic", "--opt", "gd", "--seeds", "1", "--report_seeds", "2", "--trainer.max_steps", "12000"]
 # Long enough to be caught in the middle: each evaluation and measurement is a moment at which a signal is heard.
-WORDS += ["--trials", "3", "--trainer.val_every", "400", "--engine", "lightning"]
+WORDS += ["--trials", "3", "--trainer.val_every", "600", "--engine", "lightning"]
 
 
 def bench(*words: str, env: dict[str, str], cwd: Path) -> str:
@@ -85,11 +86,11 @@ def test_array_survives_a_requeue_and_each_task_has_its_gpu(slurm, postgres_url:
     job = said.split("Submitted batch job ")[1].partition(",")[0]
     made = Studies(postgres_url).open("s")
 
-    def at_work() -> bool:
-        return sum(trial.state == "running" for trial in made.trials()) == 2
+    def at_work() -> list[dict[str, Any]]:
+        workers = [trial.worker for trial in made.trials() if trial.state == "running"]
+        return workers if len(workers) == 2 else []
 
-    until(at_work, "both tasks have a trial", seconds=120)
-    before = [trial.worker for trial in made.trials() if trial.state == "running"]
+    before = until(at_work, "both tasks have a trial", seconds=120)
     assert {worker["gpus"] for worker in before} == {"0", "1"}
     slurm.requeue(f"{job}_1")
     until(lambda: not slurm("squeue", "-h"), "the array has ended", seconds=300)

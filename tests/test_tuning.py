@@ -198,9 +198,9 @@ def test_lanes_find_what_lightning_finds(cli, tmp_path: Path) -> None:
 # -- kills ------------------------------------------------------------------------------------------------------------
 
 CPUS = sorted(os.sched_getaffinity(0))
-LONG = {"opt__lr": "0.03,0.1,0.3,1", "trainer__max_steps": "4000", "trainer__checkpoint_seconds": "0.1"}
+LONG = {"opt__lr": "0.03,0.1,0.3,1", "trainer__max_steps": "6000", "trainer__checkpoint_seconds": "0.1"}
 LONG_WORDS = (
-    "--task", "synthetic", "--opt", "sgd", "--opt.lr", "0.03,0.1,0.3,1", "--trainer.max_steps", "4000",
+    "--task", "synthetic", "--opt", "sgd", "--opt.lr", "0.03,0.1,0.3,1", "--trainer.max_steps", "6000",
     "--trainer.checkpoint_seconds", "0.1", "--device", "cpu", "--seeds", "1000,", "--report_seeds", "0,",
 )  # fmt: skip
 
@@ -333,13 +333,13 @@ def test_a_worker_with_lanes_that_is_asked_to_stop_gives_all_its_trials_back(
 ) -> None:
     from bench.lanes.engine import Lanes
 
-    study = begin(sqlite_url, 5, trainer__max_steps="1200")
+    study = begin(sqlite_url, 5, trainer__max_steps="3000")
     step, count = Lanes.step, 0
 
     def stop_on_the_way(self: Lanes) -> Any:
         nonlocal count
         count += 1
-        if count == 400:
+        if count == 1000:
             signal.raise_signal(signal.SIGTERM)
         return step(self)
 

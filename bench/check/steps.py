@@ -127,8 +127,7 @@ def gap(a: Sequence[Tensor], b: Sequence[Tensor], start: Sequence[Tensor]) -> fl
 
 def seed(number: int) -> None:
     """Seed the generators that an optimizer may draw from."""
-    torch.default_generator.manual_seed(
-        number
-    )  # `torch.manual_seed` seeds every kind of device, which takes far longer
+    # `torch.manual_seed` seeds every kind of device, which takes far longer; all checks run on the CPU.
+    torch.default_generator.manual_seed(number)
     np.random.seed(number)
     random.seed(number)
