@@ -27,7 +27,7 @@ class TaskSpec:
         source: where model and constants come from.
         version: raised when a change alters results; part of every run's identity.
         batch_size: samples of one optimizer step; "full" for all of them.
-        micro_batch_size: default of `--trainer.micro_batch_size`; also the samples of one forward pass in evaluation.
+        micro_batch_size: default of `--trainer.micro_batch_size`; also the samples of one forward pass in evaluation, at most.
         precision: default of `--precision`.
         steps_per_call: optimizer steps per `training_step`: more make a small model faster, fewer make Ctrl-C and the
             progress bar prompter.

@@ -1,5 +1,6 @@
 """Fixtures that several test files share: the command line called in this process, and a tiny data set."""
 
+import atexit
 import gc
 import gzip
 import hashlib
@@ -39,6 +40,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
+    gc.freeze()  # as `bench.process` does
+    atexit.register(gc.unfreeze)
     gc.enable()
 
 

@@ -786,6 +786,7 @@ def drawn(rows: int, kind: str) -> tuple[Tensor, Tensor]:
         (MulticlassAUROC(4, thresholds=5), "logits", False),
         (MeanSquaredError(), "numbers", True),  # writes into its states
         (R2Score(), "numbers", True),  # looks at its states in the end
+        (2 * MeanSquaredError(), "numbers", False),  # has its states in another metric
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Metric) else str(value),
 )

@@ -76,6 +76,7 @@ def test_with_a_plug_in_open_files_are_closed_and_garbage_is_collected_as_usual(
     words = ("fit", "--task", "synthetic", "--opt", "optimizers.py:Noted", "--trainer.max_steps", 5, "--json")
     done = bench(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
+    assert "leaked" not in done.stderr
     assert json.loads(done.stdout)["steps"] == 5
     thresholds = (tmp_path / "log").read_text().splitlines()
     assert thresholds[-5:] == [str(gc.get_threshold())] * 5  # of the run; before, a step is tried

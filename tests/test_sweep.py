@@ -2,7 +2,6 @@
 
 import csv
 import errno
-import gc
 import io
 import json
 import multiprocessing
@@ -52,15 +51,6 @@ SIXTEEN = ("--opt", "ngd", "--opt.lr", "0.01:1:8", "--seeds", 2)
 LANES = ("--engine", "lanes", "--width", 4)
 FILES = ["sensitivity.csv", "sensitivity.md", "sensitivity.pdf", "sensitivity.png"]
 CLOCKS = ("wall_s", "train_s", "seconds_to_target", "memory")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick_collection() -> Iterator[None]:
-    """Spare all that is imported, millions of objects, from the collections that a sweep makes."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)
@@ -319,8 +309,8 @@ def seconds(monkeypatch) -> Callable[[float, float], None]:
     """Set what a step seems to take: of a run alone, and of any number of lanes."""
 
     def take(alone: float, lanes: float) -> None:
-        monkeypatch.setattr(bench.sweeps.sweep, "single_step", lambda config: "alone")
-        monkeypatch.setattr(bench.sweeps.sweep, "seconds_of", lambda step: {"alone": alone}.get(step, lanes))
+        monkeypatch.setattr(bench.sweeps.sweep, "single_step", lambda *run: "alone")
+        monkeypatch.setattr(bench.sweeps.sweep, "seconds_of", lambda step, ahead: {"alone": alone}.get(step, lanes))
 
     return take
 

@@ -4,7 +4,6 @@ What to do comes as a pickle on standard input. Verdicts leave as lines of JSON 
 the optimizer prints does not get among them.
 """
 
-import gc
 import json
 import os
 import pickle
@@ -116,7 +115,6 @@ class Worker:
         torch.set_num_threads(1)
         torch.compiler.set_stance("force_eager")  # to compile a step takes longer than all checks
         torch.optim.SGD([torch.ones(1)]).step()
-        gc.freeze()  # what is there stays; later collections need not look at it
         process.ready()
 
     def _verdict(self, verdict: Verdict) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from copy import deepcopy
+from copy import copy, deepcopy
 from importlib import import_module
 from typing import Any
 
@@ -39,31 +39,32 @@ class Scores:
         """Take predictions and labels, shape (G, R, rows, ...)."""
         self.shape = predictions.shape[:2]
         predictions, labels = predictions.flatten(0, 1), labels.flatten(0, 1)
-        if self.states is None and not self.copies:
-            self._begin(predictions, labels)
         if self.states is not None:
             self.states = self._updated(self.states, predictions, labels)
-        for i, copy in enumerate(self.copies):
-            copy.update(predictions[i], labels[i])
+        elif not self.copies:
+            self._begin(predictions, labels)
+        for i, each in enumerate(self.copies):
+            each.update(predictions[i], labels[i])
 
     def _begin(self, predictions: Tensor, labels: Tensor) -> None:
+        """Take the first predictions, stacked; or find that it takes copies, one for each."""
         fresh = self.metric.to(labels.device)
         self.metric = deepcopy(fresh)
         self.metric.update(predictions[0], labels[0])  # else `compute` warns that there was none
         try:
+            if any(True for _ in fresh.children()):
+                raise TypeError("a metric of metrics")
             state: Any = fresh.metric_state
             states = {name: torch.stack([value] * len(predictions)) for name, value in state.items()}
-            self._updated(states, predictions, labels)
-        except (RuntimeError, TypeError):  # it looks at values, or keeps lists
+            self.states = self._updated(states, predictions, labels)
+        except (RuntimeError, TypeError):  # it looks at values, or keeps lists or other metrics
             self.copies = [deepcopy(fresh) for _ in predictions]
-        else:
-            self.states = states
 
     @without_warning()
     def compute(self) -> Tensor:
         """The metric's values, shape (G, R)."""
         if self.states is None:
-            return torch.stack([copy.compute() for copy in self.copies]).view(self.shape)
+            return torch.stack([each.compute() for each in self.copies]).view(self.shape)
         try:
             values = vmap(lambda state: self._with(state).compute())(self.states)
         except (RuntimeError, TypeError):
@@ -81,7 +82,7 @@ class Scores:
         return vmap(one)(states, predictions, labels)
 
     def _with(self, state: dict[str, Tensor]) -> Metric:
-        metric = deepcopy(self.metric)
+        metric = copy(self.metric)  # its states, all that it writes into, are replaced
         for name, value in state.items():
             setattr(metric, name, value.clone())  # an update may write into it
         return metric

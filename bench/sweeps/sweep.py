@@ -30,8 +30,8 @@ COMPILE_SECONDS = 10
 """Seconds of updates from which on it is tried whether `torch.compile` saves more than it takes. Ours."""
 LANES_GAIN = 0.9
 """Lanes are used if a step takes less than this share of a step alone: short measurements are noisy, and runs alone are simpler. Ours."""
-_MEASURE_SECONDS = 0.2
-"""Time a width at least so long, to choose between them."""
+_MEASURE_SECONDS, _MEASURE_SHARE = 0.2, 0.05
+"""Time a width so long, to choose between them, or this share of the work that it is for, if that is less. Ours."""
 
 
 def sweep(
@@ -133,8 +133,10 @@ class Choices:
     def _measure(self, group: Sequence[RunConfig]) -> Choice:
         """Time some steps at growing widths, as long as lanes get cheaper and fit into memory."""
         first = group[0]
+        task, plan = build(first)
+        ahead = len(group) * plan.total_steps
         try:
-            alone = seconds_of(single_step(first))
+            alone = seconds_of(single_step(first, task, plan), ahead)
         except UserError:
             raise
         except Exception:  # so it will in training, which records how
@@ -149,7 +151,7 @@ class Choices:
                 with watch_peak(first.device) as peak:
                     trial = make_lanes(grid)
                     trial.cuts = trial.cuts[:1]  # a micro-batch tells as much as the batch
-                    costs[count] = seconds_of(trial.step) / count
+                    costs[count] = seconds_of(trial.step, ahead / count) / count
                     trial.measure()
                 weights = sum(w.nbytes for w in trial.weights.values())
                 del trial
@@ -197,15 +199,15 @@ class Choices:
         grid, sizes = _typical(group, width), {sum(map(len, grid)) for grid in blocks(group, width)}
         try:
             lanes = make_lanes(grid)
-            plain, steps = seconds_of(lanes.update_alone()), lanes.plan.total_steps
+            ahead = len(group) / sum(map(len, grid)) * lanes.plan.total_steps  # updates of such a block in all
+            plain = seconds_of(lanes.update_alone(), ahead)
             del lanes
             gc.collect()
         except UserError:
             raise
         except Exception:  # so it will in training, which records how
             return False
-        share = len(group) / sum(map(len, grid)) * steps  # updates of such a block in all
-        if share * plain < COMPILE_SECONDS:
+        if ahead * plain < COMPILE_SECONDS:
             return False
         try:
             update = make_lanes(grid, compiled=True).update_alone()
@@ -213,14 +215,14 @@ class Choices:
             update()
             update()  # the first step has no state yet, which is another program
             compiling = (time.perf_counter() - begun) * (len(sizes) - 1)  # of other sizes; this one is there now
-            compiled = seconds_of(update)
+            compiled = seconds_of(update, ahead)
         except Exception as error:  # whatever a compiler may lack on this machine
             self.say(f"{spec.name}: torch.compile does not work here ({first_line(error)}); going on without it")
             return False
-        pays = share * (plain - compiled) > compiling
+        pays = ahead * (plain - compiled) > compiling
         self.say(
             f"{spec.name}: torch.compile makes the update {plain / compiled:.2g} times as fast, and {compiling:.0f} s more of compiling;"
-            f" {'used' if pays else 'not used'} for {share * plain:,.0f} s of updates"
+            f" {'used' if pays else 'not used'} for {ahead * plain:,.0f} s of updates"
         )
         return pays
 
@@ -365,8 +367,13 @@ def single_step(config: RunConfig, task: Task | None = None, plan: Plan | None =
     return step
 
 
-def seconds_of(step: Callable[[], object]) -> float:
-    """Seconds of a step: the least of three, each over as many calls as make it long enough to time."""
+def seconds_of(step: Callable[[], object], ahead: float = inf) -> float:
+    """Seconds of a step: the least of three, each over as many calls as make it long enough to time.
+
+    Args:
+        step: makes one.
+        ahead: steps that the answer is for; for few of them it is rough.
+    """
 
     def timed(calls: int) -> float:
         begun = time.perf_counter()
@@ -378,5 +385,5 @@ def seconds_of(step: Callable[[], object]) -> float:
 
     timed(1)
     once = timed(1)
-    calls = max(1, min(200, int(_MEASURE_SECONDS / 3 / once)))
+    calls = max(1, int(min(200, _MEASURE_SECONDS / 3 / once, _MEASURE_SHARE / 3 * ahead)))
     return min(timed(calls) for _ in range(3 if once < _MEASURE_SECONDS else 1))
