@@ -14,10 +14,11 @@ from bench.tuning.studies import Studies
 from bench.tuning.trials import StudySpec
 from bench.tuning.tune import make_spec
 from tests.daemons import until
+from tests.slow import SLOW
 
-WORDS = ["--task", "synthetic", "--opt", "gd", "--seeds", "1", "--report_seeds", "2", "--trainer.max_steps", "12000"]
-# Long enough to be caught in the middle: each evaluation and measurement is a moment at which a signal is heard.
-WORDS += ["--trials", "3", "--trainer.val_every", "600", "--engine", "lightning"]
+WORDS = ["--task", "synthetic", "--opt", SLOW, "--opt.lr", "1e-2:1e0", "--trials", "3", "--seeds", "1", "--report_seeds", "2"]
+# Four seconds, to be caught in the middle: each evaluation and measurement is a moment at which a signal is heard.
+WORDS += ["--trainer.max_steps", "300", "--trainer.val_every", "20", "--engine", "lightning"]
 
 
 def bench(*words: str, env: dict[str, str], cwd: Path) -> str:
@@ -101,4 +102,4 @@ def test_array_survives_a_requeue_and_each_task_has_its_gpu(slurm, postgres_url:
     assert "Restarts=1" in slurm("scontrol", "show", "job", f"{job}_1")
     found = bench("tune", "--resume", "s", "--store", "runs", "--out", "out", env=env, cwd=tmp_path)
     assert "fresh" in found
-    assert (tmp_path / "out" / "synthetic" / "gd.yaml").is_file()
+    assert (tmp_path / "out" / "synthetic" / "slow.Slow.yaml").is_file()

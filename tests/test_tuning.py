@@ -29,6 +29,7 @@ from bench.tuning.trials import Request, StudySpec
 from bench.tuning.tune import make_spec
 from bench.tuning.workers import Slot, Workers, slots
 from tests.daemons import until
+from tests.slow import SLOW
 
 PATIENCE = 300.0  # seconds; starting takes ten, and the machines of a CI may be slow and shared
 SMALL = ("--task", "synthetic", "--opt", "sgd", "--opt.lr", "1e1:1e4", "--trainer.max_steps", 40, "--device", "cpu")
@@ -198,11 +199,13 @@ def test_lanes_find_what_lightning_finds(cli, tmp_path: Path) -> None:
 # -- kills ------------------------------------------------------------------------------------------------------------
 
 CPUS = sorted(os.sched_getaffinity(0))
-LONG = {"opt__lr": "0.03,0.1,0.3,1", "trainer__max_steps": "6000", "trainer__checkpoint_seconds": "0.1"}
-LONG_WORDS = (
-    "--task", "synthetic", "--opt", "sgd", "--opt.lr", "0.03,0.1,0.3,1", "--trainer.max_steps", "6000",
-    "--trainer.checkpoint_seconds", "0.1", "--device", "cpu", "--seeds", "1000,", "--report_seeds", "0,",
-)  # fmt: skip
+LONG = {
+    "task": "synthetic", "opt": SLOW, "opt.lr": "0.03,0.1,0.3,1", "device": "cpu", "trainer.max_steps": "300",
+    "trainer.val_every": "20", "trainer.checkpoint_seconds": "0.1",
+}  # fmt: skip
+"""Settings of runs of about four seconds, most of which they sleep."""
+LONG_WORDS = [word for name, value in LONG.items() for word in (f"--{name}", value)]
+LONG_WORDS += ["--seeds", "1000,", "--report_seeds", "0,"]
 
 
 @pytest.fixture(scope="module")
