@@ -1,6 +1,6 @@
 """Three training problems, trained by the suite in many ways and by a plain PyTorch loop; and the worker of the ranks.
 
-Run as a program under torchrun it trains every case with the strategy named first and saves each rank's weights.
+Run as a program under torchrun it trains every case with every strategy and saves each rank's weights.
 """
 
 import sys
@@ -23,6 +23,7 @@ from tasks.order import BatchOrder
 from tests import tiny, tiny_lm, tiny_text
 
 TASKS = {"tiny": tiny.SIZES, "tiny_text": tiny_text.SIZES, "tiny_lm": tiny_lm.SIZES}
+STRATEGIES = ("ddp", "fsdp")
 STEPS = 20
 CLIP = 0.02  # binds in every step
 # Hyperparameters that move the weights well within 20 steps; the step cap is off.
@@ -213,19 +214,19 @@ def worker_cases(strategy: str) -> list[Case]:
     return [*(CASES if strategy == "ddp" else [c for c in CASES if c.micro_batches == 4 and c.clip]), *ODD_CASES]
 
 
-def main(strategy: str, folder: Path) -> None:
+def main(folder: Path) -> None:
     """Train all cases on this rank and save what it has."""
     torch.set_num_threads(1)
-    saved = {}
-    for case in worker_cases(strategy):
-        saved[case.name] = by_suite(config_of(case, devices=2, strategy=strategy))._asdict()
-    again = config_of(KEPT, devices=2, strategy=strategy, **{"task.gradient_checkpointing": True})
-    saved["gradient checkpointing"] = by_suite(again)._asdict()
-    rank = torch.distributed.get_rank()
-    torch.save(saved, folder / f"{strategy}-{rank}.pt")
+    for strategy in STRATEGIES:
+        saved = {}
+        for case in worker_cases(strategy):
+            saved[case.name] = by_suite(config_of(case, devices=2, strategy=strategy))._asdict()
+        again = config_of(KEPT, devices=2, strategy=strategy, **{"task.gradient_checkpointing": True})
+        saved["gradient checkpointing"] = by_suite(again)._asdict()
+        torch.save(saved, folder / f"{strategy}-{torch.distributed.get_rank()}.pt")
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(Path(sys.argv[1]))

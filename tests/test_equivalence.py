@@ -16,6 +16,7 @@ from tests.equivalence import (
     KEPT,
     ODD_CASES,
     STEPS,
+    STRATEGIES,
     TASKS,
     Case,
     Trained,
@@ -41,7 +42,10 @@ def plain(case: Case) -> Trained:
     return reference(case._replace(micro_batches=1))
 
 
-def ranks(strategy: str, folder: Path) -> list[dict[str, dict]]:
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, dict]]]:
+    """What each of two ranks has, by strategy."""
+    folder = tmp_path_factory.mktemp("ranks")
     command = [
         sys.executable,
         "-m",
@@ -50,22 +54,24 @@ def ranks(strategy: str, folder: Path) -> list[dict[str, dict]]:
         "--nproc-per-node=2",
         "-m",
         "tests.equivalence",
-        strategy,
         str(folder),
     ]
     done = subprocess.run(command, cwd=tiny.ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
-    return [torch.load(folder / f"{strategy}-{rank}.pt", weights_only=True) for rank in (0, 1)]
+    return {
+        strategy: [torch.load(folder / f"{strategy}-{rank}.pt", weights_only=True) for rank in (0, 1)]
+        for strategy in STRATEGIES
+    }
 
 
 @pytest.fixture(scope="module")
-def ddp(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict]]:
-    return ranks("ddp", tmp_path_factory.mktemp("ddp"))
+def ddp(ranks: dict[str, list[dict[str, dict]]]) -> list[dict[str, dict]]:
+    return ranks["ddp"]
 
 
 @pytest.fixture(scope="module")
-def fsdp(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict]]:
-    return ranks("fsdp", tmp_path_factory.mktemp("fsdp"))
+def fsdp(ranks: dict[str, list[dict[str, dict]]]) -> list[dict[str, dict]]:
+    return ranks["fsdp"]
 
 
 @each_case
