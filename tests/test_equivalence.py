@@ -3,7 +3,6 @@
 import subprocess
 import sys
 from functools import lru_cache
-from pathlib import Path
 
 import pytest
 import torch
