@@ -25,7 +25,7 @@ def begin() -> None:
 def ready() -> None:
     """Look for garbage as usual again, since it may hold the memory of a GPU; does nothing without `begin`.
 
-    What is there by now stays, so no collection looks at it any more: one would take a third of a second instead of a hundredth.
+    What is imported by now stays, and no collection looks at it any more: it would take a quarter of a second, not a millisecond.
     """
     if _usual is not None and gc.get_threshold()[0] == _SELDOM:
         gc.freeze()
@@ -44,8 +44,8 @@ def end(code: int) -> NoReturn:
 
 
 def _leave() -> None:
-    if _code is None:  # another end, by an exception for example: Python takes all apart
-        gc.unfreeze()  # or bindings complain of leaks
+    if _code is None:  # another end, by an exception for example, at which Python takes all modules apart
+        gc.unfreeze()  # or bindings to C++ complain of leaks
         return
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):

@@ -1,5 +1,6 @@
 """Lanes: many runs as one program, against the same runs one after the other."""
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,7 +19,7 @@ from bench.progress import SweepProgress
 from bench.runner import run
 from bench.storage.packs import PackFolder
 from bench.sweeps.grid import configurations, log_grid
-from bench.sweeps.sweep import single_step, sweep
+from bench.sweeps.sweep import Choices, single_step, sweep
 from benchmarks.timing import Row, Timed, alternate, timed
 from optimizers import OPTIMIZERS
 
@@ -40,7 +41,13 @@ def measure(quick: bool) -> list[Row]:
     # The max-margin problems of an instance are solved before training, and take longer than it here.
     with TemporaryDirectory() as folder, patch("tasks.max_margin.MOST_CONSTRAINTS", 0):
         store = Path(folder)
-        return [*against_loops(quick, store), *storing(quick, store), *by_width(quick), *whole_sweep(quick, store)]
+        return [
+            *against_loops(quick, store),
+            *storing(quick, store),
+            *by_width(quick),
+            *deciding(quick, store),
+            *whole_sweep(quick, store),
+        ]
 
 
 def against_loops(quick: bool, store: Path) -> list[Row]:
@@ -106,6 +113,19 @@ def by_width(quick: bool) -> list[Row]:
         times = [1e6 * step() / calls / count for _ in range(rounds)]
         rows.append(Row(f"{count} lanes: a step of one", "(time)", times, unit=" us"))
     return rows
+
+
+def deciding(quick: bool, store: Path) -> list[Row]:
+    """Time until it is known how a small sweep is made."""
+    configs = [config for row in grid("ngd", 4, 1, 30, store, defaults=True) for config in row]
+    decide = timed(lambda: Choices("auto", None, None, lambda line: None).of(configs))
+
+    def at_length() -> float:
+        with patch("bench.sweeps.sweep._MEASURE_SHARE", math.inf):
+            return decide()
+
+    measured = alternate(at_length, {"deciding": decide}, 2 if quick else 5)["deciding"]
+    return [Row("deciding on lanes for 4 runs of 30 steps", "measuring as for a large sweep", measured.ratios)]
 
 
 def whole_sweep(quick: bool, store: Path) -> list[Row]:

@@ -12,13 +12,14 @@ from torch import nn
 from bench.config import RunConfig, resolve
 from bench.runner import build, run
 from benchmarks.images import MemoryImages, cifar10_images
-from benchmarks.timing import Row, Timed, alternate
+from benchmarks.timing import Row, Timed, alternate, timed
 from tasks import TASKS
+from tasks.base import EVALUATED_ON_CPU, Task
 from tasks.vision import ViTClassifier
 
 
 def measure(quick: bool) -> list[Row]:
-    """Time of training steps, for a normalised method and for Adam."""
+    """Time of training steps, for a normalised method and for Adam, and of an evaluation."""
     steps, rounds = (8, 2) if quick else (40, 5)
     spec = replace(TASKS["cifar10"], data="benchmarks.images:MemoryImages")
     rows = []
@@ -28,7 +29,21 @@ def measure(quick: bool) -> list[Row]:
             measured = alternate(by_hand(config), {opt: by_bench(config)}, rounds)[opt]
             what = f"bench fit, cifar10, {opt}, {steps} steps on {cifar10_images().source}"
             rows.append(Row(what, "hand-written loop", measured.ratios, 1.10))
-    return rows
+        task, _ = build(config)
+    evaluated = alternate(evaluation(task, 1000), {"few": evaluation(task, EVALUATED_ON_CPU)}, rounds)["few"]
+    return [*rows, Row(f"evaluation of cifar10, {EVALUATED_ON_CPU} images a pass", "1,000 a pass", evaluated.ratios)]
+
+
+def evaluation(task: Task, size: int) -> Timed:
+    """Losses of all validation images, so many in a forward pass."""
+
+    @torch.no_grad()
+    def evaluate() -> None:
+        for start in range(0, task.data.sizes["val"], size):
+            task.loss(task.data.batch("val", slice(start, start + size)))
+
+    task.eval()
+    return timed(evaluate)
 
 
 def configure(task: str, opt: str, steps: int, store: Path) -> RunConfig:

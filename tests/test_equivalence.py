@@ -2,7 +2,9 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import lru_cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -42,8 +44,8 @@ def plain(case: Case) -> Trained:
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, dict]]]:
-    """What each of two ranks has, by strategy."""
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, "subprocess.CompletedProcess[str]"]:
+    """Two ranks that have trained with each strategy: the folder with what they have, and how they ended."""
     folder = tmp_path_factory.mktemp("ranks")
     command = [
         sys.executable,
@@ -55,22 +57,33 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, 
         "tests.equivalence",
         str(folder),
     ]
-    done = subprocess.run(command, cwd=tiny.ROOT, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return {
-        strategy: [torch.load(folder / f"{strategy}-{rank}.pt", weights_only=True) for rank in (0, 1)]
-        for strategy in STRATEGIES
-    }
+    return folder, subprocess.run(command, cwd=tiny.ROOT, capture_output=True, text=True, timeout=1200, check=False)
 
 
 @pytest.fixture(scope="module")
-def ddp(ranks: dict[str, list[dict[str, dict]]]) -> list[dict[str, dict]]:
-    return ranks["ddp"]
+def by_rank(ranks) -> Callable[[str], list[dict[str, dict]]]:
+    folder, done = ranks
+    files = {strategy: [folder / f"{strategy}-{rank}.pt" for rank in (0, 1)] for strategy in STRATEGIES}
+
+    def load(strategy: str) -> list[dict[str, dict]]:
+        assert all(file.is_file() for file in files[strategy]), done.stderr[-3000:]
+        return [torch.load(file, weights_only=True) for file in files[strategy]]
+
+    return load
 
 
 @pytest.fixture(scope="module")
-def fsdp(ranks: dict[str, list[dict[str, dict]]]) -> list[dict[str, dict]]:
-    return ranks["fsdp"]
+def ddp(by_rank: Callable[[str], list[dict[str, dict]]]) -> list[dict[str, dict]]:
+    return by_rank("ddp")
+
+
+@pytest.fixture(scope="module")
+def fsdp(by_rank: Callable[[str], list[dict[str, dict]]]) -> list[dict[str, dict]]:
+    return by_rank("fsdp")
+
+
+def test_the_ranks_end_well(ranks) -> None:
+    assert ranks[1].returncode == 0, ranks[1].stderr[-3000:]
 
 
 @each_case

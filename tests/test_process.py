@@ -42,7 +42,7 @@ log = open("log", "w")
 
 class Noted(SGD):
     def step(self, closure=None):
-        print(gc.get_threshold(), file=log)
+        print(gc.get_threshold(), gc.get_freeze_count() > 0, file=log)
         return super().step(closure)
 """
 
@@ -79,7 +79,36 @@ def test_with_a_plug_in_open_files_are_closed_and_garbage_is_collected_as_usual(
     assert "leaked" not in done.stderr
     assert json.loads(done.stdout)["steps"] == 5
     thresholds = (tmp_path / "log").read_text().splitlines()
-    assert thresholds[-5:] == [str(gc.get_threshold())] * 5  # of the run; before, a step is tried
+    assert thresholds[-5:] == [f"{gc.get_threshold()} True"] * 5  # of the run; before, a step is tried
+
+
+RUNS = """
+from bench import process
+
+process.begin()
+import gc, sys, weakref
+from bench import runner
+from bench.config import resolve
+
+build, tasks = runner.build, []
+
+def noting(config):
+    task, plan = build(config)
+    tasks.append(weakref.ref(task))
+    return task, plan
+
+runner.build = noting
+settings = {"task": "synthetic", "opt": "sgd", "device": "cpu", "trainer.max_steps": 5, "store": sys.argv[1]}
+for seed in range(2):
+    runner.run(resolve(settings | {"seed": seed}), progress=False)
+gc.collect()
+print([task() is None for task in tasks], gc.get_freeze_count() > 100_000)
+"""
+
+
+def test_what_a_run_has_made_is_freed_after_it_and_what_was_imported_is_not_looked_at(tmp_path: Path) -> None:
+    done = program("-c", RUNS, tmp_path / "runs", cwd=tmp_path)
+    assert done.stdout == "[True, True] True\n", done.stderr
 
 
 @pytest.mark.parametrize(

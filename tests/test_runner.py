@@ -301,7 +301,7 @@ def answer(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("strategy", "opt", "steps", "tolerance"),
-    [("ddp", ["sps", "--opt.gamma", "2"], 1500, 1e-9), ("fsdp", ["adam"], 600, 1e-6)],
+    [("ddp", ["sps", "--opt.gamma", "2"], 2000, 1e-9), ("fsdp", ["adam"], 800, 1e-6)],
 )
 def test_two_devices_from_the_command_line_stop_resume_and_equal_one_device(
     strategy: str, opt: list[str], steps: int, tolerance: float, store: Path

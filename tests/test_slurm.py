@@ -30,7 +30,7 @@ WORDS = [
     "--report_seeds",
     "2",
 ]
-# Four seconds, to be caught in the middle: each evaluation and measurement is a moment at which a signal is heard.
+# Three seconds of sleep, to be caught in the middle: each evaluation and measurement is a moment at which a signal is heard.
 WORDS += ["--trainer.max_steps", "300", "--trainer.val_every", "20", "--engine", "lightning"]
 
 

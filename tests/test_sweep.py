@@ -315,6 +315,24 @@ def seconds(monkeypatch) -> Callable[[float, float], None]:
     return take
 
 
+@pytest.mark.parametrize(("ahead", "calls"), [(1, 5), (600, 32), (inf, 602)])
+def test_few_steps_are_timed_for_little_work(ahead, calls):
+    made = []
+    assert 0 < bench.sweeps.sweep.seconds_of(lambda: made.append(1), ahead) < 1
+    assert len(made) == calls  # the first two, and three times a number
+
+
+def test_a_run_that_cannot_be_timed_alone_is_made_in_lanes(sweep, store, monkeypatch):
+    def broken(config):
+        raise RuntimeError("not alone")
+
+    monkeypatch.setattr(bench.sweeps.sweep, "build", broken)
+    answer = sweep(*FOUR)
+    assert answer.code == 0, answer.err
+    assert "in a plain loop" not in answer.err
+    assert statuses(store) == {("completed", "lanes"): 4}
+
+
 def test_lanes_where_they_are_faster(sweep, store, seconds, trained):
     seconds(1e-3, 1e-4)
     answer = sweep(*FOUR)

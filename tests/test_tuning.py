@@ -203,7 +203,7 @@ LONG = {
     "task": "synthetic", "opt": SLOW, "opt.lr": "0.03,0.1,0.3,1", "device": "cpu", "trainer.max_steps": "300",
     "trainer.val_every": "20", "trainer.checkpoint_seconds": "0.1",
 }  # fmt: skip
-"""Settings of runs of about four seconds, most of which they sleep."""
+"""Settings of runs that sleep for three seconds."""
 LONG_WORDS = [word for name, value in LONG.items() for word in (f"--{name}", value)]
 LONG_WORDS += ["--seeds", "1000,", "--report_seeds", "0,"]
 

@@ -27,7 +27,7 @@ class Scores:
     """A metric of many runs: its states are stacked where `torch.func.vmap` can follow it, else there is one each.
 
     Args:
-        metric: fresh; what it holds after updates must be tensors.
+        metric: fresh; updates may write into its states alone.
     """
 
     def __init__(self, metric: Metric) -> None:
@@ -52,7 +52,7 @@ class Scores:
         self.metric = deepcopy(fresh)
         self.metric.update(predictions[0], labels[0])  # else `compute` warns that there was none
         try:
-            if any(True for _ in fresh.children()):
+            if any(isinstance(part, Metric) for part in fresh.children()):
                 raise TypeError("a metric of metrics")
             state: Any = fresh.metric_state
             states = {name: torch.stack([value] * len(predictions)) for name, value in state.items()}
@@ -82,7 +82,7 @@ class Scores:
         return vmap(one)(states, predictions, labels)
 
     def _with(self, state: dict[str, Tensor]) -> Metric:
-        metric = copy(self.metric)  # its states, all that it writes into, are replaced
+        metric = copy(self.metric)
         for name, value in state.items():
             setattr(metric, name, value.clone())  # an update may write into it
         return metric

@@ -22,6 +22,7 @@ from bench.storage.store import Store
 from bench.sweeps.grid import block_key, blocks, check_all, problem_key
 from tasks.base import Task
 from tasks.loop import Plan
+from tasks.order import micro_batches_per_rank
 
 Engine = Literal["auto", "lanes", "lightning"]
 
@@ -31,7 +32,7 @@ COMPILE_SECONDS = 10
 LANES_GAIN = 0.9
 """Lanes are used if a step takes less than this share of a step alone: short measurements are noisy, and runs alone are simpler. Ours."""
 _MEASURE_SECONDS, _MEASURE_SHARE = 0.2, 0.05
-"""Time a width so long, to choose between them, or this share of the work that it is for, if that is less. Ours."""
+"""Time a width so long, to choose between them, or for this share of the steps ahead if that is less, but for five. Ours."""
 
 
 def sweep(
@@ -133,14 +134,15 @@ class Choices:
     def _measure(self, group: Sequence[RunConfig]) -> Choice:
         """Time some steps at growing widths, as long as lanes get cheaper and fit into memory."""
         first = group[0]
-        task, plan = build(first)
-        ahead = len(group) * plan.total_steps
         try:
+            task, plan = build(first)
+            ahead = len(group) * plan.total_steps * micro_batches_per_rank(plan.batch_size, 1, plan.micro_batch_size)
             alone = seconds_of(single_step(first, task, plan), ahead)
+            del task  # leave the device to the lanes
         except UserError:
             raise
         except Exception:  # so it will in training, which records how
-            alone = inf
+            alone = ahead = inf
         limit = self.memory or int(0.8 * free_memory(first.device))
         costs: dict[int, float] = {}
         each = 0.0
@@ -372,7 +374,7 @@ def seconds_of(step: Callable[[], object], ahead: float = inf) -> float:
 
     Args:
         step: makes one.
-        ahead: steps that the answer is for; for few of them it is rough.
+        ahead: steps that the answer is for; if they are few, few are made and it is rough.
     """
 
     def timed(calls: int) -> float:
