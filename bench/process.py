@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import NoReturn
 
 _SELDOM = 100_000
-"""New objects between two collections while modules are imported, which make a million of them that stay. Ours."""
+"""New objects between two collections while modules are imported, which make half a million of them that stay. Ours."""
 
 _usual: tuple[int, int, int] | None = None
 _code: int | None = None
