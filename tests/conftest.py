@@ -25,7 +25,7 @@ pytest_plugins = ["tests.services"]
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-gc.disable()  # until all is imported, a million objects that stay
+gc.disable()  # until all is imported, half a million objects that stay
 
 
 LONGEST = (
