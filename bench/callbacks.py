@@ -19,9 +19,9 @@ from torch import Tensor
 
 from bench.machine import is_main_process
 from bench.progress import Progress
-from bench.storage.files import disk_errors
-from bench.storage.record import RunResult
-from bench.storage.store import RunFolder
+from bench.store.files import disk_errors
+from bench.store.record import RunResult
+from bench.store.store import RunFolder
 from bench.watch import Watch, look
 from tasks import TaskSpec
 from tasks.base import Task

@@ -139,8 +139,8 @@ def _fit(words: list[str]) -> int:
 def _stored_config(store: Path, run_id: str, settings: dict[str, Any]) -> Any:
     """The configuration of a run that was interrupted, with places from here."""
     from bench.config import resolve, settings_of
-    from bench.storage.record import RESUMABLE
-    from bench.storage.store import Store
+    from bench.store.record import RESUMABLE
+    from bench.store.store import Store
     from optimizers import OPTIMIZERS
     from tasks import TASKS
 
@@ -173,7 +173,7 @@ def _stored_config(store: Path, run_id: str, settings: dict[str, Any]) -> Any:
 def _stored_result(config: Any) -> Any:
     """The finished run of this configuration, found without importing what trains."""
     from bench.config import on_device
-    from bench.storage.store import Store
+    from bench.store.store import Store
 
     return Store(config.store).finished(on_device(config).run_id)
 
@@ -183,7 +183,7 @@ def _dry_run(config: Any, *, as_json: bool) -> int:
 
     from bench.checks import check
     from bench.config import on_device
-    from bench.storage.files import plain
+    from bench.store.files import plain
 
     config = on_device(config)
     check(config)
@@ -207,7 +207,7 @@ def _list(words: list[str]) -> int:
     add_places(parser, store="whose runs")
     args = parser.parse_args(words)
     from bench.report import result_rows
-    from bench.storage.store import Store
+    from bench.store.store import Store
     from bench.text import clean
     from optimizers import OPTIMIZERS
     from tasks import TASKS
@@ -275,9 +275,9 @@ COMMANDS: dict[str, tuple[Command, str]] = {
     "report": (_in("bench.boards.cli", "report"), "write boards, charts and commands as one HTML page that needs no network"),
     "plot": (_in("bench.boards.cli", "plot"), "draw stored runs for a paper: curves, sensitivity, profiles, step sizes, budgets"),
     "reproduce": (_in("bench.papers.cli"), "run a paper's experiment: figure, data and tested claims"),
-    "sql": (_in("bench.storage.cli", "sql"), "ask about runs, curves, measurements and trials with SQL"),
-    "merge": (_in("bench.storage.cli", "merge"), "copy the runs of stores into another one"),
-    "diff": (_in("bench.storage.cli", "diff"), "show what differs between two runs"),
+    "sql": (_in("bench.store.cli", "sql"), "ask about runs, curves, measurements and trials with SQL"),
+    "merge": (_in("bench.store.cli", "merge"), "copy the runs of stores into another one"),
+    "diff": (_in("bench.store.cli", "diff"), "show what differs between two runs"),
     "new": (_in("bench.new"), "write a package with an optimizer or a task of your own"),
     "check": (_in("bench.check.cli"), "check that an optimizer does what training code expects, plug-ins too"),
     "list": (_list, "list tasks, optimizers or runs"),

@@ -252,7 +252,7 @@ def store_findings(store: Path) -> list[Finding]:
     Args:
         store: the folder with the runs.
     """
-    from bench.storage.store import Store
+    from bench.store.store import Store
 
     place = _nearest(store)
     found: list[Finding] = []

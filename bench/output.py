@@ -11,7 +11,7 @@ from bench.errors import UserError
 from bench.text import clean
 
 if TYPE_CHECKING:
-    from bench.storage.stores import Stores
+    from bench.store.stores import Stores
 
 ENDINGS = {".md": "md", ".csv": "csv", ".json": "json", ".tex": "tex", ".html": "html"}
 """Formats of tables by the ending of a file's name."""
@@ -50,7 +50,7 @@ def write(out: Path | None, content: bytes | str | Iterable[str]) -> None:
     Raises:
         UserError: it cannot be written.
     """
-    from bench.storage.files import replacing
+    from bench.store.files import replacing
 
     pieces = [content] if isinstance(content, bytes | str) else content
     encoded = (piece if isinstance(piece, bytes) else piece.encode() for piece in pieces)

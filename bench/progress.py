@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bench.storage.record import RunResult
+    from bench.store.record import RunResult
 
 
 class Progress:

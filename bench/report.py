@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.config import settings_of
-from bench.storage.record import RESUMABLE, RunResult
-from bench.storage.store import Store
+from bench.store.record import RESUMABLE, RunResult
+from bench.store.store import Store
 from bench.text import clean, word_of
 
 if TYPE_CHECKING:

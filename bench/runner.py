@@ -25,8 +25,8 @@ from bench.config import RunConfig, on_device
 from bench.errors import RunBusy, RunFailed, UserError
 from bench.machine import LIBRARIES, cpu_name, is_main_process
 from bench.progress import Progress
-from bench.storage.record import FINISHED, RunResult
-from bench.storage.store import RunFolder, Store
+from bench.store.record import FINISHED, RunResult
+from bench.store.store import RunFolder, Store
 from optimizers import TASK_VALUE
 from tasks.base import Task, TaskData
 from tasks.files import DataError

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.storage.record import RunResult
+from bench.store.record import RunResult
 from tasks import TaskSpec
 
 DIVERGED_FACTOR = 100

@@ -17,7 +17,7 @@ from bench.lanes.runs import Grid, make_lanes, train_block
 from bench.memory import keep_freed_memory
 from bench.progress import SweepProgress
 from bench.runner import run
-from bench.storage.packs import PackFolder
+from bench.store.packs import PackFolder
 from bench.sweeps.grid import configurations, log_grid
 from bench.sweeps.sweep import Choices, single_step, sweep
 from benchmarks.timing import Row, Timed, alternate, timed

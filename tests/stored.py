@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from bench.storage.record import RunResult
-from bench.storage.store import RunFolder, Store
-from bench.storage.stores import study_path
+from bench.store.record import RunResult
+from bench.store.store import RunFolder, Store
+from bench.store.stores import study_path
 
 LOSSES = (0.5, None, 0.25)
 WILD = "<script>alert(1)</script> [/bold] \"q\" 'a' | ü 漢 \x1b[31m"

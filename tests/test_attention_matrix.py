@@ -9,7 +9,7 @@ import torch
 from bench.config import resolve
 from bench.errors import UserError
 from bench.runner import build, run
-from bench.storage.store import Store
+from bench.store.store import Store
 from tasks.attention_matrix import AttentionMatrix, AttentionMatrixData
 
 

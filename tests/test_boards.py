@@ -19,9 +19,9 @@ from bench.boards import BOARDS
 from bench.boards.entries import HUGE
 from bench.boards.formats import json_text
 from bench.errors import UserError
-from bench.storage.record import RunResult
-from bench.storage.store import Store
-from bench.storage.stores import Stores, study_path
+from bench.store.record import RunResult
+from bench.store.store import Store
+from bench.store.stores import Stores, study_path
 from tests.entered import board, found, keep, made, pack, rows, seeds, study, tuned
 
 A, B = [0.81, 0.84, 0.80, 0.86, 0.83], [0.70, 0.72, 0.69, 0.77, 0.71]

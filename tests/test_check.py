@@ -15,7 +15,7 @@ from bench.check.catalogue import CHECKS
 from bench.check.cli import listing, main
 from bench.check.runner import Job, _State, job_of, run
 from bench.errors import UserError
-from bench.storage.stores import Stores
+from bench.store.stores import Stores
 from optimizers import OPTIMIZERS, OptimizerSpec
 from optimizers.plugins import PluginError
 from tests import mutants, tiny

@@ -459,7 +459,7 @@ def test_divergence_is_a_result(cli, store, fake_mnist):
 
 
 def test_the_curve_of_a_diverged_run_ends_where_it_diverged(cli, store, fake_mnist):
-    from bench.storage.tables import read_curve
+    from bench.store.tables import read_curve
 
     result = strict_json(cli("fit", "--task", "mnist", "--opt", "sgd", "--opt.lr", "1e30", *TINY_VIT, "--json").out)
     curve = read_curve(store / result["run_id"])

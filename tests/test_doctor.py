@@ -9,8 +9,8 @@ from bench import devices, doctor
 from bench.cli import main
 from bench.devices import VOLTA_FIX, gpu_finding, precision_findings, unused_gpu_findings, visible_gpus
 from bench.doctor import Finding, data_findings, import_findings, version_findings
-from bench.storage.record import RunResult, Status
-from bench.storage.store import Store
+from bench.store.record import RunResult, Status
+from bench.store.store import Store
 
 WHEEL = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120"]  # torch 2.15
 GIB = 2**30

@@ -27,8 +27,8 @@ from bench.lanes.engine import Lanes
 from bench.lanes.runs import Grid, make_lanes, train_block
 from bench.lanes.scores import Scores
 from bench.progress import SweepProgress
-from bench.storage.record import RunResult
-from bench.storage.store import Store
+from bench.store.record import RunResult
+from bench.store.store import Store
 from bench.watch import Watch
 from optimizers import OPTIMIZERS, OptimizerSpec
 from optimizers.registry import Traits

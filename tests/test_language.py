@@ -19,7 +19,7 @@ from bench import runner
 from bench.config import resolve
 from bench.lanes.scores import Scores
 from bench.report import result_lines
-from bench.storage.store import Store
+from bench.store.store import Store
 from tasks.dropout import BatchDropout, use_batch_dropout
 from tasks.files import DataError
 from tasks.language import TextClassifier, WorstGroupAccuracy, _attention

@@ -26,7 +26,7 @@ from bench.doctor import text_findings
 from bench.progress import Progress
 from bench.report import result_json, result_lines
 from bench.runner import build, run
-from bench.storage.store import Store
+from bench.store.store import Store
 from tasks import TASKS, corpus
 from tasks.cache import cached_tokens
 from tasks.corpus import CORPORA, IGNORED, CorpusData

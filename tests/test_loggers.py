@@ -11,7 +11,7 @@ from bench.cli import main
 from bench.config import resolve
 from bench.errors import UserError
 from bench.runner import _loggers
-from bench.storage.store import Store
+from bench.store.store import Store
 
 STEPS = 20
 CURVE = ("batch/loss", "batch/grad_norm", "batch/raw_step", "batch/applied_step")

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-import bench.storage.merge
+import bench.store.merge
 from bench.check.report import Report, Verdict, write_verdict
 from bench.errors import MAKE_ROOM
-from bench.storage.files import take_lock
-from bench.storage.record import FINISHED
-from bench.storage.store import Store
-from bench.storage.stores import Stores, read_study
+from bench.store.files import take_lock
+from bench.store.record import FINISHED
+from bench.store.store import Store
+from bench.store.stores import Stores, read_study
 from tests.stored import WILD, add_pack, add_run, add_study, begin, begin_pack, kill, record
 
 
@@ -361,7 +361,7 @@ def test_a_file_of_a_source_that_cannot_be_read(cli, source, tmp_path, monkeypat
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
         return copy(path, to)
 
-    monkeypatch.setattr(bench.storage.merge.shutil, "copy2", refuse)
+    monkeypatch.setattr(bench.store.merge.shutil, "copy2", refuse)
     answer = cli("merge", source, tmp_path / "dest")
     assert (answer.code, answer.err.count("\n")) == (1, 1)
     assert f"{source / 'a'} is damaged or not whole" in answer.err
@@ -386,7 +386,7 @@ def test_a_merge_that_breaks_leaves_nothing_half_and_goes_on(cli, source, tmp_pa
         return carry_out
 
     with monkeypatch.context() as full:
-        full.setattr(bench.storage.merge.shutil, "copy2", breaking(shutil.copy2))
+        full.setattr(bench.store.merge.shutil, "copy2", breaking(shutil.copy2))
         for name in ("rename", "replace", "mkdir"):
             full.setattr(Path, name, breaking(getattr(Path, name)))
         answer = cli("merge", source, dest)
@@ -405,7 +405,7 @@ MERGER = """
 import os, signal, sys
 from pathlib import Path
 import shutil
-import bench.storage.merge
+import bench.store.merge
 from bench.check.report import Report, Verdict, write_verdict
 from bench.cli import main
 
@@ -419,7 +419,7 @@ def copy_or_die(path, to):
         os.kill(os.getpid(), signal.SIGKILL)
     return copy(path, to)
 
-bench.storage.merge.shutil.copy2 = copy_or_die
+bench.store.merge.shutil.copy2 = copy_or_die
 main(["merge", *sys.argv[2:]])
 """
 
@@ -476,7 +476,7 @@ def test_an_interrupt_leaves_no_trace(cli, source, tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as stopped:
-        stopped.setattr(bench.storage.merge.shutil, "copy2", interrupt)
+        stopped.setattr(bench.store.merge.shutil, "copy2", interrupt)
         assert cli("merge", source, tmp_path / "dest") == (130, "", "bench: interrupted\n")
     assert list((tmp_path / "dest").iterdir()) == []
 
@@ -497,6 +497,6 @@ def test_stores_that_cannot_be_merged(cli, source, tmp_path):
 
 
 def test_a_long_merge_says_how_far_it_is(cli, source, tmp_path, monkeypatch):
-    monkeypatch.setattr(bench.storage.merge, "_SECONDS", -1)
+    monkeypatch.setattr(bench.store.merge, "_SECONDS", -1)
     answer = cli("merge", source, tmp_path / "dest")
     assert answer.err.splitlines()[1] == f"bench: {source}: 1 of 3 folders, 1 runs copied"

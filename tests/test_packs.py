@@ -13,14 +13,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import bench.storage.files
-import bench.storage.packs
-import bench.storage.raw_table
+import bench.store.files
+import bench.store.packs
+import bench.store.raw_table
 from bench.errors import RunBusy, RunFailed, UserError
-from bench.storage.packs import PackFolder
-from bench.storage.record import RunResult
-from bench.storage.store import Store
-from bench.storage.tables import CURVE_FIELDS
+from bench.store.packs import PackFolder
+from bench.store.record import RunResult
+from bench.store.store import Store
+from bench.store.tables import CURVE_FIELDS
 
 FIT = ("fit", "--task", "synthetic", "--opt", "sngd", "--trainer.max_steps", "20", "--device", "cpu")
 IDS = ["b", "a", "c"]  # lanes need no order
@@ -97,7 +97,7 @@ def no_space(*args: object, **kwargs: object) -> None:
 
 @pytest.mark.parametrize("row_group", [1, 12, 10_000])  # a lane, two lanes, all lanes together
 def test_what_was_trained_together_reads_run_by_run(kept, monkeypatch, row_group):
-    monkeypatch.setattr(bench.storage.raw_table, "ROW_GROUP", row_group)
+    monkeypatch.setattr(bench.store.raw_table, "ROW_GROUP", row_group)
     pack = make_pack(kept)
     assert [run.run_id for run in kept.runs()] == sorted(IDS)
     for result in results():
@@ -179,7 +179,7 @@ def test_a_folder_that_has_rested_is_not_looked_through_again(kept, monkeypatch)
     make_pack(kept)
     os.utime(kept.folder, (1, 1))
     assert kept.get("a") is not None
-    monkeypatch.setattr(bench.storage.packs, "_folders", no_space)
+    monkeypatch.setattr(bench.store.packs, "_folders", no_space)
     assert kept.get("a") is not None
     monkeypatch.undo()
     kept.begin(replace(results()[0], run_id="d")).end(keep_checkpoint=False)
@@ -190,7 +190,7 @@ def test_another_process_finds_the_runs(kept, cli):
     make_pack(kept)
     answer = cli("list", "runs", "--store", kept.folder)
     assert [line.split()[0] for line in answer.out.splitlines()] == ["a", "b", "c"]
-    read = "import sys; from pathlib import Path; from bench.storage.store import Store; s = Store(Path(sys.argv[1])); print(s.get('a').steps, *s.tables('a'))"
+    read = "import sys; from pathlib import Path; from bench.store.store import Store; s = Store(Path(sys.argv[1])); print(s.get('a').steps, *s.tables('a'))"
     process = subprocess.run([sys.executable, "-c", read, kept.folder], capture_output=True, text=True, check=True)
     assert process.stdout == "2 measurements curve\n"
 
@@ -342,7 +342,7 @@ def test_a_pack_is_trained_by_one_process(kept):
     pack = kept.begin_pack(CONFIGS)
     with pytest.raises(RunBusy, match=r"the pack of runs lanes-\w{10} is being trained by another process now"):
         kept.begin_pack(dict(reversed(CONFIGS.items())))
-    begin = "import sys; from pathlib import Path; from bench.storage.store import Store; Store(Path(sys.argv[1])).begin_pack({'a': {}, 'b': {}, 'c': {}})"
+    begin = "import sys; from pathlib import Path; from bench.store.store import Store; Store(Path(sys.argv[1])).begin_pack({'a': {}, 'b': {}, 'c': {}})"
     process = subprocess.run([sys.executable, "-c", begin, kept.folder], capture_output=True, text=True)
     assert "RunBusy" in process.stderr
     other = kept.begin_pack({"d": {}})
@@ -445,7 +445,7 @@ def test_measurements_of_other_names_than_a_pack_began_with_are_refused(kept):
 
 def test_a_store_that_may_only_be_read(kept, monkeypatch):
     make_pack(kept)
-    monkeypatch.setattr(bench.storage.files.os, "open", lambda *args: no_space() if args[1] & os.O_CREAT else -1)
+    monkeypatch.setattr(bench.store.files.os, "open", lambda *args: no_space() if args[1] & os.O_CREAT else -1)
     with pytest.raises(UserError, match=r"cannot write to the store .*; choose another with --store DIR"):
         kept.begin_pack(CONFIGS)
     assert all_there(kept)
@@ -460,7 +460,7 @@ def test_a_store_below_a_file(tmp_path):
 
 def test_a_full_disk_at_the_start_frees_the_pack(kept, monkeypatch):
     with monkeypatch.context() as full:
-        full.setattr(bench.storage.files.json, "dump", no_space)
+        full.setattr(bench.store.files.json, "dump", no_space)
         with pytest.raises(RunFailed, match=f"cannot write to the store {kept.folder}: No space left on device"):
             kept.begin_pack(CONFIGS)
     make_pack(kept)

@@ -15,7 +15,7 @@ import pytest
 
 from bench.config import resolve
 from bench.runner import run
-from bench.storage.store import Store
+from bench.store.store import Store
 from optimizers import OPTIMIZERS
 from optimizers.plugins import PluginError, Registry, slug
 from tasks import TASKS

@@ -19,7 +19,7 @@ from bench.papers.experiments import Experiment, experiments, load
 from bench.papers.reproduction import _effect
 from bench.papers.verdicts import Finding
 from bench.runner import run
-from bench.storage.store import Store
+from bench.store.store import Store
 
 TINY: dict[str, Any] = {
     "title": "Two ways downhill",

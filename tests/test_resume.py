@@ -15,8 +15,8 @@ import torch
 
 from bench.cli import main
 from bench.progress import Progress
-from bench.storage.store import Store
-from bench.storage.tables import read_curve, read_tables
+from bench.store.store import Store
+from bench.store.tables import read_curve, read_tables
 from optimizers import OPTIMIZERS
 from tasks import TASKS
 

@@ -19,8 +19,8 @@ from bench import runner
 from bench.config import resolve
 from bench.errors import RunFailed, UserError
 from bench.report import result_lines
-from bench.storage.record import RunResult
-from bench.storage.tables import read_curve
+from bench.store.record import RunResult
+from bench.store.tables import read_curve
 from bench.watch import Watch
 from optimizers import OPTIMIZERS
 from tasks import TASKS

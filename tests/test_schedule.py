@@ -10,9 +10,9 @@ from bench.config import resolve
 from bench.errors import UserError
 from bench.report import result_lines
 from bench.runner import run
-from bench.storage.record import RunResult
-from bench.storage.store import Store
-from bench.storage.stores import Stores
+from bench.store.record import RunResult
+from bench.store.store import Store
+from bench.store.stores import Stores
 from optimizers import OPTIMIZERS
 from tasks.schedule import Schedule
 from tests.entered import keep, seeds

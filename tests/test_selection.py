@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.storage.record import RunResult
+from bench.store.record import RunResult
 from bench.tuning.selection import CONVERGED, above_infimum, best_index, final_value, seed_median, selected
 
 often = settings(max_examples=300, deadline=None, derandomize=True, database=None)

@@ -14,7 +14,7 @@ from matplotlib.text import Text
 from PIL import Image
 
 from bench.errors import UserError
-from bench.storage.record import RunResult
+from bench.store.record import RunResult
 from bench.sweeps import sensitivity
 from bench.sweeps.sensitivity import Curve, Point, Sensitivity, analyse, as_json, lines, make, write
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-import bench.storage.sql
+import bench.store.sql
 from bench.errors import UserError
-from bench.storage.sql import VIEWS, ask
-from bench.storage.store import Store
-from bench.storage.stores import Stores
+from bench.store.sql import VIEWS, ask
+from bench.store.store import Store
+from bench.store.stores import Stores
 from tests.stored import WILD, add_pack, add_run, add_study, begin, record
 
 
@@ -132,7 +132,7 @@ def test_a_view_may_be_named_in_any_way(filled, query):
 
 
 def test_tables_are_read_only_for_a_query_that_needs_them(filled, monkeypatch):
-    monkeypatch.setattr(bench.storage.sql, "_parquet", None)
+    monkeypatch.setattr(bench.store.sql, "_parquet", None)
     assert rows("select count(*) from runs", filled) == [(3,)]
     with pytest.raises(TypeError):
         rows("select count(*) from curves", filled)

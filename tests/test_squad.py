@@ -29,7 +29,7 @@ from bench import runner
 from bench.config import resolve
 from bench.data import states
 from bench.options import read_options
-from bench.storage.tables import read_curve
+from bench.store.tables import read_curve
 from tasks import TASKS, squad
 from tasks.files import DataError
 from tasks.spans import SpanExtractor, SpanScore, exact_match, f1, over_answers

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-import bench.storage.files
+import bench.store.files
 from bench.callbacks import StopRequest
 from bench.errors import RunFailed, UserError
 from bench.report import result_lines
-from bench.storage.files import plain
-from bench.storage.record import RunResult
-from bench.storage.store import Store
-from bench.storage.tables import CURVE_FIELDS, read_curve
+from bench.store.files import plain
+from bench.store.record import RunResult
+from bench.store.store import Store
+from bench.store.tables import CURVE_FIELDS, read_curve
 
 FIT = ("fit", "--task", "synthetic", "--opt", "sngd", "--trainer.max_steps", "20", "--device", "cpu")
 FULL = "No space left on device; make room, then give the same command again"
@@ -132,7 +132,7 @@ def test_a_write_that_breaks_halfway_leaves_the_old_record(kept, monkeypatch):
         file.write('{"run_id": ')
         no_space()
 
-    monkeypatch.setattr(bench.storage.files.json, "dump", half)
+    monkeypatch.setattr(bench.store.files.json, "dump", half)
     with pytest.raises(OSError, match="No space"):
         kept.write(replace(DONE, steps=4))
     assert kept.get("a") == DONE
@@ -141,7 +141,7 @@ def test_a_write_that_breaks_halfway_leaves_the_old_record(kept, monkeypatch):
 
 def test_a_full_disk_at_the_start_is_one_line_and_frees_the_run(cli, store, monkeypatch):
     with monkeypatch.context() as full:
-        full.setattr(bench.storage.files.json, "dump", no_space)
+        full.setattr(bench.store.files.json, "dump", no_space)
         answer = cli(*FIT)
     assert (answer.code, answer.out) == (1, "")
     assert answer.err == f"bench: error: cannot write to the store {store}: {FULL}\n"
@@ -255,7 +255,7 @@ def test_a_run_is_trained_by_one_process(cli, store, kept):
 WRITER = """
 import sys
 from pathlib import Path
-from bench.storage.store import RunResult, Store
+from bench.store.store import RunResult, Store
 
 store, name = Store(Path(sys.argv[1])), sys.argv[2]
 for i in range(40):

@@ -22,7 +22,7 @@ from sqlalchemy import event
 
 from bench.errors import RunFailed, UserError
 from bench.machine import this_process
-from bench.storage.record import RunResult
+from bench.store.record import RunResult
 from bench.tuning import summary, tuned
 from bench.tuning.outcome import analyse, outcome
 from bench.tuning.studies import NoDatabase, Studies

@@ -28,7 +28,7 @@ import numpy as np
 import pytest
 import torch
 
-import bench.storage.files
+import bench.store.files
 import bench.sweeps.sensitivity
 import bench.sweeps.sweep
 from bench.callbacks import Watcher
@@ -38,9 +38,9 @@ from bench.errors import RunBusy
 from bench.lanes.engine import Lanes
 from bench.memory import Peak
 from bench.progress import Progress, SweepProgress
-from bench.storage.packs import PackFolder
-from bench.storage.record import RunResult
-from bench.storage.store import Store
+from bench.store.packs import PackFolder
+from bench.store.record import RunResult
+from bench.store.store import Store
 from bench.sweeps.grid import blocks, configurations, read_seeds
 from tasks import TASKS
 from tests import tiny
@@ -803,14 +803,14 @@ def test_a_block_that_another_process_has_just_trained_is_not_trained_again(swee
 
 
 def test_a_pack_that_ends_while_its_lock_is_waited_for_is_not_begun_again(store, monkeypatch):
-    take = bench.storage.files.take_lock
+    take = bench.store.files.take_lock
     pack = Store(store).begin_pack({"a": {}})
 
     def wait(*args: object) -> int:
         pack.end([RunResult("a", {}, "completed")])
         return take(*args)
 
-    monkeypatch.setattr("bench.storage.packs.take_lock", wait)
+    monkeypatch.setattr("bench.store.packs.take_lock", wait)
     with pytest.raises(RunBusy, match=r"lanes-\w+ has just been trained"):
         Store(store).begin_pack({"a": {}})
     monkeypatch.undo()
@@ -1030,7 +1030,7 @@ def full_disk(store: Path) -> str:
 
 def test_a_full_disk_at_the_start_of_a_block(sweep, store, monkeypatch):
     with monkeypatch.context() as full:
-        full.setattr(bench.storage.files.json, "dump", no_space)
+        full.setattr(bench.store.files.json, "dump", no_space)
         answer = sweep(*FOUR, *LANES)
     assert (answer.code, last_line(answer)) == (1, full_disk(store))
     assert sweep(*FOUR, *LANES).code == 0
@@ -1042,7 +1042,7 @@ def test_a_full_disk_in_mid_block(sweep, store, monkeypatch, whole, table):
 
     def appended(self, *args):
         if len(packs(store)) == 1:
-            with bench.storage.files.disk_errors(self.store):
+            with bench.store.files.disk_errors(self.store):
                 no_space()
         append(self, *args)
 

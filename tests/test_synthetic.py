@@ -14,8 +14,8 @@ from torch.func import vmap
 
 from bench.config import resolve
 from bench.runner import run
-from bench.storage.store import Store
-from bench.storage.tables import read_curve, read_tables
+from bench.store.store import Store
+from bench.store.tables import read_curve, read_tables
 from optimizers import NGD, PS
 from tasks import TASKS
 from tasks.saturated import attended_mean

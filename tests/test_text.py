@@ -26,7 +26,7 @@ from bench.doctor import text_findings
 from bench.options import read_options
 from bench.report import result_lines
 from bench.runner import StepRanges, build, make_trainer, run
-from bench.storage.tables import read_curve
+from bench.store.tables import read_curve
 from tasks import TASKS, civil_comments, mnli, sst2, text
 from tasks.cache import cached_tokens
 from tasks.civil_comments import CivilCommentsData

@@ -21,7 +21,7 @@ from sqlalchemy import create_engine, text
 from bench.cli import main
 from bench.config import on_device
 from bench.machine import lives
-from bench.storage.store import Store
+from bench.store.store import Store
 from bench.tuning.space import point_key
 from bench.tuning.studies import Studies
 from bench.tuning.study import Study
@@ -478,7 +478,7 @@ def test_a_full_disk_is_said_once_and_the_study_goes_on_with_room(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr("bench.storage.files.json.dump", no_space)
+        patch.setattr("bench.store.files.json.dump", no_space)
         answer = cli(*words)
     assert answer.code == 1
     assert last_line(answer).startswith("the disk is full: cannot write to the store ")

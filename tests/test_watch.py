@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.storage.record import RunResult
+from bench.store.record import RunResult
 from bench.watch import DIVERGED_FACTOR, Look, Watch, look
 from tests.tiny import TINY
 

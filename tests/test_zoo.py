@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from bench.check import Report, conformance
-from bench.storage.store import Store
+from bench.store.store import Store
 
 pytestmark = [pytest.mark.zoo, pytest.mark.filterwarnings("ignore")]  # what the packages warn of is not ours
 

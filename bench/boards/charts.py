@@ -18,7 +18,7 @@ from bench.boards.speed import reached
 from bench.boards.tuning import expected_scores
 from bench.errors import UserError, unknown
 from bench.papers.arms import Array, Table
-from bench.storage.stores import StudyRecord
+from bench.store.stores import StudyRecord
 from bench.tuning.selection import CONVERGED, equal_below
 from optimizers import OPTIMIZERS
 

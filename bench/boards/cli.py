@@ -57,7 +57,7 @@ def asked(args: argparse.Namespace) -> tuple[Any, Any]:
     """
     from bench.boards import Asked
     from bench.boards.collect import collect
-    from bench.storage.stores import Stores
+    from bench.store.stores import Stores
 
     only: dict[str, str] = {}
     for word in args.only:

@@ -10,8 +10,8 @@ from typing import Any
 from bench.boards.entries import KINDS, OWN_VERSIONS, VERSIONS, Entry, Problem, differing, entries_of
 from bench.config import settings_of
 from bench.errors import UserError, unknown
-from bench.storage.record import RunResult
-from bench.storage.stores import HOW_TO_FILL, Stores, StudyRecord
+from bench.store.record import RunResult
+from bench.store.stores import HOW_TO_FILL, Stores, StudyRecord
 from bench.text import word_of
 from optimizers.plugins import PluginError, bare
 from tasks import TASKS, TaskSpec

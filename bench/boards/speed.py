@@ -10,7 +10,7 @@ from bench.boards.entries import Entry, Seed
 from bench.boards.shared import EVERY, RANK, WHO, compare, listed, rank_values, unresolved, who
 from bench.boards.table import Board, Column, Table
 from bench.stats import MedianTime
-from bench.storage.record import RunResult
+from bench.store.record import RunResult
 from bench.tuning.selection import End
 
 

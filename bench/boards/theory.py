@@ -17,7 +17,7 @@ from bench.errors import UserError
 from bench.papers.arms import Array
 from bench.papers.arms import Table as Columns
 from bench.stats import LEAST_POINTS, Interval
-from bench.storage.record import RunResult
+from bench.store.record import RunResult
 from bench.tuning.selection import CONVERGED, End
 
 ALIGNED = 0.99

@@ -90,7 +90,7 @@ class Report:
 
     def as_json(self) -> dict[str, Any]:
         """All of it, as strict JSON can hold it."""
-        from bench.storage.files import plain
+        from bench.store.files import plain
 
         rows = []
         for v in self.verdicts:
@@ -117,8 +117,8 @@ def write_verdict(store: Path, report: Report) -> Path:
         UserError: it cannot be written.
     """
     from bench.errors import UserError
-    from bench.storage.files import write_json
-    from bench.storage.stores import check_path
+    from bench.store.files import write_json
+    from bench.store.stores import check_path
 
     path = check_path(store, report.name, report.about.get("version"), report.about.get("package"))
     try:

@@ -27,9 +27,9 @@ from bench.runner import (
     quiet,
     val_every,
 )
-from bench.storage.packs import PackFolder
-from bench.storage.record import RunResult
-from bench.storage.store import Store
+from bench.store.packs import PackFolder
+from bench.store.record import RunResult
+from bench.store.store import Store
 from bench.watch import Watch, look
 
 Grid = Sequence[Sequence[RunConfig]]

@@ -15,7 +15,7 @@ from bench.errors import UserError, unknown
 from bench.papers.arms import Arm
 from bench.papers.claims import judge
 from bench.papers.figures import FigureSpec, lines
-from bench.storage.tables import CURVE_FIELDS
+from bench.store.tables import CURVE_FIELDS
 
 Settings = dict[str, Any]
 ARM_ARGUMENTS = ("arms", "fast", "slow", "better", "worse")

@@ -25,9 +25,9 @@ from bench.papers.claims import judge
 from bench.papers.experiments import Experiment, Settings, load
 from bench.papers.reproduction import Reproduction, Version, as_json, duration, page, words
 from bench.papers.verdicts import Finding
-from bench.storage.record import RunResult
-from bench.storage.store import Store
-from bench.storage.tables import TABLES, write_parquet
+from bench.store.record import RunResult
+from bench.store.store import Store
+from bench.store.tables import TABLES, write_parquet
 
 ROOM = 10 * 2**20
 """Bytes that the output's disk must have free before anything is trained; the largest output so far has 8 million."""

@@ -50,8 +50,8 @@ def main(words: list[str]) -> int:
     from bench.memory import read_memory
     from bench.papers.reproduction import words as as_words
     from bench.progress import SweepProgress
-    from bench.storage.files import plain
-    from bench.storage.store import Store
+    from bench.store.files import plain
+    from bench.store.store import Store
     from bench.sweeps.grid import check_all, configurations, read_seeds
 
     places = {"data": args.data, "store": args.store, "device": args.device}

@@ -21,8 +21,8 @@ from bench import drawing
 from bench.config import settings_of
 from bench.errors import UserError
 from bench.papers.reproduction import markdown_table, words
-from bench.storage.files import plain
-from bench.storage.record import FINISHED, RunResult
+from bench.store.files import plain
+from bench.store.record import FINISHED, RunResult
 from bench.sweeps.sensitivity_plot import make
 from bench.tuning.selection import (
     CONVERGED,

@@ -17,8 +17,8 @@ from bench.lanes.runs import Grid, make_lanes, train_block
 from bench.memory import free_memory, give_back, keep_freed_memory, ran_out, watch_peak
 from bench.progress import SweepProgress
 from bench.runner import build, run
-from bench.storage.record import FINISHED, RunResult
-from bench.storage.store import Store
+from bench.store.record import FINISHED, RunResult
+from bench.store.store import Store
 from bench.sweeps.grid import block_key, blocks, check_all, problem_key
 from tasks.base import Task
 from tasks.loop import Plan

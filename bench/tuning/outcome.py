@@ -8,9 +8,9 @@ from typing import Any
 from bench.config import resolve, settings_of
 from bench.errors import UserError
 from bench.stats import Interval, t_interval
-from bench.storage.files import plain
-from bench.storage.record import RunResult
-from bench.storage.store import Store
+from bench.store.files import plain
+from bench.store.record import RunResult
+from bench.store.store import Store
 from bench.sweeps import sensitivity
 from bench.tuning.design import replay
 from bench.tuning.progress import counted

@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from bench.storage.record import RunResult
+from bench.store.record import RunResult
 
 End = float | None
 """A number, or None for `diverged`."""

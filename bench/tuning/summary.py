@@ -5,7 +5,7 @@ from typing import Any
 
 from bench.papers.reproduction import duration
 from bench.report import CAP_SHARE_TO_REPORT
-from bench.storage.files import plain
+from bench.store.files import plain
 from bench.sweeps import sensitivity
 from bench.tuning.outcome import Outcome
 from bench.tuning.progress import counted, spoken

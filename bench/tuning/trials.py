@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 from bench.config import RunConfig, on_device, resolve
 from bench.errors import UserError
-from bench.storage.record import RunResult
+from bench.store.record import RunResult
 from bench.tuning.design import Design
 from bench.tuning.selection import Mode
 from bench.tuning.space import Point, Range, Space, point_key, space_from_json

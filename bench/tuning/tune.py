@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from bench.config import resolve, settings_of
 from bench.errors import UserError, unknown
-from bench.storage.files import plain
+from bench.store.files import plain
 from bench.sweeps.grid import read_seeds
 from bench.tuning.design import Design
 from bench.tuning.progress import TuningProgress, counted

@@ -6,8 +6,8 @@ from pathlib import Path
 from bench.config import read_yaml
 from bench.errors import UserError
 from bench.options import optimizer_options
-from bench.storage.files import disk_errors, plain, replacing, write_json
-from bench.storage.stores import StudyRecord, study_path
+from bench.store.files import disk_errors, plain, replacing, write_json
+from bench.store.stores import StudyRecord, study_path
 from bench.sweeps import sensitivity
 from bench.tuning.outcome import Outcome, analyse
 from bench.tuning.progress import spoken

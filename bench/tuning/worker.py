@@ -26,8 +26,8 @@ from bench.errors import MAKE_ROOM, RunBusy, RunFailed, UserError
 from bench.machine import this_process
 from bench.progress import Progress, SweepProgress
 from bench.runner import run
-from bench.storage.record import FINISHED, RunResult
-from bench.storage.store import Store
+from bench.store.record import FINISHED, RunResult
+from bench.store.store import Store
 from bench.sweeps.sweep import Choices, Engine, sweep
 from bench.tuning.space import point_key
 from bench.tuning.study import Stuck, Study, disk_full, value_of

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.storage.files import replacing
-from bench.storage.tables import check_names
+from bench.store.files import replacing
+from bench.store.tables import check_names
 
 if TYPE_CHECKING:
     import numpy as np

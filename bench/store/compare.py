@@ -7,10 +7,10 @@ from typing import Any
 
 from bench.config import settings_of
 from bench.errors import UserError, unknown_run
-from bench.storage.files import plain
-from bench.storage.record import FINISHED, RunResult
-from bench.storage.store import Store
-from bench.storage.stores import Stores
+from bench.store.files import plain
+from bench.store.record import FINISHED, RunResult
+from bench.store.store import Store
+from bench.store.stores import Stores
 from bench.text import cell
 
 _RESULTS = (

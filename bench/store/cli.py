@@ -19,8 +19,8 @@ def _sql(words: list[str]) -> int:
     add_stores(parser)
     add_output(parser, ("table", "md", "csv", "json"))
     args = parser.parse_args(words)
-    from bench.storage.sql import FORMATS, ask
-    from bench.storage.stores import Stores
+    from bench.store.sql import FORMATS, ask
+    from bench.store.stores import Stores
 
     kind = format_of(args, FORMATS)
     stores = Stores(stores_of(args))
@@ -41,7 +41,7 @@ def _merge(words: list[str]) -> int:
     parser.add_argument("dest", type=Path, help="the store that they are copied into; made if it is not there")
     args = parser.parse_args(words)
     from bench import progress
-    from bench.storage.merge import merge
+    from bench.store.merge import merge
 
     merged = merge(args.source, args.dest, progress.say)
     for path in merged.damaged:
@@ -69,7 +69,7 @@ def _diff(words: list[str]) -> int:
     add_stores(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     args = parser.parse_args(words)
-    from bench.storage.compare import compare, find, lines
+    from bench.store.compare import compare, find, lines
 
     one, other = (find(word, stores_of(args)) for word in args.run)
     found = compare(one, other)

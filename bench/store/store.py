@@ -4,7 +4,7 @@ A run is a folder with `run.json`, `curve.parquet` and, where the task measures 
 A run in progress holds a lock on `run.lock`, appends its tables to `curve.jsonl` and `measurements.jsonl` and keeps
 `last.ckpt`. The lock goes with its process, however that ends, so a run that says `running` and is not locked was killed.
 
-Runs that were trained together lie in one folder, a pack (`bench/storage/packs.py`). A run's own folder comes before the packs.
+Runs that were trained together lie in one folder, a pack (`bench/store/packs.py`). A run's own folder comes before the packs.
 """
 
 import os
@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from bench.errors import UserError
-from bench.storage.files import disk_errors, take_lock, unlocked, write_json
-from bench.storage.packs import PackFolder, Packs, UnfinishedPack
-from bench.storage.record import FINISHED, RunResult, decode
-from bench.storage.tables import CURVE_FIELDS, TABLES, GrowingTable, read_tables
+from bench.store.files import disk_errors, take_lock, unlocked, write_json
+from bench.store.packs import PackFolder, Packs, UnfinishedPack
+from bench.store.record import FINISHED, RunResult, decode
+from bench.store.tables import CURVE_FIELDS, TABLES, GrowingTable, read_tables
 
 STUDIES, CHECKS = "studies", "checks"
-"""The folders of a store with records that are no runs: of studies (`bench.storage.stores.StudyRecord`) and of `bench check`."""
+"""The folders of a store with records that are no runs: of studies (`bench.store.stores.StudyRecord`) and of `bench check`."""
 
 
 class Store:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.errors import RunFailed
-from bench.storage.files import replacing
+from bench.store.files import replacing
 
 TABLES = ("measurements", "curve")  # a column that both have is read from the first
 CURVE_FIELDS = ("step", "loss", "grad_norm", "raw_step", "applied_step")

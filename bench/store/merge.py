@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.errors import RunBusy, RunFailed, UserError
-from bench.storage.files import disk_errors, take_lock, unlocked
-from bench.storage.packs import Packs
-from bench.storage.record import FINISHED, RunResult, decode
-from bench.storage.store import CHECKS, STUDIES
-from bench.storage.stores import HOW_TO_FILL, read_check, read_study
-from bench.storage.tables import TABLES
+from bench.store.files import disk_errors, take_lock, unlocked
+from bench.store.packs import Packs
+from bench.store.record import FINISHED, RunResult, decode
+from bench.store.store import CHECKS, STUDIES
+from bench.store.stores import HOW_TO_FILL, read_check, read_study
+from bench.store.tables import TABLES
 
 _WORKPLACE = ".merging"
 _SECONDS = 5  # between lines on how far it is
