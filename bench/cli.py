@@ -183,7 +183,7 @@ def _dry_run(config: Any, *, as_json: bool) -> int:
 
     from bench.checks import check
     from bench.config import on_device
-    from bench.store.files import plain
+    from bench.text import plain
 
     config = on_device(config)
     check(config)

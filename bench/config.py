@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from bench.errors import UserError, unknown
 from bench.options import Option, optimizer_options, parse_options, task_options, task_values
+from bench.text import plain
 from optimizers import OPTIMIZERS, OptimizerSpec
 from optimizers.plugins import bare, slug
 from tasks import TASKS, TaskSpec
@@ -138,8 +139,8 @@ class RunConfig(BaseModel):
         }
 
     @property
-    def run_id(self) -> str:
-        """`task-opt-hash`: the hash covers all that decides the result, and the versions of task and optimizer.
+    def identity(self) -> dict[str, Any]:
+        """All that decides the result, as strict JSON can hold it: what `run_id` is the hash of.
 
         Where data and store lie and how a batch is cut into micro-batches decide nothing, so they are left out. So are options of
         the task and the trainer at their defaults: an option that is added later leaves the runs of before what they are, and a
@@ -150,9 +151,18 @@ class RunConfig(BaseModel):
         decides["task_options"] = not_default(self.task_options, task_options(self.task_spec))
         decides |= {"task": bare(self.task), "opt": bare(self.opt)}
         versions = self.spec_versions
-        decides |= {"task_version": versions.pop("task"), "opt_version": versions.pop("opt"), **versions}
-        digest = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
-        return f"{self.task}-{slug(self.opt)}-{digest[:10]}"
+        return plain(decides | {"task_version": versions.pop("task"), "opt_version": versions.pop("opt"), **versions})
+
+    @property
+    def run_id(self) -> str:
+        """`task-opt-hash`."""
+        return id_of(self.task, self.opt, self.identity)
+
+
+def id_of(task: str, opt: str, identity: Mapping[str, Any]) -> str:
+    """The id of a run: `task-opt-hash`, with the hash of what decides its result (`RunConfig.identity`)."""
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+    return f"{slug(task)}-{slug(opt)}-{digest[:10]}"
 
 
 def _content(value: Any) -> str | None:

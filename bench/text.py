@@ -3,6 +3,7 @@
 import html
 import math
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unicodedata import combining, east_asian_width
 
@@ -11,6 +12,22 @@ if TYPE_CHECKING:
 
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]+")
 """Control characters and those that turn the direction of text, which a terminal would obey; halves of characters, which no file can hold."""
+
+
+def plain(value: Any) -> Any:
+    """The value as strict JSON can hold it.
+
+    NaN becomes None, an infinity the word that YAML and pydantic read back, and half a character a question mark.
+    """
+    if isinstance(value, dict):
+        return {plain(str(k)): plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if value != value else str(value)
+    if isinstance(value, str | Path):
+        return str(value).encode("utf-8", "replace").decode()
+    return value
 
 
 def cell(value: Any, digits: int = 4) -> str:

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bench.config import resolve
-from bench.store.files import plain
 from bench.store.record import RunResult
 from bench.store.stores import StudyRecord, study_path
 from bench.store.tables import write_parquet
+from bench.text import plain
 from benchmarks.timing import Row
 from optimizers import OPTIMIZERS
 from tasks import TASKS

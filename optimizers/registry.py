@@ -28,6 +28,10 @@ class Traits:
     create_graph: bool = False
     unscheduled: bool = False
 
+    def named(self) -> list[str]:
+        """The names of those that hold."""
+        return [name for name, holds in vars(self).items() if holds]
+
 
 @dataclass(frozen=True)
 class LogUniform:

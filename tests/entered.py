@@ -11,11 +11,11 @@ import numpy as np
 from bench.boards import BOARDS, Asked, Board
 from bench.boards.collect import Collected, collect
 from bench.config import resolve
-from bench.store.files import plain
 from bench.store.record import RunResult
 from bench.store.store import Store
 from bench.store.stores import Stores, StudyRecord, study_path
 from bench.store.tables import write_parquet
+from bench.text import plain
 from bench.tuning.selection import End
 from tasks import TASKS
 

@@ -19,10 +19,11 @@ from bench.boards.collect import collect
 from bench.config import resolve
 from bench.errors import UserError
 from bench.output import write
-from bench.store.files import plain, write_json
+from bench.store.files import write_json
 from bench.store.record import RunResult
 from bench.store.stores import Stores, StudyRecord, study_path
 from bench.store.tables import write_parquet
+from bench.text import plain
 from bench.tuning.selection import CONVERGED
 from tasks import TASKS
 

@@ -9,7 +9,7 @@ import pytest
 from bench.config import resolve, settings_of
 from bench.errors import UserError
 from bench.options import MISSING, optimizer_options, parse_options, read_options, task_options
-from bench.store.files import plain
+from bench.text import plain
 from optimizers import OPTIMIZERS, TASK_VALUE
 from tasks import TASKS
 

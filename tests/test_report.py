@@ -21,9 +21,9 @@ from bench.boards.cli import main as results
 from bench.boards.page import KINDS, commands, fit_words, page
 from bench.config import resolve
 from bench.errors import UserError
-from bench.store.files import plain
 from bench.store.store import Store
 from bench.store.stores import Stores
+from bench.text import plain
 from bench.words import split
 from tests.services import Chromium, Page
 from tests.test_charts import HOSTILE, add_run, add_study, asked, everything

@@ -17,10 +17,10 @@ import bench.store.files
 from bench.callbacks import StopRequest
 from bench.errors import RunFailed, UserError
 from bench.report import result_lines
-from bench.store.files import plain
 from bench.store.record import RunResult
 from bench.store.store import Store
 from bench.store.tables import CURVE_FIELDS, read_curve
+from bench.text import plain
 
 FIT = ("fit", "--task", "synthetic", "--opt", "sngd", "--trainer.max_steps", "20", "--device", "cpu")
 FULL = "No space left on device; make room, then give the same command again"

@@ -14,10 +14,9 @@ from typing import Any
 from bench.config import TrainerOptions
 from bench.errors import UserError
 from bench.options import optimizer_options, task_options
-from bench.store.files import plain
 from bench.store.record import FINISHED, RunResult
 from bench.store.stores import StudyRecord
-from bench.text import word_of
+from bench.text import plain, word_of
 from bench.tuning.selection import CONVERGED, End, Mode
 from optimizers import OPTIMIZERS
 from optimizers.plugins import PluginError, bare

@@ -14,8 +14,8 @@ from typing import Any
 from bench.boards.table import Board, Column, Table
 from bench.errors import UserError
 from bench.stats import Interval, MedianTime
-from bench.store.files import plain, replacing
-from bench.text import cell, clean, in_csv, in_markdown, in_tex, padded, width
+from bench.store.files import replacing
+from bench.text import cell, clean, in_csv, in_markdown, in_tex, padded, plain, width
 
 
 def _rows(table: Table) -> list[list[str]]:

@@ -19,9 +19,8 @@ from bench.boards.table import Column, Table
 from bench.config import resolve, settings_of
 from bench.errors import UserError
 from bench.stats import Interval, MedianTime
-from bench.store.files import plain
 from bench.store.record import RunResult
-from bench.text import cell
+from bench.text import cell, plain
 from optimizers import OPTIMIZERS
 from optimizers.plugins import PluginError
 from tasks import TASKS

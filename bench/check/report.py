@@ -90,7 +90,7 @@ class Report:
 
     def as_json(self) -> dict[str, Any]:
         """All of it, as strict JSON can hold it."""
-        from bench.store.files import plain
+        from bench.text import plain
 
         rows = []
         for v in self.verdicts:

@@ -10,8 +10,8 @@ from typing import Any
 
 from bench.papers.experiments import Claim, Experiment, Settings
 from bench.papers.verdicts import Finding, number
-from bench.store.files import plain
 from bench.store.record import RunResult
+from bench.text import plain
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,10 @@ from typing import Any
 
 from bench.config import settings_of
 from bench.errors import UserError, unknown_run
-from bench.store.files import plain
 from bench.store.record import FINISHED, RunResult
 from bench.store.store import Store
 from bench.store.stores import Stores
-from bench.text import cell
+from bench.text import cell, plain
 
 _RESULTS = (
     "status", "reason", "metric", "split", "final", "best", "best_step", "metrics", "steps", "skipped", "steps_to_target", "cap_share",

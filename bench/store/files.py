@@ -7,23 +7,12 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from math import isfinite
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 from bench.errors import MAKE_ROOM, RunBusy, RunFailed, UserError
-
-
-def plain(value: Any) -> Any:
-    """The value as strict JSON can hold it: NaN becomes None, an infinity the word that YAML and pydantic read back."""
-    if isinstance(value, dict):
-        return {str(k): plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(v) for v in value]
-    if isinstance(value, float) and not isfinite(value):
-        return None if value != value else str(value)
-    return str(value) if isinstance(value, Path) else value
+from bench.text import plain
 
 
 @contextmanager

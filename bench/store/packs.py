@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.errors import RunBusy
-from bench.store.files import disk_errors, plain, replacing, take_lock, unlocked, write_json
+from bench.store.files import disk_errors, replacing, take_lock, unlocked, write_json
 from bench.store.raw_table import RawTable
 from bench.store.record import RunResult, decode
 from bench.store.tables import CURVE_FIELDS, TABLES
+from bench.text import plain
 
 if TYPE_CHECKING:
     import numpy as np

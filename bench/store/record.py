@@ -1,12 +1,72 @@
-"""The record of a run, `run.json`."""
+"""The record of a run: what was trained, how it ended, and all that readers need to compare it without importing anything."""
 
-import json
+import math
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, TypeAdapter
+from typing_extensions import TypedDict
+
+from bench.config import TrainerOptions, id_of
+from optimizers.plugins import bare
 
 Status = Literal["running", "completed", "diverged", "timeout", "failed", "killed"]
 FINISHED = ("completed", "diverged", "timeout")
 RESUMABLE = ("killed", "failed")
+
+_LARGEST = 2**63
+
+
+def _bounded(value: Any) -> Any:
+    """The value, if all numbers in it are finite and fit into 64 bits: JSON itself has no bounds."""
+    if isinstance(value, dict):
+        for each in value.values():
+            _bounded(each)
+    elif isinstance(value, list):
+        for each in value:
+            _bounded(each)
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError(f"{value} is no finite number")
+    elif isinstance(value, int) and abs(value) >= _LARGEST:
+        raise ValueError("a whole number is beyond 64 bits")
+    return value
+
+
+def _trainer(options: dict[str, Any]) -> dict[str, Any]:
+    TrainerOptions.model_validate(options, strict=True)
+    return options
+
+
+RunId = Annotated[str, StringConstraints(pattern=r"^[\w+-][\w.+-]{0,199}$")]
+"""A name that is a file's name everywhere, and stays in its folder."""
+Name = Annotated[str, StringConstraints(min_length=1, max_length=500)]
+Count = Annotated[int, Field(ge=0, lt=_LARGEST)]
+Seconds = Annotated[float, Field(ge=0)]
+Json = Annotated[dict[str, Any], AfterValidator(_bounded)]
+
+
+class StoredConfig(TypedDict):
+    """A resolved configuration without the places of a machine (`bench.config.RunConfig`)."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[misc]
+
+    task: Name
+    task_options: Json
+    opt: Name
+    opt_options: Json
+    trainer: Annotated[dict[str, Any], AfterValidator(_bounded), AfterValidator(_trainer)]
+    seed: Count
+    data_seed: Count
+    precision: Name
+    device: Name
+
+
+if TYPE_CHECKING:
+    Config = dict[str, Any]
+else:
+    Config = StoredConfig
 
 
 @dataclass
@@ -18,8 +78,16 @@ class RunResult:
         status: how it ended; `running` while it goes on.
         reason: one sentence on the status, or None.
         config: the resolved configuration.
+        identity: what was hashed into `run_id` (`RunConfig.identity`); empty where that is not known.
+        problem: settings, in dotted form, that tell its problem from the task as it comes: the budget, and what is not the task's default.
+        chosen: settings, in dotted form, that differ from those of `bench fit --task TASK --opt OPT`.
         versions: of the suite, its libraries, and the specs.
         metric: name of the metric that is compared, and of the split it is reported on (`accuracy`, `test`).
+        mode: whether the metric is better when smaller (`min`) or greater (`max`).
+        target: value of the metric on the selection split that counts as reached, or None.
+        measures: whether the task measures something along the curve.
+        formula: the optimizer's update rule in one line; empty where it has none.
+        traits: the optimizer's traits that hold (`optimizers.registry.Traits`).
         final, best: that metric at the last step and at the best step on the selection split.
         best_step: that step.
         metrics: all values, by "final" and "best", then name; those on other splits (`TaskData.also`) by split, then name.
@@ -38,29 +106,39 @@ class RunResult:
         specimen: what the trained model made, for a person to look at (`Task.specimen`), or None; lanes make none.
     """
 
-    run_id: str
-    config: dict[str, Any]
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    run_id: RunId
+    config: Config
     status: Status = "running"
     reason: str | None = None
-    versions: dict[str, Any] = field(default_factory=dict)
+    identity: Json = field(default_factory=dict)
+    problem: Json = field(default_factory=dict)
+    chosen: Json = field(default_factory=dict)
+    versions: Annotated[dict[str, str | int | float | None], AfterValidator(_bounded)] = field(default_factory=dict)
     metric: str = ""
     split: str = ""
+    mode: Literal["min", "max"] = "min"
+    target: float | None = None
+    measures: bool = False
+    formula: str = ""
+    traits: list[str] = field(default_factory=list)
     final: float | None = None
     best: float | None = None
-    best_step: int | None = None
-    metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
-    validations: list[dict[str, Any]] = field(default_factory=list)
-    steps: int = 0
-    skipped: int = 0
-    steps_to_target: int | None = None
-    seconds_to_target: float | None = None
-    wall_s: float = 0.0
-    train_s: float = 0.0
-    cap_share: float | None = None
+    best_step: Count | None = None
+    metrics: dict[str, dict[str, float | dict[str, float]]] = field(default_factory=dict)
+    validations: list[dict[str, float]] = field(default_factory=list)
+    steps: Count = 0
+    skipped: Count = 0
+    steps_to_target: Count | None = None
+    seconds_to_target: Seconds | None = None
+    wall_s: Seconds = 0.0
+    train_s: Seconds = 0.0
+    cap_share: Annotated[float, Field(ge=0, le=1)] | None = None
     part: str | None = None
-    memory: dict[str, int] = field(default_factory=dict)
-    environment: dict[str, Any] = field(default_factory=dict)
-    facts: dict[str, Any] = field(default_factory=dict)
+    memory: dict[str, Count] = field(default_factory=dict)
+    environment: Annotated[dict[str, str | int | float | None], AfterValidator(_bounded)] = field(default_factory=dict)
+    facts: Json = field(default_factory=dict)
     engine: str = "lightning"
     unscheduled: bool = False
     tuned_by: str | None = None
@@ -86,9 +164,36 @@ class RunResult:
         return {name: str(fact.get("reason")) for name, fact in facts.items() if fact.get("solved") is False}
 
 
+def contradiction(run: RunResult) -> str | None:
+    """What in a record contradicts the rest of it, or None: its id is the hash of its identity, which its configuration agrees with."""
+    config, identity = run.config, run.identity
+    if not all({"step", "train_s"} <= row.keys() for row in run.validations):
+        return "an evaluation has no step or no seconds"
+    if not identity:
+        return None
+    if id_of(config["task"], config["opt"], identity) != run.run_id:
+        return "run_id is not the hash of its identity"
+    same = [identity.get("task") == bare(config["task"]), identity.get("opt") == bare(config["opt"])]
+    same += [identity.get(name) == config[name] for name in ("opt_options", "seed", "data_seed", "precision", "device")]
+    for part in ("task_options", "trainer"):
+        own = identity.get(part)
+        same.append(isinstance(own, dict) and own.items() <= config[part].items())
+    return None if all(same) else "its identity and its configuration differ"
+
+
+@cache
+def adapter(kind: Any) -> TypeAdapter[Any]:
+    """What validates JSON as this type; made once, which takes longer than to read a record."""
+    return TypeAdapter(kind)
+
+
 def decode(text: str | bytes) -> RunResult | None:
     """The record, or None if it is damaged."""
+    from pathlib import Path
+
+    from bench.store.load import Damaged, parse_record
+
     try:
-        return RunResult(**json.loads(text))
-    except (ValueError, TypeError):
+        return parse_record(text if isinstance(text, bytes) else text.encode(), Path())
+    except Damaged:
         return None

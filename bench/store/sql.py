@@ -21,11 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 from bench.config import settings_of
 from bench.errors import UserError
-from bench.store.files import plain
 from bench.store.record import RunResult
 from bench.store.stores import Stores, study_path
 from bench.store.tables import CURVE_FIELDS
-from bench.text import cell, clean, in_csv, in_markdown
+from bench.text import cell, clean, in_csv, in_markdown, plain
 
 if TYPE_CHECKING:
     import pyarrow as pa

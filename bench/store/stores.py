@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.errors import UserError
-from bench.store.files import plain
 from bench.store.record import FINISHED, RunResult
 from bench.store.store import CHECKS, STUDIES, Store
+from bench.text import plain
 from bench.tuning.selection import Mode
 from optimizers.plugins import bare, slug
 

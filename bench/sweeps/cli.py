@@ -50,9 +50,9 @@ def main(words: list[str]) -> int:
     from bench.memory import read_memory
     from bench.papers.reproduction import words as as_words
     from bench.progress import SweepProgress
-    from bench.store.files import plain
     from bench.store.store import Store
     from bench.sweeps.grid import check_all, configurations, read_seeds
+    from bench.text import plain
 
     places = {"data": args.data, "store": args.store, "device": args.device}
     configs, varied = configurations(settings, read_seeds(args.seeds), places)

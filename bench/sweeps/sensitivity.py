@@ -21,9 +21,9 @@ from bench import drawing
 from bench.config import settings_of
 from bench.errors import UserError
 from bench.papers.reproduction import markdown_table, words
-from bench.store.files import plain
 from bench.store.record import FINISHED, RunResult
 from bench.sweeps.sensitivity_plot import make
+from bench.text import plain
 from bench.tuning.selection import (
     CONVERGED,
     USABLE_FACTOR,

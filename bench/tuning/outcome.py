@@ -8,10 +8,10 @@ from typing import Any
 from bench.config import resolve, settings_of
 from bench.errors import UserError
 from bench.stats import Interval, t_interval
-from bench.store.files import plain
 from bench.store.record import RunResult
 from bench.store.store import Store
 from bench.sweeps import sensitivity
+from bench.text import plain
 from bench.tuning.design import replay
 from bench.tuning.progress import counted
 from bench.tuning.selection import End, above_infimum, final_value

@@ -22,8 +22,8 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from bench.errors import RunFailed, UserError
 from bench.machine import lives
-from bench.store.files import plain
 from bench.store.record import RunResult
+from bench.text import plain
 from bench.tuning.design import Wanted
 from bench.tuning.selection import CONVERGED, End, above_infimum, equal_below, final_value, seed_median, selected
 from bench.tuning.space import Axis, Point, Range, Space, point_key

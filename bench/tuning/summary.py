@@ -5,8 +5,8 @@ from typing import Any
 
 from bench.papers.reproduction import duration
 from bench.report import CAP_SHARE_TO_REPORT
-from bench.store.files import plain
 from bench.sweeps import sensitivity
+from bench.text import plain
 from bench.tuning.outcome import Outcome
 from bench.tuning.progress import counted, spoken
 from bench.tuning.space import Range, point_key

@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 from bench.config import resolve, settings_of
 from bench.errors import UserError, unknown
-from bench.store.files import plain
 from bench.sweeps.grid import read_seeds
+from bench.text import plain
 from bench.tuning.design import Design
 from bench.tuning.progress import TuningProgress, counted
 from bench.tuning.selection import CONVERGED

@@ -6,9 +6,10 @@ from pathlib import Path
 from bench.config import read_yaml
 from bench.errors import UserError
 from bench.options import optimizer_options
-from bench.store.files import disk_errors, plain, replacing, write_json
+from bench.store.files import disk_errors, replacing, write_json
 from bench.store.stores import StudyRecord, study_path
 from bench.sweeps import sensitivity
+from bench.text import plain
 from bench.tuning.outcome import Outcome, analyse
 from bench.tuning.progress import spoken
 from bench.tuning.selection import End

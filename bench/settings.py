@@ -1,0 +1,47 @@
+"""What a configuration says beyond what its task and optimizer take by default: what a record tells readers who know neither."""
+
+from typing import Any
+
+from bench.config import RunConfig, TrainerOptions, resolve, settings_of
+from bench.options import task_options
+from bench.text import plain
+
+_SAME_RESULT = ("micro_batch_size", "checkpoint_seconds", "max_seconds", "devices", "num_nodes", "strategy")
+"""Trainer options that do not change what is compared."""
+_BUDGET = ("trainer.max_epochs", "trainer.max_steps")
+_PLACES = ("task", "opt", "seed", "data_seed", "device")
+
+
+def problem_of(config: RunConfig) -> dict[str, Any]:
+    """The settings, in dotted form, that tell a run's problem from the task as it comes: its budget, and what is no default.
+
+    Runs are compared where these are equal. Settings that change only how the same result is computed are left out.
+    """
+    spec = config.task_spec
+    usual = {f"task.{name}": option.default for name, option in task_options(spec).items()}
+    usual |= {f"trainer.{name}": field.default for name, field in TrainerOptions.model_fields.items()}
+    usual |= {"trainer.batch_size": spec.batch_size, "trainer.measure_every": spec.measure_every}
+    usual |= dict.fromkeys(_BUDGET)
+    usual["precision"] = spec.precision
+    own = {f"task.{name}": value for name, value in config.task_options.items()}
+    own |= {f"trainer.{name}": value for name, value in config.trainer if name not in _SAME_RESULT}
+    return _differing(own | {"precision": config.precision}, usual)
+
+
+def chosen_of(config: RunConfig) -> dict[str, Any]:
+    """The settings, in dotted form, that differ from those of `bench fit --task TASK --opt OPT`; seeds and device are left out."""
+    usual = settings_of(resolve({"task": config.task, "opt": config.opt}).model_dump())
+    own = settings_of(config.model_dump(exclude={"data", "store", "logger"}))
+    found = _differing({name: value for name, value in own.items() if name not in _PLACES}, usual)
+    if any(name in found for name in _BUDGET):  # one alone would replace both
+        found |= {name: own[name] for name in _BUDGET}
+    return found
+
+
+def _differing(own: dict[str, Any], usual: dict[str, Any]) -> dict[str, Any]:
+    def key(value: Any) -> Any:
+        """0 and 0.0 are one value, and so are a list and a tuple; NaN is itself."""
+        value = plain(value)
+        return float(value) if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**53 else value
+
+    return {k: plain(v) for k, v in own.items() if k not in usual or key(v) != key(usual[k])}

@@ -1,0 +1,109 @@
+"""The one way in which anything is read that somebody else may have written: records, blocks, studies, checks, tuned settings.
+
+What is read is data: its size, depth, types and ranges are checked, and nothing that it names is imported or followed.
+"""
+
+import os
+import stat
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from bench.store.record import RunResult, adapter, contradiction
+
+T = TypeVar("T")
+
+MOST_BYTES = 64 << 20
+"""A file of records may have so many: a block of a thousand runs has 5 MB. Ours."""
+MOST_LINE = 4 << 20
+"""A record may have so many. Ours."""
+
+
+class Damaged(Exception):
+    """What was read is not what it should be.
+
+    Args:
+        path: of the file or folder.
+        why: in words.
+    """
+
+    def __init__(self, path: Path, why: str) -> None:
+        super().__init__(f"{path}: {why}")
+        self.path, self.why = path, why
+
+
+def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
+    """What a regular file holds; a link, a pipe or a device is none.
+
+    Raises:
+        FileNotFoundError: there is nothing of this name.
+        Damaged: it cannot be read, or is too large.
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        raise FileNotFoundError(path) from None
+    except (OSError, ValueError) as error:
+        raise Damaged(path, f"it cannot be read ({getattr(error, 'strerror', None) or error})") from None
+    try:
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode):
+            raise Damaged(path, "it is no file")
+        if found.st_size > most:
+            raise Damaged(path, f"it has {found.st_size:,} bytes, and {most:,} are the most")
+        with os.fdopen(os.dup(handle), "rb") as file:
+            return file.read(most + 1)
+    except OSError as error:
+        raise Damaged(path, f"it cannot be read ({error.strerror})") from None
+    finally:
+        os.close(handle)
+
+
+def parse(text: bytes, kind: type[T], path: Path) -> T:
+    """JSON as a value of a type.
+
+    Raises:
+        Damaged: it is none.
+    """
+    try:
+        return adapter(kind).validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"])[:100]
+        raise Damaged(path, f"{where + ': ' if where else ''}{first['msg'][:200]}") from None
+    except (ValueError, RecursionError) as error:
+        raise Damaged(path, str(error)[:200]) from None
+
+
+def parse_record(text: bytes, path: Path) -> RunResult:
+    """A line as the record of a run.
+
+    Raises:
+        Damaged: it is none, or contradicts itself.
+    """
+    if len(text) > MOST_LINE:
+        raise Damaged(path, f"a record has {len(text):,} bytes, and {MOST_LINE:,} are the most")
+    run = parse(text, RunResult, path)
+    if why := contradiction(run):
+        raise Damaged(path, f"{run.run_id}: {why}")
+    return run
+
+
+def read(path: Path, kind: type[T], most: int = MOST_LINE) -> T:
+    """A JSON file as a value of a type.
+
+    Raises:
+        FileNotFoundError: there is nothing of this name.
+        Damaged: it is no such value.
+    """
+    return parse(read_bytes(path, most), kind, path)
+
+
+def is_there(path: Path) -> Any:
+    """The state of a regular file, not of what a link leads to; None if there is none."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return None
+    return found if stat.S_ISREG(found.st_mode) else None
