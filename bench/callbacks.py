@@ -17,11 +17,12 @@ from lightning.pytorch.loggers import Logger
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bench.checkpoints import STEPS, save
 from bench.machine import is_main_process
 from bench.progress import Progress
+from bench.store.attempt import Attempt
 from bench.store.files import disk_errors
 from bench.store.record import RunResult
-from bench.store.store import RunFolder
 from bench.watch import Watch, look
 from tasks import TaskSpec
 from tasks.base import Task
@@ -85,11 +86,11 @@ class Watcher(pl.Callback):
     """What the recorders of one run and of many share: the clocks, checkpoints and the request to stop.
 
     All ranks take the same decisions: they see the same averaged losses, and what differs (clocks, signals) is
-    agreed on.
+    agreed on. Only rank 0 has an attempt and writes.
     """
 
-    def __init__(self, checkpoint: Path, stop: StopRequest, checkpoint_seconds: float) -> None:
-        self.checkpoint, self.stop, self.checkpoint_seconds = checkpoint, stop, checkpoint_seconds
+    def __init__(self, attempt: Attempt | None, stop: StopRequest, checkpoint_seconds: float) -> None:
+        self.attempt, self.stop, self.checkpoint_seconds = attempt, stop, checkpoint_seconds
         self._checkpointed = time.monotonic()
         self._aside = 0.0
 
@@ -132,23 +133,23 @@ class Watcher(pl.Callback):
         return number, bool(over)
 
     def _save(self, trainer: pl.Trainer) -> None:
-        temporary = self.checkpoint.with_suffix(".tmp")
-        with disk_errors(self.checkpoint.parent.parent):
-            trainer.save_checkpoint(temporary)
-            if trainer.is_global_zero:
-                temporary.replace(self.checkpoint)
+        if self.attempt is None:
+            save(trainer, Path("last.ckpt"))  # which another rank writes
+        else:
+            self.attempt.sync()
+            with disk_errors(self.attempt.store):
+                save(trainer, self.attempt.checkpoint)
         self._checkpointed = time.monotonic()
 
 
 class Recorder(Watcher):
-    """Fills a RunResult while the task trains, and decides when the run ends. Only rank 0 has a folder and writes."""
+    """Fills a RunResult while the task trains, and decides when the run ends."""
 
     def __init__(
         self,
         result: RunResult,
         spec: TaskSpec,
-        folder: RunFolder | None,
-        checkpoint: Path,
+        attempt: Attempt | None,
         stop: StopRequest,
         progress: Progress,
         *,
@@ -158,15 +159,15 @@ class Recorder(Watcher):
         checkpoint_seconds: float,
         loggers: Sequence[Logger],
     ) -> None:
-        super().__init__(checkpoint, stop, checkpoint_seconds)
-        self.result, self.folder, self.progress, self.loggers = result, folder, progress, loggers
+        super().__init__(attempt, stop, checkpoint_seconds)
+        self.result, self.progress, self.loggers = result, progress, loggers
         self.val_every, self.max_seconds = val_every, max_seconds
         full_batch = task.plan.batch_size == task.data.sizes["train"]
         self.watch = Watch(result, spec, task.data.select, full_batch)
 
     def state_dict(self) -> dict[str, Any]:
         """The part of the record that a resumed run goes on from."""
-        return self.watch.state_dict()
+        return {**self.watch.state_dict(), STEPS: self.result.steps}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a record."""
@@ -176,8 +177,8 @@ class Recorder(Watcher):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Start the clocks."""
-        if self.folder is not None and self.result.steps:
-            self.folder.truncate(self.result.steps)
+        if self.attempt is not None and self.result.steps:
+            self.attempt.truncate(self.result.steps)
         self.begin(self.result.wall_s, self.result.train_s)
         self.progress.start(self.result.steps)
 
@@ -191,7 +192,7 @@ class Recorder(Watcher):
         (seen,) = look(rows[:, None], full_batch=self.watch.full_batch, scaled=scaler is not None)
         rows = rows[: seen.steps]
         self.watch.take(seen)
-        self._record(rows.tolist())
+        self._record(rows)
         self._record_measurements(pl_module)
         self._clock()
         self.progress.update(self.result.steps, rows[-1, 0], rows[-1, 3], lambda: _batch_accuracy(pl_module))
@@ -235,27 +236,26 @@ class Recorder(Watcher):
 
     # -- records and decisions ------------------------------------------------------------------------------------
 
-    def _record(self, rows: Sequence[Sequence[float]]) -> None:
-        """Add the last steps to the curve."""
-        first = self.result.steps - len(rows)
-        numbered = [(first + i + 1, *row) for i, row in enumerate(rows)]
-        if self.folder is not None:
-            self.folder.append_curve(numbered)
+    def _record(self, rows: NDArray[np.float64]) -> None:
+        """Add the last steps to the curve; shape (S, 4)."""
+        if self.attempt is not None:
+            self.attempt.append_curve(rows[:, None])
+        first = self.result.steps - len(rows) + 1
         for logger in self.loggers:
-            for step, *values in numbered:
+            for step, values in enumerate(rows.tolist(), first):
                 logger.log_metrics(dict(zip(_BATCH_TAGS, values, strict=True)), step)
 
     def _record_measurements(self, task: Task) -> None:
         """Keep what was measured up to the last step that counts."""
         for points, values in task.record.measurements:
-            if not values:
+            steps = [step for step in points if step <= self.result.steps]
+            if not values or not steps:
                 continue
-            table = torch.stack(list(values.values()), dim=1).tolist()
-            rows = [(step, *row) for step, row in zip(points, table, strict=True) if step <= self.result.steps]
-            if self.folder is not None:
-                self.folder.append_measurements(list(values), rows)
+            table = torch.stack(list(values.values()), dim=1)[: len(steps)].cpu().double().numpy()
+            if self.attempt is not None:
+                self.attempt.append_measurements(list(values), steps, table[:, None])
             for logger in self.loggers:
-                for step, *row in rows:
+                for step, row in zip(steps, table.tolist(), strict=True):
                     logger.log_metrics({f"measured/{k}": v for k, v in zip(values, row, strict=True)}, step)
         task.record.measurements.clear()
 

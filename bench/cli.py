@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from bench import process
 from bench.errors import MAKE_ROOM, RunFailed, UserError, unknown, unknown_run
 from bench.machine import is_main_process
-from bench.output import remark
+from bench.output import remark, warn_of
 from bench.words import Parser, add_places, split
 from optimizers.plugins import PluginError, foreign
 
@@ -165,7 +165,7 @@ def _stored_config(store: Path, run_id: str, settings: dict[str, Any]) -> Any:
         raise UserError(
             f"run {run_id} was begun by another version of its task or optimizer and cannot be continued; train again without --resume"
         )
-    if result.status in RESUMABLE and not kept.checkpoint(run_id).is_file():
+    if result.status in RESUMABLE and kept.checkpoint(run_id) is None:
         raise UserError(f"run {run_id} was {result.status} before its first checkpoint; train again without --resume")
     return config
 
@@ -207,20 +207,21 @@ def _list(words: list[str]) -> int:
     add_places(parser, store="whose runs")
     args = parser.parse_args(words)
     from bench.report import result_rows
-    from bench.store.store import Store
+    from bench.store.stores import Stores
     from bench.text import clean
     from optimizers import OPTIMIZERS
     from tasks import TASKS
 
+    stores = Stores([args.store]) if args.what == "runs" and args.store.is_dir() else None
     rows = {
         "tasks": lambda: {name: TASKS.describe(name) or TASKS[name].title for name in TASKS},
         "optimizers": lambda: {name: OPTIMIZERS.describe(name) or OPTIMIZERS[name].formula for name in OPTIMIZERS},
-        "runs": lambda: result_rows(Store(args.store).runs()),
+        "runs": lambda: result_rows(stores.runs if stores else ()),
     }[args.what]()
     width = max(map(len, rows), default=0)
     lines = [clean(f"{name:<{width}}  {text}") for name, text in rows.items()]
     print("\n".join(lines) or f"no runs in {args.store}")
-    return 0
+    return warn_of(stores) if stores else 0
 
 
 def _show(words: list[str]) -> int:

@@ -265,14 +265,12 @@ def store_findings(store: Path) -> list[Finding]:
     if not store.is_dir():
         return found or [Finding("note", "store", f"{store} is not there yet; the first run makes it")]
     kept = Store(store)
-    counts = Counter(run.status for run in kept.runs())
+    contents = kept.contents()
+    counts = Counter(block.runs[run_id].status for run_id, block in contents.runs.items())
     by_status = ", ".join(f"{n} {status}" for status, n in sorted(counts.items()))
     found.append(Finding("ok", "store", f"{store}, runs: {by_status or 'none yet'}"))
-    for folder in kept.unreadable():
-        fix = "copy it again from where it came, or delete the folder and train again"
-        found.append(
-            Finding("FAIL", "store", f"unreadable run {folder}: its record or tables are missing or damaged; {fix}")
-        )
+    fix = "copy it again from where it came, or delete it and train again"
+    found += [Finding("FAIL", "store", f"damaged: {each}; {fix}") for each in contents.damaged]
     return found
 
 

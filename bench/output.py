@@ -81,15 +81,14 @@ def warn_of(stores: "Stores", damaged: Iterable[object] = ()) -> int:
 
     Args:
         stores: what was read.
-        damaged: what else was found damaged: paths, or sentences.
+        damaged: what else was found damaged, in words.
 
     Returns:
         the exit code: 1 if something was left out.
     """
-    advice = " is damaged or not whole, so it is left out; copy it again or delete it"
-    lines = dict.fromkeys([*stores.unreadable, *damaged])
+    lines = dict.fromkeys(map(str, [*stores.damaged, *damaged]))
     for what in lines:
-        remark("warning", f"{what}{advice}" if isinstance(what, Path) else f"{what}; it is left out")
+        remark("warning", f"{what}; it is left out")
     for run_id in stores.conflicts:
         remark("warning", f"{run_id} is there several times with different results; one is taken")
     return 1 if lines else 0

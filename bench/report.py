@@ -48,7 +48,7 @@ def result_lines(result: RunResult, store: Path) -> list[str]:
         lines += ["the trained model writes:", *(f"  | {clean(line)}" for line in result.specimen.split("\n"))]
     if result.reason:
         lines.append(f"note: {result.reason}")
-    if result.status in RESUMABLE and Store(store).checkpoint(result.run_id).is_file():
+    if result.status in RESUMABLE and Store(store).checkpoint(result.run_id):
         lines.append(f"continue with: bench fit --resume {result.run_id} --store {store}")
     if result.skipped:
         why = "overflowed in half precision" if result.config.get("precision") == "16-mixed" else "was not finite"
@@ -71,17 +71,13 @@ def result_rows(results: Iterable[RunResult]) -> dict[str, str]:
     rows: dict[str, str] = {}
     kinds = defaultdict[Any, dict[str, dict[str, str]]](dict)
     for result in results:
-        try:
-            value = "" if result.final is None else f"{result.split} {result.metric} {result.final:.4g}"
-            row = f"{result.status:<10}  {result.steps:>7} steps  seed {result.config['seed']}  {value:<16}"
-            settings = settings_of(result.config)
-            if settings["data_seed"] == settings.pop("seed"):
-                del settings["data_seed"]
-            words = {name: word_of(value) for name, value in settings.items()}
-            kinds[words["task"], words["opt"]][result.run_id] = words
-        except (KeyError, ValueError, TypeError, AttributeError):
-            row = "its record is damaged: run.json is not as it is written today"
-        rows[result.run_id] = row
+        value = "" if result.final is None else f"{result.split} {result.metric} {result.final:.4g}"
+        rows[result.run_id] = f"{result.status:<10}  {result.steps:>7} steps  seed {result.config['seed']}  {value:<16}"
+        settings = settings_of(result.config)
+        if settings["data_seed"] == settings.pop("seed"):
+            del settings["data_seed"]
+        words = {name: word_of(value) for name, value in settings.items()}
+        kinds[words["task"], words["opt"]][result.run_id] = words
     for runs in kinds.values():
         names = dict.fromkeys(name for words in runs.values() for name in words)
         differing = [name for name in names if len({words.get(name) for words in runs.values()}) > 1]

@@ -6,12 +6,12 @@ import os
 import platform
 import resource
 import sys
-import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
@@ -20,14 +20,16 @@ from lightning.pytorch.plugins import DoublePrecision, MixedPrecision
 
 from bench import __version__, process
 from bench.callbacks import Recorder, StopRequest
+from bench.checkpoints import usable
 from bench.checks import check, option_error
 from bench.config import RunConfig, on_device
 from bench.errors import RunBusy, RunFailed, UserError
 from bench.machine import LIBRARIES, cpu_name, is_main_process
 from bench.progress import Progress
 from bench.settings import chosen_of, problem_of
+from bench.store.attempt import Attempt
 from bench.store.record import FINISHED, RunResult
-from bench.store.store import RunFolder, Store
+from bench.store.store import Store
 from bench.text import plain
 from optimizers import TASK_VALUE
 from tasks.base import Task, TaskData
@@ -68,11 +70,9 @@ def run(
     config = on_device(config)
     store = Store(config.store)
     main = is_main_process()
-    checkpoint = store.checkpoint(config.run_id)
     stored = store.get(config.run_id)
     if stored is not None and stored.status in FINISHED and not rerun:
         return stored
-    resume = checkpoint.is_file() and not rerun  # `begin` removes the checkpoint of a run that starts afresh
     if stored is not None and stored.status == "running" and main:
         raise RunBusy(f"run {config.run_id} is being trained by another process now")
     check(config)
@@ -80,11 +80,15 @@ def run(
     result = new_result(config, task)
     result.tuned_by = tuned_by
     loggers = _loggers(config) if main else []  # before the run is begun: it may complain, and it writes nothing yet
-    folder = store.begin(result, resume=resume) if main else None
+    # All ranks find the same; an attempt has the checkpoint of the one before it, which stays until the run has ended.
+    checkpoint = None if rerun else store.checkpoint(config.run_id)
+    resume = usable(checkpoint, put_aside=main)
+    attempt = store.begin([result], resume=resume, again=rerun) if main else None
+    checkpoint = attempt.checkpoint if attempt is not None else checkpoint
     stop = stop or StopRequest()
     label = f"{config.task} {config.opt}"
     recorder = Recorder(
-        result, config.task_spec, folder, checkpoint, stop,
+        result, config.task_spec, attempt, stop,
         progress(plan.total_steps, label) if callable(progress) else Progress(plan.total_steps, label, enabled=progress and main),
         task=task, val_every=val_every(config, plan, task), max_seconds=config.trainer.max_seconds,
         checkpoint_seconds=config.trainer.checkpoint_seconds, loggers=loggers,
@@ -96,22 +100,18 @@ def run(
             trainer = make_trainer(config, [recorder])
             steps = StepRanges(task, recorder.val_every, config.task_spec.steps_per_call)
             trainer.fit(task, steps, ckpt_path=checkpoint if resume else None, weights_only=True)
+        result.memory = peak_memory()
+        if attempt is not None:
+            (attempt.leave if result.status == "killed" else attempt.end)([result])
     except BaseException as error:
         if isinstance(error, SystemExit) and stop.signal is not None:
             error = KeyboardInterrupt()  # Lightning turns it into an exit with code 1
-        _record_failure(result, folder, error)
+        trace = _record_failure(result, attempt, error)
         _finalize(loggers, "failed")
         if isinstance(error, UserError | KeyboardInterrupt):
             raise error from None
-        trace = checkpoint.with_name("traceback.txt")
-        where = f"; the traceback is in {trace}" if trace.is_file() and trace.stat().st_size else ""
+        where = f"; the traceback is in {trace}" if trace is not None else ""
         raise RunFailed(f"run {config.run_id} broke: {result.reason}{where}") from error
-    result.memory = peak_memory()
-    if folder is not None:
-        try:
-            folder.end(keep_checkpoint=result.status == "killed")
-        except OSError as error:
-            raise RunFailed(f"cannot write the result of {config.run_id} to {config.store}: {error.strerror}") from None
     _finalize(loggers, "success" if result.status == "completed" else "failed")
     if stop.signal is not None and result.status != "killed":
         raise KeyboardInterrupt  # it came too late for this run, but whoever has more to do must stop
@@ -322,26 +322,21 @@ def peak_memory() -> dict[str, int]:
     return peak
 
 
-def _record_failure(result: RunResult, folder: RunFolder | None, error: BaseException) -> None:
+def _record_failure(result: RunResult, attempt: Attempt | None, error: BaseException) -> Path | None:
+    """Keep how far the run came and why it broke; returned is where the traceback is, if there is one."""
     interrupted = isinstance(error, KeyboardInterrupt)
     text = str(error).strip().splitlines()
     result.status = "killed" if interrupted else "failed"
     result.reason = (
         "interrupted at once" if interrupted else f"{type(error).__name__}: {text[0] if text else 'no message'}"
     )
-    if folder is None:
-        return
+    if attempt is None:
+        return None
     with suppress(OSError):
-        folder.checkpoint.with_suffix(".tmp").unlink(missing_ok=True)  # on a full disk this makes room for the record
-    with suppress(OSError, RunFailed):  # without room the lock is free all the same, so the run reads as killed
-        folder.end(keep_checkpoint=True)
-    if not isinstance(error, KeyboardInterrupt | UserError):
-        trace = folder.folder / "traceback.txt"
-        try:
-            trace.write_text("".join(traceback.format_exception(error)), "utf-8")
-        except OSError:
-            with suppress(OSError):
-                trace.unlink(missing_ok=True)
+        attempt.checkpoint.with_suffix(".tmp").unlink(missing_ok=True)  # on a full disk this makes room for the record
+    trace = None if isinstance(error, KeyboardInterrupt | UserError) else attempt.keep_traceback(error)
+    attempt.leave([result])
+    return trace
 
 
 def _loggers(config: RunConfig) -> list[Any]:

@@ -135,7 +135,7 @@ def _report(words: list[str]) -> int:
 
     stores, what = asked(args)
     names = store_names(store.folder for store in stores.stores)
-    text = page(what, len(stores.runs), names, len(stores.unreadable))
+    text = page(what, len(stores.runs), names, len(stores.damaged))
     code = warn(stores, what.found)
     write(args.out, text)
     return code

@@ -94,7 +94,7 @@ def collect(
         for run_id, fault in faults.items()
     ]
     if not runs:
-        broken = [*map(str, stores.unreadable), *damaged]
+        broken = [*map(str, stores.damaged), *damaged]
         what = (
             f"no runs that can be read in {stores.shown} ({'; '.join(broken[:3])})"
             if broken

@@ -1,6 +1,8 @@
 """Train a block of lanes with Lightning and store each lane as an ordinary run."""
 
+import signal
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import lightning.pytorch as pl
@@ -9,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from bench.callbacks import StopRequest, Watcher
+from bench.checkpoints import STEPS, usable
 from bench.config import RunConfig
 from bench.doctor import first_line
 from bench.errors import RunBusy, RunFailed, UserError
@@ -18,7 +21,6 @@ from bench.memory import ran_out
 from bench.progress import SweepProgress
 from bench.runner import (
     StepRanges,
-    as_stored,
     build,
     make_plan,
     make_trainer,
@@ -27,7 +29,7 @@ from bench.runner import (
     quiet,
     val_every,
 )
-from bench.store.packs import PackFolder
+from bench.store.attempt import Attempt
 from bench.store.record import RunResult
 from bench.store.store import Store
 from bench.watch import Watch, look
@@ -84,51 +86,58 @@ def train_block(
     configs = [config for row in grid for config in row]
     store = Store(first.store)
     _refuse_if_taken(store, configs)
-    pack = store.begin_pack({config.run_id: as_stored(config) for config in configs})
     lanes: Lanes | None = None
+    attempt: Attempt | None = None
     try:
-        _refuse_if_taken(store, configs, pack)  # by another that cuts its blocks elsewhere, at the same time
         lanes = make_lanes(grid, compiled=compiled, solved=True)
         results = [new_result(config, task) for row, task in zip(grid, lanes.tasks, strict=True) for config in row]
         for result in results:
             result.engine = "lanes"
+        resume = usable(store.last_checkpoint([result.run_id for result in results]), put_aside=True)
+        attempt = store.begin(results, resume=resume)
+        _refuse_if_taken(store, configs, attempt)  # by another that cuts its blocks elsewhere, at the same time
         due = val_every(first, lanes.plan, lanes.tasks[0])
-        recorder = LanesRecorder(results, lanes, configs, pack, stop, progress, val_every=due)
-        module, resume = LanesModule(lanes), pack.checkpoint.is_file()
+        recorder = LanesRecorder(results, lanes, configs, attempt, stop, progress, val_every=due)
+        module = LanesModule(lanes)
         with quiet():
             trainer = make_trainer(first, [recorder])
             steps = StepRanges(module, due, first.task_spec.steps_per_call)
-            trainer.fit(module, steps, ckpt_path=pack.checkpoint if resume else None, weights_only=True)
+            trainer.fit(module, steps, ckpt_path=attempt.checkpoint if resume else None, weights_only=True)
         if recorder.killed:
+            why = f"stopped by {signal.Signals(stop.signal or signal.SIGTERM).name} at step {lanes.steps_done}"
+            attempt.leave([replace(result, status="killed", reason=why) for result in results])
             return None
         for result in results:
             result.memory = peak_memory()
-        pack.end(results)
+        attempt.end(results)
     except SystemExit:
         if stop.signal is None:
             raise
         return None  # Lightning turns a KeyboardInterrupt into an exit with code 1
     except Exception as error:
-        if ran_out(error) and len(configs) > 1:
-            pack.checkpoint.unlink(missing_ok=True)  # smaller blocks cannot go on from it
+        if attempt is not None and ran_out(error) and len(configs) > 1:
+            attempt.checkpoint.unlink(missing_ok=True)  # smaller blocks cannot go on from it
         if isinstance(error, UserError) or ran_out(error):
             raise
-        trace = pack.keep_traceback(error)
-        raise RunFailed(
-            f"{len(configs)} {first.opt} lanes broke: {first_line(error)}; the traceback is in {trace}"
-        ) from error
+        where = ""
+        if attempt is not None:
+            if trace := attempt.keep_traceback(error):
+                where = f"; the traceback is in {trace}"
+            attempt.leave([replace(result, status="failed", reason=first_line(error)) for result in attempt.runs])
+        raise RunFailed(f"{len(configs)} {first.opt} lanes broke: {first_line(error)}{where}") from error
     finally:
-        pack.abandon()
+        if attempt is not None:
+            attempt.drop()
         if lanes is not None:
             vars(lanes).clear()  # a Trainer is a circle of references, which would keep the weights for a while
     return results
 
 
-def _refuse_if_taken(store: Store, configs: Sequence[RunConfig], own: PackFolder | None = None) -> None:
+def _refuse_if_taken(store: Store, configs: Sequence[RunConfig], own: Attempt | None = None) -> None:
     """Raise RunBusy if another process trains some of the runs, or has just done so."""
     wanted = {config.run_id for config in configs}
-    packs = [pack for pack in store.unfinished_packs() if own is None or pack.folder != own.folder]
-    if any(pack.busy and wanted & pack.configs.keys() for pack in packs) or any(map(store.finished, wanted)):
+    others = [block for block in store.unfinished() if own is None or block.folder != own.folder]
+    if any(block.busy and wanted & block.runs.keys() for block in others) or any(map(store.finished, wanted)):
         raise RunBusy("another process trains some of these runs, or has just done so")
 
 
@@ -143,14 +152,14 @@ class LanesRecorder(Watcher):
         results: Sequence[RunResult],
         lanes: Lanes,
         configs: Sequence[RunConfig],
-        pack: PackFolder,
+        attempt: Attempt,
         stop: StopRequest,
         progress: SweepProgress,
         *,
         val_every: int,
     ) -> None:
-        super().__init__(pack.checkpoint, stop, configs[0].trainer.checkpoint_seconds)
-        self.lanes, self.pack, self.progress, self.val_every = lanes, pack, progress, val_every
+        super().__init__(attempt, stop, configs[0].trainer.checkpoint_seconds)
+        self.lanes, self.block, self.progress, self.val_every = lanes, attempt, progress, val_every
         data = lanes.tasks[0].data
         self.select, self.report, self.also = data.select, data.report, data.also
         spec = configs[0].task_spec
@@ -161,7 +170,7 @@ class LanesRecorder(Watcher):
 
     def state_dict(self) -> dict[str, Any]:
         """The part of the records that a resumed block goes on from."""
-        return {"watches": [watch.state_dict() for watch in self.watches]}
+        return {"watches": [watch.state_dict() for watch in self.watches], STEPS: self.lanes.steps_done}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from records."""
@@ -172,7 +181,7 @@ class LanesRecorder(Watcher):
     def on_train_start(self, trainer: pl.Trainer, pl_module: LanesModule) -> None:  # type: ignore[override]
         """Start the clocks."""
         if self.lanes.steps_done:
-            self.pack.truncate(self.lanes.steps_done)
+            self.block.truncate(self.lanes.steps_done)
         self._advance(0, [watch for watch in self.watches if not watch.running])
         self.begin()
         self._clocked = (0.0, 0.0)
@@ -188,7 +197,7 @@ class LanesRecorder(Watcher):
         for watch, seen in zip(self.watches, look(rows, full_batch=lanes.full_batch), strict=True):
             if watch.running:
                 watch.take(seen)
-        self.pack.append_curve(rows)
+        self.block.append_curve(rows)
         self._record_measurements(pl_module)
         last = lanes.steps_done >= lanes.plan.total_steps
         for watch in training:
@@ -239,7 +248,7 @@ class LanesRecorder(Watcher):
         if points:
             names = list(points[0][1])
             values = torch.stack([torch.stack(list(found.values()), dim=-1).flatten(0, 1) for _, found in points])
-            self.pack.append_measurements(names, [step for step, _ in points], values.cpu().double().numpy())
+            self.block.append_measurements(names, [step for step, _ in points], values.cpu().double().numpy())
 
     def _advance(self, steps: int, ended: Sequence[Watch], evaluated: Sequence[Watch] = ()) -> None:
         share = self.lanes.steps_done / self.lanes.plan.total_steps

@@ -1,17 +1,15 @@
-"""Writing that is whole or not at all, errors of the disk, and locks that go with their process."""
+"""Writing that is whole or not at all, and errors of the disk."""
 
 import errno
-import fcntl
 import json
 import os
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from bench.errors import MAKE_ROOM, RunBusy, RunFailed, UserError
+from bench.errors import MAKE_ROOM, RunFailed
 from bench.text import plain
 
 
@@ -21,11 +19,22 @@ def replacing(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f"{path.name}.{uuid4().hex}.tmp")
     try:
         yield temporary
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
+        sync(temporary)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # folders of some file systems
+            raise
+    finally:
+        os.close(handle)
 
 
 def write_json(path: Path, value: Any, **options: Any) -> None:
@@ -39,7 +48,7 @@ def disk_errors(store: Path) -> Iterator[None]:
     """Make errors of the disk into the one line that a user sees.
 
     Raises:
-        RunFailed: the disk is full or gone.
+        RunFailed: the disk is full, read-only or gone.
     """
     try:
         yield
@@ -49,49 +58,31 @@ def disk_errors(store: Path) -> Iterator[None]:
         raise RunFailed(f"cannot write to the store {store}: {what}{todo}") from None
 
 
-def take_lock(folder: Path, what: str) -> int:
-    """Make the folder if needed and lock it for this process, until the lock is closed.
+def link(path: Path, to: Path) -> None:
+    """Give a file that is never written again a second name; copy it where that cannot be."""
+    try:
+        to.hardlink_to(path)
+    except OSError:
+        copy(path, to)
+
+
+def copy(path: Path, to: Path) -> None:
+    """Copy a regular file's bytes, onto the disk; what a link leads to is not followed.
 
     Raises:
-        RunBusy: another process holds the lock.
-        UserError: the store cannot be written.
+        OSError: it cannot be read or written.
     """
-    path = folder / "run.lock"
-    for attempt in range(20):  # a reader that looks whether the run is alive holds the lock for an instant
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        except OSError as error:
-            if isinstance(error, FileNotFoundError) and attempt < 19:
-                continue  # another has removed the folder in between
-            raise UserError(
-                f"cannot write to the store {folder.parent}: {error.strerror}; choose another with --store DIR"
-            ) from None
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(lock), path.stat()):  # else its holder has just removed the folder
-                return lock
-        except OSError:
-            pass
-        os.close(lock)
-        time.sleep(0.01)
-    raise RunBusy(f"{what} is being trained by another process now")
+    source = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(source, "rb") as file, to.open("xb") as target:
+        while piece := file.read(1 << 20):
+            target.write(piece)
+        target.flush()
+        os.fsync(target.fileno())
 
 
-@contextmanager
-def unlocked(folder: Path) -> Iterator[bool]:
-    """Whether no process trains what is in the folder; while the block lasts, none can begin to."""
-    try:
-        handle = os.open(folder / "run.lock", os.O_RDONLY)
-    except OSError:
-        yield True
-        return
-    try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        free = True
-    except OSError:
-        free = False
-    try:
-        yield free
-    finally:
-        os.close(handle)
+def remove(folder: Path) -> None:
+    """Remove a folder that is of no use any more; what cannot be removed stays."""
+    import shutil
+
+    with suppress(OSError):
+        shutil.rmtree(folder)

@@ -63,10 +63,15 @@ class StoredConfig(TypedDict):
     device: Name
 
 
-if TYPE_CHECKING:
-    Config = dict[str, Any]
+_Number = Annotated[int, Field(gt=-_LARGEST, lt=_LARGEST)] | float
+if TYPE_CHECKING:  # what is validated is known more exactly than can be said where it is used
+    Config = Facts = Row = dict[str, Any]
+    Metrics = dict[str, dict[str, Any]]
 else:
     Config = StoredConfig
+    Facts = dict[str, str | _Number | None]
+    Row = dict[str, _Number]
+    Metrics = dict[str, dict[str, float | dict[str, float]]]
 
 
 @dataclass
@@ -103,6 +108,7 @@ class RunResult:
         engine: what trained it: `lightning`, a run for itself, or `lanes`, many runs of a task as one program.
         unscheduled: a schedule was asked for, and left out since the optimizer does without.
         tuned_by: the study that its hyperparameters were taken from (`--tuned`), or None.
+        thinned: whether the curve has fewer rows than the run has steps.
         specimen: what the trained model made, for a person to look at (`Task.specimen`), or None; lanes make none.
     """
 
@@ -115,7 +121,7 @@ class RunResult:
     identity: Json = field(default_factory=dict)
     problem: Json = field(default_factory=dict)
     chosen: Json = field(default_factory=dict)
-    versions: Annotated[dict[str, str | int | float | None], AfterValidator(_bounded)] = field(default_factory=dict)
+    versions: Facts = field(default_factory=dict)
     metric: str = ""
     split: str = ""
     mode: Literal["min", "max"] = "min"
@@ -126,8 +132,8 @@ class RunResult:
     final: float | None = None
     best: float | None = None
     best_step: Count | None = None
-    metrics: dict[str, dict[str, float | dict[str, float]]] = field(default_factory=dict)
-    validations: list[dict[str, float]] = field(default_factory=list)
+    metrics: Metrics = field(default_factory=dict)
+    validations: list[Row] = field(default_factory=list)
     steps: Count = 0
     skipped: Count = 0
     steps_to_target: Count | None = None
@@ -137,11 +143,12 @@ class RunResult:
     cap_share: Annotated[float, Field(ge=0, le=1)] | None = None
     part: str | None = None
     memory: dict[str, Count] = field(default_factory=dict)
-    environment: Annotated[dict[str, str | int | float | None], AfterValidator(_bounded)] = field(default_factory=dict)
+    environment: Facts = field(default_factory=dict)
     facts: Json = field(default_factory=dict)
     engine: str = "lightning"
     unscheduled: bool = False
     tuned_by: str | None = None
+    thinned: bool = False
     specimen: str | None = None
 
     @property
@@ -169,6 +176,8 @@ def contradiction(run: RunResult) -> str | None:
     config, identity = run.config, run.identity
     if not all({"step", "train_s"} <= row.keys() for row in run.validations):
         return "an evaluation has no step or no seconds"
+    if any(isinstance(values.get(name), dict) for values in run.metrics.values() for name in (run.metric, "excess")):
+        return "the values of a split stand where a metric should"
     if not identity:
         return None
     if id_of(config["task"], config["opt"], identity) != run.run_id:
@@ -185,15 +194,3 @@ def contradiction(run: RunResult) -> str | None:
 def adapter(kind: Any) -> TypeAdapter[Any]:
     """What validates JSON as this type; made once, which takes longer than to read a record."""
     return TypeAdapter(kind)
-
-
-def decode(text: str | bytes) -> RunResult | None:
-    """The record, or None if it is damaged."""
-    from pathlib import Path
-
-    from bench.store.load import Damaged, parse_record
-
-    try:
-        return parse_record(text if isinstance(text, bytes) else text.encode(), Path())
-    except Damaged:
-        return None

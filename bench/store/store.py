@@ -1,30 +1,57 @@
-"""The store: a folder of runs, merged by copying, safe to share.
+"""The store: a folder of blocks of runs (`bench/store/block.py`), merged by copying, safe to share.
 
-A run is a folder with `run.json`, `curve.parquet` and, where the task measures something, `measurements.parquet`.
-A run in progress holds a lock on `run.lock`, appends its tables to `curve.jsonl` and `measurements.jsonl` and keeps
-`last.ckpt`. The lock goes with its process, however that ends, so a run that says `running` and is not locked was killed.
-
-Runs that were trained together lie in one folder, a pack (`bench/store/packs.py`). A run's own folder comes before the packs.
+A store is data: readers write nothing, lock nothing and import nothing that it names.
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from bench.errors import UserError
-from bench.store.files import disk_errors, take_lock, unlocked, write_json
-from bench.store.packs import PackFolder, Packs, UnfinishedPack
-from bench.store.record import FINISHED, RunResult, decode
-from bench.store.tables import CURVE_FIELDS, TABLES, GrowingTable, read_tables
+from bench.store import attempt
+from bench.store.block import (
+    CHECKPOINT,
+    CHECKS,
+    PREFIX,
+    STUDIES,
+    Block,
+    attempts,
+    blocks_in,
+    name_of,
+    names_in,
+    read_block,
+)
+from bench.store.load import Damaged, is_there
+from bench.store.record import FINISHED, RunResult
 
-STUDIES, CHECKS = "studies", "checks"
-"""The folders of a store with records that are no runs: of studies (`bench.store.stores.StudyRecord`) and of `bench check`."""
+__all__ = ["CHECKS", "STUDIES", "Contents", "Store"]
+
+_SETTLED = 2e9  # nanoseconds after which a folder's time tells whether it has changed, on any file system
+
+
+@dataclass
+class Contents:
+    """What a store holds at one moment.
+
+    Attributes:
+        runs: the block that each run is read from, by run id.
+        repeated: all records of the runs that lie in several blocks.
+        damaged: what could not be read, and was left out.
+    """
+
+    runs: dict[str, Block] = field(default_factory=dict)
+    repeated: dict[str, list[RunResult]] = field(default_factory=dict)
+    damaged: list[Damaged] = field(default_factory=list)
 
 
 class Store:
-    """A folder of runs.
+    """A folder of blocks of runs.
+
+    Of a run that lies in several blocks the finished one is read, then the one that it has for itself, then the first by name.
 
     Args:
         folder: made when the first run begins.
@@ -33,56 +60,54 @@ class Store:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def runs(self) -> Iterator[RunResult]:
-        """All readable runs, by name; runs whose process is gone are marked `killed` on the way."""
-        own = {path.parent.name for path in self.folder.glob("*/run.json")}
-        for run_id in sorted(own | self._packs.run_ids()):
-            result = self.get(run_id)
-            if result is not None:
-                yield result
-
-    def repeated(self) -> dict[str, list[RunResult]]:
-        """Runs that lie in several places, with the record in each; `get` gives the first of them."""
-        found, ids = self._packs.repeated(), self._packs.run_ids()
-        for run_id in ids.intersection(path.parent.name for path in self.folder.glob("*/run.json")):
-            own, packed = _read(self.folder / run_id / "run.json"), self._packs.find(run_id)
-            if own is not None and packed is not None:
-                found[run_id] = [own, *found.get(run_id, [packed[1]])]
+    def contents(self) -> Contents:
+        """All that is there, read once."""
+        found = Contents()
+        for block in blocks_in(self.folder):
+            if isinstance(block, Damaged):
+                found.damaged.append(block)
+            elif block is not None:
+                found.damaged += block.damaged
+                for run_id in block.runs:
+                    known = found.runs.get(run_id)
+                    if known is not None:
+                        several = found.repeated.setdefault(run_id, [known.runs[run_id]])
+                        several.append(block.runs[run_id])
+                    if known is None or _order(block, run_id) < _order(known, run_id):
+                        found.runs[run_id] = block
+        found.runs = dict(sorted(found.runs.items()))
         return found
 
-    def unreadable(self) -> list[Path]:
-        """Folders of runs and packs whose records are missing or damaged, and packs whose tables are."""
-        packs = {*self._packs.folders(), self.folder / STUDIES, self.folder / CHECKS}
-        own = []
-        for path in self.folder.glob("*/"):
-            if path not in packs and path.is_dir() and _read(path / "run.json") is None:
-                with unlocked(path) as free:  # a run that is just beginning has no record yet
-                    own += [path] * (free and _read(path / "run.json") is None)
-        return sorted(own + self._packs.damaged())
+    def runs(self) -> Iterator[RunResult]:
+        """All readable runs, by name."""
+        for run_id, block in self.contents().runs.items():
+            yield block.runs[run_id]
+
+    def find(self, run_id: str) -> Block | None:
+        """The block that a run is read from, or None if there is no record of it that can be read."""
+        own = self._read(self.folder / run_id, run_id)
+        if own is not None and own.attempt is None:
+            return own
+        found = [own] if own is not None else []
+        for folder in self._wide():
+            if run_id in names_in(folder) and (block := self._read(folder, run_id)) is not None:
+                found.append(block)
+        return min(found, key=lambda block: _order(block, run_id), default=None)
 
     def get(self, run_id: str) -> RunResult | None:
         """The run as it is now, or None if there is none or its record cannot be read."""
-        result = _read(self.folder / run_id / "run.json")
-        if result is None:
-            found = self._packs.find(run_id)
-            return found[1] if found else None
-        if result.status != "running":
-            return result
-        with unlocked(self.folder / run_id) as dead:
-            if dead:
-                result = _read(self.folder / run_id / "run.json") or result  # it may have ended in between
-                if result.status == "running":
-                    result.status = "killed"
-                    result.reason = self._killed_reason(run_id)
-                    with suppress(OSError):  # a store that we may only read shows the truth all the same
-                        self.write(result)
-        return result
+        block = self.find(run_id)
+        return None if block is None else block.runs[run_id]
+
+    def finished(self, run_id: str) -> RunResult | None:
+        """The run, if it is there and needs no more training."""
+        result = self.get(run_id)
+        return result if result is not None and result.status in FINISHED else None
 
     def place(self, run_id: str) -> Path:
-        """The folder where the run lies, or would lie: its own, or a pack."""
-        own = self.folder / run_id
-        found = None if _read(own / "run.json") else self._packs.find(run_id)
-        return found[0] if found else own
+        """The folder of the block where the run lies, or would lie if it were trained for itself."""
+        block = self.find(run_id)
+        return self.folder / run_id if block is None else block.folder
 
     def tables(self, run_id: str) -> dict[str, dict[str, Any]]:
         """The run's tables by name, each a numpy column by name; NaN stands for a value that is not finite.
@@ -90,128 +115,77 @@ class Store:
         Raises:
             UserError: a table is damaged.
         """
-        import pyarrow as pa
+        block = self.find(run_id)
+        return {} if block is None else tables_of(block, run_id)
 
-        place = self.place(run_id)
-        try:
-            tables = read_tables(place) if place.name == run_id else self._packs.tables(place, run_id)
-            for name, table in tables.items():
-                if "step" not in table:
-                    raise ValueError(f"{name} has no column step")
-            return tables
-        except (OSError, ValueError, pa.ArrowException) as error:
-            raise UserError(
-                f"cannot read the tables of run {run_id} in {place}: {str(error).partition(chr(10))[0]}; copy the folder"
-                " again from where it came, or delete it and train again"
-            ) from None
+    def checkpoint(self, run_id: str) -> Path | None:
+        """The state of a run that was interrupted while it trained for itself, if it got so far."""
+        return self.last_checkpoint([run_id])
 
-    def finished(self, run_id: str) -> RunResult | None:
-        """The run, if it is there and needs no more training."""
-        result = self.get(run_id)
-        return result if result is not None and result.status in FINISHED else None
-
-    def _killed_reason(self, run_id: str) -> str:
-        if self.checkpoint(run_id).is_file():
-            return "its process ended without a word"
-        return "its process ended without a word, before its first checkpoint"
-
-    def checkpoint(self, run_id: str) -> Path:
-        """Where an interrupted run's state is, if it got so far."""
-        return self.folder / run_id / "last.ckpt"
-
-    def write(self, result: RunResult) -> None:
-        """Write a run's record in one atomic step."""
-        write_json(self.folder / result.run_id / "run.json", vars(result), indent=1)
-
-    def begin(self, result: RunResult, *, resume: bool = False) -> "RunFolder":
-        """Take the run's folder for this process and record that it runs.
-
-        Raises:
-            RunBusy: another process trains this run now.
-            UserError: the store cannot be written.
-        """
-        folder = self.folder / result.run_id
-        tables = [f"{table}.{kind}" for table in TABLES for kind in ("jsonl", "parquet")]
-        lock = take_lock(folder, f"run {result.run_id}")
-        try:
-            with disk_errors(self.folder):
-                for name in ("last.tmp", "traceback.txt", *([] if resume else [*tables, "last.ckpt"])):
-                    (folder / name).unlink(missing_ok=True)
-                self.write(result)
-                return RunFolder(self, result, folder, lock)
-        except BaseException:
-            os.close(lock)
-            raise
-
-    def begin_pack(self, configs: Mapping[str, dict[str, Any]]) -> PackFolder:
-        """Take the pack of these runs for this process; what a killed process left at its checkpoint is kept.
-
-        Args:
-            configs: resolved configurations by run id, in the order of the lanes.
-
-        Raises:
-            RunBusy: another process trains this pack now.
-            UserError: the store cannot be written.
-        """
-        return self._packs.begin(configs)
-
-    def unfinished_packs(self) -> list[UnfinishedPack]:
-        """Packs that are being trained, or were when their process ended."""
-        return self._packs.unfinished()
-
-    @property
-    def _packs(self) -> Packs:
-        return Packs(self.folder)
-
-
-class RunFolder:
-    """The folder of the run that this process trains."""
-
-    def __init__(self, store: Store, result: RunResult, folder: Path, lock: int) -> None:
-        self.store, self.result, self.folder = store, result, folder
-        self.checkpoint = store.checkpoint(result.run_id)
-        self._lock = lock
-        with disk_errors(self.store.folder):
-            self._measurements, self._curve = (GrowingTable(folder, name) for name in TABLES)
-
-    def append_curve(self, rows: Sequence[Sequence[float | None]]) -> None:
-        """Add rows (step, loss, gradient norm, raw step, applied step); only a torn last line can be lost.
-
-        Raises:
-            RunFailed: the disk is full or gone.
-        """
-        with disk_errors(self.store.folder):
-            self._curve.append(CURVE_FIELDS, rows)
-
-    def append_measurements(self, names: Sequence[str], rows: Sequence[Sequence[float | None]]) -> None:
-        """Add rows (step, a value for each name); the names are the same every time.
-
-        Raises:
-            RunFailed: the disk is full or gone.
-        """
-        with disk_errors(self.store.folder):
-            self._measurements.append(("step", *names), rows)
-
-    def truncate(self, steps: int) -> None:
-        """Forget what comes after this step: it will be trained again."""
-        with disk_errors(self.store.folder):
-            self._curve.truncate(steps)
-            self._measurements.truncate(steps)
-
-    def end(self, *, keep_checkpoint: bool) -> None:
-        """Close the run: tables to Parquet, last record, lock freed."""
-        try:
-            self._curve.end()
-            self._measurements.end()
-            self.store.write(self.result)
-            if not keep_checkpoint:
-                self.checkpoint.unlink(missing_ok=True)
-        finally:
-            os.close(self._lock)
-
-
-def _read(path: Path) -> RunResult | None:
-    try:
-        return decode(path.read_bytes())
-    except OSError:
+    def last_checkpoint(self, run_ids: Sequence[str]) -> Path | None:
+        """The same of the block of these runs."""
+        for _, path in attempts(self.folder / name_of(run_ids))[:1]:
+            if is_there(path / CHECKPOINT):
+                return path / CHECKPOINT
         return None
+
+    def unfinished(self) -> list[Block]:
+        """Blocks of several runs that are being trained, or were when their process ended."""
+        found = []
+        for folder in self._wide():
+            try:
+                block = read_block(folder)
+            except Damaged:
+                continue
+            if block is not None and block.attempt is not None and not block.damaged:
+                found.append(block)
+        return found
+
+    def begin(self, runs: Sequence[RunResult], *, resume: bool = True, again: bool = False) -> attempt.Attempt:
+        """Take the block of these runs for this process; see `bench.store.attempt.begin`."""
+        return attempt.begin(self.folder, runs, resume=resume, again=again)
+
+    def _read(self, folder: Path, run_id: str) -> Block | None:
+        try:
+            block = read_block(folder)
+        except Damaged:
+            return None
+        return block if block is not None and run_id in block.runs else None
+
+    def _wide(self) -> list[Path]:
+        """The folders of blocks of several runs, by name."""
+        try:
+            now = self.folder.stat()
+        except OSError:
+            return []
+        # Looking through thousands of names for each of as many runs would take seconds.
+        settled = time.time_ns() - now.st_mtime_ns > _SETTLED
+        return _settled_wide(self.folder, now.st_ino, now.st_mtime_ns) if settled else _wide(self.folder)
+
+
+def tables_of(block: Block, run_id: str) -> dict[str, dict[str, Any]]:
+    """See `Store.tables`."""
+    try:
+        return block.tables(run_id)
+    except Damaged as error:
+        raise UserError(
+            f"cannot read the tables of run {run_id}: {error}; copy the folder again from where it came, or delete it and train again"
+        ) from None
+
+
+def _order(block: Block, run_id: str) -> tuple[bool, bool]:
+    """By which of two blocks with a run the first is read."""
+    return block.runs[run_id].status not in FINISHED, block.folder.name != name_of([run_id])
+
+
+def _wide(store: Path) -> list[Path]:
+    try:
+        with os.scandir(store) as entries:
+            return sorted(store / each.name for each in entries if each.name.startswith(PREFIX) and each.is_dir())
+    except OSError:
+        return []
+
+
+@lru_cache(maxsize=64)
+def _settled_wide(store: Path, inode: int, changed: int) -> list[Path]:
+    return _wide(store)

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.errors import UserError
+from bench.store.block import CHECKS, STUDIES, Block
+from bench.store.load import Damaged
 from bench.store.record import FINISHED, RunResult
-from bench.store.store import CHECKS, STUDIES, Store
+from bench.store.store import Contents, Store, tables_of
 from bench.text import plain
 from bench.tuning.selection import Mode
 from optimizers.plugins import bare, slug
@@ -38,41 +40,48 @@ class Stores:
         self.shown = " and ".join(map(str, folders))
 
     @cached_property
+    def _contents(self) -> list[Contents]:
+        return [store.contents() for store in self.stores]
+
+    @cached_property
     def conflicts(self) -> list[str]:
         """Runs of which there are several finished records with different results, in one store or in several."""
         found: dict[str, list[RunResult]] = {}
-        for store in self.stores:
-            repeated = store.repeated()
-            for run in store.runs() if len(self.stores) > 1 else ():
-                found.setdefault(run.run_id, []).append(run)
-            for run_id, runs in repeated.items():
-                found.setdefault(run_id, []).extend(runs)
+        for contents in self._contents:
+            several = contents.runs if len(self.stores) > 1 else contents.repeated
+            for run_id in several:
+                found.setdefault(run_id, []).extend(
+                    contents.repeated.get(run_id) or [contents.runs[run_id].runs[run_id]]
+                )
         ended = {run_id: [run.outcome for run in runs if run.status in FINISHED] for run_id, runs in found.items()}
         return sorted(run_id for run_id, outcomes in ended.items() if any(each != outcomes[0] for each in outcomes))
 
     @cached_property
-    def _found(self) -> dict[str, tuple[RunResult, Store]]:
-        found: dict[str, list[tuple[RunResult, Store]]] = {}
-        for store in self.stores:
-            for run in store.runs():
-                found.setdefault(run.run_id, []).append((run, store))
+    def blocks(self) -> dict[str, Block]:
+        """The block that each run is read from, by run id."""
+        if len(self._contents) == 1:
+            return self._contents[0].runs
+        found: dict[str, list[Block]] = {}
+        for contents in self._contents:
+            for run_id, block in contents.runs.items():
+                found.setdefault(run_id, []).append(block)
         return {
-            name: min(several, key=lambda each: _order(each[0])) if len(several) > 1 else several[0]
+            name: min(several, key=lambda block: _order(block.runs[name])) if len(several) > 1 else several[0]
             for name, several in sorted(found.items())
         }
 
-    @property
+    @cached_property
     def runs(self) -> list[RunResult]:
         """All runs, by name."""
-        return [run for run, _ in self._found.values()]
+        return [block.runs[run_id] for run_id, block in self.blocks.items()]
 
     def tables(self, run_id: str) -> dict[str, dict[str, Any]]:
         """See `Store.tables`."""
-        return self._found[run_id][1].tables(run_id)
+        return tables_of(self.blocks[run_id], run_id)
 
     def place(self, run_id: str) -> Path:
-        """See `Store.place`."""
-        return self._found[run_id][1].place(run_id)
+        """The folder of the block that a run is read from."""
+        return self.blocks[run_id].folder
 
     @cached_property
     def studies(self) -> list["StudyRecord"]:
@@ -87,11 +96,17 @@ class Stores:
         return [found[name] for name in sorted(found)]
 
     @cached_property
-    def unreadable(self) -> list[Path]:
-        """Folders and records that cannot be read."""
-        runs = [path for store in self.stores for path in store.unreadable()]
-        studies = [path for path in self._records(STUDIES) if read_study(path) is None]
-        return runs + studies + [path for path in self._records(CHECKS) if read_check(path) is None]
+    def damaged(self) -> list[Damaged]:
+        """What cannot be read, and why."""
+        return [
+            *(each for contents in self._contents for each in contents.damaged),
+            *(
+                Damaged(path, "it is no record of a study")
+                for path in self._records(STUDIES)
+                if read_study(path) is None
+            ),
+            *(Damaged(path, "it is no report of checks") for path in self._records(CHECKS) if read_check(path) is None),
+        ]
 
     @cached_property
     def checks(self) -> list[dict[str, Any]]:

@@ -263,24 +263,25 @@ def _as_lanes(
             gc.collect()  # what the error has left behind
             give_back()
             short = False
-        packs = store.unfinished_packs()  # before the records: what ends in between is then known to have ended
+        others = store.unfinished()  # before the records: what ends in between is then known to have ended
         stored = {run_id: store.get(run_id) for run_id in left}
         ended = {run_id: result for run_id, result in stored.items() if result and result.status in FINISHED}
-        if others := [result for run_id, result in ended.items() if run_id not in trained]:
-            progress.advance(0, 0, others)
+        if elsewhere := [result for run_id, result in ended.items() if run_id not in trained]:
+            progress.advance(0, 0, elsewhere)
         left = {run_id: config for run_id, config in left.items() if run_id not in ended}
         if not left:
             return True
         if stop.signal is not None:
             return False
-        # What was begun on its own (`bench fit`) goes on so: its own record would hide that of a pack.
-        fresh = {run_id: config for run_id, config in left.items() if stored[run_id] is None}
+        # What was begun on its own (`bench fit`) goes on so: its checkpoint is of it alone.
+        alone = {run_id for run_id, result in stored.items() if result and store.place(run_id).name == run_id}
+        fresh = {run_id: config for run_id, config in left.items() if run_id not in alone}
         if not fresh:
             return _one_by_one(list(left.values()), stop, progress)
-        busy = {run_id for pack in packs if pack.busy for run_id in pack.configs}
+        busy = {run_id for block in others if block.busy for run_id in block.runs}
         free = [config for run_id, config in fresh.items() if run_id not in busy]
         # What a killed process left comes first: it is part of the way.
-        begun = [pack.configs for pack in packs if not pack.busy and pack.configs.keys() <= fresh.keys()]
+        begun = [block.runs for block in others if not block.busy and block.runs.keys() <= fresh.keys()]
         begun = [run_ids for run_ids in begun if len(run_ids) <= widest]
         if begun:
             grid = _rows(fresh[run_id] for run_id in begun[0])

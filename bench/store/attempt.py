@@ -1,0 +1,308 @@
+"""An attempt at a block: what the process that trains it writes."""
+
+import errno
+import json
+import os
+import traceback
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+from bench.errors import RunBusy, RunFailed, UserError
+from bench.store.block import CHECKPOINT, DONE, RUNS, TRACEBACK, attempts, name_of
+from bench.store.claims import CLAIM, beating, is_alive, owner_of, write_claim
+from bench.store.files import copy, disk_errors, link, remove, replacing, sync
+from bench.store.load import Damaged, is_there, parse_record
+from bench.store.record import RunResult
+from bench.store.tables import CURVE_FIELDS, TABLES, RawTable, write_raw
+from bench.text import plain
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+def begin(store: Path, runs: Sequence[RunResult], *, resume: bool = True, again: bool = False) -> "Attempt":
+    """Take the block of these runs for this process.
+
+    Args:
+        store: its folder; made if needed.
+        runs: records as they begin, in the order in which they train beside each other.
+        resume: go on from the checkpoint of the attempt before, if it left one.
+        again: train although the block has results; they stay until there are others.
+
+    Raises:
+        RunBusy: another process trains the block now, or has just done so.
+        UserError: the store cannot be written.
+    """
+    folder = store / name_of([run.run_id for run in runs])
+    what = f"run {runs[0].run_id}" if len(runs) == 1 else f"the block of runs {folder.name}"
+    before = _ended(folder)
+    if before and not again:
+        raise RunBusy(f"{what} has just been trained by another process")
+    prepared = folder / f".{uuid4().hex}"
+    try:
+        prepared.mkdir(parents=True)
+        owner = write_claim(prepared)
+    except OSError as error:
+        remove(prepared)
+        raise UserError(
+            f"cannot write to the store {store}: {error.strerror}; choose another with --store DIR"
+        ) from None
+    try:
+        with disk_errors(store):
+            number, last = next(iter(attempts(folder)), (0, None))
+            if last is not None and is_alive(last, (prepared / CLAIM).stat().st_mtime):
+                raise RunBusy(f"{what} is being trained by another process now")
+            if resume and last is not None:
+                for name in (CHECKPOINT, *(f"{table}.raw" for table in TABLES)):
+                    if is_there(last / name):  # rows are added to the tables, and the checkpoint is replaced
+                        (link if name == CHECKPOINT else copy)(last / name, prepared / name)
+            write_records(prepared / RUNS, runs)
+            path = folder / f"attempt-{number + 1}"
+            try:
+                prepared.rename(path)
+            except OSError as error:
+                if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                    raise
+                raise RunBusy(f"{what} is being trained by another process now") from None
+            if owner_of(path) != owner:  # a network file system may repeat a request
+                raise RunBusy(f"{what} is being trained by another process now")
+    except BaseException:
+        remove(prepared)
+        raise
+    attempt = Attempt(store, path, runs, before)
+    if _ended(folder) != before:
+        attempt.drop()
+        raise RunBusy(f"{what} has just been trained by another process")
+    for n, old in attempts(folder):
+        if n < number:  # the one before is what other ranks may still read
+            remove(old)
+    return attempt
+
+
+class Attempt:
+    """A block that this process trains.
+
+    Attributes:
+        folder: of the block.
+        path: of the attempt.
+        checkpoint: where the state of the training is kept; the file is there if the attempt goes on from one before.
+        runs: the records as they began.
+    """
+
+    def __init__(self, store: Path, path: Path, runs: Sequence[RunResult], replaces: tuple[int, int] | None) -> None:
+        self._replaces = replaces
+        self.store, self.folder, self.path, self.runs = store, path.parent, path, list(runs)
+        self.checkpoint = path / CHECKPOINT
+        self._number = int(path.name.partition("-")[2])
+        self._claim = os.open(path / CLAIM, os.O_RDONLY | os.O_CLOEXEC)
+        self._open = ExitStack()
+        try:
+            with disk_errors(store):
+                self._measurements, self._curve = (RawTable(path / f"{name}.raw", len(runs)) for name in TABLES)
+            self._open.enter_context(beating(path))
+        except BaseException:
+            os.close(self._claim)
+            raise
+
+    def append_curve(self, rows: "NDArray[np.float64]") -> None:
+        """Add the next steps.
+
+        Args:
+            rows: loss, gradient norm, raw step, applied step, shape (S, L, 4); NaN for what does not exist.
+
+        Raises:
+            RunFailed: the disk is full, or the store has changed under the run.
+        """
+        first = self._curve.last_step + 1
+        with disk_errors(self.store):
+            self._refuse_if_gone()
+            self._curve.append(CURVE_FIELDS[1:], range(first, first + len(rows)), rows)
+
+    def append_measurements(self, names: Sequence[str], steps: Sequence[int], values: "NDArray[np.float64]") -> None:
+        """Add points.
+
+        Args:
+            names: what was measured, the same every time, M; none if the task measures nothing.
+            steps: when, K, ascending.
+            values: shape (K, L, M); NaN for what does not exist.
+
+        Raises:
+            RunFailed: the disk is full, the store has changed under the run, or the names have changed.
+        """
+        with disk_errors(self.store):
+            self._measurements.append(names, steps, values)
+
+    def truncate(self, steps: int) -> None:
+        """Forget what comes after this step: it will be trained again.
+
+        Raises:
+            RunFailed: the disk is full or gone.
+        """
+        with disk_errors(self.store):
+            self._curve.truncate(steps)
+            self._measurements.truncate(steps)
+
+    def sync(self) -> None:
+        """Wait until the tables are on the disk, before a checkpoint that counts on them.
+
+        Raises:
+            RunFailed: the disk is full, or the store has changed under the run.
+        """
+        with disk_errors(self.store):
+            self._refuse_if_gone()
+            self._curve.sync()
+            self._measurements.sync()
+
+    def end(self, results: Sequence[RunResult]) -> None:
+        """Finish the block: tables as Parquet and records in one atomic step. If that fails, the attempt goes on.
+
+        Args:
+            results: finished, in the order of the runs; a run's tables end at its last step.
+
+        Raises:
+            RunFailed: the disk is full, the store has changed under the run, or a curve has not a row for each step.
+            RunBusy: another process has finished the block.
+        """
+        assert [result.run_id for result in results] == [run.run_id for run in self.runs]
+        places = sorted((result.run_id, place, result.steps) for place, result in enumerate(results))
+        out = self.path / f".{uuid4().hex}"
+        try:
+            with disk_errors(self.store):
+                self._refuse_if_gone()
+                self._close_tables()
+                out.mkdir()
+                rows = {
+                    name: write_raw(self.path / f"{name}.raw", out / f"{name}.parquet", places, len(results))
+                    for name in TABLES
+                }["curve"]
+                for result in results:
+                    if rows.get(result.run_id, 0) != result.steps and not result.thinned:
+                        raise RunFailed(
+                            f"the curve of {result.run_id} in {self.path} has {rows.get(result.run_id, 0)} rows, and it made"
+                            f" {result.steps} steps: the store has changed under the run; train it again with --rerun"
+                        )
+                write_records(out / RUNS, results)
+                self._refuse_if_gone()
+                commit(out, self.folder, self._replaces)
+        finally:
+            remove(out)
+        self.close()
+        for _, path in attempts(self.folder):
+            remove(path)
+
+    def leave(self, results: Sequence[RunResult]) -> None:
+        """Leave the block for another time, with how far its runs came; nothing is written if the store has gone.
+
+        Args:
+            results: not finished, in the order of the runs.
+        """
+        try:
+            with suppress(OSError, RunFailed):
+                self._refuse_if_gone()
+                write_records(self.path / RUNS, results)
+        finally:
+            self.close()
+
+    def drop(self) -> None:
+        """Leave no trace of the attempt, unless it has a checkpoint or a traceback. After its end this does nothing."""
+        kept = any(is_there(self.path / name) for name in (CHECKPOINT, TRACEBACK))
+        if self._claim >= 0 and not kept:
+            remove(self.path)
+        self.close()
+        with suppress(OSError):
+            self.folder.rmdir()  # if it is empty
+
+    def keep_traceback(self, error: BaseException) -> Path | None:
+        """Write down where the training broke; None where that cannot be, as on a full disk."""
+        path = self.path / TRACEBACK
+        try:
+            path.write_text("".join(traceback.format_exception(error)), "utf-8")
+        except OSError:
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
+            return None
+        return path
+
+    def close(self) -> None:
+        """Give the claim up; all that is there stays."""
+        self._open.close()
+        self._close_tables()
+        if self._claim >= 0:
+            with suppress(OSError):
+                if os.path.samestat(os.fstat(self._claim), (self.path / CLAIM).lstat()):
+                    (self.path / CLAIM).unlink()
+            os.close(self._claim)
+        self._claim = -1
+
+    def _close_tables(self) -> None:
+        for table in (self._curve, self._measurements):
+            with suppress(OSError):  # a full disk has been told of
+                table.close()
+
+    def _refuse_if_gone(self) -> None:
+        """What is written into a folder that was deleted, replaced or taken over, nobody can read."""
+        if (self.folder / f"attempt-{self._number + 1}").exists():
+            raise RunFailed(f"another process has taken {self.path} over, since this one gave no sign of life for long")
+        try:
+            gone = not os.path.samestat(os.fstat(self._claim), (self.path / CLAIM).lstat())
+        except OSError:
+            gone = True
+        if gone:
+            raise RunFailed(
+                f"{self.path} was deleted, moved or replaced while it was being trained; give the same command again"
+            )
+
+
+def commit(out: Path, folder: Path, replaces: tuple[int, int] | None = None) -> None:
+    """Put results in their place, onto the disk.
+
+    Args:
+        out: the folder with them, beside its place.
+        folder: of the block.
+        replaces: the results that they replace (`_ended`), or None.
+
+    Raises:
+        RunBusy: others are there.
+        OSError: it cannot be done.
+    """
+    done, old = folder / DONE, folder / f".{uuid4().hex}"
+    sync(out)
+    if replaces is not None and _ended(folder) == replaces:
+        done.rename(old)
+    try:
+        out.rename(done)
+    except OSError as error:
+        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+            raise
+        raise RunBusy(f"{folder.name} has just been trained by another process") from None
+    sync(folder)
+    remove(old)
+
+
+def write_records(path: Path, runs: Sequence[RunResult]) -> None:
+    """Write records that can be read again, a line each.
+
+    Raises:
+        RunFailed: one cannot be read again: its task or optimizer gives what a record cannot hold.
+        OSError: the file cannot be written.
+    """
+    try:
+        lines = [json.dumps(plain(vars(run)), allow_nan=False).encode() for run in runs]
+        for line in lines:
+            parse_record(line, path)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RunFailed(f"a record cannot be stored: {error}") from None
+    except Damaged as error:
+        raise RunFailed(f"a record cannot be stored: {error.why}") from None
+    with replacing(path) as temporary:
+        temporary.write_bytes(b"".join(line + b"\n" for line in lines))
+
+
+def _ended(folder: Path) -> tuple[int, int] | None:
+    """What tells one end of a block from another, or None before the first."""
+    found = is_there(folder / DONE / RUNS)
+    return None if found is None else (found.st_ino, found.st_mtime_ns)

@@ -1,0 +1,93 @@
+"""Who trains a block: a file in its attempt, whose time is a sign of life.
+
+A claim is of a process. Whether one of this machine lives the kernel says; of another machine's only the time of its file can be
+seen, which the file system gives, so that clocks which differ do no harm.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Annotated
+from uuid import uuid4
+
+from pydantic import ConfigDict, Field
+from typing_extensions import TypedDict
+
+from bench.machine import lives, this_process
+from bench.store.files import write_json
+from bench.store.load import Damaged, read
+
+CLAIM = "claim.json"
+BEAT_SECONDS = 15
+"""Seconds between signs of life. Ours."""
+PATIENCE_SECONDS = 300
+"""A claim of another machine that has been silent for so long is dead. Ours."""
+
+
+class Owner(TypedDict):
+    """A process (`bench.machine.this_process`) and what tells one claim of it from another."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)  # type: ignore[misc]
+
+    host: str
+    boot: str
+    space: int
+    pid: Annotated[int, Field(gt=0, lt=2**31)]
+    started: str | None
+    token: str
+
+
+def write_claim(folder: Path) -> Owner:
+    """Claim what will be in this folder for this process."""
+    owner: Owner = {**this_process(), "token": uuid4().hex}  # type: ignore[typeddict-item]
+    write_json(folder / CLAIM, owner)
+    return owner
+
+
+def owner_of(folder: Path) -> Owner | None:
+    """Who has claimed an attempt; None once it was given up, or if the claim cannot be read."""
+    try:
+        return read(folder / CLAIM, Owner, 10_000)
+    except (Damaged, FileNotFoundError):
+        return None
+
+
+def is_alive(folder: Path, now: float | None = None) -> bool:
+    """Whether whoever has claimed an attempt still works on it.
+
+    Args:
+        folder: of the attempt.
+        now: the file system's time, where that is known; this machine's by default, which is good enough to be shown.
+    """
+    owner = owner_of(folder)
+    if owner is None:
+        return False
+    alive = lives(owner)
+    if alive is not None:
+        return alive
+    try:
+        silent = (time.time() if now is None else now) - (folder / CLAIM).stat().st_mtime
+    except OSError:
+        return False
+    return silent < PATIENCE_SECONDS
+
+
+@contextmanager
+def beating(folder: Path) -> Iterator[None]:
+    """Give signs of life while the context lasts."""
+    done = threading.Event()
+
+    def beat() -> None:
+        while not done.wait(BEAT_SECONDS):
+            with suppress(OSError):  # who writes finds out what is wrong
+                os.utime(folder / CLAIM)
+
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
