@@ -44,11 +44,8 @@ def _merge(words: list[str]) -> int:
     from bench.store.merge import merge
 
     merged = merge(args.source, args.dest, progress.say)
-    for path in merged.damaged:
-        remark(
-            "warning",
-            f"{path} is damaged or not whole, so it is not copied; copy it again from where it came or delete it",
-        )
+    for what in merged.damaged:
+        remark("warning", f"{what}; it is not copied")
     for run_id in merged.differing:
         remark("warning", f"{run_id} has another result in {args.dest}, which stays")
     for note in merged.notes:

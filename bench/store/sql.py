@@ -6,7 +6,8 @@ is a trial. `curves` and `measurements` have the rows of the runs' tables; DuckD
 query needs of them. `trials` has a row for each trial of the studies that left a record, in the order in which they were wanted.
 What does not exist or is not finite is NULL.
 
-The database lies in memory, and only statements that read are taken: a query cannot change a store.
+The database lies in memory, only statements that read are taken, and DuckDB itself reads nothing but the stores: a query can
+neither change a store nor see the rest of the machine.
 """
 
 import csv
@@ -16,14 +17,15 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.config import settings_of
 from bench.errors import UserError
+from bench.store.block import DONE, Block
+from bench.store.load import Damaged
 from bench.store.record import RunResult
-from bench.store.stores import Stores, study_path
-from bench.store.tables import CURVE_FIELDS
+from bench.store.stores import Stores
+from bench.store.tables import CURVE_FIELDS, rows_of
 from bench.text import cell, clean, in_csv, in_markdown, plain
 
 if TYPE_CHECKING:
@@ -47,11 +49,7 @@ VIEWS = {
     },
 }  # fmt: skip
 """Columns of each view, with their types; `measurements` has one more for each thing that was measured."""
-_FILES = {"curves": "curve.parquet", "measurements": "measurements.parquet"}
-_MISFITS = (ValueError, TypeError, OverflowError)  # what a value of another type than its column's gives
-
-_Row = tuple[str, dict[str, Any]]
-"""The run or study that it comes from, and its values by column."""
+_FILES = {"curves": "curve", "measurements": "measurements"}
 
 
 @dataclass
@@ -62,13 +60,13 @@ class Answer:
         names: of the columns, no two alike.
         kinds: DuckDB's types of them.
         rows: to be read once.
-        damaged: records and tables that could not be read, and so were left out.
+        damaged: tables that could not be read, and so were left out.
     """
 
     names: list[str]
     kinds: list[str]
     rows: Iterator[tuple[Any, ...]]
-    damaged: list[Path]
+    damaged: list[Damaged]
 
 
 def described() -> str:
@@ -122,17 +120,15 @@ class _Views:
 
     Attributes:
         ready: whether all views are there; an error after that may be the query's own.
-        damaged: records and tables that cannot be read.
+        damaged: tables that cannot be read.
     """
 
     def __init__(self, stores: Stores, query: str) -> None:
         self.stores, self.ready = stores, False
-        self.damaged: set[Path] = set()
+        self.damaged: dict[str, Damaged] = {}
         text = query.casefold()
         # "query" is in the names of DuckDB's functions that put a view's name together.
         self._used = [name for name in VIEWS if name in text or "query" in text]
-        runs = stores.runs if _FILES.keys() & self._used else []
-        self._places = {run.run_id: stores.place(run.run_id) for run in runs}
 
     def answer(self, query: str) -> Answer:
         """What the query gives. All of it is there before the first row is read: it comes whole or not at all."""
@@ -140,6 +136,10 @@ class _Views:
 
         self.ready = False
         con = duckdb.connect(config={"python_enable_replacements": "false", "autoinstall_known_extensions": "false"})
+        con.execute("set temp_directory = ''")  # or a large query would write beside us
+        con.execute("set allowed_directories = $1", [[f"{store.folder}/" for store in self.stores.stores]])
+        con.execute("set enable_external_access = false")
+        con.execute("set lock_configuration = true")
         con.execute("create schema parts")
         for name in VIEWS:
             if name in self._used and name in _FILES:
@@ -152,36 +152,36 @@ class _Views:
         columns = con.execute("select column_name, column_type from (describe temp.answer)").fetchall()
         con.execute("from temp.answer")
         rows = (row for rows in iter(lambda: con.fetchmany(10_000), []) for row in rows)
-        return Answer([name for name, _ in columns], [kind for _, kind in columns], rows, sorted(self.damaged))
+        return Answer([name for name, _ in columns], [kind for _, kind in columns], rows, list(self.damaged.values()))
 
     def leave_out_damaged(self) -> bool:
-        """Look for tables that cannot be read, and leave them out from now on; whether there were any."""
-        files = {
-            (place / _FILES[name], name) for name in self._used if name in _FILES for place in self._places.values()
-        }
-        bad = {path for path, name in files if path.is_file() and not _readable(path, VIEWS[name])} - self.damaged
-        self.damaged |= bad
-        return bool(bad)
+        """Look for values of tables that cannot be read, and leave those out from now on; whether there were any."""
+        before = len(self.damaged)
+        for name in self._used:
+            for run_id, block in self.stores.blocks.items() if name in _FILES else ():
+                if block.attempt is None and str(block.folder) not in self.damaged:
+                    try:
+                        block.tables(run_id)
+                    except Damaged as error:
+                        self.damaged[str(block.folder)] = error
+        return len(self.damaged) > before
 
-    def _runs(self) -> Iterator[_Row]:
+    def _runs(self) -> Iterator[dict[str, Any]]:
         studies = {run_id: record.name for record in reversed(self.stores.studies) for run_id in record.run_ids}
         for run in self.stores.runs:
-            try:
-                yield run.run_id, _run_row(run, studies.get(run.run_id))
-            except (KeyError, TypeError, AttributeError):
-                self.damaged.add(self.stores.place(run.run_id))
+            yield _run_row(run, studies.get(run.run_id))
 
-    def _trials(self) -> Iterator[_Row]:
+    def _trials(self) -> Iterator[dict[str, Any]]:
         for record in self.stores.studies:
             for number, trial in enumerate(record.trials):
                 own = {name: trial.get(name) for name in ("kind", "state", "score", "runs")}
-                yield record.name, {
+                yield {
                     "study": record.name, "task": record.task, "opt": record.opt, "number": number, **own,
                     "point": _json(trial.get("point")), "is_winner": record.winner in trial["runs"],
                 }  # fmt: skip
 
-    def _load(self, con: "DuckDBPyConnection", name: str, rows: Iterable[_Row]) -> None:
-        """Make a view a table of these rows; those with values of other types are damaged."""
+    def _load(self, con: "DuckDBPyConnection", name: str, rows: Iterable[dict[str, Any]]) -> None:
+        """Make a view a table of these rows."""
         import pyarrow as pa
 
         kinds = VIEWS[name]
@@ -190,45 +190,30 @@ class _Views:
             "boolean": pa.bool_(), "varchar[]": pa.list_(pa.string()),
         }  # fmt: skip
         schema = pa.schema([(column, arrow[kind]) for column, kind in kinds.items()])
-        rows = list(rows)
-        try:
-            table = pa.Table.from_pylist([row for _, row in rows], schema)
-        except _MISFITS:
-            tables = [schema.empty_table()]
-            for source, row in rows:
-                try:
-                    tables.append(pa.Table.from_pylist([row], schema))
-                except _MISFITS:
-                    if name == "trials":
-                        paths = [study_path(store.folder, source) for store in self.stores.stores]
-                        self.damaged.update(path for path in paths if path.is_file())
-                    else:
-                        self.damaged.add(self.stores.place(source))
-            table = pa.concat_tables(tables)
         columns = ", ".join(f"{column}::{kind} as {column}" for column, kind in kinds.items())
-        _keep(con, name, table, columns)
+        _keep(con, name, pa.Table.from_pylist(list(rows), schema), columns)
 
     def _read_files(self, con: "DuckDBPyConnection", name: str) -> None:
-        """Make a view that reads the runs' tables where they lie, when it is asked."""
+        """Make a view that reads the blocks' tables where they lie, when it is asked."""
         import pyarrow as pa
 
-        own, packed, growing = [], [], []
-        for run_id, place in self._places.items():
-            path = place / _FILES[name]
-            if place.name == run_id and path.with_suffix(".jsonl").is_file():
-                growing += self._growing(run_id, path.stem)
-            elif path not in self.damaged and path.is_file():
-                (own if place.name == run_id else packed).append((run_id, str(path)))
-        columns = ", ".join(CURVE_FIELDS) if name == "curves" else "* exclude (filename)"
+        finished, growing, sound = [], [], dict[str, bool]()
+        for run_id, block in self.stores.blocks.items():
+            folder = str(block.folder)
+            if block.attempt is not None:
+                growing += self._growing(run_id, block, name)
+                continue
+            if folder not in sound:
+                sound[folder] = folder not in self.damaged and self._is_sound(block, name)
+            if sound[folder]:
+                finished.append((run_id, f"{folder}/{DONE}/{_FILES[name]}.parquet"))
         parts = []
-        if own:
-            paths = [path for _, path in own]
-            parts.append(f"select split_part(filename, '/', -2) as run_id, {columns} from {_parquet(paths, name)}")
-        if packed:  # a pack may hold runs that are taken from elsewhere
-            run_ids, paths = zip(*packed, strict=True)
-            _keep(con, f"parts.packed_{name}", pa.table({"run_id": run_ids, "filename": paths}))
-            those = f"semi join parts.packed_{name} using (run_id, filename)"
-            parts.append(f"select {'run_id, ' * (name == 'curves')}{columns} from {_parquet(paths, name)} {those}")
+        if finished:  # a block may hold runs that are taken from elsewhere
+            run_ids, paths = zip(*finished, strict=True)
+            _keep(con, f"parts.finished_{name}", pa.table({"run_id": run_ids, "filename": paths}))
+            columns = ", ".join(VIEWS["curves"]) if name == "curves" else "* exclude (filename)"
+            those = f"semi join parts.finished_{name} using (run_id, filename)"
+            parts.append(f"select {columns} from {_parquet(paths, name)} {those}")
         if growing:
             _keep(con, f"parts.growing_{name}", pa.concat_tables(growing, promote_options="default"))
             parts.append(f"from parts.growing_{name}")
@@ -239,15 +224,24 @@ class _Views:
         rest = f", * exclude ({first})" * (name == "measurements")
         con.execute(f"create view {name} as select {first}{rest} from ({' union all by name '.join(parts)})")
 
-    def _growing(self, run_id: str, table: str) -> "list[pa.Table]":
+    def _is_sound(self, block: Block, name: str) -> bool:
+        """Whether a finished block has such a table, and all are what they should be."""
+        try:
+            block.check_tables()
+            return rows_of(block.folder / DONE / f"{_FILES[name]}.parquet") is not None
+        except Damaged as error:
+            self.damaged[str(block.folder)] = error
+            return False
+
+    def _growing(self, run_id: str, block: Block, name: str) -> "list[pa.Table]":
         """The table of a run that is being trained, or was when its process ended; none if it has not begun."""
         import numpy as np
         import pyarrow as pa
 
         try:
-            columns = self.stores.tables(run_id).get(table, {})
-        except UserError:
-            self.damaged.add(self._places[run_id])
+            columns = block.tables(run_id).get(_FILES[name], {})
+        except Damaged as error:
+            self.damaged[f"{block.folder}/{run_id}"] = error
             return []
         if not columns:
             return []
@@ -267,16 +261,6 @@ def _parquet(paths: Iterable[str], view: str) -> str:
     names = ", ".join("'" + glob.escape(path).replace("'", "''") + "'" for path in dict.fromkeys(paths))
     by_name = view == "measurements"  # which opens all files beforehand
     return f"read_parquet([{names}], filename = true, hive_partitioning = false, union_by_name = {by_name})"
-
-
-def _readable(path: Path, columns: Iterable[str]) -> bool:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        return {*columns} - {"run_id"} <= {*pq.ParquetFile(path).read().column_names}
-    except (OSError, ValueError, pa.ArrowException):
-        return False
 
 
 def _run_row(run: RunResult, study: str | None) -> dict[str, Any]:
