@@ -1,15 +1,20 @@
-"""Runs, packs and studies of a few steps, written into a store as a training would."""
+"""Runs, blocks and studies of a few steps, written into a store as a training would, and what of them tests look at."""
 
 import json
-import os
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from bench.store.attempt import Attempt
+from bench.store.claims import CLAIM
+from bench.store.files import write_json
 from bench.store.record import RunResult
-from bench.store.store import RunFolder, Store
+from bench.store.store import Store
 from bench.store.stores import study_path
+from bench.store.tables import CURVE_FIELDS, Columns
 
 LOSSES = (0.5, None, 0.25)
 WILD = "<script>alert(1)</script> [/bold] \"q\" 'a' | ü 漢 \x1b[31m"
@@ -17,6 +22,7 @@ WILD = "<script>alert(1)</script> [/bold] \"q\" 'a' | ü 漢 \x1b[31m"
 
 
 def record(run_id: str, *, lr: float = 0.1, task: str = "synthetic", **changes: Any) -> RunResult:
+    """The record of a run that has ended after three steps, if the changes do not say otherwise."""
     config = {
         "task": task, "task_options": {"H": 1}, "opt": "ngd", "opt_options": {"lr": lr, "max_step": float("inf")},
         "trainer": {"max_steps": 3}, "seed": 1, "data_seed": 2, "precision": "64-true", "device": "cpu",
@@ -29,40 +35,48 @@ def record(run_id: str, *, lr: float = 0.1, task: str = "synthetic", **changes: 
     return RunResult(run_id, config, **(values | changes))
 
 
-def begin(store: Path, result: RunResult, losses: Any = LOSSES) -> RunFolder:
-    """A run that is being trained: a row of its curve for each loss, and a measurement."""
-    folder = Store(store).begin(result)
-    folder.append_curve([(step, loss, 1.0, 0.1, 0.1) for step, loss in enumerate(losses, 1)])
-    folder.append_measurements(["error"], [(0, 0.75), (2, float("nan"))])
-    return folder
+def begin(store: Path, result: RunResult, losses: Sequence[float | None] = LOSSES) -> Attempt:
+    """A run that is being trained afresh: a row of its curve for each loss, and a measurement; `end` wants its result."""
+    attempt = Store(store).begin([replace(result, status="running")], resume=False, again=True)
+    rows = [[np.nan if loss is None else loss, 1.0, 0.1, 0.1] for loss in losses]
+    attempt.append_curve(np.array(rows, float).reshape(-1, 1, 4))
+    attempt.append_measurements(["error"], [0, 2], np.array([[[0.75]], [[np.nan]]]))
+    return attempt
 
 
-def kill(folder: RunFolder) -> None:
-    """What is left of a run when its process ends without a word."""
-    for table in (folder._curve, folder._measurements):
-        table._file.close()
-    os.close(folder._lock)
+def kill(attempt: Attempt) -> None:
+    """What is left of an attempt when its process ends without a word: the claim of a process that is no more."""
+    claim = attempt.path / CLAIM
+    write_json(claim, {**json.loads(claim.read_bytes()), "started": "before all that lives"})
+    attempt.close()
 
 
-def add_run(store: Path, run_id: str, losses: Any = LOSSES, **changes: Any) -> Path:
+def add_run(store: Path, run_id: str, losses: Sequence[float | None] = LOSSES, **changes: Any) -> Path:
+    """A run that has ended, with as many steps as losses; its folder."""
+    changes = {"steps": len(losses), **changes}
     result = record(run_id, **changes)
-    begin(store, result, losses).end(keep_checkpoint=False)
+    begin(store, result, losses).end([result])
     return store / run_id
 
 
-def begin_pack(store: Path, run_ids: str, loss: float = 0.5, **changes: Any) -> Any:
-    """A pack that is being trained, with as many runs as there are letters, and their records."""
-    results = [record(run_id, engine="lanes", **changes) for run_id in run_ids]
-    pack = Store(store).begin_pack({result.run_id: result.config for result in results})
-    pack.append_curve(np.full((3, len(run_ids), 4), loss))
-    pack.append_measurements(["angle"], [0], np.full((1, len(run_ids), 1), loss))
-    return pack, results
+def begin_block(
+    store: Path, run_ids: Sequence[str], loss: float = 0.5, **changes: Any
+) -> tuple[Attempt, list[RunResult]]:
+    """A block that is being trained afresh, and the results that its `end` wants."""
+    changes = {"engine": "lanes", **changes}
+    results = [record(run_id, **changes) for run_id in run_ids]
+    begun = [replace(result, status="running") for result in results]
+    attempt = Store(store).begin(begun, resume=False, again=True)
+    attempt.append_curve(np.full((results[0].steps, len(results), 4), loss))
+    attempt.append_measurements(["angle"], [0], np.full((1, len(results), 1), loss))
+    return attempt, results
 
 
-def add_pack(store: Path, run_ids: str, loss: float = 0.5, **changes: Any) -> Path:
-    pack, results = begin_pack(store, run_ids, loss, **changes)
-    pack.end(results)
-    return pack.folder
+def add_block(store: Path, run_ids: Sequence[str], loss: float = 0.5, **changes: Any) -> Path:
+    """A block that has ended; its folder."""
+    attempt, results = begin_block(store, run_ids, loss, **changes)
+    attempt.end(results)
+    return attempt.folder
 
 
 def add_study(store: Path, name: str, trials: int = 2, **changes: Any) -> Path:
@@ -85,3 +99,17 @@ def add_study(store: Path, name: str, trials: int = 2, **changes: Any) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content | changes))
     return path
+
+
+def read_tables(folder: Path) -> dict[str, Columns]:
+    """The tables of the run of this name, whether it trains or has ended."""
+    return Store(folder.parent).tables(folder.name)
+
+
+def read_curve(folder: Path) -> list[tuple[Any, ...]]:
+    """A run's curve as tuples of `CURVE_FIELDS`; None stands for a value that is not finite."""
+    table = read_tables(folder).get("curve")
+    if table is None:
+        return []
+    rows = zip(*(table[name].tolist() for name in CURVE_FIELDS), strict=True)
+    return [(int(step), *(None if np.isnan(x) else x for x in values)) for step, *values in rows]
