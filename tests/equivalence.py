@@ -263,7 +263,6 @@ def worker_cases(strategy: str) -> list[Case]:
 
 def main(folder: Path) -> None:
     """Train all cases on this rank and save what it has."""
-    torch.set_num_threads(1)
     for strategy in STRATEGIES:
         saved = {}
         for case in worker_cases(strategy):

@@ -23,6 +23,8 @@ from tests.equivalence import Case, by_suite, config_of, distance
 from tests.tiny import TinyImages
 from tests.tiny_text import TinyText
 
+pytestmark = pytest.mark.numeric
+
 B, T, D, H = 3, 14, 24, 4
 WIDTHS = {"standard": None, "fixed_head": 10, "dcmha": None}
 each_kind = pytest.mark.parametrize("kind", WIDTHS)

@@ -31,6 +31,8 @@ from tests.equivalence import (
     worker_cases,
 )
 
+pytestmark = pytest.mark.numeric
+
 each_task = pytest.mark.parametrize("task", TASKS)
 each_case = pytest.mark.parametrize("case", [*CASES, *ODD_CASES], ids=lambda case: case.name)
 

@@ -40,6 +40,8 @@ from tests import tiny, tiny_lm
 from tests.equivalence import HYPERPARAMETERS
 from tests.optimizer_cases import CASES, MORE_ARGUMENTS, VALUES
 
+pytestmark = pytest.mark.numeric
+
 # -- a task with everything that a task may have ----------------------------------------------------------------------
 
 

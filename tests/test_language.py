@@ -28,6 +28,8 @@ from tests.conftest import folder_with
 from tests.equivalence import Case, by_suite, config_of, distance
 from tests.tiny_text import GROUPS, VOCABULARY, TinyText
 
+pytestmark = pytest.mark.numeric
+
 SHAPE = {
     "vocab_size": VOCABULARY, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 16,
     "max_position_embeddings": 20, "num_labels": 3,

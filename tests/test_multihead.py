@@ -14,6 +14,8 @@ from bench.options import read_options
 from tasks.multihead import Heads, MixtureData, MultiHeadClassifier, PlantedData, SequenceData
 from tasks.saturated import logistic_loss
 
+pytestmark = pytest.mark.numeric
+
 HEADS = (2, 5, 16)
 ALL = slice(None)
 

@@ -17,6 +17,8 @@ from optimizers import OPTIMIZERS
 from tasks.schedule import Schedule
 from tests.entered import keep, seeds
 
+pytestmark = pytest.mark.numeric
+
 STEPS = 40
 SMALL = {
     "task": "synthetic",

@@ -39,6 +39,8 @@ from tasks.text import TextBatch
 from tests.conftest import Cli, folder_with
 from tests.equivalence import distance
 
+pytestmark = pytest.mark.numeric
+
 SMALL = {"scratch": True, "vocab": 150, "max_length": 32, "stride": 6}
 
 

@@ -23,6 +23,8 @@ from tasks.synthetic import AttentionClassifier, FixedDecoderData
 from tasks.synthetic_joint import JointClassifier, MixtureTokenData
 from tasks.token_classifier import TokenClassifier, TokenData, stacked_logits
 
+pytestmark = pytest.mark.numeric
+
 F64 = torch.float64
 BOTH = ((AttentionClassifier, FixedDecoderData), (JointClassifier, MixtureTokenData))
 

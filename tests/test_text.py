@@ -41,6 +41,8 @@ from tasks.text import TextData
 from tasks.tokenizer import load_tokenizer, train_word_pieces, word_pieces
 from tests.conftest import Cli
 
+pytestmark = pytest.mark.numeric
+
 CPU = torch.device("cpu")
 SMALL = {"scratch": True, "vocab": 150, "max_length": 24}
 

@@ -15,6 +15,8 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_struct
 from optimizers import OPTIMIZERS, OptimizerSpec, pure
 from tests.optimizer_cases import CASES, MORE_ARGUMENTS, VALUES, start, torch_loss
 
+pytestmark = pytest.mark.numeric
+
 STEPS = 30
 RUNS = 6
 # They choose a kernel and do not change the method.
