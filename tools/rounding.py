@@ -15,6 +15,16 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
+
+
+def threads(n: int) -> dict[str, str]:
+    """What gives a process so many threads: MKL would let it have no more than processors.
+
+    Threads that wait actively would take the processors from the other tests.
+    """
+    return {"OMP_NUM_THREADS": str(n), "MKL_DYNAMIC": "FALSE", "OMP_WAIT_POLICY": "passive"}
+
+
 VARIANTS = {
     "default": {
         "ATEN_CPU_CAPABILITY": "default",
@@ -26,14 +36,12 @@ VARIANTS = {
         "ATEN_CPU_CAPABILITY": "avx2",
         "MKL_ENABLE_INSTRUCTIONS": "AVX2",
         "ONEDNN_MAX_CPU_ISA": "AVX2",
-        "OMP_NUM_THREADS": "2",
-        "OMP_WAIT_POLICY": "passive",
+        **threads(2),
     },
-    "threads": {"OMP_NUM_THREADS": "3", "OMP_WAIT_POLICY": "passive"},
+    "threads": threads(3),
     "native": {"OMP_NUM_THREADS": "1"},
 }
-"""What each sets in the environment; the first is the farthest from a new processor: no vectors, and no fused multiply-add.
-Threads that wait actively would take the processors from the other tests."""
+"""What each sets in the environment; the first is the farthest from a new processor: no vectors, and no fused multiply-add."""
 SELECTED = "numeric and not zoo and not minilm"
 
 
