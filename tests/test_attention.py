@@ -139,7 +139,8 @@ def test_results_do_not_depend_on_how_queries_and_rows_are_cut(
         monkeypatch.setattr(tasks.composition, "_IN_CACHE", cache)
         whole.query_chunk = chunk
         for a, b in zip(gradients(whole, x, mask, grad), expected, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+            # Entries are sums of terms as large as the greatest, 1500: each is off by that times a few roundings.
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-14 * max(1.0, float(b.abs().max())))
 
 
 def gradients(module: MultiHeadAttention, x: Tensor, mask: Tensor | None, grad: Tensor) -> list[Tensor]:
