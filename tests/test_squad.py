@@ -37,7 +37,7 @@ from tasks.split import split_hash
 from tasks.squad import SquadData
 from tasks.text import TextBatch
 from tests.conftest import Cli, folder_with
-from tests.equivalence import distance
+from tests.equivalence import distance, ignored_by_loss
 
 SMALL = {"scratch": True, "vocab": 150, "max_length": 32, "stride": 6}
 
@@ -479,10 +479,13 @@ def test_one_batch_can_be_learned_by_heart(data: SquadData) -> None:
     assert scored(data, batch, task.eval().loss(batch).predictions.detach()) == {"f1": 100, "exact_match": 100}
 
 
+@pytest.mark.numeric
 def test_every_parameter_is_trained(data: SquadData) -> None:
     task = small(data)
-    gradients = torch.autograd.grad(task.loss(data.batch("train", slice(0, 9))).loss, list(task.parameters()))
-    assert all(float(g.abs().max()) > 0 for g in gradients)
+    ignored = ignored_by_loss(task, lambda task: task.loss(data.batch("train", slice(0, 9))).loss)
+    # They change all keys of a query alike, or all tokens of a text, and softmax does not change: what they get is rounding.
+    layer = "model.bert.encoder.layer.0"
+    assert ignored == {f"{layer}.attention.self.key.bias", f"{layer}.output.LayerNorm.bias", "model.qa_outputs.bias"}
     assert [*task.metrics()] == ["f1", "exact_match"]
 
 
