@@ -150,9 +150,9 @@ def test_fp16_with_a_gradient_scaler_agrees_to_its_precision(opt: str, task: str
     points = [torch.cat([w.double().flatten() for w in each.values()]) for each in (*before, trained.weights)]
     moves = [after - point for point, after in pairwise(points)]
     assert len(moves) == len(trained.curve) == steps
-    # A gradient sums up gradients of samples, and each of these is off by its own size times what some tens of roundings
-    # come to: 4 u, of which 1.5 u were seen. This stays where the sum comes near 0, so that no relative bound holds there.
-    # A loss, gradient or step left scaled would be off by a factor of 1000.
+    # A gradient sums up gradients of samples, and each of these is off by its own size times what some tens of
+    # roundings come to: 4 u, of which 1.5 u were seen. This stays where the sum comes near 0, so that no relative bound
+    # holds there. A loss, gradient or step left scaled would be off by a factor of 1000.
     unit, scale = 2.0**-11, scale_of_gradients(case, "16-mixed")
     shares = []
     for (loss, norm, *_), (true_loss, true_norm), move, true_move in zip(

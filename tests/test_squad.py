@@ -483,7 +483,7 @@ def test_one_batch_can_be_learned_by_heart(data: SquadData) -> None:
 def test_every_parameter_is_trained(data: SquadData) -> None:
     task = small(data)
     ignored = ignored_by_loss(task, lambda task: task.loss(data.batch("train", slice(0, 9))).loss)
-    # They change all keys of a query alike, or all tokens of a text, and softmax does not change: what they get is rounding.
+    # They change all keys of a query alike, or all tokens of a text, and no softmax changes: what they get is rounding.
     layer = "model.bert.encoder.layer.0"
     assert ignored == {f"{layer}.attention.self.key.bias", f"{layer}.output.LayerNorm.bias", "model.qa_outputs.bias"}
     assert [*task.metrics()] == ["f1", "exact_match"]

@@ -2,9 +2,9 @@
 
     python -m tools.rounding [--variant NAME ...] [words for pytest]
 
-Rounding depends on the instructions that the kernels of PyTorch, MKL and oneDNN choose by the processor, and on how many
-threads share a sum. A variant makes them choose otherwise; what fails is named with its variant. Tests are numeric where the
-marker says so, since what they find follows from rounding.
+Rounding depends on the instructions that PyTorch, MKL and oneDNN choose by the processor, and on how many threads share
+a sum. A variant makes them choose otherwise; what fails is named with its variant. Tests are numeric where the marker
+says so, since what they find follows from rounding.
 """
 
 import argparse
@@ -41,7 +41,7 @@ VARIANTS = {
     "threads": threads(3),
     "native": {"OMP_NUM_THREADS": "1"},
 }
-"""What each sets in the environment; the first is the farthest from a new processor: no vectors, and no fused multiply-add."""
+"""What each sets in the environment; the first is the farthest from a new processor: it has no fused multiply-add."""
 SELECTED = "numeric and not zoo and not minilm"
 
 
@@ -62,7 +62,9 @@ def failures(variant: str, words: list[str]) -> list[str]:
 
 def main() -> None:
     """Run each variant; exit code 1 if a test of any has failed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("--variant", action="append", choices=VARIANTS, help="one of them; may be given again")
     args, words = parser.parse_known_args()
     bad = []
