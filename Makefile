@@ -1,7 +1,7 @@
-.PHONY: help setup check test bench smoke leaderboard statistics matrix zoo minilm constraints
+.PHONY: help setup check test test-rounding bench smoke leaderboard statistics matrix zoo minilm constraints
 
 help:  ## print the targets
-	@sed -n 's/^\([a-z]*\):.*## /make \1\t/p' Makefile
+	@sed -n 's/^\([a-z-]*\):.*## /make \1\t/p' Makefile
 
 setup:  ## install everything into .venv
 	uv sync
@@ -11,6 +11,9 @@ check:  ## lint, format, types and import rules
 
 test:  ## run the tests
 	uv run pytest
+
+test-rounding:  ## run the numeric tests as other processors round
+	uv run python -m tools.rounding
 
 bench:  ## measure speed against baselines
 	uv run python -m benchmarks

@@ -22,6 +22,8 @@ from tests import mutants, tiny
 from tests.mutants import FAULTS, SPECS
 from tests.optimizer_cases import CASES
 
+pytestmark = pytest.mark.numeric
+
 OWN = [name for name in OPTIMIZERS if name in OPTIMIZERS.own]
 FORMULAS = {case.name: f"tests.optimizer_cases:{case.formula.__name__}" for case in CASES}
 SLOW = ("Exits", "Hangs", "WaitsForOthers")  # they cost a process or wait for a limit

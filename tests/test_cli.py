@@ -442,6 +442,7 @@ def test_places_come_from_flags_or_the_environment(cli, tmp_path, monkeypatch, s
 # -- divergence -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.numeric
 def test_divergence_is_a_result(cli, store, fake_mnist):
     words = ("fit", "--task", "mnist", "--opt", "sgd", "--opt.lr", "1e6", *TINY_VIT, "--trainer.max_steps", "60")
     answer = cli(*words, "--json")
@@ -458,6 +459,7 @@ def test_divergence_is_a_result(cli, store, fake_mnist):
     assert again.out.startswith("mnist sgd: diverged")
 
 
+@pytest.mark.numeric
 def test_the_curve_of_a_diverged_run_ends_where_it_diverged(cli, store, fake_mnist):
     from bench.store.tables import read_curve
 

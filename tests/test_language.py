@@ -25,8 +25,10 @@ from tasks.files import DataError
 from tasks.language import TextClassifier, WorstGroupAccuracy, _attention
 from tasks.text import TextBatch
 from tests.conftest import folder_with
-from tests.equivalence import Case, by_suite, config_of, distance
+from tests.equivalence import Case, by_suite, config_of, distance, ignored_by_loss
 from tests.tiny_text import GROUPS, VOCABULARY, TinyText
+
+pytestmark = pytest.mark.numeric
 
 SHAPE = {
     "vocab_size": VOCABULARY, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 16,
@@ -121,7 +123,9 @@ def test_padding_changes_no_logit(kind: str, dtype: torch.dtype, most: float, fo
 @each_kind
 def test_every_parameter_is_trained_and_belongs_to_the_one_child(kind: str, folder: Folder) -> None:
     task = from_folder(folder(kind))
-    assert all(float(g.abs().max()) > 0 for g in gradients(task, batch()))
+    ignored = ignored_by_loss(task, lambda task: task.loss(batch()).loss)
+    # A query's logits all change by the same with it, and their softmax does not: what it gets is rounding.
+    assert ignored == {f"model.{kind}.encoder.layer.{i}.attention.self.key.bias" for i in (0, 1)}
     assert [name for name, _ in task.named_children()] == ["model"]
     assert all(module.training for module in task.modules())
     assert task.state_dict().keys() == dict(task.named_parameters()).keys()

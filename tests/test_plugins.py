@@ -75,6 +75,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ids=["closure", "nothing", "loss", "loss as keyword", "another name", "closure twice"],
 )
 @pytest.mark.parametrize("engine", ["lightning", "lanes"])
+@pytest.mark.numeric
 def test_a_file_trains_as_it_is_whatever_its_step_takes(
     cli, here: Path, store: Path, signature: str, before: str, engine: str
 ) -> None:

@@ -9,6 +9,8 @@ from bench.config import resolve
 from bench.runner import run
 from bench.store.tables import read_curve
 
+pytestmark = pytest.mark.numeric
+
 
 @pytest.mark.parametrize(
     ("opt", "options"),

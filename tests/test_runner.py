@@ -28,6 +28,8 @@ from tasks.order import BatchOrder
 from tests import tiny
 from tests.equivalence import Case, build, by_suite, config_of, distance
 
+pytestmark = pytest.mark.numeric
+
 
 @pytest.fixture(autouse=True)
 def the_tiny_task() -> Iterator[None]:

@@ -273,6 +273,7 @@ def test_lanes_with_different_budgets_end_on_their_own(sweep, store):
 @pytest.mark.parametrize(
     ("option", "status", "diverged"), [("lr", "completed", "0/2"), ("weight_decay", "diverged", "2/2")]
 )
+@pytest.mark.numeric
 def test_a_lane_that_converges_or_diverges_ends_early_and_the_others_go_on(sweep, store, option, status, diverged):
     answer = sweep("--opt", "gd", f"--opt.{option}", "0.1,1e300", "--seeds", 2, *LANES)
     assert answer.code == 0
@@ -281,6 +282,7 @@ def test_a_lane_that_converges_or_diverges_ends_early_and_the_others_go_on(sweep
     assert diverged in next(line for line in answer.out.splitlines() if "1e+300" in line)
 
 
+@pytest.mark.numeric
 def test_both_engines_give_the_same_results(sweep, store, tmp_path):
     words = ("--opt", "ngd,ps,adam", "--opt.lr", "0.1", "--seeds", "3,5")
     assert sweep(*words, *LANES).code == 0
