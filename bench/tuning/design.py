@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
+from bench.checks import refuse_too_many
 from bench.errors import UserError
 from bench.sweeps.grid import typed
 from bench.tuning.selection import End, Mode, best_index
@@ -131,6 +132,9 @@ class Design:
         """
         if trials < 1:
             raise UserError(f"--trials {trials}: at least one setting has to be tried")
+        refuse_too_many(f"--trials {max(trials, total)}", max(trials, total))
+        combinations = math.prod(len(axis) for axis in self.space.values() if not isinstance(axis, Range))
+        refuse_too_many("all combinations of these values", combinations)
         if self.sampler == "qmc":
             points = self._sequence(max(trials, total))
             return [Wanted(point, "design" if i < trials else "top-up") for i, point in enumerate(points)]

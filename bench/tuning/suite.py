@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from bench.config import configs_folder, read_yaml
+from bench.checks import refuse_too_many
+from bench.config import NoBooleans, configs_folder, read_yaml
 from bench.errors import UserError, unknown
 from bench.papers.reproduction import duration
 from bench.sweeps import sensitivity
@@ -26,7 +27,7 @@ from tasks import TASKS
 Settings = dict[str, Any]
 
 
-class Tune(BaseModel):
+class Tune(NoBooleans):
     """How each optimizer is tuned.
 
     Attributes:
@@ -46,7 +47,7 @@ class Tune(BaseModel):
     retries: int = 2
 
 
-class Suite(BaseModel):
+class Suite(NoBooleans, BaseModel):
     """What a file in `configs/suites` holds.
 
     Attributes:
@@ -87,8 +88,12 @@ class Suite(BaseModel):
             for task, own_task in _by_name(self.tasks).items()
             for opt, own_opt in _by_name(self.optimizers).items()
         ]  # fmt: skip
+        runs = 0
         for spec in specs:
-            make_request(spec.design, self.tune.trials, retries=self.tune.retries)  # or it refuses
+            seeds, retries = len(spec.seeds), self.tune.retries
+            request = make_request(spec.design, self.tune.trials, retries=retries, seeds=seeds)  # or it refuses
+            runs += request.trials * seeds + len(spec.report_seeds)
+        refuse_too_many(f"this suite of {len(specs)} studies", runs)
         fixed = [spec for spec in specs if not spec.design.can_grow]
         if fixed and len({(default_trials(spec.design), spec.design.can_grow) for spec in specs}) > 1:
             raise UserError(
@@ -130,7 +135,7 @@ def load(name: str) -> Suite:
     """
     shipped = {path.stem: path for path in (configs_folder() / "suites").glob("*.yaml")}
     path = shipped.get(name, Path(name))
-    if not path.is_file() and path.suffix not in (".yaml", ".yml"):
+    if not path.exists() and path.suffix not in (".yaml", ".yml"):
         raise unknown("suite", name, shipped)
     try:
         return Suite.model_validate(read_yaml(path))

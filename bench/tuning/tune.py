@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from bench.checks import refuse_too_many
 from bench.config import resolve, settings_of
 from bench.errors import UserError, unknown
 from bench.sweeps.grid import read_seeds
@@ -61,6 +62,7 @@ def make_spec(
     space, fixed = read_space(words, str(words["opt"]))
     ranges = sum(isinstance(axis, Range) for axis in space.values())
     design = Design(space, sampler or ("qmc" if ranges > 1 else "grid"))
+    refuse_too_many(f"this search with {counted(len(seeds), 'seed')}", default_trials(design) * len(seeds))
     first = design.wanted({}, "min", CONVERGED, default_trials(design))[0].point
     config = resolve({**fixed, **first, "seed": seeds[0]}, fallback=places)
     settings = plain(settings_of(config.model_dump(exclude={"data", "store", "logger", "seed"})))
@@ -88,10 +90,7 @@ def reporting_seeds(text: str, option: str = "--report_seeds") -> list[int]:
     Raises:
         UserError: it is neither, or a seed is there twice.
     """
-    try:
-        seeds = read_seeds(text)
-    except UserError:
-        raise UserError(f"{option} {text}: write how many ({option} 5), or which ({option} 3,5,8)") from None
+    seeds = read_seeds(text, option, 5)
     if "," in text:
         refuse_twice(f"{option} {text}", [part.strip() for part in text.split(",") if part.strip()])
     return seeds
@@ -103,9 +102,11 @@ def refuse_twice(where: str, values: Sequence[Any]) -> None:
     Raises:
         UserError: it does.
     """
-    for i, value in enumerate(values):
-        if value in values[:i]:
+    there = set()
+    for value in values:
+        if value in there:
             raise UserError(f"{where}: {value} is there twice; give each once")
+        there.add(value)
 
 
 def default_trials(design: Design) -> int:
@@ -125,6 +126,7 @@ def make_request(
     retries: int = 2,
     report: bool = True,
     out: Path | None = None,
+    seeds: int = 1,
 ) -> Request:
     """What is asked of a study.
 
@@ -135,6 +137,7 @@ def make_request(
         retries: how often a trial that came to nothing is tried again.
         report: run the winner on fresh seeds.
         out: the folder that the result was asked for in, if any was.
+        seeds: of each trial.
 
     Raises:
         UserError: the numbers are no design.
@@ -147,6 +150,7 @@ def make_request(
             f"--sampler tpe refines a design of {usual} trials: write --trials {usual + 3} for three more, or leave --sampler out"
         )
     trials = usual if trials is None else trials
+    refuse_too_many(f"{counted(trials, 'trial')} of {counted(seeds, 'seed')}", trials * seeds)
     refine = trials - usual if tpe else 0
     design.wanted({}, "min", CONVERGED, trials - refine)  # or it refuses, before there is a study
     place = None if out is None else str(out.absolute())

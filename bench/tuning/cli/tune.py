@@ -100,6 +100,7 @@ def _of_study(args: argparse.Namespace, settings: dict[str, Any]) -> _Asked:
     request = make_request(
         study.spec.design, (before.trials or None) if args.trials is None else args.trials, tpe=tpe,
         retries=before.retries if args.retries is None else args.retries, report=before.report, out=args.out,
+        seeds=len(study.spec.seeds),
     )  # fmt: skip
     return _Asked(study, study.spec, study.name, request, args.out or Path(before.out or "tuned"))
 
@@ -117,7 +118,9 @@ def _of_words(args: argparse.Namespace, settings: dict[str, Any], places: dict[s
     )  # fmt: skip
     name = spec.name if args.name is None else check_name(args.name)
     retries = 2 if args.retries is None else args.retries
-    request = make_request(spec.design, args.trials, tpe=tpe, retries=retries, report=report, out=args.out)
+    request = make_request(
+        spec.design, args.trials, tpe=tpe, retries=retries, report=report, out=args.out, seeds=len(spec.seeds)
+    )
     return _Asked(None, spec, name, request, args.out or Path("tuned"))
 
 
