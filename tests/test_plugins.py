@@ -333,6 +333,19 @@ def bench(installed: Path, *words: object, ok: bool = True, cwd: Path | None = N
     return answer.stdout if ok else answer.stderr
 
 
+@pytest.mark.parametrize(("kind", "name"), [("optimizer", "my_opt"), ("task", "my_task")])
+def test_a_new_package_is_written_whole(cli, here: Path, kind: str, name: str) -> None:
+    answer = cli("new", kind, name)
+    assert answer.code == 0, answer.err
+    files = [f"{name}/__init__.py", f"{name}/{kind}.py", f"tests/test_{name}.py", "pyproject.toml", "README.md"]
+    paths = [path for path in (here / name).rglob("*") if path.is_file()]
+    assert sorted(str(path.relative_to(here / name)) for path in paths) == sorted(files)
+    for path in paths:
+        assert "{{" not in path.read_text("utf-8")
+        if path.suffix == ".py":
+            compile(path.read_text("utf-8"), path, "exec")
+
+
 @pytest.mark.deep
 def test_a_new_package_goes_from_its_template_to_the_board(installed: Path) -> None:
     assert "my-opt 0.1.0 (my_opt:SPEC)" in bench(installed, "list", "optimizers")

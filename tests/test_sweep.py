@@ -1211,6 +1211,7 @@ class Closed(io.StringIO):
         raise BrokenPipeError
 
 
+@pytest.mark.matrix(keep=1)
 @pytest.mark.parametrize("stream", [None, Closed()], ids=["none", "closed"])
 @pytest.mark.parametrize("engine", ["lanes", "lightning"])
 def test_without_a_standard_error_a_sweep_goes_on(sweep, store, monkeypatch, stream, engine):
