@@ -1,4 +1,4 @@
-.PHONY: help setup check test test-rounding bench smoke leaderboard statistics matrix zoo minilm constraints
+.PHONY: help setup check test test-all test-kill test-rounding bench smoke leaderboard statistics matrix zoo minilm constraints
 
 help:  ## print the targets
 	@sed -n 's/^\([a-z-]*\):.*## /make \1\t/p' Makefile
@@ -9,8 +9,14 @@ setup:  ## install everything into .venv
 check:  ## lint, format, types and import rules
 	uv run ruff check && uv run ruff format --check && uv run pyright && uv run lint-imports
 
-test:  ## run the tests
+test:  ## run the quick tests: every module and command, one cell of each matrix
 	uv run pytest
+
+test-all:  ## run all tests: also whole matrices, services, kills
+	uv run pytest -m 'not zoo and not minilm and not kill'
+
+test-kill:  ## run the long loops of kills
+	uv run pytest -m kill
 
 test-rounding:  ## run the numeric tests as other processors round
 	uv run python -m tools.rounding
@@ -21,8 +27,10 @@ bench:  ## measure speed against baselines
 smoke:  ## train one short run
 	uv run bench fit --task synthetic --opt ngd --trainer.max_steps 200
 
+# Not the whole quality board: what is left out misleads, until reference results are here.
 leaderboard:  ## refresh the boards in README.md from $BENCH_STORE, else ./runs
-	uv run bench leaderboard --board quality,theory --into README.md
+	uv run bench leaderboard --board quality --task mnist --opt adam,adamw,sgd,sngd --into README.md
+	uv run bench leaderboard --board theory --into README.md
 
 statistics:  ## simulate what intervals cover and ranks find
 	uv run python -m tools.statistics

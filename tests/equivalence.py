@@ -4,7 +4,7 @@ Run as a program under torchrun it trains every case with every strategy and sav
 """
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -271,11 +271,11 @@ def worker_cases(strategy: str) -> list[Case]:
     return [*(CASES if strategy == "ddp" else [c for c in CASES if c.micro_batches == 4 and c.clip]), *ODD_CASES]
 
 
-def main(folder: Path) -> None:
-    """Train all cases on this rank and save what it has."""
+def main(folder: Path, names: Collection[str]) -> None:
+    """Train the cases of these names on this rank and save what it has."""
     for strategy in STRATEGIES:
         saved = {}
-        for case in worker_cases(strategy):
+        for case in (case for case in worker_cases(strategy) if case.name in names):
             saved[case.name] = by_suite(config_of(case, devices=2, strategy=strategy))._asdict()
         again = config_of(KEPT, devices=2, strategy=strategy, **{"task.gradient_checkpointing": True})
         saved["gradient checkpointing"] = by_suite(again)._asdict()
@@ -285,4 +285,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:])

@@ -207,6 +207,7 @@ def test_padding_changes_no_output_and_rows_without_any_key_stay_finite(kind: st
     torch.testing.assert_close(module(wide, mask)[0], module.proj.bias.expand(T + 5, D))
 
 
+@pytest.mark.matrix(keep=1)
 @pytest.mark.parametrize("options", [{"causal": True, "query_chunk": 3}, {"rotary": True}, {"window": 1}])
 def test_gradients_are_those_of_finite_differences_twice(options: dict[str, Any]) -> None:
     module = MultiHeadAttention(4, 2, kind="dcmha", **options)

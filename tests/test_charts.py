@@ -385,6 +385,7 @@ def test_the_command_line_knows_all_charts():
 # -- on paper -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.matrix(keep=2)
 @pytest.mark.parametrize("kind", CHARTS)
 def test_a_figure_is_drawn_and_the_same_every_time(store, tmp_path, kind, recwarn):
     charts = CHARTS[kind](everything(store))

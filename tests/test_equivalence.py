@@ -12,6 +12,7 @@ import torch
 
 from optimizers import OPTIMIZERS
 from tests import tiny
+from tests.depth import selected
 from tests.equivalence import (
     CASES,
     CLIP,
@@ -48,8 +49,10 @@ def plain(case: Case) -> Trained:
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, "subprocess.CompletedProcess[str]"]:
-    """Two ranks that have trained with each strategy: the folder with what they have, and how they ended."""
+def ranks(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, "subprocess.CompletedProcess[str]"]:
+    """Two ranks that have trained what is selected with each strategy: the folder with what they have, and how they ended."""
     folder = tmp_path_factory.mktemp("ranks")
     command = [
         sys.executable,
@@ -60,6 +63,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, "subprocess.C
         "-m",
         "tests.equivalence",
         str(folder),
+        *sorted(case.name for case in selected(request, "case")),
     ]
     return folder, subprocess.run(command, cwd=tiny.ROOT, capture_output=True, text=True, timeout=1200, check=False)
 
@@ -90,6 +94,7 @@ def test_the_ranks_end_well(ranks) -> None:
     assert ranks[1].returncode == 0, ranks[1].stderr[-3000:]
 
 
+@pytest.mark.matrix
 @each_case
 def test_one_process_equals_the_plain_loop(case: Case) -> None:
     trained, expected = by_suite(config_of(case)), plain(case)
@@ -107,6 +112,7 @@ def test_the_matrix_moves_the_weights_and_clipping_matters(task: str) -> None:
         assert (min if task == "tiny" else max)(norms) > CLIP, opt  # on text NGD comes near a stationary point
 
 
+@pytest.mark.matrix
 @each_case
 def test_two_ddp_processes_equal_the_plain_loop(case: Case, ddp: list[dict[str, dict]]) -> None:
     mine, expected = ddp[0][case.name], plain(case)
@@ -114,6 +120,7 @@ def test_two_ddp_processes_equal_the_plain_loop(case: Case, ddp: list[dict[str, 
     assert [row[:2] for row in mine["curve"]] == [pytest.approx(row, abs=1e-9) for row in expected.curve]
 
 
+@pytest.mark.matrix
 @each_case
 def test_ddp_ranks_stay_identical_bit_for_bit(case: Case, ddp: list[dict[str, dict]]) -> None:
     first, second = (rank[case.name] for rank in ddp)
@@ -121,6 +128,7 @@ def test_ddp_ranks_stay_identical_bit_for_bit(case: Case, ddp: list[dict[str, di
     assert first["curve"] == second["curve"]
 
 
+@pytest.mark.matrix(keep=3)
 @pytest.mark.parametrize("case", worker_cases("fsdp"), ids=lambda case: case.name)
 def test_two_fsdp2_processes_equal_the_plain_loop(case: Case, fsdp: list[dict[str, dict]]) -> None:
     for rank in fsdp:
@@ -135,6 +143,7 @@ def test_ranks_with_gradient_checkpointing_equal_the_plain_loop(
             assert distance(rank["gradient checkpointing"]["weights"], plain(KEPT).weights) < most
 
 
+@pytest.mark.matrix
 @each_task
 @pytest.mark.parametrize("opt", OPTIMIZERS)
 def test_fp16_with_a_gradient_scaler_agrees_to_its_precision(opt: str, task: str) -> None:
@@ -177,6 +186,7 @@ def test_a_gradient_that_overflows_in_fp16_skips_the_step_and_lowers_the_scale()
     assert all(torch.isfinite(w).all() for w in trained.weights.values())
 
 
+@pytest.mark.matrix
 @each_task
 @pytest.mark.parametrize("micro_batches", [2, 3, 16])
 def test_micro_batches_change_nothing_with_dropout_and_augmentation(micro_batches: int, task: str) -> None:

@@ -384,6 +384,7 @@ def answer(process: subprocess.Popen[str]) -> dict[str, Any]:
     return json.loads(out)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("strategy", "opt", "steps", "tolerance"),
     [("ddp", ["sps", "--opt.gamma", "2"], 2000, 1e-9), ("fsdp", ["adam"], 800, 1e-6)],

@@ -632,6 +632,7 @@ def test_gold_answers_of_the_real_validation_set_score_100(real_squad: Path) -> 
     assert {text for texts in answers for text in texts if over_answers(f1, text, texts) < 1} == {"."}
 
 
+@pytest.mark.deep
 def test_windows_of_the_real_texts_hold_their_answers(real_squad: Path) -> None:
     data = SquadData(real_squad, scratch=True)
     if states(TASKS["squad"], real_squad)[0].size == "4,000 rows":

@@ -204,6 +204,7 @@ def _die_with_the_lock(url: str, name: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.deep
 def test_processes_that_create_a_study_in_an_empty_database_at_once_make_one(url: str) -> None:
     answers = together(*[partial(_create, url)] * 8)
     assert len(set(answers)) == 1
@@ -440,6 +441,7 @@ def test_a_worker_that_did_not_hear_of_its_claim_has_its_trials_all_the_same(url
 # -- what comes next --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
 def test_whatever_is_to_be_done_next_is_added_once_whoever_looks(url: str) -> None:
     study = begin(url, 4, refine=3)
 
@@ -539,6 +541,7 @@ def within(low: float, high: float) -> Score:
     return lambda lr: abs(math.log10(lr / math.sqrt(low * high))) if low <= lr <= high else None
 
 
+@pytest.mark.matrix(keep=1)
 @pytest.mark.parametrize(
     ("score", "words"),
     [

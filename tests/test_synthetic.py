@@ -401,6 +401,7 @@ def measured(
     return {t: {k: float(np.mean([float(m[k]) for m in all_])) for k in all_[0]} for t, all_ in values.items()}
 
 
+@pytest.mark.deep
 def test_under_ngd_the_norm_grows_linearly_and_the_direction_converges() -> None:
     at = measured(NGD, [1000, 3000], lr=0.02)
     assert at[1000]["norm_W"] == pytest.approx(19.9, rel=0.02)
@@ -412,6 +413,7 @@ def test_under_ps_the_direction_is_reached_within_100_steps() -> None:
     assert 1 - measured(PS, [100], c=1.0)[100]["alignment"] < 1e-3
 
 
+@pytest.mark.deep
 def test_under_gd_the_direction_is_still_away_after_10000_steps() -> None:
     assert 1 - measured(torch.optim.SGD, [10_000], lr=0.5)[10_000]["alignment"] > 4e-3
 
@@ -475,6 +477,7 @@ def test_a_problem_too_large_for_the_solver_is_trained_all_the_same(cli: Any) ->
     assert "att_svm, which is not solved: 5000 constraints are more than 3000" in answer.out
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_two_ranks_measure_what_one_process_measures(strategy: str, store: Any) -> None:
     settings = {"task": "synthetic_joint", "opt": "ngd", "trainer.max_steps": 40, "device": "cpu", "store": store}

@@ -200,6 +200,7 @@ def test_a_learning_rate_of_zero_freezes(name: str, arguments: Arguments) -> Non
     assert same(walk(name, all_of(name, arguments | {"lr": 0.0}), 5)[0], begin())
 
 
+@pytest.mark.matrix
 @every_case
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("size", [0.0, 1e-30, 1e-40, 1e-45, 1e-170, 1e-310, 5e-324])
