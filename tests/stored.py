@@ -46,9 +46,14 @@ def begin(store: Path, result: RunResult, losses: Sequence[float | None] = LOSSE
 
 def kill(attempt: Attempt) -> None:
     """What is left of an attempt when its process ends without a word: the claim of a process that is no more."""
-    claim = attempt.path / CLAIM
-    write_json(claim, {**json.loads(claim.read_bytes()), "started": "before all that lives"})
+    disown(attempt.path)
     attempt.close()
+
+
+def disown(folder: Path) -> None:
+    """Make the claim in a folder that of a process that is no more."""
+    claim = folder / CLAIM
+    write_json(claim, {**json.loads(claim.read_bytes()), "started": "before all that lives"})
 
 
 def add_run(store: Path, run_id: str, losses: Sequence[float | None] = LOSSES, **changes: Any) -> Path:

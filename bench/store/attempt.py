@@ -11,8 +11,18 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from bench.errors import RunBusy, RunFailed, UserError
-from bench.store.block import CHECKPOINT, DONE, RUNS, TRACEBACK, attempts, name_of
-from bench.store.claims import CLAIM, beating, is_alive, owner_of, write_claim
+from bench.store.block import (
+    CHECKPOINT,
+    DONE,
+    REPLACED,
+    RUNS,
+    TRACEBACK,
+    attempts,
+    name_of,
+    read_block,
+    results_in,
+)
+from bench.store.claims import CLAIM, PATIENCE_SECONDS, beating, is_alive, owner_of, write_claim
 from bench.store.files import copy, disk_errors, link, remove, replacing, sync
 from bench.store.load import Damaged, is_there, parse_record
 from bench.store.record import RunResult
@@ -31,7 +41,7 @@ def begin(store: Path, runs: Sequence[RunResult], *, resume: bool = True, again:
         store: its folder; made if needed.
         runs: records as they begin, in the order in which they train beside each other.
         resume: go on from the checkpoint of the attempt before, if it left one.
-        again: train although the block has results; they stay until there are others.
+        again: train although the block has results; they stay until there are others, and so do damaged ones.
 
     Raises:
         RunBusy: another process trains the block now, or has just done so.
@@ -40,8 +50,10 @@ def begin(store: Path, runs: Sequence[RunResult], *, resume: bool = True, again:
     folder = store / name_of([run.run_id for run in runs])
     what = f"run {runs[0].run_id}" if len(runs) == 1 else f"the block of runs {folder.name}"
     before = _ended(folder)
-    if before and not again:
+    if before and not again and _is_sound(folder):
         raise RunBusy(f"{what} has just been trained by another process")
+    if folder.is_symlink():
+        raise UserError(f"{folder} is a link, which is not followed; copy the folder itself")
     prepared = folder / f".{uuid4().hex}"
     try:
         prepared.mkdir(parents=True)
@@ -56,7 +68,7 @@ def begin(store: Path, runs: Sequence[RunResult], *, resume: bool = True, again:
             number, last = next(iter(attempts(folder)), (0, None))
             if last is not None and is_alive(last, (prepared / CLAIM).stat().st_mtime):
                 raise RunBusy(f"{what} is being trained by another process now")
-            if resume and last is not None:
+            if resume and last is not None and is_there(last / CHECKPOINT):
                 for name in (CHECKPOINT, *(f"{table}.raw" for table in TABLES)):
                     if is_there(last / name):  # rows are added to the tables, and the checkpoint is replaced
                         (link if name == CHECKPOINT else copy)(last / name, prepared / name)
@@ -73,14 +85,30 @@ def begin(store: Path, runs: Sequence[RunResult], *, resume: bool = True, again:
     except BaseException:
         remove(prepared)
         raise
-    attempt = Attempt(store, path, runs, before)
+    try:
+        attempt = Attempt(store, path, runs, before)
+    except BaseException:
+        remove(path)
+        raise
     if _ended(folder) != before:
-        attempt.drop()
+        attempt.close()
+        remove(path)
         raise RunBusy(f"{what} has just been trained by another process")
-    for n, old in attempts(folder):
-        if n < number:  # the one before is what other ranks may still read
-            remove(old)
+    left = [old for n, old in attempts(folder) if n < number]  # the one before is what other ranks may still read
+    for old in (*left, *_left_hidden(folder, (path / CLAIM).stat().st_mtime)):
+        remove(old)
     return attempt
+
+
+def _left_hidden(folder: Path, now: float) -> list[Path]:
+    """What processes have left that were killed while they prepared an attempt; one that has not claimed it yet may live."""
+    hidden = [path for path in folder.glob(".*") if path.is_dir() and not path.is_symlink()]
+    return [
+        path
+        for path in hidden
+        if not is_alive(path, now)
+        and (is_there(path / CLAIM) is not None or now - path.lstat().st_mtime > PATIENCE_SECONDS)
+    ]
 
 
 class Attempt:
@@ -210,7 +238,7 @@ class Attempt:
     def drop(self) -> None:
         """Leave no trace of the attempt, unless it has a checkpoint or a traceback. After its end this does nothing."""
         kept = any(is_there(self.path / name) for name in (CHECKPOINT, TRACEBACK))
-        if self._claim >= 0 and not kept:
+        if self._is_ours() and not kept:
             remove(self.path)
         self.close()
         with suppress(OSError):
@@ -219,6 +247,8 @@ class Attempt:
     def keep_traceback(self, error: BaseException) -> Path | None:
         """Write down where the training broke; None where that cannot be, as on a full disk."""
         path = self.path / TRACEBACK
+        if not self._is_ours():
+            return None
         try:
             path.write_text("".join(traceback.format_exception(error)), "utf-8")
         except OSError:
@@ -231,12 +261,19 @@ class Attempt:
         """Give the claim up; all that is there stays."""
         self._open.close()
         self._close_tables()
-        if self._claim >= 0:
+        if self._is_ours():
             with suppress(OSError):
-                if os.path.samestat(os.fstat(self._claim), (self.path / CLAIM).lstat()):
-                    (self.path / CLAIM).unlink()
+                (self.path / CLAIM).unlink()
+        if self._claim >= 0:
             os.close(self._claim)
         self._claim = -1
+
+    def _is_ours(self) -> bool:
+        """Whether the attempt is open, and what lies at its place is still that which was begun."""
+        try:
+            return self._claim >= 0 and os.path.samestat(os.fstat(self._claim), (self.path / CLAIM).lstat())
+        except OSError:
+            return False
 
     def _close_tables(self) -> None:
         for table in (self._curve, self._measurements):
@@ -247,11 +284,7 @@ class Attempt:
         """What is written into a folder that was deleted, replaced or taken over, nobody can read."""
         if (self.folder / f"attempt-{self._number + 1}").exists():
             raise RunFailed(f"another process has taken {self.path} over, since this one gave no sign of life for long")
-        try:
-            gone = not os.path.samestat(os.fstat(self._claim), (self.path / CLAIM).lstat())
-        except OSError:
-            gone = True
-        if gone:
+        if not self._is_ours():
             raise RunFailed(
                 f"{self.path} was deleted, moved or replaced while it was being trained; give the same command again"
             )
@@ -269,17 +302,23 @@ def commit(out: Path, folder: Path, replaces: tuple[int, int] | None = None) -> 
         RunBusy: others are there.
         OSError: it cannot be done.
     """
-    done, old = folder / DONE, folder / f".{uuid4().hex}"
+    done, old = folder / DONE, folder / REPLACED
     sync(out)
-    if replaces is not None and _ended(folder) == replaces:
-        done.rename(old)
+    occupied = os.path.lexists(done)  # before the next look, or results of another process might go
     try:
+        if occupied and _ended(folder) == replaces:
+            remove(old)
+            done.rename(old)
         out.rename(done)
-    except OSError as error:
-        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+    except BaseException as error:
+        if not os.path.lexists(done):
+            with suppress(OSError):
+                old.rename(done)
+        if not isinstance(error, OSError) or error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
             raise
         raise RunBusy(f"{folder.name} has just been trained by another process") from None
     sync(folder)
+    sync(folder.parent)
     remove(old)
 
 
@@ -304,5 +343,15 @@ def write_records(path: Path, runs: Sequence[RunResult]) -> None:
 
 def _ended(folder: Path) -> tuple[int, int] | None:
     """What tells one end of a block from another, or None before the first."""
-    found = is_there(folder / DONE / RUNS)
+    results = results_in(folder)
+    found = None if results is None else is_there(results / RUNS)
     return None if found is None else (found.st_ino, found.st_mtime_ns)
+
+
+def _is_sound(folder: Path) -> bool:
+    """Whether all records of a block can be read."""
+    try:
+        block = read_block(folder)
+    except Damaged:
+        return False
+    return block is not None and not block.damaged

@@ -154,7 +154,7 @@ class _Merging:
         out = self._free_place()
         if len(wanted) == block.total:
             for name in (RUNS, *(f"{table}.parquet" for table in TABLES)):
-                _take(block.folder / DONE / name, out / name)
+                _take(block.at / name, out / name)
         else:
             tables = {run_id: block.tables(run_id) for run_id in wanted}
             for name in TABLES:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.config import settings_of
 from bench.errors import UserError
-from bench.store.block import DONE, Block
+from bench.store.block import Block
 from bench.store.load import Damaged
 from bench.store.record import RunResult
 from bench.store.stores import Stores
@@ -213,7 +213,7 @@ class _Views:
             if folder not in sound:
                 sound[folder] = folder not in self.damaged and self._is_sound(block, name)
             if sound[folder]:
-                finished.append((run_id, f"{folder}/{DONE}/{_FILES[name]}.parquet"))
+                finished.append((run_id, f"{block.at}/{_FILES[name]}.parquet"))
         parts = []
         if finished:  # a block may hold runs that are taken from elsewhere
             run_ids, paths = zip(*finished, strict=True)
@@ -235,7 +235,7 @@ class _Views:
         """Whether a finished block has such a table, and all are what they should be."""
         try:
             block.check_tables()
-            return rows_of(block.folder / DONE / f"{_FILES[name]}.parquet") is not None
+            return rows_of(block.at / f"{_FILES[name]}.parquet") is not None
         except Damaged as error:
             self.damaged[str(block.folder)] = error
             return False
