@@ -108,8 +108,9 @@ def test_logits_are_those_of_transformers_own_model(kind: str, folder: Folder, f
 
 
 @each_kind
-@pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 1e-6), (torch.float64, 1e-14)])
-def test_padding_changes_no_logit(kind: str, dtype: torch.dtype, most: float, folder: Folder) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_padding_changes_no_logit(kind: str, dtype: torch.dtype, folder: Folder) -> None:
+    most = 64 * torch.finfo(dtype).eps  # some tens of roundings of numbers of order 1
     task, given = from_folder(folder(kind, whole=True), dropout=0.0).to(dtype), batch()
     wide = [nn.functional.pad(part, (0, 8)) for part in given[:3]]
     wide[0] = wide[0].where(wide[1], torch.randint(0, VOCABULARY, wide[0].shape))
