@@ -18,6 +18,7 @@ from bench.doctor import first_line
 from bench.errors import MAKE_ROOM, RunFailed, UserError, unknown
 from bench.store.load import Damaged, parse
 from bench.tuning.rows import Rows
+from bench.tuning.selection import CONVERGED
 from bench.tuning.study import DIRECTIONS, FRESH, Stuck, Study, disk_full
 from bench.tuning.trials import Request, StudySpec, check_name, is_name
 
@@ -67,7 +68,7 @@ class Studies:
     """
 
     def __init__(
-        self, url: str, heartbeat: int = HEARTBEAT_SECONDS, *, make: bool = True, read_only: bool = False,
+        self, url: str | sa.URL, heartbeat: int = HEARTBEAT_SECONDS, *, make: bool = True, read_only: bool = False,
         asked: str | None = None,
     ) -> None:  # fmt: skip
         try:
@@ -208,8 +209,11 @@ class Studies:
             return None
         if not is_name(name):
             raise self._damaged(name, "its name is none")
-        spec = self._parsed(name, StudySpec, "bench")
-        self.request_of(name)
+        spec, request = self._parsed(name, StudySpec, "bench"), self.request_of(name)
+        try:
+            spec.design.wanted({}, spec.mode, CONVERGED, max(request.trials, 1), request.total)
+        except UserError as error:
+            raise self._damaged(name, f"request: {error}") from None
         return Study(self, name, spec)
 
     def _parsed(self, name: str, kind: type[T], attribute: str) -> T:

@@ -78,12 +78,13 @@ def open_studies(args: argparse.Namespace, *, make: bool = True, read_only: bool
     Raises:
         UserError: it cannot be opened.
     """
+    from sqlalchemy import URL
+
     from bench.tuning.studies import Studies
 
+    own = URL.create("sqlite", database=str(args.store / "studies.db"))  # as text a ? in it would end the path
     asked = None if args.storage else f"--store {args.store}"
-    return Studies(
-        args.storage or f"sqlite:///{args.store / 'studies.db'}", make=make, read_only=read_only, asked=asked
-    )
+    return Studies(args.storage or own, make=make, read_only=read_only, asked=asked)
 
 
 def as_typed(command: str, words: list[str]) -> list[str]:
