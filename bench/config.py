@@ -402,8 +402,8 @@ def tuned_file(task: str, opt: str) -> Path:
     """
     places = (Path("tuned"), configs_folder() / "tuned")
     for folder in places:
-        if (folder / task / f"{slug(opt)}.yaml").is_file():
-            return folder / task / f"{slug(opt)}.yaml"
+        if (path := folder / slug(task) / f"{slug(opt)}.yaml").is_file():
+            return path
     there = sorted({f"{path.parent.name}/{path.stem}" for folder in places for path in folder.glob("*/*.yaml")})
     raise UserError(
         f"nothing is tuned for {task} with {opt}; there is {', '.join(there) or 'nothing yet'};"
@@ -411,13 +411,58 @@ def tuned_file(task: str, opt: str) -> Path:
     )
 
 
+_Value = int | float | str | bool | None
+
+
+class Provenance(BaseModel):
+    """Where tuned settings come from, as far as anything depends on it.
+
+    Attributes:
+        study: that found them.
+        settings, versions: of its runs.
+    """
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    study: str | None = None
+    settings: dict[str, _Value | list[_Value]] = {}
+    versions: dict[str, int | str] = {}
+
+
+class Tuned(BaseModel):
+    """What a file of tuned settings holds: settings, dotted or nested, and where they come from."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+    __pydantic_extra__: dict[str, _Value | list[_Value] | dict[str, _Value | list[_Value]]] = Field(init=False)  # type: ignore[reportIncompatibleVariableOverride]
+
+    provenance: Provenance | None = None
+
+
+def read_tuned(path: Path) -> Provenance:
+    """Where the settings of such a file come from, once the file is known to be one.
+
+    Raises:
+        UserError: it is none.
+    """
+    try:
+        return Tuned.model_validate(read_yaml(path)).provenance or Provenance()
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"]))[:100]
+        raise UserError(
+            f"{path} is damaged ({where}: {first['msg'][:200]}); mend it, or move it away and tune again"
+        ) from None
+
+
 def tuned_settings(task: str, opt: str) -> dict[str, Any]:
     """The tuned hyperparameters of a task and optimizer.
 
     Raises:
-        UserError: nothing was tuned for them.
+        UserError: nothing was tuned for them, or the file is damaged.
     """
-    return {k: v for k, v in flatten_yaml(tuned_file(task, opt)).items() if k not in ("task", "opt")}
+    path = tuned_file(task, opt)
+    read_tuned(path)
+    return {k: v for k, v in flatten_yaml(path).items() if k not in ("task", "opt")}
 
 
 def tuned_by(config: RunConfig) -> str | None:
@@ -428,14 +473,14 @@ def tuned_by(config: RunConfig) -> str | None:
     path = tuned_file(config.task, config.opt)
     if resolve({"task": config.task, "opt": config.opt}, tuned=True).opt_options != config.opt_options:
         return None
-    provenance = read_yaml(path).get("provenance") or {}
+    provenance = read_tuned(path)
     settings = settings_of(config.model_dump(mode="json"))
     names = [f"trainer.{name}" for name in ("max_epochs", "max_steps", "max_seconds", "batch_size")]
     for what, mark, then, now in (
-        ("for another budget", "--", provenance.get("settings"), {name: settings[name] for name in names}),
-        ("with other code", "", provenance.get("versions"), config.spec_versions),
+        ("for another budget", "--", provenance.settings, {name: settings[name] for name in names}),
+        ("with other code", "", provenance.versions, config.spec_versions),
     ):
         other = [f"{mark}{k} {v}, not {then.get(k)}" for k, v in now.items() if then and v != then.get(k)]
         if other:
             print(f"bench: tuned {what} (here {'; '.join(other)}): other settings may be better", file=sys.stderr)
-    return str(provenance.get("study") or path.name)
+    return provenance.study or path.name

@@ -22,7 +22,7 @@ from bench.tuning.study import Study
 from bench.tuning.trials import Request, StudySpec
 from bench.tuning.tune import default_trials, make_request, make_spec, refuse_twice, reporting_seeds, tuning_seeds
 from bench.tuning.workers import Workers
-from tasks import TASKS
+from optimizers.plugins import slug
 
 Settings = dict[str, Any]
 
@@ -307,7 +307,7 @@ def result_lines(found: Sequence[Outcome]) -> list[str]:
     lines: list[str] = []
     for task in dict.fromkeys(each.study.spec.task for each in found):
         own = [each for each in found if each.study.spec.task == task]
-        metric = f"{TASKS[task].metric}{' above its infimum' * own[0].above_infimum}"
+        metric = f"{own[0].study.spec.metric}{' above its infimum' * own[0].above_infimum}"
         rows = [
             [
                 "optimizer",
@@ -349,6 +349,8 @@ def write(out: Path, found: Sequence[Outcome], command: str) -> list[Path]:
             paths += tuned.write(out, each, command)
         if own:
             varied = dict.fromkeys(name for each in own for name in each.study.spec.axes)
-            shown = sensitivity.analyse([run for each in own for run in each.runs], list(varied), TASKS[task].mode)
-            paths += sensitivity.write(out / task, shown, command)
+            shown = sensitivity.analyse(
+                [run for each in own for run in each.runs], list(varied), own[0].study.spec.mode
+            )
+            paths += sensitivity.write(out / slug(task), shown, command)
     return paths

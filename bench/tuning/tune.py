@@ -7,6 +7,8 @@ from typing import Any, Literal
 from bench.checks import refuse_too_many
 from bench.config import resolve, settings_of
 from bench.errors import UserError, unknown
+from bench.plugins import naming
+from bench.settings import chosen_of
 from bench.sweeps.grid import read_seeds
 from bench.text import plain
 from bench.tuning.design import Design
@@ -14,7 +16,7 @@ from bench.tuning.progress import TuningProgress, counted
 from bench.tuning.selection import CONVERGED
 from bench.tuning.space import Range, read_space, space_as_json
 from bench.tuning.study import Study
-from bench.tuning.trials import Request, StudySpec
+from bench.tuning.trials import Request, StudySpec, versions_of
 from bench.tuning.workers import Workers, slots
 from optimizers import OPTIMIZERS
 from tasks import TASKS
@@ -67,9 +69,12 @@ def make_spec(
     config = resolve({**fixed, **first, "seed": seeds[0]}, fallback=places)
     settings = plain(settings_of(config.model_dump(exclude={"data", "store", "logger", "seed"})))
     left_out = {"task", "opt", *space} | ({"data_seed"} - fixed.keys())
+    settings = {name: value for name, value in settings.items() if name not in left_out}
+    chosen = chosen_of(config).keys() | {"data_seed"} | ({"device"} if config.device != "auto" else set())
     return StudySpec(
-        task=config.task, opt=config.opt, versions={"task": config.task_spec.version, "opt": config.opt_spec.version},
-        settings={name: value for name, value in settings.items() if name not in left_out},
+        task=config.task, opt=config.opt, versions=versions_of(config.task_spec, config.opt_spec),
+        metric=config.task_spec.metric, mode=config.task_spec.mode,
+        settings=settings, chosen=[name for name in settings if name in chosen],
         space=space_as_json(space), sampler=design.sampler, seeds=list(seeds), report_seeds=list(report_seeds), prune=prune,
     )  # fmt: skip
 
@@ -187,5 +192,5 @@ def work(study: Study, workers: str, places: Mapping[str, Any], engine: str, pro
     if study.finished():
         return True
     progress.say(f"study {study.name}: {promise(study.spec, study.request.trials)}")
-    with Workers(study.studies, cut, places, engine) as pool:
+    with Workers(study.studies, cut, places, engine, naming(study.spec.names)) as pool:
         return pool.work(study, progress)
