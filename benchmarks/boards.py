@@ -14,7 +14,7 @@ import numpy as np
 
 from bench.config import resolve
 from bench.store.record import RunResult
-from bench.store.stores import StudyRecord, study_path
+from bench.store.reports import StudyRecord, study_path
 from bench.store.tables import write_parquet
 from bench.text import plain
 from benchmarks.timing import Row

@@ -20,8 +20,9 @@ from bench.boards.entries import HUGE
 from bench.boards.formats import json_text
 from bench.errors import UserError
 from bench.store.record import RunResult
+from bench.store.reports import study_path
 from bench.store.store import Store
-from bench.store.stores import Stores, study_path
+from bench.store.stores import Stores
 from tests.entered import board, found, keep, made, pack, rows, seeds, study, tuned
 
 A, B = [0.81, 0.84, 0.80, 0.86, 0.83], [0.70, 0.72, 0.69, 0.77, 0.71]

@@ -18,7 +18,6 @@ from bench.memory import ran_out
 from bench.progress import SweepProgress
 from bench.runner import (
     StepRanges,
-    as_stored,
     build,
     make_plan,
     make_trainer,
@@ -27,6 +26,7 @@ from bench.runner import (
     quiet,
     val_every,
 )
+from bench.settings import as_stored
 from bench.store.packs import PackFolder
 from bench.store.record import RunResult
 from bench.store.store import Store

@@ -19,8 +19,9 @@ from bench.errors import RunBusy, RunFailed, UserError
 from bench.store.files import disk_errors, take_lock, unlocked
 from bench.store.packs import Packs
 from bench.store.record import FINISHED, RunResult, decode
+from bench.store.reports import read_check, read_study
 from bench.store.store import CHECKS, STUDIES
-from bench.store.stores import HOW_TO_FILL, read_check, read_study
+from bench.store.stores import HOW_TO_FILL
 from bench.store.tables import TABLES
 
 _WORKPLACE = ".merging"
@@ -259,7 +260,7 @@ class _Merging:
             self.merged.damaged.append(path)
             return
         there = read_check(target)
-        if there is None or len(there["failed"]) < len(report["failed"]):  # as boards do, the worse one counts
+        if there is None or len(there.failed) < len(report.failed):  # as boards do, the worse one counts
             self._copy_record(path, target)
             self.merged.checks += 1
 

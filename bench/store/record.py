@@ -157,6 +157,17 @@ class RunResult:
         """What two records of one run should agree in."""
         return self.status, self.steps, self.final, self.best, self.best_step, self.metrics
 
+    def excess(self, at: Literal["final", "best"] = "final") -> float | None:
+        """The loss above its infimum at the last or the best step; None where that is not known."""
+        value = self.metrics.get(at, {}).get("excess")
+        return None if isinstance(value, dict) else value
+
+    @property
+    def infimum(self) -> float | None:
+        """The infimum of the training loss; None where that is not known."""
+        value = self.facts.get("f_star")
+        return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
     @property
     def unsolved(self) -> dict[str, str]:
         """The problems of the instance that have no solution to compare with, and why, by name."""
@@ -169,6 +180,8 @@ def contradiction(run: RunResult) -> str | None:
     config, identity = run.config, run.identity
     if not all({"step", "train_s"} <= row.keys() for row in run.validations):
         return "an evaluation has no step or no seconds"
+    if not (_agrees(run.problem, config) and _agrees(run.chosen, config)):
+        return "its settings and its configuration differ"
     if not identity:
         return None
     if id_of(config["task"], config["opt"], identity) != run.run_id:
@@ -179,6 +192,16 @@ def contradiction(run: RunResult) -> str | None:
         own = identity.get(part)
         same.append(isinstance(own, dict) and own.items() <= config[part].items())
     return None if all(same) else "its identity and its configuration differ"
+
+
+def _agrees(said: dict[str, Any], config: dict[str, Any]) -> bool:
+    """Whether settings in dotted form are those of the configuration."""
+    for name, value in said.items():
+        group, _, own = name.partition(".")
+        place = config.get(f"{group}_options" if group in ("task", "opt") else group) if own else config
+        if not isinstance(place, dict) or (own or name) not in place or place[own or name] != value:
+            return False
+    return True
 
 
 @cache

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 from bench.config import settings_of
 from bench.errors import UserError
 from bench.store.record import RunResult
-from bench.store.stores import Stores, study_path
+from bench.store.reports import study_path
+from bench.store.stores import Stores
 from bench.store.tables import CURVE_FIELDS
 from bench.text import cell, clean, in_csv, in_markdown, plain
 

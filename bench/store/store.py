@@ -20,7 +20,7 @@ from bench.store.record import FINISHED, RunResult, decode
 from bench.store.tables import CURVE_FIELDS, TABLES, GrowingTable, read_tables
 
 STUDIES, CHECKS = "studies", "checks"
-"""The folders of a store with records that are no runs: of studies (`bench.store.stores.StudyRecord`) and of `bench check`."""
+"""The folders of a store with records that are no runs: of studies (`bench.store.reports.StudyRecord`) and of `bench check`."""
 
 
 class Store:

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,6 +13,7 @@ from pydantic import BaseModel, ConfigDict
 from bench.config import RunConfig, on_device, resolve
 from bench.errors import UserError
 from bench.store.record import RunResult
+from bench.store.reports import STUDY_NAME
 from bench.tuning.design import Design
 from bench.tuning.selection import Mode
 from bench.tuning.space import Point, Range, Space, point_key, space_from_json
@@ -52,7 +52,7 @@ class StudySpec(BaseModel):
     def name(self) -> str:
         """`task-opt-hash`: the name of the study if nobody gives another."""
         digest = hashlib.sha256(self.model_dump_json().encode()).hexdigest()
-        return f"{self.task}-{slug(self.opt)}-{digest[:8]}"
+        return f"{slug(self.task)}-{slug(self.opt)}-{digest[:8]}"
 
     @cached_property
     def design(self) -> Design:
@@ -170,8 +170,10 @@ def check_name(name: str) -> str:
     Raises:
         UserError: it cannot.
     """
-    if not re.fullmatch(r"[\w.+-]+", name):
-        raise UserError(f"--name {name}: a name has letters, digits, dots, - and _ and nothing else")
+    if not STUDY_NAME.fullmatch(name):
+        raise UserError(
+            f"--name {name}: a name has letters, digits, dots, - and _ and nothing else, 200 of them at most"
+        )
     return name
 
 

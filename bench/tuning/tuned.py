@@ -7,7 +7,7 @@ from bench.config import read_yaml
 from bench.errors import UserError
 from bench.options import optimizer_options
 from bench.store.files import disk_errors, replacing, write_json
-from bench.store.stores import StudyRecord, study_path
+from bench.store.reports import StudyRecord, study_path
 from bench.sweeps import sensitivity
 from bench.text import plain
 from bench.tuning.outcome import Outcome, analyse
@@ -35,15 +35,8 @@ def tuned_yaml(found: Outcome) -> str:
     fixed = {k: v for k, v in spec.settings.items() if k.startswith("opt.") and v != plain(defaults.get(k))}
     # Parsed once more by the run, so that numbers are numbers.
     values = {name: run.config["opt_options"][name[4:]] for name in (*fixed, *found.best.point)}
-    machine = ", ".join(
-        filter(
-            None,
-            (
-                run.environment.get("gpu") or run.environment.get("cpu"),
-                f"{run.environment.get('threads')} threads a run",
-            ),
-        )
-    )
+    machine = run.environment.get("gpu") or run.environment.get("cpu")
+    machine = f"{machine}, " * bool(machine) + f"{run.environment.get('threads')} threads a run"
     kinds = {
         kind: sum(t.kind == kind for t in (*found.scored, *found.refined))
         for kind in ("extension", "top-up", "refinement")
@@ -165,7 +158,7 @@ def remember(found: Outcome, store: Path) -> None:
             for trial in trials
         ],
         winner=found.best.runs[0].run_id if found.best is not None and found.best.runs else None,
-        lr_at_boundary=found.lr_at_boundary, missing=found.missing,
+        lr_at_boundary=found.lr_at_boundary, missing=found.missing, metric=spec.metric,
     )  # fmt: skip
     path = study_path(store, found.study.name)
     with disk_errors(store):
