@@ -463,7 +463,7 @@ seen: list[str] | None = None
 
 @sys.addaudithook
 def _see(event: str, values: tuple[Any, ...]) -> None:
-    if seen is not None and event in ("import", "open", "exec", "compile"):
+    if seen is not None and event in ("import", "open"):
         seen.append(f"{event} {values[0]}")
 
 
@@ -474,17 +474,15 @@ def test_what_anybodys_plug_ins_brought_is_shown_without_them(store, tmp_path, m
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("BENCH_STORE", str(store))
+    thing, columns = "somebody.tasks:Thing", ("step", "loss", "raw_step", "applied_step")
     for opt, name, finals in (("adam", None, A), ("sgd", "evil.py:X", B), ("sps", f"{tmp_path}/evil.py:Y", A)):
-        runs = seeds(opt, finals, name=name, on="somebody.tasks:Thing", cap_share=0.5 if opt == "sps" else None)
+        runs = seeds(opt, finals, name=name, on=thing)
         keep(store, *runs, measured={"step": [0, 20], "alignment": [0.5, 1.0]})
         for run in runs:
-            write_parquet(
-                store / run.run_id / "curve.parquet",
-                dict.fromkeys(("step", "loss", "raw_step", "applied_step"), [1.0, 2.0]),
-            )
-    study(
-        store, {0.1: 0.5, 1.0: 0.25}, {0.1: [made("sgd", 1000)]}, runs[0], opt="evil.py:X", task="somebody.tasks:Thing"
-    )
+            write_parquet(store / run.run_id / "curve.parquet", {column: [1.0, 2.0] for column in columns})
+    winner = made("sgd", 1000, name="evil.py:X", on=thing)
+    keep(store, winner)
+    study(store, {0.1: 0.5, 1.0: 0.25}, {0.1: [winner]}, winner, opt="evil.py:X", task=thing)
     global seen
     seen = []
     try:
@@ -496,14 +494,18 @@ def test_what_anybodys_plug_ins_brought_is_shown_without_them(store, tmp_path, m
     finally:
         found_, seen = seen, None
     assert found_
-    assert [each for each in found_ if "somebody" in each or "evil" in each] == []
+    assert not [
+        each
+        for each in found_
+        if each.startswith(("import somebody", "import evil")) or each.endswith(("evil.py", "tasks.py"))
+    ]
     assert [name for name in sys.modules if "somebody" in name or "evil" in name] == []
     assert [path.name for path in tmp_path.rglob("carried-out")] == []
     boards = {each["board"]: each for each in json.loads(Path("board.json").read_text())}
     (table,) = boards["quality"]["tables"]
     assert table["title"] == "somebody.tasks:Thing, max_steps 100"
     assert [(row["opt"], row["settings"], row["n"]) for row in table["rows"]] == [
-        ("adam", "default", 5), ("evil.py:Y", "default", 5), ("evil.py:X", "default", 5)
+        ("adam", "default", 5), ("evil.py:Y", "default", 5), ("evil.py:X", "tuned", 5)
     ]  # fmt: skip
     assert boards["speed"]["tables"][0]["title"] == "somebody.tasks:Thing, max_steps 100: accuracy 0.9"
     assert (

@@ -20,6 +20,7 @@ from bench.boards.cli import BOARD_NAMES
 from bench.boards.formats import FORMATS, markdown
 from bench.check.report import Report, Verdict, Word, write_verdict
 from bench.store.store import Store
+from bench.text import plain
 from tests.entered import board, keep, made, pack, seeds, tuned
 from tests.stored import WILD
 
