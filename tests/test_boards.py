@@ -507,7 +507,7 @@ def test_what_anybodys_plug_ins_brought_is_shown_without_them(store, tmp_path, m
     assert [(row["opt"], row["settings"], row["n"]) for row in table["rows"]] == [
         ("adam", "default", 5), ("evil.py:Y", "default", 5), ("evil.py:X", "tuned", 5)
     ]  # fmt: skip
-    assert boards["speed"]["tables"][0]["title"] == "somebody.tasks:Thing, max_steps 100: accuracy 0.9"
+    assert boards["speed"]["tables"][0]["title"] == "somebody.tasks:Thing, max_steps 100: accuracy 0.85"
     assert (
         "--task somebody.tasks:Thing --opt evil.py:X --device cpu --trainer.max_steps 100"
         in Path("report.html").read_text()

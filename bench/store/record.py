@@ -18,20 +18,18 @@ RESUMABLE = ("killed", "failed")
 _LARGEST = 2**63
 
 
-def _bounded(value: Any) -> Any:
-    """The value, if all numbers in it are finite and fit into 64 bits: JSON itself has no bounds."""
-    if isinstance(value, dict):
-        for each in value.values():
-            _bounded(each)
-    elif isinstance(value, list):
-        for each in value:
-            _bounded(each)
-    elif isinstance(value, float):
-        if not math.isfinite(value):
-            raise ValueError(f"{value} is no finite number")
-    elif isinstance(value, int) and abs(value) >= _LARGEST:
-        raise ValueError("a whole number is beyond 64 bits")
-    return value
+def _bounded(values: Any) -> Any:
+    """What a JSON object or list holds, if all numbers in it are finite and fit into 64 bits: JSON itself has no bounds."""
+    for value in values.values() if isinstance(values, dict) else values:
+        if isinstance(value, float):
+            if not math.isfinite(value):
+                raise ValueError(f"{value} is no finite number")
+        elif isinstance(value, int):
+            if abs(value) >= _LARGEST:
+                raise ValueError("a whole number is beyond 64 bits")
+        elif isinstance(value, dict | list):
+            _bounded(value)
+    return values
 
 
 def _trainer(options: dict[str, Any]) -> dict[str, Any]:
