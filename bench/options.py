@@ -273,14 +273,14 @@ def _plain(kind: Any, default: Any) -> Any:
 
 def optimizer_options(spec: Any) -> dict[str, Option]:
     """The options of an OptimizerSpec, with the suite's defaults in place of the signature's."""
-    own = OPTIMIZERS.find(spec.name) is not None
+    own = spec.name in OPTIMIZERS.own
     options = read_options(spec.target, ("params",)) if own else imported_options(load(spec.target))
     return {k: replace(o, default=spec.defaults.get(k, o.default)) for k, o in options.items()}
 
 
 def task_options(spec: Any) -> dict[str, Option]:
     """The options of a TaskSpec: those of its data, then those of its module, then `preset` if it has presets."""
-    if TASKS.find(spec.name) is None:
+    if spec.name not in TASKS.own:
         options = imported_options(spec.data_cls, 2) | imported_options(spec.module_cls)
     else:
         options = read_options(spec.data, ("root", "seed")) | read_options(spec.module, ("data",))

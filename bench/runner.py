@@ -29,11 +29,10 @@ from bench.config import RunConfig, on_device
 from bench.errors import RunBusy, RunFailed, UserError
 from bench.machine import LIBRARIES, cpu_name, is_main_process
 from bench.progress import Progress
-from bench.settings import chosen_of, problem_of
+from bench.settings import described
 from bench.store.attempt import Attempt
 from bench.store.record import FINISHED, RunResult
 from bench.store.store import Store
-from bench.text import plain
 from optimizers import TASK_VALUE
 from tasks.base import Task, TaskData
 from tasks.files import DataError
@@ -169,20 +168,13 @@ def _load(data_cls: Any, config: RunConfig, options: Mapping[str, Any]) -> TaskD
     return _loaded[key]
 
 
-def as_stored(config: RunConfig) -> dict[str, Any]:
-    """The configuration as a record holds it: without the places of this machine."""
-    return plain(config.model_dump(mode="json", exclude={"data", "store", "logger"}))
-
-
 def new_result(config: RunConfig, task: Task) -> RunResult:
     """The record of a run that is about to begin."""
-    spec, opt = config.task_spec, config.opt_spec
     return RunResult(
-        run_id=config.run_id, config=as_stored(config), identity=config.identity, problem=problem_of(config), chosen=chosen_of(config),
-        versions=versions(config), metric=spec.metric, split=task.data.report, mode=spec.mode, target=spec.target,
-        measures=spec.measure_every is not None, formula=opt.formula, traits=opt.traits.named(),
+        **described(config), versions=versions(config), split=task.data.report,
         part="; ".join(filter(None, (task.part, task.data.part))) or None, environment=environment(config),
-        facts=task.data.facts() | task.facts(), unscheduled=config.trainer.is_scheduled and opt.traits.unscheduled,
+        facts=task.data.facts() | task.facts(),
+        unscheduled=config.trainer.is_scheduled and config.opt_spec.traits.unscheduled,
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
-from contextlib import redirect_stdout, suppress
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
@@ -118,21 +118,6 @@ class Registry(MutableMapping[str, Spec], Generic[Spec]):
 
     def __delitem__(self, name: str) -> None:
         del self.own[name]
-
-    def find(self, name: str) -> Spec | None:
-        """The suite's own spec of this name; None for all else, so that nothing is imported."""
-        return self.own.get(name)
-
-    def known(self, name: str) -> Spec | None:
-        """The spec of this name if it is the suite's own, or a package announces it and can be used; else None.
-
-        Stores name optimizers and tasks of others by module or file, which this never imports.
-        """
-        if name not in self.own and name not in self.announced:
-            return None
-        with suppress(PluginError):
-            return self[name]
-        return None
 
     def describe(self, name: str) -> str | None:
         """In words, where a plug-in of this name comes from; None for what is the suite's own, or is not announced."""

@@ -16,8 +16,9 @@ from bench.check.report import Report, Verdict, write_verdict
 from bench.errors import MAKE_ROOM
 from bench.store.block import DONE, RUNS, name_of
 from bench.store.record import FINISHED
+from bench.store.reports import read_study
 from bench.store.store import Store
-from bench.store.stores import Stores, read_study
+from bench.store.stores import Stores
 from tests.stored import WILD, add_block, add_run, add_study, begin, begin_block, kill, record
 
 

@@ -22,8 +22,9 @@ from bench.store.claims import is_alive, write_claim
 from bench.store.files import copy, disk_errors, remove, replacing
 from bench.store.load import Damaged, is_there, read_bytes
 from bench.store.record import FINISHED
+from bench.store.reports import read_check, read_study
 from bench.store.store import Store
-from bench.store.stores import HOW_TO_FILL, read_check, read_study
+from bench.store.stores import HOW_TO_FILL
 from bench.store.tables import TABLES, write_columns
 
 _WORKPLACE = ".merging-"
@@ -239,7 +240,7 @@ class _Merging:
             self.merged.damaged.append(Damaged(path, "it is no report of checks"))
             return
         there = read_check(target)
-        if there is None or len(there["failed"]) < len(report["failed"]):  # as boards do, the worse one counts
+        if there is None or len(there.failed) < len(report.failed):  # as boards do, the worse one counts
             _copy_record(path, target)
             self.merged.checks += 1
 

@@ -16,7 +16,7 @@ from typing_extensions import TypedDict
 from bench.config import RunConfig, TrainerOptions, on_device, resolve
 from bench.errors import UserError
 from bench.store.load import Damaged, parse
-from bench.store.record import FINISHED, Count, Json, Name, RunResult, contradiction
+from bench.store.record import FILE_NAME, FINISHED, Count, Json, Name, RunResult, contradiction
 from bench.tuning.design import Design, Kind
 from bench.tuning.rows import TrialRow
 from bench.tuning.selection import Mode
@@ -336,7 +336,7 @@ def check_name(name: str) -> str:
 
 def is_name(name: str) -> bool:
     """Whether a study can have this name: it is a file's name everywhere, and stays in its folder."""
-    return re.fullmatch(r"[\w+-][\w.+-]{0,199}", name) is not None
+    return re.fullmatch(FILE_NAME, name) is not None
 
 
 def _part(settings: Mapping[str, Any], group: str) -> dict[str, Any]:

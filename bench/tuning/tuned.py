@@ -6,7 +6,7 @@ from pathlib import Path
 from bench.config import read_tuned
 from bench.errors import UserError
 from bench.store.files import disk_errors, replacing, write_json
-from bench.store.stores import StudyRecord, study_path
+from bench.store.reports import StudyRecord, study_path
 from bench.sweeps import sensitivity
 from bench.text import plain
 from bench.tuning.outcome import Outcome, analyse
@@ -155,7 +155,7 @@ def remember(found: Outcome, store: Path) -> None:
             for trial in trials
         ],
         winner=found.best.runs[0].run_id if found.best is not None and found.best.runs else None,
-        lr_at_boundary=found.lr_at_boundary, missing=found.missing,
+        lr_at_boundary=found.lr_at_boundary, missing=found.missing, metric=spec.metric,
     )  # fmt: skip
     path = study_path(store, found.study.name)
     with disk_errors(store):
