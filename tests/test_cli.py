@@ -227,6 +227,11 @@ def test_runs_of_a_task_and_optimizer_are_told_apart_by_the_settings_in_which_th
     assert "opt." not in rows[alone]
 
 
+def test_the_greatest_seed_can_be_trained_and_is_shown_to_the_last_digit(cli):
+    assert cli(*FIT, "--seed", 2**63 - 1).code == 0
+    assert cli("sql", "select seed, data_seed from runs").out.split()[2:] == [str(2**63 - 1)] * 2
+
+
 def test_a_stored_run_is_returned_without_importing_torch(cli, store):
     cli(*FIT)
     code = f"import sys; from bench.cli import _dispatch; _dispatch({[*FIT, '--store', str(store)]!r}); assert 'torch' not in sys.modules"
@@ -616,7 +621,7 @@ def test_a_wrong_setting_of_an_image_task(cli, fake_mnist, words, message):
         (b"device: no", "--device False: it takes cpu or cuda or mps or auto, and no boolean"),
         (b"trainer: {max_seconds: on}", "--trainer.max_seconds True: it takes float or none, and no boolean"),
         (b"trainer: {batch_size: true}", "--trainer.batch_size True: it takes int or full or none, and no boolean"),
-        (b"opt: {lr: 1, momentum: 0.5, lr: 2}", "at line 1, column 27: the key 'lr' is there twice, first in line 1"),
+        (b"opt: {lr: 1, momentum: 0.5, lr: 2}", "at line 1, column 29: the key 'lr' is there twice, first in line 1"),
         (b"seed: 1\nopt.lr: 1\nseed: 2", "at line 3, column 1: the key 'seed' is there twice, first in line 1"),
         (b"yes: 1\ntrue: 2", "at line 2, column 1: the key True is there twice, first in line 1"),
         (b"opt: {lr: 1}\nopt.lr: 2", "run.yaml: opt.lr is there twice, nested and dotted; give it once"),
