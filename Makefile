@@ -1,7 +1,7 @@
-.PHONY: help setup check test bench smoke leaderboard statistics matrix zoo minilm constraints
+.PHONY: help setup check test test-all test-kill bench smoke leaderboard statistics matrix zoo minilm constraints
 
 help:  ## print the targets
-	@sed -n 's/^\([a-z]*\):.*## /make \1\t/p' Makefile
+	@sed -n 's/^\([a-z-]*\):.*## /make \1\t/p' Makefile
 
 setup:  ## install everything into .venv
 	uv sync
@@ -9,8 +9,14 @@ setup:  ## install everything into .venv
 check:  ## lint, format, types and import rules
 	uv run ruff check && uv run ruff format --check && uv run pyright && uv run lint-imports
 
-test:  ## run the tests
+test:  ## run the quick tests: every module and command, one cell of each matrix
 	uv run pytest
+
+test-all:  ## run all tests: also whole matrices, services, kills
+	uv run pytest -m 'not zoo and not minilm and not kill'
+
+test-kill:  ## run the long loops of kills
+	uv run pytest -m kill
 
 bench:  ## measure speed against baselines
 	uv run python -m benchmarks
