@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from hypothesis import strategies as st
 
-from bench.config import resolve
+from bench.config import id_of, resolve
 from bench.machine import this_process
 from bench.settings import chosen_of, problem_of
 from bench.store.attempt import write_records
@@ -32,6 +32,7 @@ from bench.store.record import RunResult
 from bench.store.stores import check_path, study_path
 from bench.store.tables import CURVE_FIELDS, RawTable, write_columns
 from bench.text import plain
+from optimizers.plugins import bare
 
 STEPS = 3
 EVIL = "evil"
@@ -175,6 +176,7 @@ class Mutation:
         return self.place * count // 1_000_000
 
 
+NOTHING = Mutation("null", "", 0, b"\1")
 MUTATIONS = st.builds(
     Mutation,
     value=VALUES,
@@ -525,22 +527,22 @@ def _named(victim: Path, m: Mutation) -> None:
         shutil.copytree(victim, Path(os.fsdecode(bytes(victim.parent) + b"/" + name)), dirs_exist_ok=True)
 
 
+def with_code(victim: Path, name: Callable[[Path], str]) -> str:
+    """Make a block of one run one whose optimizer is of this name, with the right hash: the run's id."""
+    (path,) = victim.glob("*/runs.jsonl")
+    value = json.loads(path.read_text().splitlines()[0])
+    value["identity"]["opt"] = bare(name(victim))
+    run_id = id_of("synthetic", name(victim), value["identity"])
+    value["config"]["opt"], value["run_id"] = name(victim.with_name(run_id)), run_id
+    path.write_text(json.dumps(value) + "\n")
+    for table in victim.glob("done/*.parquet"):
+        pq.write_table(_ids(*[run_id] * len(pq.read_table(table)))(pq.read_table(table), NOTHING), table)
+    victim.rename(victim.with_name(run_id))
+    return run_id
+
+
 def _code(name: Callable[[Path], str]) -> Spoil:
-    """Records whose identity is right, with an optimizer that is a file of theirs."""
-
-    def spoil(victim: Path, m: Mutation) -> None:
-        from bench.config import id_of
-
-        (victim / f"{EVIL}.py").write_text(CODE)
-        (path,) = victim.glob("*/runs.jsonl")
-        value = json.loads(path.read_text().splitlines()[0])
-        value["config"]["opt"] = name(victim)
-        value["identity"]["opt"] = name(victim).rpartition("/")[2]
-        value["run_id"] = id_of(value["config"]["task"], value["config"]["opt"], value["identity"])
-        path.write_text(json.dumps(value) + "\n")
-        victim.rename(victim.with_name(value["run_id"]))
-
-    return spoil
+    return lambda victim, m: with_code(victim, name)
 
 
 def folder_mutations() -> dict[str, Spoil]:

@@ -9,6 +9,7 @@ import errno
 import hashlib
 import os
 import time
+import zipfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -179,6 +180,11 @@ class _Merging:
         if any(run_id in self._there for run_id in block.runs) or (target.exists() and any(target.iterdir())):
             self.merged.there += len(block.runs)
             return
+        for run_id in block.runs:
+            block.tables(run_id)
+        checkpoint = block.attempt / CHECKPOINT
+        if is_there(checkpoint) and not zipfile.is_zipfile(checkpoint):
+            raise Damaged(checkpoint, "it is no checkpoint")
         out = self._free_place()
         write_records(out / RUNS, list(block.runs.values()))
         for name in (CHECKPOINT, *(f"{table}.raw" for table in TABLES)):
