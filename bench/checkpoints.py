@@ -15,7 +15,7 @@ from bench.store.tables import TABLES, read_raw
 
 STEPS = "steps_done"
 """Key in a recorder's state: optimizer steps made."""
-_PARTS = {"callbacks", "loops", "optimizer_states", "state_dict"}
+_PARTS = {"callbacks", "optimizer_states", "state_dict"}
 
 
 def save(trainer: pl.Trainer, path: Path) -> None:

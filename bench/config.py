@@ -304,7 +304,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
         content = yaml.safe_load(path.read_text("utf-8"))
     except FileNotFoundError:
         raise UserError(f"there is no file {path}") from None
-    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+    except RecursionError:
+        raise UserError(f"{path} is not valid YAML: it is nested too deep") from None
+    except (yaml.YAMLError, ValueError, OSError) as error:  # no text, an impossible date, a number of 5,000 digits
         mark = getattr(error, "problem_mark", None)
         where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         problem = getattr(error, "problem", None) or str(error).splitlines()[0]

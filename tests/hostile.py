@@ -56,7 +56,7 @@ def record(seed: int, opt: str = "ngd", **changes: Any) -> RunResult:
     """The record of a run as a training leaves it."""
     run_id, own = _resolved(opt, seed)
     values: dict[str, Any] = {
-        "status": "completed", "versions": {"torch": "2.15.0", "task": 2, "opt": 1}, "metric": "loss", "split": "train",
+        "status": "completed", "versions": {"torch": "2.15.0", "lightning": "2.6.6", "task": 2, "opt": 1}, "metric": "loss", "split": "train",
         "final": 0.25, "best": 0.25, "best_step": STEPS, "steps": STEPS, "measures": True, "train_s": 1.5, "wall_s": 2.0,
         "metrics": {which: {"loss": 0.25, "excess": 0.125, "accuracy": 1.0} for which in ("final", "best")},
         "validations": [{"step": STEPS, "train_s": 1.0, "loss": 0.25, "excess": 0.125, "accuracy": 1.0}],
@@ -256,8 +256,9 @@ def json_mutations(file: Callable[[Path], Path]) -> dict[str, Spoil]:
 
     def replaced(make: Callable[[Path], Any]) -> Spoil:
         def spoil(victim: Path, m: Mutation) -> None:
-            file(victim).unlink()
-            make(file(victim))
+            path = file(victim)
+            path.unlink()
+            make(path)
 
         return spoil
 
@@ -267,6 +268,7 @@ def json_mutations(file: Callable[[Path], Path]) -> dict[str, Spoil]:
         "another value": edit(lambda text, m: _in_json(text, m, _put, False)),
         "a name": edit(lambda text, m: _in_json(text, m, lambda i, k: i.__setitem__(k, m.name), False)),
         "a name at the top": edit(lambda text, m: _in_json(text, m, lambda i, k: i.__setitem__(k, m.name), True)),
+        "versions of nothing": edit(lambda text, m: json.dumps(json.loads(text) | {"versions": {}, "environment": {}})),
         "a field is missing": edit(lambda text, m: _in_json(text, m, _lose, True)),
         "a value is missing": edit(lambda text, m: _in_json(text, m, _lose, False)),
         "a field has another name": edit(renamed),

@@ -10,14 +10,14 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-import pytest
-
-import bench.store.files
 import bench.store.packs
 import bench.store.raw_table
-from bench.errors import RunBusy, RunFailed, UserError
+import numpy as np
+import pytest
 from bench.store.packs import PackFolder
+
+import bench.store.files
+from bench.errors import RunBusy, RunFailed, UserError
 from bench.store.record import RunResult
 from bench.store.store import Store
 from bench.store.tables import CURVE_FIELDS

@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from bench.store.packs import PackFolder
 
 import bench.store.files
 import bench.sweeps.sensitivity
@@ -38,7 +39,6 @@ from bench.errors import RunBusy
 from bench.lanes.engine import Lanes
 from bench.memory import Peak
 from bench.progress import Progress, SweepProgress
-from bench.store.packs import PackFolder
 from bench.store.record import RunResult
 from bench.store.store import Store
 from bench.sweeps.grid import blocks, configurations, read_seeds
