@@ -23,7 +23,12 @@ def outcome(store: Path) -> dict[str, Any]:
 
 
 def leftovers(store: Path) -> list[str]:
-    """What a store holds besides finished blocks: attempts, hidden and temporary files, damaged folders."""
-    names = [str(path.relative_to(store)) for path in store.rglob("*")]
+    """What a store holds besides finished blocks: attempts, hidden and temporary files, damaged folders.
+
+    What is left of an attempt in a block that has ended is none: who is killed just after its end cannot remove it.
+    """
+    left = [path for path in store.glob("*/attempt-*") if (path.parent / "done").is_dir()]
+    found = [path for path in store.rglob("*") if not any(path.is_relative_to(each) for each in left)]
+    names = [str(path.relative_to(store)) for path in found]
     odd = [name for name in names if "attempt-" in name or name.endswith(".tmp") or "/." in f"/{name}"]
     return sorted(odd + [str(each) for each in Store(store).contents().damaged])

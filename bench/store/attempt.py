@@ -70,8 +70,10 @@ def begin(store: Path, runs: Sequence[RunResult], *, resume: bool = True, again:
                 raise RunBusy(f"{what} is being trained by another process now") from None
             if owner_of(path) != owner:  # a network file system may repeat a request
                 raise RunBusy(f"{what} is being trained by another process now")
-    except BaseException:
+    except BaseException as error:
         remove(prepared)
+        if isinstance(error, RunFailed) and _ended(folder) != before:  # who ended clears up
+            raise RunBusy(f"{what} has just been trained by another process") from None
         raise
     attempt = Attempt(store, path, runs, before)
     if _ended(folder) != before:
@@ -80,6 +82,7 @@ def begin(store: Path, runs: Sequence[RunResult], *, resume: bool = True, again:
     for n, old in attempts(folder):
         if n < number:  # the one before is what other ranks may still read
             remove(old)
+    _clear_up(folder)
     return attempt
 
 
@@ -193,6 +196,7 @@ class Attempt:
         self.close()
         for _, path in attempts(self.folder):
             remove(path)
+        _clear_up(self.folder, ended=True)
 
     def leave(self, results: Sequence[RunResult]) -> None:
         """Leave the block for another time, with how far its runs came; nothing is written if the store has gone.
@@ -300,6 +304,18 @@ def write_records(path: Path, runs: Sequence[RunResult]) -> None:
         raise RunFailed(f"a record cannot be stored: {error.why}") from None
     with replacing(path) as temporary:
         temporary.write_bytes(b"".join(line + b"\n" for line in lines))
+
+
+def _clear_up(folder: Path, *, ended: bool = False) -> None:
+    """Remove what killed processes were about to make in the folder of a block.
+
+    Args:
+        folder: of the block.
+        ended: nobody needs what is there, even if it has no claim yet.
+    """
+    for path in folder.glob(".*"):
+        if (ended or is_there(path / CLAIM)) and not is_alive(path):
+            remove(path)
 
 
 def _ended(folder: Path) -> tuple[int, int] | None:

@@ -5,7 +5,7 @@
 
 `runs.jsonl` has a record a line, in the order in which the runs lie beside each other. `done` comes into its place in one
 atomic step, with all that is in it; then the attempts go. An attempt comes into its place the same way, so of two processes one gets it.
-A block of one run has the name of the run, any other a digest of its ids.
+What a process that is killed just then leaves of its attempts is read by nobody. A block of one run has the name of the run, any other a digest of its ids.
 """
 
 import hashlib

@@ -151,6 +151,7 @@ def read_raw(path: Path, runs: int, which: int) -> Columns:
             names, offset = _header(file)
             if not names:
                 return {}
+            _check_names(path, names)
             width, own = 1 + runs * len(names), slice(1 + which * len(names), 1 + (which + 1) * len(names))
             file.seek(offset)
             found, last = [], -1.0
@@ -322,10 +323,17 @@ def _check_schema(path: Path, schema: "pa.Schema") -> None:
 
     first = [("run_id", pa.dictionary(pa.int32(), pa.string())), ("step", pa.int64())]
     found = [(field.name, field.type) for field in schema]
-    names = [name for name, _ in found]
-    sound = found[:2] == first and all(kind == pa.float64() for _, kind in found[2:])
-    if not sound or len({name.casefold() for name in names}) < len(names):
+    if found[:2] != first or not all(kind == pa.float64() for _, kind in found[2:]):
         raise Damaged(path, "its columns are not run_id, step and numbers")
+    _check_names(path, [name for name, _ in found[2:]])
+
+
+def _check_names(path: Path, names: Sequence[str]) -> None:
+    """Refuse columns that databases could not tell apart, and a curve that is none."""
+    if len({name.casefold() for name in (*names, "step", "run_id")}) < len(names) + 2:
+        raise Damaged(path, "two of its columns have the same name")
+    if path.stem == "curve" and tuple(names) != CURVE_FIELDS[1:]:
+        raise Damaged(path, f"its columns are not {', '.join(CURVE_FIELDS)}")
 
 
 def write_parquet(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
