@@ -86,10 +86,15 @@ class Block:
         """
         if self.attempt is not None:
             return
-        rows = {name: rows_of(self.folder / DONE / f"{name}.parquet") for name in TABLES}["curve"] or 0
-        steps = sum(run.steps for run in self.runs.values() if not run.thinned)
-        if not self.damaged and (rows != steps and not any(run.thinned for run in self.runs.values())):
-            raise Damaged(self.folder / DONE / "curve.parquet", f"it has {rows} rows, and its runs made {steps} steps")
+        found = {name: rows_of(self.folder / DONE / f"{name}.parquet") or 0 for name in TABLES}
+        if self.damaged:
+            return
+        steps, thinned = sum(run.steps for run in self.runs.values()), any(run.thinned for run in self.runs.values())
+        for name, most in (("curve", steps), ("measurements", steps + self.total)):  # which begin at step 0
+            rows, exact = found[name], name == "curve" and not thinned
+            if rows > most or (exact and rows < most):
+                path = self.folder / DONE / f"{name}.parquet"
+                raise Damaged(path, f"it has {rows} rows, and its runs made {steps} steps")
 
 
 def read_block(folder: Path) -> Block | None:

@@ -135,7 +135,8 @@ class _Merging:
             return
         block.check_tables()
         if block.attempt is not None:
-            self._unfinished(block)
+            if not block.damaged:  # the rest could neither be read nor gone on with
+                self._unfinished(block)
             return
         known = {run_id: self._finished(run_id) for run_id in block.runs}
         for run_id, there in known.items():
