@@ -5,14 +5,17 @@ import zipfile
 from pathlib import Path
 
 import lightning.pytorch as pl
+import numpy as np
 import torch
 
 from bench.doctor import first_line
 from bench.store.files import sync
 from bench.store.load import is_there
+from bench.store.tables import TABLES, read_raw
 
 STEPS = "steps_done"
 """Key in a recorder's state: optimizer steps made."""
+_PARTS = {"callbacks", "optimizer_states", "state_dict"}
 
 
 def save(trainer: pl.Trainer, path: Path) -> None:
@@ -29,22 +32,32 @@ def save(trainer: pl.Trainer, path: Path) -> None:
         sync(path.parent)
 
 
-def usable(path: Path | None, *, put_aside: bool) -> bool:
-    """Whether a run can go on from a checkpoint; all ranks that look at the same file find the same.
+def usable(path: Path | None, runs: int = 1, *, put_aside: bool) -> bool:
+    """Whether runs can go on from a checkpoint, and the curve beside it; all ranks that look at the same files find the same.
 
     Args:
         path: of the checkpoint, or None.
+        runs: how many train together.
         put_aside: rename one that cannot be read and say so, so that the run starts afresh.
     """
     if path is None or is_there(path) is None:
         return False
     try:
         with zipfile.ZipFile(path) as file:
+            if packed := [part.filename for part in file.infolist() if part.compress_type != zipfile.ZIP_STORED]:
+                raise ValueError(f"{packed[0]} is packed, as torch packs nothing")
             if (torn := file.testzip()) is not None:
                 raise ValueError(f"{torn} is torn")
-        states = torch.load(path, map_location="meta", weights_only=True)["callbacks"].values()
-        if not any(isinstance(state.get(STEPS), int) for state in states):
+        found = torch.load(path, map_location="meta", weights_only=True)
+        if lacking := _PARTS - found.keys():
+            raise ValueError(f"it has no {min(lacking)}")
+        steps = [state[STEPS] for state in found["callbacks"].values() if isinstance(state.get(STEPS), int)]
+        if not steps:
             raise ValueError("it does not say how many steps were made")
+        tables = {name: path.with_name(f"{name}.raw") for name in TABLES}
+        curve = read_raw(tables["curve"], runs, 0).get("step", np.empty(0))
+        if not all(map(is_there, tables.values())) or (curve <= steps[0]).sum() != steps[0]:
+            raise ValueError(f"it is of step {steps[0]}, and the tables beside it do not come so far")
     except Exception as error:
         if put_aside:
             aside = path.with_suffix(".unreadable")

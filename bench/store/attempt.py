@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import time
 import traceback
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
@@ -60,6 +61,8 @@ def begin(store: Path, runs: Sequence[RunResult], *, resume: bool = True, again:
         owner = write_claim(prepared)
     except OSError as error:
         remove(prepared)
+        if _ended(folder) != before:  # who ended clears up
+            raise RunBusy(f"{what} has just been trained by another process") from None
         raise UserError(
             f"cannot write to the store {store}: {error.strerror}; choose another with --store DIR"
         ) from None
@@ -82,8 +85,10 @@ def begin(store: Path, runs: Sequence[RunResult], *, resume: bool = True, again:
                 raise RunBusy(f"{what} is being trained by another process now") from None
             if owner_of(path) != owner:  # a network file system may repeat a request
                 raise RunBusy(f"{what} is being trained by another process now")
-    except BaseException:
+    except BaseException as error:
         remove(prepared)
+        if isinstance(error, RunFailed) and _ended(folder) != before:  # who ended clears up
+            raise RunBusy(f"{what} has just been trained by another process") from None
         raise
     try:
         attempt = Attempt(store, path, runs, before)
@@ -94,21 +99,11 @@ def begin(store: Path, runs: Sequence[RunResult], *, resume: bool = True, again:
         attempt.close()
         remove(path)
         raise RunBusy(f"{what} has just been trained by another process")
-    left = [old for n, old in attempts(folder) if n < number]  # the one before is what other ranks may still read
-    for old in (*left, *_left_hidden(folder, (path / CLAIM).stat().st_mtime)):
-        remove(old)
+    for n, old in attempts(folder):
+        if n < number:  # the one before is what other ranks may still read
+            remove(old)
+    _clear_up(folder)
     return attempt
-
-
-def _left_hidden(folder: Path, now: float) -> list[Path]:
-    """What processes have left that were killed while they prepared an attempt; one that has not claimed it yet may live."""
-    hidden = [path for path in folder.glob(".*") if path.is_dir() and not path.is_symlink()]
-    return [
-        path
-        for path in hidden
-        if not is_alive(path, now)
-        and (is_there(path / CLAIM) is not None or now - path.lstat().st_mtime > PATIENCE_SECONDS)
-    ]
 
 
 class Attempt:
@@ -221,6 +216,7 @@ class Attempt:
         self.close()
         for _, path in attempts(self.folder):
             remove(path)
+        _clear_up(self.folder, ended=True)
 
     def leave(self, results: Sequence[RunResult]) -> None:
         """Leave the block for another time, with how far its runs came; nothing is written if the store has gone.
@@ -339,6 +335,21 @@ def write_records(path: Path, runs: Sequence[RunResult]) -> None:
         raise RunFailed(f"a record cannot be stored: {error.why}") from None
     with replacing(path) as temporary:
         temporary.write_bytes(b"".join(line + b"\n" for line in lines))
+
+
+def _clear_up(folder: Path, *, ended: bool = False) -> None:
+    """Remove what killed processes were about to make in the folder of a block.
+
+    Args:
+        folder: of the block.
+        ended: nobody needs what is there, even if it has no claim yet.
+    """
+    for path in folder.glob(".*"):
+        if path.is_symlink() or not path.is_dir() or is_alive(path):
+            continue
+        claimed = is_there(path / CLAIM) is not None
+        if ended or claimed or time.time() - path.lstat().st_mtime > PATIENCE_SECONDS:
+            remove(path)
 
 
 def _ended(folder: Path) -> tuple[int, int] | None:

@@ -6,7 +6,8 @@
 `runs.jsonl` has a record a line, in the order in which the runs lie beside each other. `done` comes into its place in one
 atomic step, with all that is in it; then the attempts go. An attempt comes into its place the same way, so of two processes one gets it.
 Results that others replace (`--rerun`) lie in `replaced` for a moment, and count as long as there is no `done`.
-A block of one run has the name of the run, any other a digest of its ids.
+What a process that is killed just then leaves of its attempts is read by nobody. A block of one run has the name of the run, any other
+a digest of its ids.
 """
 
 import hashlib
@@ -89,10 +90,15 @@ class Block:
         """
         if self.attempt is not None:
             return
-        rows = {name: rows_of(self.at / f"{name}.parquet") for name in TABLES}["curve"] or 0
-        steps = sum(run.steps for run in self.runs.values() if not run.thinned)
-        if not self.damaged and (rows != steps and not any(run.thinned for run in self.runs.values())):
-            raise Damaged(self.at / "curve.parquet", f"it has {rows} rows, and its runs made {steps} steps")
+        found = {name: rows_of(self.at / f"{name}.parquet") or 0 for name in TABLES}
+        if self.damaged:
+            return
+        steps, thinned = sum(run.steps for run in self.runs.values()), any(run.thinned for run in self.runs.values())
+        for name, most in (("curve", steps), ("measurements", steps + self.total)):  # which begin at step 0
+            rows, exact = found[name], name == "curve" and not thinned
+            if rows > most or (exact and rows < most):
+                path = self.at / f"{name}.parquet"
+                raise Damaged(path, f"it has {rows} rows, and its runs made {steps} steps")
 
 
 def read_block(folder: Path) -> Block | None:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from bench.store.record import RunResult, adapter, contradiction
+from bench.text import clean
 
 T = TypeVar("T")
 
@@ -29,7 +30,7 @@ class Damaged(Exception):
     """
 
     def __init__(self, path: Path, why: str) -> None:
-        super().__init__(f"{path}: {why}")
+        super().__init__(clean(f"{path}: {why}"))  # one line: names of others may hold anything
         self.path, self.why = path, why
 
 

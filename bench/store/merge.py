@@ -9,6 +9,7 @@ import errno
 import hashlib
 import os
 import time
+import zipfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -142,7 +143,8 @@ class _Merging:
             return
         block.check_tables()
         if block.attempt is not None:
-            self._unfinished(block)
+            if not block.damaged:  # the rest could neither be read nor gone on with
+                self._unfinished(block)
             return
         known = {run_id: self._finished(run_id) for run_id in block.runs}
         for run_id, there in known.items():
@@ -190,6 +192,11 @@ class _Merging:
         if any(run_id in self._there for run_id in block.runs) or (target.exists() and any(target.iterdir())):
             self.merged.there += len(block.runs)
             return
+        for run_id in block.runs:
+            block.tables(run_id)
+        checkpoint = block.attempt / CHECKPOINT
+        if is_there(checkpoint) and not zipfile.is_zipfile(checkpoint):
+            raise Damaged(checkpoint, "it is no checkpoint")
         out = self._free_place()
         write_records(out / RUNS, list(block.runs.values()))
         for name in (CHECKPOINT, *(f"{table}.raw" for table in TABLES)):

@@ -27,6 +27,8 @@ ROW_GROUP = 10_000
 _CHUNK = 64 << 20
 """Bytes of a growing table that are in memory at once."""
 _MOST_HEADER = 1 << 16
+_MOST_PACKED = 1000
+"""A table may unpack to so many times its size: steps that ascend take more room than a thousandth. Ours."""
 
 Columns = dict[str, "NDArray[np.float64]"]
 """A run's table: a column by name, NaN for a value that is not finite; `step` comes first and ascends."""
@@ -149,14 +151,19 @@ def read_raw(path: Path, runs: int, which: int) -> Columns:
             names, offset = _header(file)
             if not names:
                 return {}
+            _check_names(path, names)
             width, own = 1 + runs * len(names), slice(1 + which * len(names), 1 + (which + 1) * len(names))
             file.seek(offset)
-            found = [np.hstack([chunk[:, :1], chunk[:, own]]) for chunk in _chunks(file, width)]
+            found, last = [], -1.0
+            for chunk in _chunks(file, width):  # looked at one by one: zeros without end would fill the memory
+                _check_steps(path, chunk[:, 0], last)
+                last = float(chunk[-1, 0])
+                found.append(np.hstack([chunk[:, :1], chunk[:, own]]))
     except OSError as error:
         raise Damaged(path, f"it cannot be read ({error.strerror})") from None
     rows = np.concatenate(found) if found else np.empty((0, 1 + len(names)))
     rows[~np.isfinite(rows)] = np.nan
-    return checked(path, dict(zip(("step", *names), rows.T.copy(), strict=True)))
+    return dict(zip(("step", *names), rows.T.copy(), strict=True))
 
 
 def write_raw(raw: Path, path: Path, runs: Sequence[tuple[str, int, int]], total: int) -> dict[str, int]:
@@ -254,6 +261,7 @@ def read_parquet(path: Path, run_id: str) -> Columns:
     try:
         with pq.ParquetFile(path) as file:
             _check_schema(path, file.schema_arrow)
+            _check_size(path, file.metadata)
             # `filters` of Parquet would look through all row groups, in ten times the time.
             ranges = [file.metadata.row_group(i).column(0).statistics for i in range(file.num_row_groups)]
             known = [own for own in ranges if own is not None and own.has_min_max]
@@ -268,7 +276,8 @@ def read_parquet(path: Path, run_id: str) -> Columns:
         raise Damaged(path, str(error).partition("\n")[0][:200]) from None
     for column in columns.values():
         column[~np.isfinite(column)] = np.nan
-    return checked(path, columns)
+    _check_steps(path, columns["step"])
+    return columns
 
 
 def rows_of(path: Path) -> int | None:
@@ -285,23 +294,28 @@ def rows_of(path: Path) -> int | None:
     try:
         with pq.ParquetFile(path) as file:
             _check_schema(path, file.schema_arrow)
+            _check_size(path, file.metadata)
             return int(file.metadata.num_rows)
     except (OSError, ValueError, TypeError, MemoryError, pa.ArrowException) as error:
         raise Damaged(path, str(error).partition("\n")[0][:200]) from None
 
 
-def checked(path: Path, columns: Columns) -> Columns:
-    """The columns, if their steps ascend.
-
-    Raises:
-        Damaged: they do not.
-    """
+def _check_steps(path: Path, steps: "NDArray[np.float64]", last: float = -1.0) -> None:
+    """Refuse steps that do not ascend, behind the last that was read before."""
     import numpy as np
 
-    steps = columns["step"]
-    if len(steps) and not (np.isfinite(steps).all() and steps[0] >= 0 and (np.diff(steps) > 0).all()):
+    if len(steps) and not (np.isfinite(steps).all() and steps[0] >= max(0, last + 1e-9) and (np.diff(steps) > 0).all()):
         raise Damaged(path, "its steps do not ascend")
-    return columns
+
+
+def _check_size(path: Path, metadata: Any) -> None:
+    """Refuse a table that a few bytes blow up, or whose parts have other rows than the whole."""
+    rows = sum(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))
+    if rows != metadata.num_rows:
+        raise Damaged(path, f"its parts have {rows} rows, and it {metadata.num_rows}")
+    unpacked = 8 * rows * metadata.num_columns
+    if unpacked > max(_CHUNK, _MOST_PACKED * path.stat().st_size):
+        raise Damaged(path, f"it would unpack to {unpacked:,} bytes")
 
 
 def _check_schema(path: Path, schema: "pa.Schema") -> None:
@@ -309,10 +323,17 @@ def _check_schema(path: Path, schema: "pa.Schema") -> None:
 
     first = [("run_id", pa.dictionary(pa.int32(), pa.string())), ("step", pa.int64())]
     found = [(field.name, field.type) for field in schema]
-    names = [name for name, _ in found]
-    sound = found[:2] == first and all(kind == pa.float64() for _, kind in found[2:])
-    if not sound or len({name.casefold() for name in names}) < len(names):
+    if found[:2] != first or not all(kind == pa.float64() for _, kind in found[2:]):
         raise Damaged(path, "its columns are not run_id, step and numbers")
+    _check_names(path, [name for name, _ in found[2:]])
+
+
+def _check_names(path: Path, names: Sequence[str]) -> None:
+    """Refuse columns that databases could not tell apart, and a curve that is none."""
+    if len({name.casefold() for name in (*names, "step", "run_id")}) < len(names) + 2:
+        raise Damaged(path, "two of its columns have the same name")
+    if path.stem == "curve" and tuple(names) != CURVE_FIELDS[1:]:
+        raise Damaged(path, f"its columns are not {', '.join(CURVE_FIELDS)}")
 
 
 def write_parquet(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:

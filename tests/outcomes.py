@@ -1,0 +1,34 @@
+"""What runs found out, without the seconds that it took: what must be equal bit for bit however often they were stopped."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from bench.store.store import Store
+
+CLOCKS = ("wall_s", "train_s", "seconds_to_target", "memory")
+
+
+def outcome(store: Path) -> dict[str, Any]:
+    """Records and tables of a store's runs, by id. Bytes stand for values, since NaN is not NaN."""
+    found = {}
+    for run in Store(store).runs():
+        kept = {name: value for name, value in asdict(run).items() if name not in CLOCKS}
+        kept["validations"] = [{k: v for k, v in row.items() if k != "train_s"} for row in run.validations]
+        kept["config"] = {**run.config, "trainer": run.config["trainer"] | {"checkpoint_seconds": None}}
+        tables = Store(store).tables(run.run_id)
+        own = {name: {k: v.tobytes() for k, v in table.items()} for name, table in tables.items()}
+        found[run.run_id] = kept, own
+    return found
+
+
+def leftovers(store: Path) -> list[str]:
+    """What a store holds besides finished blocks: attempts, hidden and temporary files, damaged folders.
+
+    What is left of an attempt in a block that has ended is none: who is killed just after its end cannot remove it.
+    """
+    left = [path for path in store.glob("*/attempt-*") if (path.parent / "done").is_dir()]
+    found = [path for path in store.rglob("*") if not any(path.is_relative_to(each) for each in left)]
+    names = [str(path.relative_to(store)) for path in found]
+    odd = [name for name in names if "attempt-" in name or name.endswith(".tmp") or "/." in f"/{name}"]
+    return sorted(odd + [str(each) for each in Store(store).contents().damaged])

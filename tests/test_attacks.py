@@ -1,0 +1,438 @@
+"""What once went wrong with stores: records overwritten, code run, results lost. Each case is what somebody did to the store of before."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from bench.progress import Progress, SweepProgress
+from bench.store.block import read_block
+from bench.store.store import Store
+from tests import hostile
+from tests.conftest import Answer, Cli
+from tests.hostile import tree
+from tests.outcomes import leftovers, outcome
+
+SMALL = ("--task", "synthetic", "--trainer.max_steps", "60", "--trainer.val_every", "10", "--device", "cpu")
+FIT = ("fit", *SMALL, "--trainer.batch_size", "5", "--opt", "sps", "--opt.gamma", "2", "--opt.max_step", "5")
+SWEEP = ("sweep", *SMALL, "--opt", "ngd", "--opt.lr", "0.1,1", "--seeds", "2", "--engine", "lanes", "--width", "4")
+BOTH = pytest.mark.parametrize("words", [FIT, SWEEP], ids=["fit", "sweep"])
+NESTED = "[" * 10_000 + "]" * 10_000
+
+
+@pytest.fixture
+def sees(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """An empty current folder; a sweep writes no table and no plot."""
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("bench.sweeps.sensitivity.write", lambda *args: [])
+    return folder
+
+
+@pytest.fixture
+def at_step(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Callable[[], object]], None]:
+    """Do something once, when the training has made so many steps."""
+
+    def plan(step: int, do: Callable[[], object]) -> None:
+        update, advance, done, made = Progress.update, SweepProgress.advance, [], [0]
+
+        def once(now: int) -> None:
+            if now >= step and not done:
+                done.append(now)
+                do()
+
+        def update_(self, now, *rest):
+            once(now)
+            update(self, now, *rest)
+
+        def advance_(self, steps, *rest):
+            made[0] += steps // 4  # lanes
+            once(made[0])
+            advance(self, steps, *rest)
+
+        monkeypatch.setattr(Progress, "update", update_)
+        monkeypatch.setattr(SweepProgress, "advance", advance_)
+
+    return plan
+
+
+def stop() -> None:
+    os.kill(os.getpid(), 2)
+
+
+def one_error(answer: Answer, code: int) -> str:
+    """The only line that a command ends with, which is an error."""
+    assert (answer.code, answer.out) == (code, ""), answer
+    assert "Traceback" not in answer.err
+    assert answer.err.count("bench: error: ") == 1, answer.err
+    return answer.err[answer.err.index("bench: error: ") :].removesuffix("\n")
+
+
+def attempt_of(store: Path) -> Path:
+    (path,) = store.glob("*/attempt-*")
+    return path
+
+
+@contextmanager
+def nothing_written(*folders: Path) -> Iterator[None]:
+    before = [tree(folder) for folder in folders]
+    yield
+    assert [tree(folder) for folder in folders] == before
+
+
+# -- copies and names -----------------------------------------------------------------------------------------------
+
+
+def test_a_copy_of_a_run_in_training_harms_nothing(cli: Cli, store: Path, sees: Path, at_step) -> None:
+    def copy() -> None:
+        (run,) = store.iterdir()
+        shutil.copytree(run, store / f"{run.name}.bak")
+
+    at_step(30, copy)
+    assert cli(*FIT).code == 0
+    run_id = next(path.name for path in store.iterdir() if path.suffix != ".bak")
+    with nothing_written(store, sees):
+        answer = cli("list", "runs")
+    assert answer.code == 1
+    assert answer.out.startswith(f"{run_id}  completed ")
+    assert answer.out.count("\n") == 1
+    assert answer.err.count("\n") == 1
+    assert f"{run_id}.bak" in answer.err
+    assert Store(store).finished(run_id) is not None
+
+
+@pytest.mark.parametrize("field", ["id", "id and identity"])
+def test_an_id_that_leads_out_of_the_store_leads_nowhere(cli: Cli, tmp_path: Path, sees: Path, field: str) -> None:
+    mine, other = tmp_path / "runs", tmp_path / "other_store"
+    good, bad = hostile.record(1), hostile.record(2)
+    shutil.move(hostile.finished(other, good), other / "good-run")
+    for which in ("done", "attempt-1"):
+        path = (hostile.finished if which == "done" else hostile.left)(mine, bad) / which / "runs.jsonl"
+        text = json.loads(path.read_text()) | {"run_id": "../other_store/good-run", "status": "killed"}
+        path.write_text(json.dumps(text | ({"identity": {}} if field == "id" else {})))
+        for words in (("list", "runs"), ("sql", "from runs"), ("leaderboard",), ("merge", mine, tmp_path / "new")):
+            with nothing_written(mine, other, sees):
+                answer = cli(*words)
+            assert answer.code == 1 or words == ("leaderboard",)
+            assert "good-run" not in answer.out
+        shutil.rmtree(mine)
+    assert not list((tmp_path / "new").glob("*")) if (tmp_path / "new").exists() else True
+
+
+@pytest.mark.parametrize("where", ["done", "attempt-1"])
+def test_merge_brings_no_code_along(cli: Cli, tmp_path: Path, sees: Path, where: str) -> None:
+    source, into = tmp_path / "theirs", sees / "mine"
+    run = hostile.record(1)
+    folder = (hostile.finished if where == "done" else hostile.left)(source, run)
+    for path in (folder / "evil.py", folder / where / "evil.py", folder / where / "__init__.py", source / "evil.py"):
+        path.write_text(hostile.CODE)
+    (folder / where / "more").mkdir()
+    (folder / where / "traceback.txt").write_text("evil")
+    with nothing_written(source):
+        assert cli("merge", source, into).code == 0
+    names = {path.name for path in into.rglob("*") if path.is_file()}
+    known = {"done": {"curve.parquet", "measurements.parquet", "runs.jsonl"}}
+    assert names == known.get(where, {"curve.raw", "measurements.raw", "runs.jsonl", "last.ckpt"})
+
+
+def test_code_that_came_with_a_run_is_not_run_on_resuming(cli: Cli, tmp_path: Path, sees: Path) -> None:
+    # needs branch studies
+    into = sees / "mine"
+    folder = hostile.left(tmp_path / "theirs", hostile.record(1))
+    run_id = hostile.with_code(folder, lambda victim: f"mine/{victim.name}/evil.py:X")
+    assert cli("merge", tmp_path / "theirs", into).code == 0
+    (into / run_id / "evil.py").write_text(hostile.CODE)  # as the merge of before, or `cp -r`, brought it along
+    guard = hostile.Guard()
+    for words in (("--store", into), ("--store", into, "--dry-run"), ("--store", into, "--data", tmp_path)):
+        with guard.watching(into, processes=False) as seen:
+            error = one_error(cli("fit", "--resume", run_id, *words), 2)
+        assert not seen
+        assert "evil.py" in error
+
+
+# -- a store that changes under the training ------------------------------------------------------------------------
+
+
+def lost(path: Path) -> None:
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def exchanged(path: Path) -> None:
+    """The same names and bytes, as after a copy to and fro."""
+    copy = path.with_name(f"{path.name}.copy")
+    (shutil.copytree if path.is_dir() else shutil.copy)(path, copy)
+    lost(path)
+    copy.rename(path)
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "the store is deleted": lost,
+    "the store is emptied": lambda store: [lost(path) for path in store.iterdir()],
+    "the store is replaced": exchanged,
+    "the run is replaced": lambda store: exchanged(next(store.iterdir())),
+    "the run is moved": lambda store: next(store.iterdir()).rename(store.parent / "moved"),
+    "the attempt is deleted": lambda store: lost(attempt_of(store)),
+    "the claim is deleted": lambda store: lost(attempt_of(store) / "claim.json"),
+    "the claim is replaced": lambda store: exchanged(attempt_of(store) / "claim.json"),
+    "the curve is deleted": lambda store: lost(attempt_of(store) / "curve.raw"),
+    "the curve is replaced": lambda store: exchanged(attempt_of(store) / "curve.raw"),
+    "the curve is a link": lambda store: (
+        (attempt_of(store) / "curve.raw").rename(store.parent / "moved"),
+        (attempt_of(store) / "curve.raw").symlink_to(store.parent / "moved"),
+    ),
+    "the measurements are deleted": lambda store: lost(attempt_of(store) / "measurements.raw"),
+    "another attempt is there": lambda store: attempt_of(store).with_name("attempt-2").mkdir(),
+}
+
+
+@BOTH
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_store_that_changes_under_the_training_is_missed(
+    cli: Cli, store: Path, sees: Path, at_step, words: tuple[str, ...], change: str
+) -> None:
+    after = []
+    at_step(30, lambda: (CHANGES[change](store), after.append(names(store))))
+    error = one_error(cli(*words), 1)
+    assert any(word in error for word in ("deleted", "moved", "replaced", "taken"))
+    left = names(store)  # all that may be new says what went wrong
+    assert {name for name in left - after[0] if not name.endswith("traceback.txt")} == set()
+    assert not any(run.status == "completed" for run in Store(store).runs())
+    assert not list(store.glob("*/done"))
+
+
+def names(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+
+@BOTH
+@pytest.mark.parametrize("step", [30, 60])
+def test_of_two_that_trained_a_run_the_first_to_end_has_its_record(
+    cli: Cli, store: Path, sees: Path, at_step, words: tuple[str, ...], step: int
+) -> None:
+    after = []
+
+    def another() -> None:
+        """Another process begins after the store was deleted, and ends first."""
+        (folder,) = store.iterdir()
+        block = read_block(folder)
+        assert block is not None
+        runs = list(block.runs.values())
+        shutil.rmtree(store)
+        for run in runs:
+            run.status, run.steps = "completed", 3
+        assert hostile.finished(store, *runs) == folder
+        after.append(tree(store))
+
+    at_step(step, another)
+    one_error(cli(*words), 1)
+    assert tree(store) == after[0]
+
+
+# -- checkpoints ----------------------------------------------------------------------------------------------------
+
+
+def evil_pickle(path: Path) -> None:
+    """A checkpoint that would run a command."""
+    import torch
+
+    class Evil:
+        def __reduce__(self):
+            return os.system, (f"touch {path}.evil",)
+
+    torch.save({"callbacks": Evil(), "state_dict": {}}, path)
+
+
+def no_steps(path: Path) -> None:
+    import torch
+
+    torch.save({"callbacks": {"Recorder": {"other": 1}}, "state_dict": {}}, path)
+
+
+def of_nothing(path: Path) -> None:
+    """A whole checkpoint that says how many steps it is of, and holds nothing else."""
+    import torch
+
+    torch.save({"callbacks": {"Recorder": {"steps_done": 30}}}, path)
+
+
+def half(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def one_byte(path: Path) -> None:
+    text = bytearray(path.read_bytes())
+    text[len(text) // 3] ^= 1
+    path.write_bytes(text)
+
+
+HARMS: dict[str, Callable[[Path], object]] = {
+    "truncated": half,
+    "empty": lambda path: path.write_bytes(b""),
+    "garbage": lambda path: path.write_bytes(bytes(range(256)) * 100),
+    "a byte": one_byte,
+    "code": evil_pickle,
+    "no steps": no_steps,
+    "nothing else": of_nothing,
+}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...], dict]:
+    """What uninterrupted commands find out."""
+    from bench.cli import main
+
+    found = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bench.sweeps.sensitivity.write", lambda *args: [])
+        for words in (FIT, SWEEP):
+            store = tmp_path_factory.mktemp("whole")
+            patch.setenv("BENCH_STORE", str(store))
+            with pytest.raises(SystemExit, match="0"):
+                main(list(words))
+            found[words] = outcome(store)
+    return found
+
+
+@BOTH
+@pytest.mark.parametrize("harm", HARMS)
+def test_a_harmed_checkpoint_is_put_aside_and_the_training_starts_afresh(
+    cli: Cli, store: Path, sees: Path, at_step, whole, words: tuple[str, ...], harm: str
+) -> None:
+    at_step(30, stop)
+    assert cli(*words).code == 130
+    checkpoint = attempt_of(store) / "last.ckpt"
+    HARMS[harm](checkpoint)
+    answer = cli(*words)
+    assert answer.code == 0, answer.err
+    told = [line for line in answer.err.splitlines() if str(checkpoint) in line]
+    assert len(told) == 1
+    assert "the training starts afresh" in told[0]
+    assert "Traceback" not in answer.err
+    assert outcome(store) == whole[words]
+    assert leftovers(store) == []
+    assert not list(store.parent.rglob("*.evil"))
+
+
+@pytest.mark.parametrize("harm", ["truncated", "empty", "garbage"])
+def test_resuming_by_name_goes_on_without_the_checkpoint_too(
+    cli: Cli, store: Path, sees: Path, at_step, whole, harm: str
+) -> None:
+    at_step(30, stop)
+    assert cli(*FIT).code == 130
+    HARMS[harm](attempt_of(store) / "last.ckpt")
+    (run,) = Store(store).runs()
+    answer = cli("fit", "--resume", run.run_id)
+    assert answer.code == 0, answer.err
+    assert answer.err.count("it is put aside as last.unreadable") == 1
+    assert outcome(store) == whole[FIT]
+
+
+def test_a_sound_checkpoint_is_gone_on_from(cli: Cli, store: Path, sees: Path, at_step, whole) -> None:
+    at_step(30, stop)
+    assert cli(*FIT).code == 130
+    answer = cli(*FIT)
+    assert answer.code == 0
+    assert "afresh" not in answer.err
+    assert "step 10/60" not in answer.err
+    assert outcome(store) == whole[FIT]
+
+
+# -- records that are none ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["merged", "copied"])
+def test_an_intact_record_takes_the_place_of_a_damaged_one(cli: Cli, tmp_path: Path, how: str) -> None:
+    run = hostile.record(1)
+    first, second, into = (tmp_path / name for name in ("first", "second", "into"))
+    path = hostile.finished(first, run) / "done" / "runs.jsonl"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"config": None}))
+    hostile.finished(second, run)
+    if how == "copied":
+        shutil.copytree(first, into)
+    else:
+        assert cli("merge", first, into).code == 1
+    assert cli("merge", second, into).code == 0
+    listed = cli("list", "runs", "--store", into)
+    assert (listed.code, listed.err) == (0, "")
+    assert listed.out.startswith(f"{run.run_id}  completed ")
+    assert outcome(into) == outcome(second)
+    assert leftovers(into) == []
+
+
+BAD = {
+    "a number for an id": lambda text: json.dumps(json.loads(text) | {"run_id": 5}),
+    "nested lists for an id": lambda text: text.replace(f'"{json.loads(text)["run_id"]}"', NESTED, 1),
+    "nested lists for a record": lambda text: NESTED,
+    "nested lists for an option": lambda text: text.replace('"task_options": {', f'"task_options": {{"n": {NESTED}, ', 1),
+    "nested lists for facts": lambda text: text.replace('"facts": {', f'"facts": {{"n": {NESTED}, ', 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("bad", BAD)
+@pytest.mark.parametrize("where", ["done", "attempt-1"])
+def test_a_record_that_is_none_is_left_out_by_all(cli: Cli, tmp_path: Path, sees: Path, bad: str, where: str) -> None:
+    store, new = tmp_path / "runs", tmp_path / "new"
+    (one, _), victim = hostile.sound(store), hostile.record(1)
+    path = (hostile.finished if where == "done" else hostile.left)(store, victim) / where / "runs.jsonl"
+    path.write_text(BAD[bad](path.read_text()))
+    reading = [
+        ("list", "runs"), ("leaderboard", "--board", "all"), ("report", "-o", tmp_path / "out" / "report.html"), ("sql", "from runs"),
+        ("sql", "from curves"), ("merge", store, new),
+    ]  # fmt: skip
+    for words in reading:
+        with nothing_written(store, sees):
+            answer = cli(*words)
+        assert answer.code == 1, words
+        assert victim.run_id in answer.err
+        assert all(
+            line.startswith(("bench: warning: ", "bench: note: ", "written to")) for line in answer.err.splitlines()
+        )
+    assert {path.name for path in new.iterdir()} == {run.run_id for run in hostile.sound(tmp_path / "other")}
+    for words in (("diff", victim.run_id, one.run_id), ("fit", "--resume", victim.run_id)):
+        with nothing_written(store, sees):
+            one_error(cli(*words), 2)
+
+
+SETTINGS = {
+    "a number for a task": "task: 5",
+    "a number for an id": "run_id: 5\ntask: synthetic\nopt: ngd",
+    "a number for a name": "5: 6",
+    "a number for an option": "task: {5: 6, name: synthetic}\nopt: ngd",
+    "nested lists": NESTED,
+    "nested lists for a task": f"task: {NESTED}",
+    "nested lists for an option": f"task: synthetic\nopt: {{name: ngd, lr: {NESTED}}}",
+    "nested lists for the budget": f"task: synthetic\nopt: ngd\ntrainer: {{max_steps: {NESTED}}}",
+    "nested mappings": "{a: " * 10_000 + "1" + "}" * 10_000,
+    "a mapping for a name": "? {a: b}\n: c",
+    "a list for a name": "? [a, b]\n: c",
+    "a link to itself": "task: &a [*a]\nopt: ngd",
+    "a link to itself for an option": "task: synthetic\nopt: {name: ngd, lr: &a [*a]}",
+    "a mapping in itself": "task: synthetic\nopt: ngd\ntrainer: &a {max_steps: *a}",
+    "laughs": "\n".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9) if i else 'ha'}]" for i in range(12)),
+    "a date": "task: 2020-01-01\nopt: ngd",
+    "an impossible date": "task: 2020-99-99\nopt: ngd",
+    "a huge number": f"task: synthetic\nopt: ngd\nseed: {'1' * 5000}",
+    "a tag": "task: !!python/object/apply:os.system ['touch evil']\nopt: ngd",
+    "a mapping for a seed": "task: synthetic\nopt: ngd\nseed: {a: 1}",
+    "no text": "task: \x00",
+    "lines in a name": 'task: "a\\nbench: error: b"\nopt: ngd',
+    "null": "task: null\nopt: null",
+}
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_a_configuration_that_is_none_is_one_line(
+    cli: Cli, store: Path, tmp_path: Path, sees: Path, settings: str
+) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(SETTINGS[settings])
+    error = one_error(cli("fit", "--config", path), 2)
+    assert "\n" not in error
+    assert len(error) < 1000
+    assert not store.exists()
+    assert not list(sees.iterdir())

@@ -1,0 +1,432 @@
+"""Processes that are killed, stopped, or in each other's way: nothing is lost, nothing is there twice, results are the same bit for bit.
+
+A process is killed before one of the things that it does to the disk, or one of the times that it adds to a table or shows how far it
+is: by number, so that a seed says where. Workers of `bench tune` are real programs and are killed by the clock.
+"""
+
+import json
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import bench.sweeps.sensitivity
+from bench.cli import main
+from bench.progress import Progress, SweepProgress
+from bench.store.block import attempts
+from bench.store.claims import CLAIM
+from bench.store.store import Store
+from bench.store.tables import RawTable
+from tests.outcomes import leftovers, outcome
+from tests.slow import SLOW
+
+SMALL = ("--task", "synthetic", "--trainer.val_every", "10", "--device", "cpu", "--trainer.checkpoint_seconds", "1e-3")
+LANES = ("--engine", "lanes", "--width", "4")
+SPS = ("--opt", "sps", "--opt.gamma", "2", "--opt.max_step", "5")
+COMMANDS = {
+    "fit": ("fit", *SMALL, *SPS, "--trainer.batch_size", "5", "--trainer.max_steps", "60"),
+    "lanes": ("sweep", *SMALL, "--opt", "ngd", "--opt.lr", "0.01:1:4", "--seeds", "2", "--trainer.max_steps", "30", *LANES),
+    "one by one": (
+        "sweep", *SMALL, "--opt", "ngd", "--opt.lr", "0.1,1", "--seeds", "2", "--trainer.max_steps", "30", "--engine", "lightning",
+    ),
+}  # fmt: skip
+SEEDS = [*(pytest.param(n, marks=pytest.mark.deep) for n in range(5)), *(pytest.param(n, marks=pytest.mark.kill) for n in range(5, 30))]  # fmt: skip
+FULL = "No space left on device; make room, then give the same command again"
+PATIENCE = 300
+
+# -- processes ------------------------------------------------------------------------------------------------------
+
+
+class Program:
+    """A command in a process group of its own, which a server that has imported everything forks off: importing takes long."""
+
+    def __init__(self, folder: Path, words: tuple[object, ...], prepare: Callable[..., None], *args: object) -> None:
+        folder.mkdir()
+        self.folder, self.words = folder, words
+        server = multiprocessing.get_context("forkserver")
+        server.set_forkserver_preload(["bench.sweeps.sweep", "bench.sweeps.sensitivity", "tests.test_kills"])
+        self.process = server.Process(target=command, args=(folder, list(map(str, words)), prepare, args))
+        self.process.start()
+
+    def until(self, reached: Callable[[], object]) -> None:
+        """Wait until the condition holds."""
+        give_up = time.monotonic() + PATIENCE
+        while not reached():
+            assert self.process.is_alive(), f"the program ended early: {self.end()}"
+            assert time.monotonic() < give_up
+            time.sleep(0.005)
+
+    def send(self, number: int) -> None:
+        assert self.process.pid is not None
+        os.kill(self.process.pid, number)
+
+    def end(self) -> tuple[int | None, str, str]:
+        """Wait for it: exit code, standard output, standard error."""
+        self.process.join(PATIENCE)
+        return self.process.exitcode, *((self.folder / name).read_text() for name in ("out", "err"))
+
+    def close(self) -> None:
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+
+
+def command(folder: Path, words: list[str], prepare: Callable[..., None], args: tuple[Any, ...]) -> None:
+    """What the process does."""
+    os.setsid()
+    os.chdir(folder)
+    for number, name in ((1, "out"), (2, "err")):
+        os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT), number)
+    warnings.simplefilter("error")
+    bench.sweeps.sensitivity.write = lambda *args: []
+    prepare(*args)
+    main(words)
+
+
+def nothing() -> None:
+    """Nothing is special."""
+
+
+def count_moments(store: Path, moment: int | None, told: Path | None = None) -> None:
+    """Be killed, with the whole process group, at a moment of this number; or tell how many there were."""
+    folder, seen = str(store), [0]
+
+    def next_moment(tear: Callable[[], object] = lambda: None) -> None:
+        seen[0] += 1
+        if told is not None:
+            with open(os.open(told, os.O_WRONLY | os.O_CREAT), "w") as file:  # noqa: PTH123
+                file.write(f"{seen[0]}\n")
+        if seen[0] == moment:
+            tear()
+            os.killpg(0, signal.SIGKILL)
+
+    def hook(event: str, args: tuple[Any, ...]) -> None:
+        if event == "open":
+            path, _, flags = args
+            ours = isinstance(path, str) and path.startswith(folder) and isinstance(flags, int) and flags & os.O_CREAT
+        else:
+            ours = event in ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link") and any(
+                isinstance(each, str | bytes | Path) and os.fsdecode(each).startswith(folder) for each in args
+            )
+        if ours:
+            next_moment()
+
+    append, update, advance, fsync = RawTable.append, Progress.update, SweepProgress.advance, os.fsync
+
+    def append_(self: RawTable, *args: Any) -> None:
+        next_moment(lambda: (self._file.write(b"\x7f" * 11), self._file.flush()))  # the kernel may tear a row
+        append(self, *args)
+
+    def update_(self: Progress, *args: Any) -> None:
+        next_moment()
+        update(self, *args)
+
+    def advance_(self: SweepProgress, *args: Any) -> None:
+        next_moment()
+        advance(self, *args)
+
+    def fsync_(handle: int) -> None:
+        next_moment()
+        fsync(handle)
+
+    RawTable.append, Progress.update, SweepProgress.advance, os.fsync = append_, update_, advance_, fsync_  # type: ignore[method-assign]
+    sys.addaudithook(hook)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Program]]:
+    """Start a program; those that still run are killed after the test."""
+    started: list[Program] = []
+
+    def begin(*words: object, prepare: Callable[..., None] = nothing, args: tuple[object, ...] = ()) -> Program:
+        started.append(Program(tmp_path / f"program-{len(started)}", words, prepare, *args))
+        return started[-1]
+
+    yield begin
+    for program in started:
+        program.close()
+
+
+def one_error(end: tuple[int | None, str, str], code: int) -> str:
+    """The only line that a program ends with, which is an error; lines of progress stand before it."""
+    assert end[:2] == (code, ""), end
+    assert "Traceback" not in end[2]
+    assert end[2].count("bench: error: ") == 1, end
+    return end[2].splitlines()[-1]
+
+
+# -- kill -9 --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[dict[str, Any], int]]:
+    """What an uninterrupted command finds out, and how many moments it has."""
+    known: dict[str, tuple[dict[str, Any], int]] = {}
+
+    def of(kind: str) -> tuple[dict[str, Any], int]:
+        if kind not in known:
+            folder = tmp_path_factory.mktemp("whole")
+            store, told = folder / "runs", folder / "told"
+            words = (*COMMANDS[kind], "--store", store)
+            program = Program(folder / "program", words, count_moments, store, None, told)
+            assert program.end()[0] == 0, program.end()
+            assert leftovers(store) == []
+            known[kind] = outcome(store), int(told.read_text())
+        return known[kind]
+
+    return of
+
+
+@pytest.mark.parametrize("n", SEEDS)
+@pytest.mark.parametrize("kind", COMMANDS)
+def test_kill_9_at_any_moment_changes_no_result(cli, start, store: Path, whole, kind: str, n: int) -> None:
+    draw = random.Random(f"{kind} {n}")
+    result, moments = whole(kind)
+    words = (*COMMANDS[kind], "--store", store)
+    finished: dict[str, Any] = {}
+    for _ in range(draw.randint(1, 3)):
+        moment = draw.randint(1, moments)
+        program = start(*words, prepare=count_moments, args=(store, moment))
+        code, _, err = program.end()
+        assert code in (-signal.SIGKILL, 0), err  # what is left may have fewer moments
+        listed = cli("list", "runs", "--store", store)
+        assert (listed.code, listed.err) == (0, ""), moment
+        now = outcome(store)
+        assert now.keys() <= result.keys()
+        assert {run_id: now[run_id] for run_id in finished} == finished  # what has ended stays
+        finished = {run_id: own for run_id, own in now.items() if own[0]["status"] == "completed"}
+        if code == 0:
+            break
+    code, _, err = start(*words).end()
+    assert code == 0, err
+    assert "cannot be read" not in err
+    assert outcome(store) == result
+    assert leftovers(store) == []
+    assert Store(store).contents().repeated == {}
+
+
+TUNE = (
+    "tune", "--task", "synthetic", "--opt", "ngd", "--trainer.max_steps", "40", "--trainer.checkpoint_seconds", "1e-3",
+    "--device", "cpu", "--trials", "3", "--seeds", "1", "--report_seeds", "1", "--workers", "1", "--engine", "lightning",
+)  # fmt: skip
+
+
+class Tuning:
+    """`bench tune` with its workers, as real programs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.store, self.out = folder / "runs", folder / "out"
+        self.words = [*TUNE, "--store", str(self.store), "--out", str(self.out)]
+
+    def start(self) -> "subprocess.Popen[str]":
+        words = [sys.executable, "-m", "bench.cli", *self.words]
+        return subprocess.Popen(
+            words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
+
+    def kill(self, process: "subprocess.Popen[str]") -> None:
+        """Kill the program and all that it has started."""
+        for pid in [*descendants(process.pid), process.pid]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.communicate()
+
+    def found(self) -> dict[str, Any]:
+        """Results of all runs, and the record of the study."""
+        (path,) = (self.store / "studies").glob("*.json")
+        return {"runs": outcome(self.store), "study": json.loads(path.read_text())}
+
+
+def descendants(pid: int) -> list[int]:
+    """The processes that a process has started, and those that they have."""
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            children.setdefault(int(stat.read_text().rpartition(")")[2].split()[1]), []).append(int(stat.parent.name))
+    found, todo = list[int](), [pid]
+    while todo:
+        todo += (own := children.get(todo.pop(), []))
+        found += own
+    return found
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], float]:
+    """What an uninterrupted study finds out, and its seconds."""
+    tuning = Tuning(tmp_path_factory.mktemp("tuned"))
+    begun = time.monotonic()
+    process = tuning.start()
+    _, err = process.communicate()
+    assert process.returncode == 0, err
+    return tuning.found(), time.monotonic() - begun
+
+
+@pytest.mark.parametrize("n", SEEDS)
+def test_kill_9_of_a_study_and_its_workers_changes_no_result(cli, tmp_path: Path, tuned, n: int) -> None:
+    draw = random.Random(f"tune {n}")
+    result, seconds = tuned
+    tuning = Tuning(tmp_path)
+    process = tuning.start()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(draw.uniform(0.3, 1) * seconds)
+    tuning.kill(process)
+    if tuning.store.is_dir():
+        assert cli("list", "runs", "--store", tuning.store)[0] == 0
+    process = tuning.start()
+    _, err = process.communicate()
+    assert process.returncode == 0, err
+    assert tuning.found() == result
+    assert leftovers(tuning.store) == []
+
+
+# -- several at once ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("kind", COMMANDS)
+def test_two_that_want_the_same_runs_train_each_once(start, store: Path, whole, kind: str) -> None:
+    words = (*COMMANDS[kind], "--store", store)
+    ends = [program.end() for program in [start(*words), start(*words)]]
+    codes = sorted(code for code, _, _ in ends)
+    assert codes in ([0, 0], [0, 2])
+    for end in ends:
+        if end[0] == 2:
+            assert kind == "fit"
+            assert "another process" in one_error(end, 2)
+    assert outcome(store) == whole(kind)[0]
+    assert leftovers(store) == []
+    assert Store(store).contents().repeated == {}
+
+
+@pytest.mark.deep
+def test_two_sweeps_whose_grids_overlap_share_what_both_want(start, store: Path, tmp_path: Path) -> None:
+    def words(lr: str, *more: object) -> tuple[object, ...]:
+        return ("sweep", *SMALL, "--opt", "ngd", "--opt.lr", lr, "--seeds", "2", "--trainer.max_steps", "30", *more)
+
+    ends = [p.end() for p in [start(*words(lr, *LANES, "--store", store)) for lr in ("0.1,0.2,0.4", "0.2,0.4,0.8,1.6")]]
+    assert [code for code, _, _ in ends] == [0, 0], ends
+    alone = start(*words("0.1,0.2,0.4,0.8,1.6", "--engine", "lanes", "--width", "1", "--store", tmp_path / "alone"))
+    assert alone.end()[0] == 0
+    found, expected = outcome(store), outcome(tmp_path / "alone")
+    assert found.keys() == expected.keys()
+    assert {own[0]["status"] for own in found.values()} == {"completed"}
+    assert leftovers(store) == []
+    assert Store(store).contents().repeated == {}
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("kind", COMMANDS)
+def test_readers_beside_a_writer_see_whole_records_and_tables(cli, start, store: Path, whole, kind: str) -> None:
+    store.mkdir()
+    writer = start(*COMMANDS[kind], "--store", store)
+    counts = []
+    while writer.process.is_alive():
+        listed = cli("list", "runs", "--store", store)
+        assert (listed.code, listed.err) == (0, "")
+        asked = cli("sql", "select count(*) as n, count(distinct (run_id, step)) as m from curves", "--store", store, "--format", "json")  # fmt: skip
+        assert (asked.code, asked.err) == (0, "")
+        (row,) = json.loads(asked.out)
+        assert row["n"] == row["m"]
+        counts.append(row["n"])
+    assert writer.end()[0] == 0
+    assert counts == sorted(counts)
+    assert outcome(store) == whole(kind)[0]
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("ended", [True, False], ids=["after the other has ended", "while the other trains"])
+def test_who_comes_back_too_late_ends_and_harms_nothing(cli, start, store: Path, tmp_path: Path, ended: bool) -> None:
+    words = ("fit", *SMALL, "--opt", SLOW, "--trainer.max_steps", "150", "--store")
+    late = start(*words, store)
+    late.until(lambda: list(store.glob("*/attempt-1/last.ckpt")))
+    late.send(signal.SIGSTOP)
+    (attempt,) = store.glob("*/attempt-1")
+    claim = attempt / CLAIM
+    owner = json.loads(claim.read_text())
+    with claim.open("r+") as file:  # in place: it stays the claim of this process, seen from another machine
+        json.dump(owner | {"host": "elsewhere", "boot": "another"}, file)
+        file.truncate()
+    os.utime(claim, (0, 0))
+    other = start(*words, store)
+    if ended:
+        assert other.end()[0] == 0
+    else:
+        other.until(lambda: (store / attempt.parent.name / "attempt-2").is_dir())
+    late.send(signal.SIGCONT)
+    error = one_error(late.end(), 1)
+    assert "taken" in error or "deleted" in error
+    assert other.end()[0] == 0
+    (run,) = Store(store).runs()
+    assert run.status == "completed"
+    assert leftovers(store) == []
+    assert start(*words, tmp_path / "alone").end()[0] == 0
+    assert outcome(store) == outcome(tmp_path / "alone")
+    assert cli("list", "runs", "--store", store)[0] == 0
+
+
+# -- disks ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def mount(tmp_path: Path) -> Iterator[Callable[..., Path]]:
+    """A file system of its own, where that is permitted."""
+    made: list[Path] = []
+
+    def mounted(*options: str) -> Path:
+        folder = tmp_path / f"disk-{len(made)}"
+        folder.mkdir()
+        if subprocess.run(["mount", "-t", "tmpfs", *options, "none", folder], capture_output=True).returncode:
+            pytest.skip("may not mount a file system")
+        made.append(folder)
+        return folder
+
+    yield mounted
+    for folder in made:
+        subprocess.run(["umount", "-l", folder], check=True)
+
+
+@pytest.mark.parametrize("kind", [pytest.param("lanes", marks=pytest.mark.deep), "fit"])
+@pytest.mark.parametrize(
+    "size", [16, pytest.param(48, marks=pytest.mark.deep), pytest.param(96, marks=pytest.mark.deep)]
+)
+def test_a_disk_that_fills_up_is_one_line_and_with_room_it_goes_on(
+    cli, start, mount, whole, kind: str, size: int
+) -> None:
+    disk = mount("-o", "size=4m")
+    room, store = disk / "room", disk / "runs"
+    words = (*COMMANDS[kind], "--store", store)
+    room.write_bytes(bytes((4096 - size) * 1024))
+    error = one_error(start(*words).end(), 1 if store.exists() else 2)
+    assert "No space left on device" in error or "disk is full" in error
+    listed = cli("list", "runs", "--store", store)
+    assert (listed.code, listed.err) == (0, "")
+    room.unlink()
+    assert start(*words).end()[0] == 0
+    assert outcome(store) == whole(kind)[0]
+    assert leftovers(store) == []
+
+
+@pytest.mark.parametrize("kind", [pytest.param("lanes", marks=pytest.mark.deep), "fit"])
+def test_a_disk_that_may_only_be_read_is_one_line(cli, start, mount, whole, kind: str) -> None:
+    disk = mount()
+    store = disk / "runs"
+    words = (*COMMANDS[kind], "--store", store)
+    assert start(*words).end()[0] == 0
+    subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+    assert start(*words).end()[0] == 0  # what is there is shown
+    listed = cli("list", "runs", "--store", store)
+    assert (listed.code, listed.err) == (0, "")
+    error = one_error(start(*words, "--seed" if kind == "fit" else "--data_seed", "7").end(), 2)
+    assert "Read-only file system" in error
+    assert outcome(store) == whole(kind)[0]
+    assert not attempts(store / next(iter(outcome(store))))
