@@ -33,7 +33,7 @@ def _described(lr: float) -> str:
 def record(run_id: str, *, lr: float = 0.1, task: str = "synthetic", **changes: Any) -> RunResult:
     """The record of a run that has ended after three steps, if the changes do not say otherwise; its id is no hash."""
     own = json.loads(_described(lr)) | {"run_id": run_id, "identity": {}}
-    own["config"]["task"] = task
+    own["config"] |= {"task": task, "task_options": {"H": 1}, "opt_options": {"lr": lr, "max_step": float("inf")}}
     values: dict[str, Any] = {
         "status": "completed", "versions": {"torch": "2.15.0", "suite": "0.1.0"}, "split": "train",
         "final": 0.25, "best": 0.25, "best_step": 3, "steps": 3, "metrics": {"final": {"loss": 0.25}},
