@@ -21,14 +21,14 @@ WILD = "<script>alert(1)</script> [/bold] \"q\" 'a' | ü 漢 \x1b[31m"
 
 @cache
 def _described(lr: float) -> str:
-    words = {"task": "synthetic", "opt": "ngd", "opt.lr": lr, "trainer.max_steps": 3, "seed": 1, "data_seed": 2}
-    return json.dumps(described(resolve({**words, "precision": "64-true", "device": "cpu"})))
+    words = {"task": "synthetic", "opt": "ngd", "opt.lr": lr, "trainer.max_steps": 3}
+    return json.dumps(described(resolve({**words, "seed": 1, "data_seed": 2, "precision": "64-true", "device": "cpu"})))
 
 
 def record(run_id: str, *, lr: float = 0.1, task: str = "synthetic", **changes: Any) -> RunResult:
     """A run of any name; what its hash would be made of is not known."""
     own = json.loads(_described(lr)) | {"run_id": run_id, "identity": {}}
-    own["config"]["task"] = task
+    own["config"]["task"], own["config"]["opt_options"]["max_step"] = task, float("inf")
     values: dict[str, Any] = {
         "status": "completed", "versions": {"torch": "2.15.0", "suite": "0.1.0"}, "split": "train",
         "final": 0.25, "best": 0.25, "best_step": 3, "steps": 3, "metrics": {"final": {"loss": 0.25}},
