@@ -231,12 +231,12 @@ def test_reports_of_checks_are_merged(cli, tmp_path):
     answer = cli("merge", source, dest)
     assert (answer.code, answer.out) == (1, "0 runs copied, 0 already there, 0 skipped; 1 records of checks copied\n")
     assert f"{source / 'checks' / 'torn.json'} is damaged" in answer.err
-    assert {c["name"]: c["failed"] for c in Stores([dest]).checks} == {"adam": [], "sgd": ["groups"]}
+    assert {c.name: c.failed for c in Stores([dest]).checks} == {"adam": [], "sgd": ["groups"]}
     assert no_trace(dest)
     (source / "checks" / "torn.json").unlink()
     write_verdict(source, Report("adam", verdicts=(Verdict("groups", "error"),)))
     assert cli("merge", source, dest).code == 0  # as on boards that read both, the worse report counts
-    assert {c["name"]: c["failed"] for c in Stores([dest]).checks} == {"adam": ["groups"], "sgd": ["groups"]}
+    assert {c.name: c.failed for c in Stores([dest]).checks} == {"adam": ["groups"], "sgd": ["groups"]}
 
 
 def test_different_studies_of_one_name_are_both_kept(cli, tmp_path):
