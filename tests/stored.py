@@ -26,8 +26,8 @@ WILD = "<script>alert(1)</script> [/bold] \"q\" 'a' | ü 漢 \x1b[31m"
 
 @cache
 def _described(lr: float) -> str:
-    words = {"task": "synthetic", "opt": "ngd", "opt.lr": lr, "trainer.max_steps": 3, "seed": 1, "data_seed": 2}
-    return json.dumps(described(resolve({**words, "precision": "64-true", "device": "cpu"})))
+    words = {"task": "synthetic", "opt": "ngd", "opt.lr": lr, "trainer.max_steps": 3}
+    return json.dumps(described(resolve({**words, "seed": 1, "data_seed": 2, "precision": "64-true", "device": "cpu"})))
 
 
 def record(run_id: str, *, lr: float = 0.1, task: str = "synthetic", **changes: Any) -> RunResult:
