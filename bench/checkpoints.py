@@ -10,6 +10,7 @@ import torch
 from bench.doctor import first_line
 from bench.store.files import sync
 from bench.store.load import is_there
+from bench.store.tables import rows_of_raw
 
 STEPS = "steps_done"
 """Key in a recorder's state: optimizer steps made."""
@@ -29,11 +30,12 @@ def save(trainer: pl.Trainer, path: Path) -> None:
         sync(path.parent)
 
 
-def usable(path: Path | None, *, put_aside: bool) -> bool:
+def usable(path: Path | None, *, runs: int = 1, put_aside: bool) -> bool:
     """Whether a run can go on from a checkpoint; all ranks that look at the same file find the same.
 
     Args:
-        path: of the checkpoint, or None.
+        path: of the checkpoint, or None; the table of the curve lies beside it.
+        runs: how many train together.
         put_aside: rename one that cannot be read and say so, so that the run starts afresh.
     """
     if path is None or is_there(path) is None:
@@ -43,14 +45,17 @@ def usable(path: Path | None, *, put_aside: bool) -> bool:
             if (torn := file.testzip()) is not None:
                 raise ValueError(f"{torn} is torn")
         states = torch.load(path, map_location="meta", weights_only=True)["callbacks"].values()
-        if not any(isinstance(state.get(STEPS), int) for state in states):
+        steps = next((state[STEPS] for state in states if isinstance(state.get(STEPS), int)), None)
+        if steps is None:
             raise ValueError("it does not say how many steps were made")
+        if (rows := rows_of_raw(path.with_name("curve.raw"), runs)) < steps:
+            raise ValueError(f"the curve beside it has {rows} rows of {steps} steps")
     except Exception as error:
         if put_aside:
             aside = path.with_suffix(".unreadable")
             path.replace(aside)
             print(
-                f"bench: warning: the checkpoint {path} cannot be read ({first_line(error)}); it is put aside as {aside.name}, and"
+                f"bench: warning: the checkpoint {path} cannot be used ({first_line(error)}); it is put aside as {aside.name}, and"
                 " the training starts afresh",
                 file=sys.stderr,
             )

@@ -93,7 +93,8 @@ def train_block(
         results = [new_result(config, task) for row, task in zip(grid, lanes.tasks, strict=True) for config in row]
         for result in results:
             result.engine = "lanes"
-        resume = usable(store.last_checkpoint([result.run_id for result in results], "lanes"), put_aside=True)
+        checkpoint = store.last_checkpoint([result.run_id for result in results], "lanes")
+        resume = usable(checkpoint, runs=len(results), put_aside=True)
         attempt = store.begin(results, resume=resume)
         _refuse_if_taken(store, configs, attempt)  # by another that cuts its blocks elsewhere, at the same time
         due = val_every(first, lanes.plan, lanes.tasks[0])

@@ -159,6 +159,21 @@ def read_raw(path: Path, runs: int, which: int) -> Columns:
     return checked(path, dict(zip(("step", *names), rows.T.copy(), strict=True)))
 
 
+def rows_of_raw(path: Path, runs: int) -> int:
+    """How many whole rows a table that grows, or was left, has; 0 if there is none.
+
+    Args:
+        path: of the file.
+        runs: how many train together, L.
+    """
+    found = is_there(path)
+    if found is None:
+        return 0
+    with path.open("rb") as file:
+        names, offset = _header(file)
+    return (found.st_size - offset) // (8 * (1 + runs * len(names))) if names else 0
+
+
 def write_raw(raw: Path, path: Path, runs: Sequence[tuple[str, int, int]], total: int) -> dict[str, int]:
     """Write a table that has grown as Parquet, on the disk when it returns; nothing if it was not begun.
 
