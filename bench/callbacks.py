@@ -1,5 +1,6 @@
 """What watches training from within Lightning: curves, evaluation, budget, checkpoints and the request to stop."""
 
+import math
 import os
 import signal
 import threading
@@ -31,8 +32,12 @@ from tasks.loop import CurveRow
 _BATCH_TAGS = ("batch/loss", "batch/grad_norm", "batch/raw_step", "batch/applied_step")
 
 
+ONE_REQUEST_SECONDS = 0.5
+"""Signals within so many seconds are one: a Ctrl-C comes to a process, to its group, and from a parent that passes it on. Ours."""
+
+
 class StopRequest:
-    """Notes SIGINT and SIGTERM instead of dying of them; a second one interrupts at once.
+    """Notes SIGINT and SIGTERM instead of dying of them; one that comes later interrupts at once.
 
     Attributes:
         signal: the one that asked the run to stop, or None.
@@ -43,6 +48,7 @@ class StopRequest:
         self.signal: int | None = None
         self.pruned: str | None = None
         self._listening = False
+        self._noted = -math.inf
 
     def prune(self, reason: str) -> None:
         """Stop the run at hand as a signal would, and nothing else."""
@@ -53,14 +59,23 @@ class StopRequest:
         """Handle a signal.
 
         Raises:
-            KeyboardInterrupt: at the second one.
+            KeyboardInterrupt: at the second one, if it is no echo of the first.
         """
         if self.signal is not None and self.pruned is None:
+            if time.monotonic() - self._noted < ONE_REQUEST_SECONDS:
+                return
             raise KeyboardInterrupt
+        self._noted = time.monotonic()
         self.signal, self.pruned = number, None
         if is_main_process():
             with suppress(OSError):  # nobody may listen any more
                 os.write(2, b"\nbench: finishing the steps at hand and saving; once more to stop at once\n")
+
+    def heard(self, number: int) -> None:
+        """Another rank was asked to stop; the same request may still come to this one."""
+        if self.signal is None:
+            self._noted = time.monotonic()
+        self.signal = number
 
     def take_over(self) -> None:
         """Handle the signals, in place of whoever does now; Lightning's own handler ends a run without a checkpoint."""
@@ -129,7 +144,7 @@ class Watcher(pl.Callback):
             with self.aside():
                 self._save(trainer)
         if number:
-            self.stop.signal = number
+            self.stop.heard(number)
         return number, bool(over)
 
     def _save(self, trainer: pl.Trainer) -> None:

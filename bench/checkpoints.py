@@ -63,7 +63,7 @@ def usable(path: Path | None, runs: int = 1, *, put_aside: bool) -> bool:
             aside = path.with_suffix(".unreadable")
             path.replace(aside)
             print(
-                f"bench: warning: the checkpoint {path} cannot be read ({first_line(error)}); it is put aside as {aside.name}, and"
+                f"bench: warning: the checkpoint {path} cannot be used ({first_line(error)}); it is put aside as {aside.name}, and"
                 " the training starts afresh",
                 file=sys.stderr,
             )

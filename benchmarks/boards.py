@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,9 +13,10 @@ import numpy as np
 
 from bench.config import id_of, resolve
 from bench.settings import described
+from bench.store.block import DONE, RUNS
 from bench.store.record import RunResult
 from bench.store.reports import StudyRecord, study_path
-from bench.store.tables import write_parquet
+from bench.store.tables import write_columns
 from bench.text import plain
 from benchmarks.timing import Row
 from optimizers import OPTIMIZERS
@@ -75,7 +75,7 @@ def fill(store: Path, trials: int, fresh: int) -> int:
         fresh: runs of each optimizer on each problem beside its trials.
     """
     draw, count = np.random.default_rng(0), 0
-    curves = [list(table_bytes(store.parent / "table.parquet", draw, name)) for name in ("curve", "measurements")]
+    curves = [[columns(draw, name) for _ in range(DIFFERENT)] for name in ("curve", "measurements")]
     for task in PROBLEMS:
         for opt in OPTIMIZERS:
             axis = "lr" if "lr" in OPTIMIZERS[opt].search else next(iter(OPTIMIZERS[opt].search))
@@ -107,14 +107,11 @@ def fill(store: Path, trials: int, fresh: int) -> int:
     return count
 
 
-def table_bytes(path: Path, draw: np.random.Generator, name: str) -> Iterator[bytes]:
-    """Tables as Parquet, written once and copied into many runs."""
-    for _ in range(DIFFERENT):
-        steps = np.arange(1, POINTS + 1) if name == "curve" else np.arange(0, POINTS + 1, 20)
-        names = ("loss", "grad_norm", "raw_step", "applied_step") if name == "curve" else ("alignment", "distance")
-        write_parquet(path, {"step": steps, **{n: draw.random(len(steps)) / np.sqrt(steps + 1) for n in names}})
-        yield path.read_bytes()
-    path.unlink()
+def columns(draw: np.random.Generator, name: str) -> dict[str, Any]:
+    """A table, which many runs share."""
+    steps = np.arange(1, POINTS + 1) if name == "curve" else np.arange(0, POINTS + 1, 20)
+    names = ("loss", "grad_norm", "raw_step", "applied_step") if name == "curve" else ("alignment", "distance")
+    return {"step": steps, **{n: draw.random(len(steps)) / np.sqrt(steps + 1) for n in names}}
 
 
 def write_run(
@@ -143,12 +140,12 @@ def write_run(
         steps=POINTS, steps_to_target=int(draw.integers(1, POINTS)), seconds_to_target=5.0, wall_s=12.0, train_s=10.0,
         cap_share=0.25 if opt.traits.needs_loss else 0.0, environment={"cpu": "made up", "threads": 1, "gpu": None},
     )  # fmt: skip
-    folder = store / run_id
-    folder.mkdir(parents=True)
-    (folder / "run.json").write_text(json.dumps(plain(vars(result)), indent=1), "utf-8")
+    done = store / run_id / DONE
+    done.mkdir(parents=True)
+    (done / RUNS).write_text(json.dumps(plain(vars(result))) + "\n", "utf-8")
     for name, own in zip(("curve", "measurements"), curves, strict=True):
         if name == "curve" or spec.measure_every is not None:
-            (folder / f"{name}.parquet").write_bytes(own[i % DIFFERENT])
+            write_columns(done / f"{name}.parquet", {run_id: own[i % DIFFERENT]})
     return run_id
 
 

@@ -17,7 +17,7 @@ from bench.lanes.runs import Grid, make_lanes, train_block
 from bench.memory import keep_freed_memory
 from bench.progress import SweepProgress
 from bench.runner import run
-from bench.store.packs import PackFolder
+from bench.store.attempt import Attempt
 from bench.sweeps.grid import configurations, log_grid
 from bench.sweeps.sweep import Choices, single_step, sweep
 from benchmarks.timing import Row, Timed, alternate, timed
@@ -92,7 +92,7 @@ def storing(quick: bool, store: Path) -> list[Row]:
 
     names = ("__init__", "append_curve", "append_measurements", "end")
     shares = []
-    with patch.multiple(PackFolder, **{name: counted(getattr(PackFolder, name)) for name in names}):
+    with patch.multiple(Attempt, **{name: counted(getattr(Attempt, name)) for name in names}):
         for _ in range(rounds):
             spent, begun = 0.0, time.perf_counter()
             as_lanes(grid("gd", RATES, 8, steps, store, defaults=True))()

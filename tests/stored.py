@@ -14,7 +14,7 @@ from bench.settings import described
 from bench.store.attempt import Attempt
 from bench.store.claims import CLAIM
 from bench.store.files import write_json
-from bench.store.record import RunResult
+from bench.store.record import FINISHED, RunResult
 from bench.store.reports import study_path
 from bench.store.store import Store
 from bench.store.tables import CURVE_FIELDS, Columns
@@ -64,10 +64,10 @@ def disown(folder: Path) -> None:
 
 
 def add_run(store: Path, run_id: str, losses: Sequence[float | None] = LOSSES, **changes: Any) -> Path:
-    """A run that has ended, with as many steps as losses; its folder."""
+    """A run that has ended in any way, with as many steps as losses; its folder."""
     changes = {"steps": len(losses), **changes}
     result = record(run_id, **changes)
-    begin(store, result, losses).end([result])
+    _finish(begin(store, result, losses), [result])
     return store / run_id
 
 
@@ -87,8 +87,13 @@ def begin_block(
 def add_block(store: Path, run_ids: Sequence[str], loss: float = 0.5, **changes: Any) -> Path:
     """A block that has ended; its folder."""
     attempt, results = begin_block(store, run_ids, loss, **changes)
-    attempt.end(results)
+    _finish(attempt, results)
     return attempt.folder
+
+
+def _finish(attempt: Attempt, results: list[RunResult]) -> None:
+    """End the attempt, or leave it if its runs have not finished."""
+    (attempt.end if results[0].status in FINISHED else attempt.leave)(results)
 
 
 def add_study(store: Path, name: str, trials: int = 2, **changes: Any) -> Path:

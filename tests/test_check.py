@@ -316,7 +316,7 @@ def test_verdicts_are_stored_by_version_and_damaged_ones_named(tmp_path: Path) -
     assert known.keys() == {("adam", 1), ("adam", 2), ("some/where.py:Mine", 1)}
     assert known["adam", 1]["verdicts"][0]["measured"] is None
     assert known["adam", 1]["failed"] == ["groups"]
-    assert [path.stem for path in stores.unreadable] == sorted(broken)
+    assert [each.path.stem for each in stores.damaged] == sorted(broken)
 
 
 def test_a_store_that_cannot_be_written_is_said(tmp_path: Path) -> None:

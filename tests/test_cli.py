@@ -18,6 +18,7 @@ from bench.options import optimizer_options, task_options
 from bench.papers.experiments import experiments, load
 from optimizers import OPTIMIZERS
 from tasks import TASKS
+from tests.stored import read_curve
 
 FIT = ("fit", "--task", "synthetic", "--opt", "sngd", "--trainer.max_steps", "20", "--device", "cpu")
 RESULT_KEYS = ["run_id", "task", "opt", "status", "metric", "final", "best", "steps", "wall_s", "store"]
@@ -361,7 +362,7 @@ def test_json_is_one_object_and_nothing_else(cli, store):
     )
     assert (result["steps"], result["store"]) == (20, str(store))
     assert 0 < result["final"] < 1
-    assert (store / result["run_id"] / "run.json").is_file()
+    assert (store / result["run_id"] / "done/runs.jsonl").is_file()
 
 
 def test_a_result_is_one_line_that_says_where_it_is_stored(cli, store):
@@ -412,7 +413,7 @@ def trainings(monkeypatch):
 
 def test_the_same_run_is_trained_once(cli, store, trainings):
     first = cli(*FIT, "--json").out
-    (record,) = store.glob("*/run.json")
+    (record,) = store.glob("*/done/runs.jsonl")
     written = record.stat().st_mtime_ns
     assert cli(*FIT, "--json").out == first
     assert cli(*FIT, "--opt.lr", "1e-2", "--trainer.micro_batch_size", "5", "--json").out == first
@@ -454,7 +455,7 @@ def test_divergence_is_a_result(cli, store, fake_mnist):
     assert answer.code == 0
     result = strict_json(answer.out)
     assert (result["status"], result["final"]) == ("diverged", None)
-    record = strict_json((store / result["run_id"] / "run.json").read_text())
+    record = strict_json((store / result["run_id"] / "done/runs.jsonl").read_text())
     assert record["status"] == "diverged"
     assert "final" not in record["metrics"]
     assert record["steps"] == result["steps"] < 60
@@ -466,8 +467,6 @@ def test_divergence_is_a_result(cli, store, fake_mnist):
 
 @pytest.mark.numeric
 def test_the_curve_of_a_diverged_run_ends_where_it_diverged(cli, store, fake_mnist):
-    from bench.store.tables import read_curve
-
     result = strict_json(cli("fit", "--task", "mnist", "--opt", "sgd", "--opt.lr", "1e30", *TINY_VIT, "--json").out)
     curve = read_curve(store / result["run_id"])
     assert result["status"] == "diverged"

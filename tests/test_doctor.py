@@ -9,8 +9,7 @@ from bench import devices, doctor
 from bench.cli import main
 from bench.devices import VOLTA_FIX, gpu_finding, precision_findings, unused_gpu_findings, visible_gpus
 from bench.doctor import Finding, data_findings, import_findings, version_findings
-from bench.store.record import RunResult, Status
-from bench.store.store import Store
+from tests.stored import add_run
 
 WHEEL = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120"]  # torch 2.15
 GIB = 2**30
@@ -88,14 +87,9 @@ def test_read_only_store(tmp_path: Path, capsys: pytest.CaptureFixture[str], mon
 
 
 def test_runs_are_counted_and_damaged_ones_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    store = Store(tmp_path / "runs")
-    statuses: dict[str, Status] = {"a": "completed", "b": "completed", "c": "diverged"}
-    for name, status in statuses.items():
-        folder = store.begin(RunResult(run_id=name, config={}))
-        folder.result.status = status
-        folder.end(keep_checkpoint=False)
-    (tmp_path / "runs" / "damaged").mkdir()
-    (tmp_path / "runs" / "damaged" / "run.json").write_text('{"run_id": ')
+    for name, status in (("a", "completed"), ("b", "completed"), ("c", "diverged")):
+        add_run(tmp_path / "runs", name, status=status)
+    (add_run(tmp_path / "runs", "damaged") / "done/runs.jsonl").write_text('{"run_id": ')
     code, lines = report(capsys, tmp_path, tmp_path / "runs")
     assert code == 1
     assert any("2 completed, 1 diverged" in text for _, _, text in lines)

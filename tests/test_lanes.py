@@ -852,7 +852,7 @@ def assert_goes_on(grid: Grid, whole: list[dict[str, Any]], steps: int) -> None:
     progress = Silent()
     assert gap(lanes_of(grid, progress), whole) == 0
     assert 0 < progress.steps <= steps * len(whole)
-    assert Store(grid[0][0].store).unfinished_packs() == []
+    assert Store(grid[0][0].store).unfinished() == []
 
 
 @pytest.mark.matrix(keep=3)
@@ -861,9 +861,9 @@ def test_a_block_that_was_stopped_goes_on_as_if_it_had_not_been(spec: OptimizerS
     grid, stop = interrupted_block(store, opt), StopRequest()
     whole = lanes_of(elsewhere(grid))
     assert train(grid, stop, Silent(4, lambda: stop.note(signal.SIGINT))) is None  # the third call ends at step 15
-    (pack,) = Store(store).unfinished_packs()
-    assert not pack.busy
-    assert list(Store(store).runs()) == []
+    (left,) = Store(store).unfinished()
+    assert not left.busy
+    assert {run.status for run in Store(store).runs()} == {"killed"}
     assert [lane["record"]["steps"] for lane in whole].count(24) >= 4
     assert_goes_on(grid, whole, 24 - 15)
 
@@ -894,20 +894,24 @@ def test_a_block_that_breaks_goes_on_from_its_last_checkpoint(
         patch.setattr(Watch, "take", break_at_12)
         with pytest.raises(RunFailed, match="no more"):
             train(grid)
-    (pack,) = Store(store).unfinished_packs()
-    assert not pack.busy
+    (left,) = Store(store).unfinished()
+    assert not left.busy
     assert_goes_on(grid, whole, 24 - 15)
 
 
-def test_a_block_that_is_interrupted_at_once_is_left_as_it_was_at_its_checkpoint(store: Path) -> None:
+def test_a_block_that_is_interrupted_at_once_is_left_as_it_was_at_its_checkpoint(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     grid, stop = interrupted_block(store, "adam", trainer__checkpoint_seconds=1e-9), StopRequest()
+
+    monkeypatch.setattr("bench.callbacks.ONE_REQUEST_SECONDS", 0)
 
     def twice() -> None:
         stop.note(signal.SIGINT)
         stop.note(signal.SIGINT)
 
     assert train(grid, stop, Silent(4, twice)) is None
-    assert [pack.busy for pack in Store(store).unfinished_packs()] == [False]
+    assert [block.busy for block in Store(store).unfinished()] == [False]
     assert_goes_on(grid, lanes_of(elsewhere(grid)), 24 - 8)
 
 
@@ -919,6 +923,6 @@ def test_a_block_that_breaks_before_its_first_checkpoint_leaves_nothing_resumabl
 
     with pytest.raises(RunFailed, match="no more"):
         train(grid, progress=Silent(4, fail))
-    left = Store(store).unfinished_packs()
-    assert not any(pack.busy or (pack.folder / "last.ckpt").exists() for pack in left)
+    assert not any(each.busy for each in Store(store).unfinished())
+    assert not list(store.rglob("last.ckpt"))
     assert gap(lanes_of(grid), lanes_of(elsewhere(grid))) == 0

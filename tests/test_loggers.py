@@ -37,7 +37,7 @@ def fit(store: Path, *words: str) -> int | str | None:
 
 
 def record(store: Path) -> dict[str, Any]:
-    [path] = store.glob("*/run.json")
+    [path] = store.glob("*/done/runs.jsonl")
     return json.loads(path.read_text())
 
 

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from bench.config import resolve
+from bench.config import id_of, resolve
 from bench.runner import run
 from bench.store.store import Store
 from optimizers import OPTIMIZERS
@@ -191,11 +191,14 @@ def test_a_module_of_this_folder_and_of_torch(cli, here: Path, store: Path) -> N
 
 def test_a_run_whose_package_is_gone_names_it(cli, store: Path) -> None:
     done = json.loads(cli("fit", *RUN, "--opt", "sgd", "--json").out)
-    path = store / done["run_id"] / "run.json"
+    path = store / done["run_id"] / "done/runs.jsonl"
     record = json.loads(path.read_text())
-    record["config"]["opt"], record["versions"]["opt_package"] = "far", "far-away 1.2"
+    record["config"]["opt"] = record["identity"]["opt"] = "far"
+    record["versions"]["opt_package"] = "far-away 1.2"
+    record["run_id"] = id_of("synthetic", "far", record["identity"])
     path.write_text(json.dumps(record))
-    answer = cli("fit", "--resume", done["run_id"])
+    (store / done["run_id"]).rename(store / record["run_id"])
+    answer = cli("fit", "--resume", record["run_id"])
     assert answer.code == 2
     assert answer.err.endswith("was trained with far of far-away 1.2; install that again\n")
 

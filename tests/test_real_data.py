@@ -7,7 +7,7 @@ import pytest
 
 from bench.config import resolve
 from bench.runner import run
-from bench.store.tables import read_curve
+from tests.stored import read_curve
 
 pytestmark = pytest.mark.numeric
 

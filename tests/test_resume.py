@@ -9,16 +9,18 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from bench.callbacks import Recorder, StopRequest
 from bench.cli import main
 from bench.progress import Progress
 from bench.store.store import Store
-from bench.store.tables import read_curve, read_tables
 from optimizers import OPTIMIZERS
 from tasks import TASKS
+from tests.stored import read_curve, read_tables
 
 VIT = (
     "fit", "--task", "mnist", "--task.patch_size", "14", "--task.depth", "1", "--task.num_heads", "2", "--task.embed_dim", "8",
@@ -114,7 +116,7 @@ def test_an_interrupted_run_says_how_to_go_on(cli, interrupt, store, number):
     assert f"note: stopped by {number.name} at step 100\n" in answer.out
     assert f"continue with: bench fit --resume {killed.run_id} --store {store}\n" in answer.out
     assert (killed.status, killed.steps, killed.final, killed.best) == ("killed", 100, None, None)
-    assert (store / killed.run_id / "last.ckpt").is_file()
+    assert Store(store).checkpoint(killed.run_id)
     assert [row[0] for row in read_curve(store / killed.run_id)] == list(range(1, 101))
     assert signal.getsignal(number) == before
 
@@ -138,7 +140,7 @@ def test_a_run_may_be_interrupted_more_than_once(cli, interrupt, store, tmp_path
     # The same command goes on as well.
     assert cli(*SYNTHETIC, *SPS).code == 0
     assert outcome(store) == outcome(tmp_path / "whole")
-    assert not (store / run_id / "last.ckpt").exists()
+    assert Store(store).checkpoint(run_id) is None
 
 
 def test_rerun_forgets_the_interrupted_attempt(cli, interrupt, store, tmp_path):
@@ -160,11 +162,52 @@ def test_an_interrupted_run_goes_on_elsewhere(cli, interrupt, store, tmp_path):
 
 def test_a_second_interrupt_ends_at_once(cli, interrupt, store, monkeypatch):
     interrupt(100)
+    monkeypatch.setattr("bench.callbacks.ONE_REQUEST_SECONDS", 0)
     monkeypatch.setattr("bench.callbacks.Recorder._save", lambda *_: signal.raise_signal(signal.SIGINT))
     answer = cli(*SYNTHETIC, *SPS)
     assert (answer.code, answer.out) == (130, "")
     assert answer.err.splitlines()[-1] == "bench: interrupted"
     assert only_run(store).status == "killed"
+
+
+def test_one_request_may_come_as_several_signals(cli, interrupt, store, monkeypatch):
+    """A terminal sends Ctrl-C to all processes of a group, and a parent may pass it on."""
+    interrupt(100)
+    save = Recorder._save
+
+    def save_and_interrupt(self, trainer):
+        signal.raise_signal(signal.SIGTERM)
+        save(self, trainer)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("bench.callbacks.ONE_REQUEST_SECONDS", 1e9)
+        patch.setattr(Recorder, "_save", save_and_interrupt)
+        answer = cli(*SYNTHETIC, *SPS)
+    assert answer.code == 130
+    assert "stopped by SIGINT at step 100" in answer.out
+    assert Store(store).checkpoint(only_run(store).run_id)
+
+
+@pytest.mark.parametrize("heard", [StopRequest.note, StopRequest.heard])
+def test_a_signal_that_comes_later_is_a_second_request(monkeypatch, heard):
+    stop, now = StopRequest(), 1000.0
+    monkeypatch.setattr("bench.callbacks.time", SimpleNamespace(monotonic=lambda: now))
+    heard(stop, signal.SIGINT)  # or another rank has heard it
+    stop.note(signal.SIGTERM)
+    now += 0.4
+    stop.note(signal.SIGINT)
+    assert stop.signal == signal.SIGINT
+    now += 0.2
+    with pytest.raises(KeyboardInterrupt):
+        stop.note(signal.SIGINT)
+
+
+def test_a_signal_to_a_run_that_is_pruned_stops_more_than_it(monkeypatch):
+    stop = StopRequest()
+    stop.prune("its score is no use")
+    stop.note(signal.SIGINT)
+    assert (stop.signal, stop.pruned) == (signal.SIGINT, None)
+    stop.note(signal.SIGINT)
 
 
 def test_resuming_a_finished_run_returns_it(cli, store):
@@ -217,11 +260,63 @@ def test_a_run_of_another_version_is_not_continued(cli, killed, monkeypatch, kno
 
 
 def test_without_a_checkpoint_there_is_nothing_to_continue(cli, killed, store):
-    (store / killed.run_id / "last.ckpt").unlink()
+    Store(store).checkpoint(killed.run_id).unlink()
     assert "was killed before its first checkpoint; train again without --resume" in refused(
         cli, "--resume", killed.run_id
     )
     assert cli(*SYNTHETIC, *SPS).code == 0
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def halve(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def flip(path: Path) -> None:
+    text = bytearray(path.read_bytes())
+    text[len(text) // 2] ^= 0xFF
+    path.write_bytes(text)
+
+
+def of_another_program(path: Path) -> None:
+    torch.save({"callbacks": {}, "state_dict": {}}, path)
+
+
+def with_code(path: Path) -> None:
+    torch.save({"callbacks": Path("a")}, path)
+
+
+def without_curve(path: Path) -> None:
+    path.with_name("curve.raw").unlink()
+
+
+def with_less_curve(path: Path) -> None:
+    halve(path.with_name("curve.raw"))
+
+
+@pytest.mark.parametrize("harm", [empty, halve, flip, of_another_program, with_code, without_curve, with_less_curve])
+def test_a_checkpoint_that_cannot_be_used_is_put_aside_and_the_run_starts_afresh(cli, killed, store, tmp_path, harm):
+    cli(*SYNTHETIC, *SPS, "--store", tmp_path / "whole")
+    path = Store(store).checkpoint(killed.run_id)
+    harm(path)
+    answer = cli(*SYNTHETIC, *SPS)
+    assert answer.code == 0
+    (line,) = [line for line in answer.err.splitlines() if "checkpoint" in line]
+    assert line.startswith(f"bench: warning: the checkpoint {path} cannot be used (")
+    assert line.endswith("); it is put aside as last.unreadable, and the training starts afresh")
+    assert outcome(store) == outcome(tmp_path / "whole")
+
+
+def test_a_checkpoint_of_lanes_is_left_to_lanes(cli, killed, store, tmp_path):
+    cli(*SYNTHETIC, *SPS, "--store", tmp_path / "whole")
+    path = Store(store).checkpoint(killed.run_id).with_name("runs.jsonl")
+    path.write_text(path.read_text().replace('"engine": "lightning"', '"engine": "lanes"'))
+    assert Store(store).checkpoint(killed.run_id) is None
+    assert cli(*SYNTHETIC, *SPS).code == 0
+    assert outcome(store) == outcome(tmp_path / "whole")
 
 
 # -- in processes of their own --------------------------------------------------------------------------------------
@@ -308,6 +403,7 @@ def test_a_signal_from_outside(cli, programs, whole, number):
     assert cli("fit", "--resume", run_id, "--store", store).code == 0
     record, curve = outcome(store)
     record["config"]["trainer"]["checkpoint_seconds"] = 60.0
+    del record["chosen"]["trainer.checkpoint_seconds"]
     assert (record, curve) == whole
 
 
@@ -318,12 +414,12 @@ def check_kill_9(cli, program, store, whole):
     killed = only_run(store)
     assert killed.status == "killed"
     assert killed.reason == "its process ended without a word"
-    with (store / killed.run_id / "curve.jsonl").open("a") as file:
-        file.write("[9, 0.")  # the kernel may tear the last line
+    with (store / killed.run_id / "attempt-1/curve.raw").open("ab") as file:
+        file.write(b"[9, 0.")  # the kernel may tear the last row
     steps = [row[0] for row in read_curve(store / killed.run_id)]
     assert 0 < len(steps) < 2000
     assert steps == list(range(1, len(steps) + 1))
-    assert Store(store).unreadable() == []
+    assert Store(store).contents().damaged == []
     answer = cli(*LONG, "--store", store)
     assert answer.code == 0, answer.err
     assert outcome(store) == whole
@@ -332,7 +428,7 @@ def check_kill_9(cli, program, store, whole):
 @pytest.mark.deep
 def test_kill_9(cli, programs, whole):
     program, store = programs[signal.SIGKILL]
-    program.until(lambda: list(store.glob("*/last.ckpt")))
+    program.until(lambda: list(store.glob("*/attempt-1/last.ckpt")))
     check_kill_9(cli, program, store, whole)
 
 
@@ -341,7 +437,7 @@ def test_kill_9(cli, programs, whole):
 def test_kill_9_at_many_steps(cli, store, whole, step):
     program = Program(*LONG, "--trainer.checkpoint_seconds", "1e-3", "--store", store)
     try:
-        program.until(lambda: any(len(read_curve(file.parent)) >= step for file in store.glob("*/last.ckpt")))
+        program.until(lambda: any(len(read_curve(p.parents[1])) >= step for p in store.glob("*/attempt-1/last.ckpt")))
         check_kill_9(cli, program, store, whole)
     finally:
         program.close()

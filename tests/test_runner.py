@@ -20,13 +20,13 @@ from bench.config import resolve
 from bench.errors import RunFailed, UserError
 from bench.report import result_lines
 from bench.store.record import RunResult
-from bench.store.tables import read_curve
 from bench.watch import Watch
 from optimizers import OPTIMIZERS
 from tasks import TASKS
 from tasks.order import BatchOrder
 from tests import tiny
 from tests.equivalence import Case, build, by_suite, config_of, distance
+from tests.stored import read_curve
 
 pytestmark = pytest.mark.numeric
 
@@ -395,7 +395,7 @@ def test_two_devices_from_the_command_line_stop_resume_and_equal_one_device(
     words = ["--task", "synthetic", "--trainer.batch_size", "10", "--trainer.max_steps", str(steps), "--opt", *opt]
     two = start(store, *words, "--trainer.devices", "2", "--device", "cpu", "--trainer.strategy", strategy)
     deadline = time.monotonic() + 200
-    while not any(path.stat().st_size for path in store.glob("*/curve.jsonl")):
+    while not any(path.stat().st_size for path in store.glob("*/attempt-1/curve.raw")):
         assert two.poll() is None, two.communicate()[1]
         assert time.monotonic() < deadline
         time.sleep(0.05)

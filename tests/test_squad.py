@@ -29,7 +29,6 @@ from bench import runner
 from bench.config import resolve
 from bench.data import states
 from bench.options import read_options
-from bench.store.tables import read_curve
 from tasks import TASKS, squad
 from tasks.files import DataError
 from tasks.spans import SpanExtractor, SpanScore, exact_match, f1, over_answers
@@ -38,6 +37,7 @@ from tasks.squad import SquadData
 from tasks.text import TextBatch
 from tests.conftest import Cli, folder_with
 from tests.equivalence import distance, ignored_by_loss
+from tests.stored import read_curve
 
 SMALL = {"scratch": True, "vocab": 150, "max_length": 32, "stride": 6}
 

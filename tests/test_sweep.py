@@ -15,9 +15,9 @@ import time
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib import import_module
 from math import inf
 from pathlib import Path
@@ -27,7 +27,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from bench.store.packs import PackFolder
 
 import bench.store.files
 import bench.sweeps.sensitivity
@@ -39,6 +38,8 @@ from bench.errors import RunBusy
 from bench.lanes.engine import Lanes
 from bench.memory import Peak
 from bench.progress import Progress, SweepProgress
+from bench.settings import as_stored
+from bench.store.attempt import Attempt
 from bench.store.record import RunResult
 from bench.store.store import Store
 from bench.sweeps.grid import blocks, configurations, read_seeds
@@ -65,6 +66,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def sweep(cli, monkeypatch):
     """`bench sweep` without the files, which take longer than such a training."""
     monkeypatch.setattr("bench.sweeps.sensitivity.write", lambda folder, shown, command: [])
+    monkeypatch.setattr(SweepProgress, "LINE_SECONDS", inf)  # lines that come by the clock
     return lambda *words: cli("sweep", *SMALL, *words)
 
 
@@ -81,6 +83,7 @@ def outcome(store: Path) -> dict[str, tuple[dict, dict]]:
         record = {name: value for name, value in asdict(run).items() if name not in CLOCKS}
         record["validations"] = [{k: v for k, v in row.items() if k != "train_s"} for row in run.validations]
         record["config"] = {**run.config, "trainer": run.config["trainer"] | {"checkpoint_seconds": None}}
+        record["chosen"] = run.chosen | {"trainer.checkpoint_seconds": None}
         found[run.run_id] = record, Store(store).tables(run.run_id)
     return found
 
@@ -94,9 +97,20 @@ def statuses(store: Path) -> Counter:
     return Counter((run.status, run.engine) for run in Store(store).runs())
 
 
-def packs(store: Path) -> dict[str, int]:
-    """Finished packs and their runs."""
-    return {path.parent.name: len(path.read_text().splitlines()) for path in store.glob("lanes-*/runs.jsonl")}
+def finished(store: Path) -> dict[str, int]:
+    """Finished blocks of several runs, by name, and how many those are."""
+    paths = store.glob("block-*/done/runs.jsonl")
+    return {path.parents[1].name: len(path.read_text().splitlines()) for path in paths}
+
+
+def begun(configs: Iterable[RunConfig]) -> list[RunResult]:
+    """The records of runs as lanes begin them."""
+    return [RunResult(config.run_id, as_stored(config), engine="lanes") for config in configs]
+
+
+def snapshot(folder: Path) -> dict[Path, tuple[int, int]]:
+    """All that is in a folder, with times and sizes."""
+    return {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in folder.rglob("*")}
 
 
 def strict_json(text: str) -> Any:
@@ -482,8 +496,8 @@ def test_with_too_little_memory_it_goes_on_in_smaller_blocks(sweep, store, break
         "8 lanes at once need more memory than there is; going on with 4",
     ]
     assert statuses(store) == {("completed", "lanes"): 16}
-    assert list(packs(store).values()) == [4, 4, 4, 4]
-    assert Store(store).unfinished_packs() == []
+    assert list(finished(store).values()) == [4, 4, 4, 4]
+    assert Store(store).unfinished() == []
 
 
 def test_memory_that_runs_out_while_it_is_measured_bounds_the_width(sweep, store, breaks, trained):
@@ -498,8 +512,8 @@ def test_memory_that_runs_out_after_a_checkpoint_leaves_no_rest(sweep, store, br
     breaks(SHORT[0], more_than=4, after=12)
     answer = sweep(*SIXTEEN, "--engine", "lanes", "--width", 16, "--trainer.checkpoint_seconds", 1e-9)
     assert (answer.code, answer.err.count("need more memory")) == (0, 2)
-    assert list(packs(store).values()) == [4, 4, 4, 4]
-    assert Store(store).unfinished_packs() == []
+    assert list(finished(store).values()) == [4, 4, 4, 4]
+    assert Store(store).unfinished() == []
 
 
 def test_a_block_begun_where_there_was_more_memory_is_cut(sweep, store, breaks, interrupt, monkeypatch):
@@ -515,7 +529,7 @@ def test_a_block_begun_where_there_was_more_memory_is_cut(sweep, store, breaks, 
     monkeypatch.setattr("bench.lanes.runs.make_lanes", make_lanes)
     answer = sweep(*SIXTEEN, "--engine", "lanes", "--width", 16)
     assert (answer.code, answer.err) == (0, "16 lanes at once need more memory than there is; going on with 8\n")
-    assert list(packs(store).values()) == [8, 8]
+    assert list(finished(store).values()) == [8, 8]
 
 
 @pytest.mark.matrix(keep=1)
@@ -528,6 +542,7 @@ def test_a_lane_that_does_not_fit_alone_is_one_line(sweep, store, breaks, error)
     assert line.startswith("run synthetic-ngd-")
     assert f" alone needs more memory than there is: {type(error).__name__}: {str(error).splitlines()[0]}" in line
     assert list(Store(store).runs()) == []
+    assert list(store.iterdir()) == []
     breaks(SHORT[0], more_than=99)  # mended
     assert sweep(*FOUR, *LANES).code == 0
 
@@ -561,21 +576,19 @@ def test_a_crash_is_one_line_and_its_traceback_is_kept(sweep, store, breaks):
     breaks(RuntimeError("expected scalar type Half\nand more"), after=5)
     answer = sweep(*FOUR, *LANES)
     assert answer.code == 1
-    (pack,) = store.glob("lanes-*")
-    trace = pack / "traceback.txt"
+    (folder,) = store.glob("block-*")
+    trace = folder / "attempt-1/traceback.txt"
     assert (
         last_line(answer) == f"4 ngd lanes broke: RuntimeError: expected scalar type Half; the traceback is in {trace}"
     )
     assert trace.read_text().startswith("Traceback (most recent call last):\n")
     assert "in training_step" in trace.read_text()
-    assert Store(store).unreadable() == []
-    assert list(Store(store).runs()) == []
+    assert Store(store).contents().damaged == []
+    assert statuses(store) == {("failed", "lanes"): 4}
     breaks(SHORT[0], more_than=99)  # mended
     assert sweep(*FOUR, *LANES).code == 0
     assert statuses(store) == {("completed", "lanes"): 4}
-    assert sorted(path.name for path in pack.iterdir()) == [
-        "curve.parquet", "measurements.parquet", "run.lock", "runs.jsonl",
-    ]  # fmt: skip
+    assert [path.name for path in folder.iterdir()] == ["done"]
 
 
 def test_what_crashed_goes_on_from_its_checkpoint(sweep, store, breaks, tmp_path):
@@ -651,22 +664,22 @@ def whole(sweep, tmp_path) -> dict[str, tuple[dict, dict]]:
 @pytest.mark.matrix(keep=1)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_in_mid_block_and_the_same_command_goes_on(sweep, store, interrupt, whole, trained, number):
-    before = signal.getsignal(number)
+    handler = signal.getsignal(number)
     interrupt(4 * STEPS + 4 * 12, number)
     answer = sweep(*SIXTEEN, *LANES, *OFTEN)
     assert (answer.code, answer.out) == (130, "")
     assert answer.err.splitlines()[-1] == STOPPED
-    assert signal.getsignal(number) == before
-    assert statuses(store) == {("completed", "lanes"): 4}
-    (left,) = Store(store).unfinished_packs()
-    assert (list(left.configs), left.busy) == (trained[-1], False)
-    finished = {path: path.stat().st_mtime_ns for path in (store / next(iter(packs(store)))).iterdir()}
+    assert signal.getsignal(number) == handler
+    assert statuses(store) == {("completed", "lanes"): 4, ("killed", "lanes"): 4}
+    (left,) = Store(store).unfinished()
+    assert (list(left.runs), left.busy) == (trained[-1], False)
+    before = snapshot(store / next(iter(finished(store))))
     trained.clear()
     answer = sweep(*SIXTEEN, *LANES, *OFTEN)
     assert (answer.code, answer.err) == (0, "4 of 16 runs are stored\n")
     assert list(map(len, trained)) == [4, 4, 4]
-    assert trained[0] == list(left.configs)
-    assert finished == {path: path.stat().st_mtime_ns for path in finished}
+    assert trained[0] == list(left.runs)
+    assert snapshot(next(iter(before)).parent) == before
     assert same(outcome(store), whole)
 
 
@@ -689,6 +702,7 @@ def test_a_sweep_may_be_interrupted_more_than_once(sweep, store, interrupt, whol
 def test_a_second_signal_ends_at_once(sweep, store, interrupt, whole, monkeypatch):
     interrupt(4 * STEPS + 4 * 8)
     save = Watcher._save
+    monkeypatch.setattr("bench.callbacks.ONE_REQUEST_SECONDS", 0)
 
     def save_and_interrupt(self, trainer):
         if self.stop.signal is not None:
@@ -699,7 +713,7 @@ def test_a_second_signal_ends_at_once(sweep, store, interrupt, whole, monkeypatc
     answer = sweep(*SIXTEEN, *LANES, *OFTEN)
     assert (answer.code, answer.out) == (130, "")
     assert "Traceback" not in answer.err
-    assert statuses(store) == {("completed", "lanes"): 4}
+    assert statuses(store) == {("completed", "lanes"): 4, ("killed", "lanes"): 4}
     assert sweep(*SIXTEEN, *LANES, *OFTEN).code == 0
     assert same(outcome(store), whole)
 
@@ -769,9 +783,12 @@ class Asleep:
 def test_what_another_process_trains_is_waited_for(sweep, store, monkeypatch, trained, tmp_path):
     sweep(*FOUR, *LANES, "--store", tmp_path / "other")
     done = {run.run_id: run for run in Store(tmp_path / "other").runs()}
-    configs = {run_id: run.config for run_id, run in done.items()}
-    pack = Store(store).begin_pack(configs)
-    monkeypatch.setattr(bench.sweeps.sweep, "time", Asleep(lambda: None, lambda: pack.end(list(done.values()))))
+    attempt = Store(store).begin(begun(configs_of(store)))
+
+    def ends() -> None:
+        attempt.end([replace(done[run.run_id], thinned=True) for run in attempt.runs])
+
+    monkeypatch.setattr(bench.sweeps.sweep, "time", Asleep(lambda: None, ends))
     monkeypatch.setattr(SweepProgress, "LINE_SECONDS", 0)
     trained.clear()
     answer = sweep(*FOUR, *LANES)
@@ -783,19 +800,19 @@ def test_what_another_process_trains_is_waited_for(sweep, store, monkeypatch, tr
 
 
 def test_what_another_process_gives_up_is_trained(sweep, store, monkeypatch, trained):
-    pack = Store(store).begin_pack({config.run_id: {} for config in configs_of(store)[1:]})
-    monkeypatch.setattr(bench.sweeps.sweep, "time", Asleep(pack.abandon))
+    attempt = Store(store).begin(begun(configs_of(store)[1:]))
+    monkeypatch.setattr(bench.sweeps.sweep, "time", Asleep(attempt.drop))
     assert sweep(*FOUR, *LANES).code == 0
     assert Counter(run_id for block in trained for run_id in block) == {c.run_id: 1 for c in configs_of(store)}
     assert len(trained[0]) == 1
 
 
 def test_a_signal_ends_the_waiting(sweep, store, monkeypatch):
-    pack = Store(store).begin_pack({config.run_id: {} for config in configs_of(store)})
+    attempt = Store(store).begin(begun(configs_of(store)))
     monkeypatch.setattr(bench.sweeps.sweep, "time", Asleep(lambda: signal.raise_signal(signal.SIGINT)))
     answer = sweep(*FOUR, *LANES)
     assert (answer.code, answer.err.splitlines()[-1]) == (130, STOPPED)
-    pack.abandon()
+    attempt.drop()
 
 
 def test_a_block_that_another_process_has_just_trained_is_not_trained_again(sweep, store):
@@ -807,55 +824,40 @@ def test_a_block_that_another_process_has_just_trained_is_not_trained_again(swee
     assert {path: path.stat().st_mtime_ns for path in store.rglob("*")} == before
 
 
-def test_a_pack_that_ends_while_its_lock_is_waited_for_is_not_begun_again(store, monkeypatch):
-    take = bench.store.files.take_lock
-    pack = Store(store).begin_pack({"a": {}})
-
-    def wait(*args: object) -> int:
-        pack.end([RunResult("a", {}, "completed")])
-        return take(*args)
-
-    monkeypatch.setattr("bench.store.packs.take_lock", wait)
-    with pytest.raises(RunBusy, match=r"lanes-\w+ has just been trained"):
-        Store(store).begin_pack({"a": {}})
-    monkeypatch.undo()
-    assert Store(store).get("a").status == "completed"
-    Store(store).begin_pack({"a": {}}).abandon()
-
-
 def test_another_process_may_take_the_same_block_first(sweep, store, monkeypatch, trained):
-    begin, busy = Store.begin_pack, [RunBusy("at once")]
+    begin, busy = Store.begin, [RunBusy("at once")]
 
-    def begin_pack(self, configs):
+    def begin_second(self, *args, **options):
         if busy:
             raise busy.pop()
-        return begin(self, configs)
+        return begin(self, *args, **options)
 
-    monkeypatch.setattr(Store, "begin_pack", begin_pack)
+    monkeypatch.setattr(Store, "begin", begin_second)
     assert sweep(*FOUR, *LANES).code == 0
     assert list(map(len, trained)) == [4, 4]
     assert statuses(store) == {("completed", "lanes"): 4}
 
 
-def test_a_pack_with_lanes_of_another_sweep_is_left_alone(sweep, store, interrupt, trained):
+def test_a_block_with_lanes_of_another_sweep_is_left_alone(sweep, store, interrupt, trained):
     interrupt(6 * 8)
     assert (
         sweep("--opt", "ngd", "--opt.lr", "0.1,1,2", "--seeds", 2, "--engine", "lanes", "--width", 6, *OFTEN).code
         == 130
     )
-    (left,) = Store(store).unfinished_packs()
-    before = {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in left.folder.iterdir()}
+    (left,) = Store(store).unfinished()
+    before = snapshot(left.folder)
     trained.clear()
     assert sweep(*FOUR, *LANES, *OFTEN).code == 0
     assert list(map(len, trained)) == [4]
-    assert Store(store).unfinished_packs() == [left]
-    assert {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in left.folder.iterdir()} == before
+    assert Store(store).unfinished() == [left]
+    assert snapshot(left.folder) == before
 
 
 @pytest.mark.parametrize("engine", ["lanes", "lightning"])
 def test_a_run_that_was_begun_on_its_own_goes_on_on_its_own(sweep, store, trained, engine):
     one, *_ = configs_of(store)
-    Store(store).begin(RunResult(one.run_id, one.model_dump(mode="json"), "killed")).end(keep_checkpoint=False)
+    attempt = Store(store).begin([RunResult(one.run_id, as_stored(one))])
+    attempt.leave([RunResult(one.run_id, as_stored(one), "killed")])
     answer = sweep(*FOUR, "--engine", engine, "--width", 4)
     assert answer.code == 0
     assert [one.run_id] in trained
@@ -866,12 +868,10 @@ def test_a_run_that_was_begun_on_its_own_goes_on_on_its_own(sweep, store, traine
 @pytest.mark.parametrize("engine", ["lanes", "lightning"])
 def test_a_run_that_bench_fit_trains_now_is_waited_for(sweep, store, monkeypatch, trained, engine):
     one, *_ = configs_of(store)
-    folder = Store(store).begin(RunResult(one.run_id, one.model_dump(mode="json"), "running"))
+    attempt = Store(store).begin([RunResult(one.run_id, as_stored(one))])
 
     def ends() -> None:
-        folder.result.status = "completed"
-        folder.result.final = 0.5
-        folder.end(keep_checkpoint=False)
+        attempt.end([RunResult(one.run_id, as_stored(one), "completed", final=0.5)])
 
     monkeypatch.setattr(bench.sweeps.sweep, "time", Asleep(lambda: None, ends))
     answer = sweep(*FOUR, "--engine", engine, "--width", 4)
@@ -934,7 +934,7 @@ def meet(store: Path, journal: Path) -> None:
         return results
 
     def step_together(self):
-        while len(list(store.glob("lanes-*/lanes.json"))) < 2 and not packs(store):
+        while len(list(store.glob("block-*/attempt-*"))) < 2 and not finished(store):
             time.sleep(0.01)
         return step(self)
 
@@ -962,15 +962,15 @@ def test_kill_9_in_mid_block(sweep, store, whole, trained, tmp_path):
     words = ("sweep", *SMALL, *SIXTEEN, *LANES, *OFTEN, "--store", store)
     code, out, _ = Program(tmp_path / "killed", words, die_at, 4 * STEPS + 4 * 12).end()
     assert (code, out) == (-signal.SIGKILL, "")
-    assert statuses(store) == {("completed", "lanes"): 4}
-    (left,) = Store(store).unfinished_packs()
+    assert statuses(store) == {("completed", "lanes"): 4, ("killed", "lanes"): 4}
+    (left,) = Store(store).unfinished()
     assert not left.busy
-    finished = {path: path.stat().st_mtime_ns for path in (store / next(iter(packs(store)))).iterdir()}
+    before = snapshot(store / next(iter(finished(store))))
     trained.clear()
     assert sweep(*SIXTEEN, *LANES, *OFTEN).code == 0
-    assert trained[0] == list(left.configs)
+    assert trained[0] == list(left.runs)
     assert list(map(len, trained)) == [4, 4, 4]
-    assert finished == {path: path.stat().st_mtime_ns for path in finished}
+    assert snapshot(next(iter(before)).parent) == before
     assert same(outcome(store), whole)
 
 
@@ -996,7 +996,7 @@ def test_two_processes_share_the_work(store, whole, tmp_path):
     lines = [line.split() for line in journal.read_text().splitlines()]
     assert Counter(run_id for _, run_id in lines) == dict.fromkeys(whole, 1)
     assert len({pid for pid, _ in lines}) == 2
-    assert list(packs(store).values()) == [4] * 4
+    assert list(finished(store).values()) == [4] * 4
     assert same(outcome(store), whole)
 
 
@@ -1047,7 +1047,7 @@ def full_disk(store: Path) -> str:
 
 def test_a_full_disk_at_the_start_of_a_block(sweep, store, monkeypatch):
     with monkeypatch.context() as full:
-        full.setattr(bench.store.files.json, "dump", no_space)
+        full.setattr("bench.store.attempt.write_records", no_space)
         answer = sweep(*FOUR, *LANES)
     assert (answer.code, last_line(answer)) == (1, full_disk(store))
     assert sweep(*FOUR, *LANES).code == 0
@@ -1056,16 +1056,16 @@ def test_a_full_disk_at_the_start_of_a_block(sweep, store, monkeypatch):
 @pytest.mark.matrix(keep=1)
 @pytest.mark.parametrize("table", ["append_curve", "append_measurements"])
 def test_a_full_disk_in_mid_block(sweep, store, monkeypatch, whole, table):
-    append = getattr(PackFolder, table)
+    append = getattr(Attempt, table)
 
     def appended(self, *args):
-        if len(packs(store)) == 1:
+        if len(finished(store)) == 1:
             with bench.store.files.disk_errors(self.store):
                 no_space()
         append(self, *args)
 
     with monkeypatch.context() as full:
-        full.setattr(PackFolder, table, appended)
+        full.setattr(Attempt, table, appended)
         answer = sweep(*SIXTEEN, *LANES, *OFTEN)
     assert (answer.code, last_line(answer)) == (1, full_disk(store))
     assert statuses(store) == {("completed", "lanes"): 4}
@@ -1081,11 +1081,11 @@ def test_a_full_disk_for_a_checkpoint(sweep, store, monkeypatch):
     assert sweep(*FOUR, *LANES, *OFTEN).code == 0
 
 
-@pytest.mark.parametrize("name", ["curve.parquet", "runs.jsonl"])
-def test_a_full_disk_at_the_end_of_a_block_keeps_what_there_is(sweep, store, monkeypatch, breaks, name):
-    moved = Path.replace
+@pytest.mark.parametrize(("name", "way"), [("curve.parquet", "replace"), ("done", "rename")])
+def test_a_full_disk_at_the_end_of_a_block_keeps_what_there_is(sweep, store, monkeypatch, breaks, name, way):
+    moved = getattr(Path, way)
     with monkeypatch.context() as full:
-        full.setattr(Path, "replace", lambda self, to: no_space() if to.name == name else moved(self, to))
+        full.setattr(Path, way, lambda self, to: no_space() if to.name == name else moved(self, to))
         answer = sweep(*FOUR, *LANES, *OFTEN)
     assert (answer.code, last_line(answer)) == (1, full_disk(store))
     breaks(RuntimeError("made again"), before=12)

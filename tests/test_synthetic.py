@@ -15,13 +15,13 @@ from torch.func import vmap
 from bench.config import resolve
 from bench.runner import run
 from bench.store.store import Store
-from bench.store.tables import read_curve, read_tables
 from optimizers import NGD, PS
 from tasks import TASKS
 from tasks.saturated import attended_mean
 from tasks.synthetic import AttentionClassifier, FixedDecoderData
 from tasks.synthetic_joint import JointClassifier, MixtureTokenData
 from tasks.token_classifier import TokenClassifier, TokenData, stacked_logits
+from tests.stored import read_curve, read_tables
 
 pytestmark = pytest.mark.numeric
 

@@ -26,7 +26,6 @@ from bench.doctor import text_findings
 from bench.options import read_options
 from bench.report import result_lines
 from bench.runner import StepRanges, build, make_trainer, run
-from bench.store.tables import read_curve
 from tasks import TASKS, civil_comments, mnli, sst2, text
 from tasks.cache import cached_tokens
 from tasks.civil_comments import CivilCommentsData
@@ -40,6 +39,7 @@ from tasks.sst2 import SST2Data
 from tasks.text import TextData
 from tasks.tokenizer import load_tokenizer, train_word_pieces, word_pieces
 from tests.conftest import Cli
+from tests.stored import read_curve
 
 CPU = torch.device("cpu")
 SMALL = {"scratch": True, "vocab": 150, "max_length": 24}

@@ -77,7 +77,11 @@ def is_alive(folder: Path, now: float | None = None) -> bool:
 
 @contextmanager
 def beating(folder: Path) -> Iterator[None]:
-    """Give signs of life while the context lasts."""
+    """Give signs of life while the context lasts.
+
+    Raises:
+        MemoryError: there is too little for that.
+    """
     done = threading.Event()
 
     def beat() -> None:
@@ -86,7 +90,10 @@ def beating(folder: Path) -> Iterator[None]:
                 os.utime(folder / CLAIM)
 
     thread = threading.Thread(target=beat, daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise MemoryError(f"there is no memory for a thread ({error})") from None
     try:
         yield
     finally:
