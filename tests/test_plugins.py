@@ -192,6 +192,7 @@ def test_a_run_whose_package_is_gone_names_it(cli, store: Path) -> None:
     path = store / done["run_id"] / "run.json"
     record = json.loads(path.read_text())
     record["config"]["opt"], record["versions"]["opt_package"] = "far", "far-away 1.2"
+    record["identity"] = {}  # or it would contradict it
     path.write_text(json.dumps(record))
     answer = cli("fit", "--resume", done["run_id"])
     assert answer.code == 2

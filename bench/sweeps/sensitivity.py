@@ -209,7 +209,8 @@ def _text(value: Any, digits: int = 6) -> str:
 
 
 def _excess(run: RunResult) -> float | None:
-    return run.metrics.get("final", {}).get("excess")
+    excess = run.metrics.get("final", {}).get("excess")
+    return None if isinstance(excess, dict) else excess
 
 
 def _point(x: Any, ends_of_runs: Sequence[tuple[End, End]], mode: Mode) -> tuple[Point, End]:
@@ -382,7 +383,14 @@ def _page(sweep: Sensitivity, command: str) -> str:
         f"* All runs: `{words(shared)}`.", *(f"* {line}" for line in _notes(sweep)),
     ]  # fmt: skip
     for what, found in (
-        ("Machine", [", ".join(filter(None, map(run.environment.get, ("cpu", "gpu")))) or "unknown" for run in runs]),
+        (
+            "Machine",
+            [
+                ", ".join(str(run.environment[name]) for name in ("cpu", "gpu") if run.environment.get(name))
+                or "unknown"
+                for run in runs
+            ],
+        ),
         ("torch", [run.versions.get("torch", "unknown") for run in runs]),
         ("Engine", [run.engine for run in runs]),
     ):
