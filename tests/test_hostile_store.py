@@ -143,17 +143,18 @@ def test_boards_show_what_is_sound(readers, tmp_path, number):  # needs branch b
     store, _ = hostile_store(tmp_path, number)
     read = readers(store)
     for form in ("json", ("table", "md", "csv", "tex", "html")[number % 5]):
-        answer = read("leaderboard", "--board", "all", "--store", store, "--format", form)
+        answer = read("leaderboard", "--board", "all", "--mixed-versions", "--store", store, "--format", form)
         assert "gd" in answer.out
         assert "<script>alert" not in answer.out
-    read("report", "-o", read.out / "report.html", "--store", store)
+    read("report", "-o", read.out / "report.html", "--mixed-versions", "--store", store)
     page = (read.out / "report.html").read_text()
     assert "gd" in page
     assert "<script>alert" not in page
     chart = ("curves", "sensitivity", "profile", "steps", "budget")[number % 5]
-    drawn = read("plot", chart, "-o", read.out / "chart.svg", "--store", store, codes=(0, 1, 2))
-    assert (read.out / "chart.svg").is_file() == (drawn.code != 2)
-    assert (drawn.code != 2) >= (chart == "curves")
+    words = ("plot", chart, "-o", read.out / "chart.svg", "--mixed-versions", "--store", store)
+    code = read(*words, codes=(0, 1, 2)).code
+    assert (read.out / "chart.svg").is_file() == (code != 2)
+    assert chart != "curves" or code != 2
 
 
 @pytest.mark.parametrize("number", PARTS)
