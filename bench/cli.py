@@ -15,7 +15,7 @@ from bench import process
 from bench.errors import MAKE_ROOM, RunFailed, UserError, unknown, unknown_run
 from bench.machine import is_main_process
 from bench.output import remark, warn_of
-from bench.words import Parser, add_places, split
+from bench.words import Parser, add_places, place, split
 from optimizers.plugins import PluginError, foreign
 
 
@@ -94,20 +94,20 @@ def _fit(words: list[str]) -> int:
 
         print(fit_help(settings.get("task"), settings.get("opt")))
         return 0
-    store = settings.get("store", os.environ.get("BENCH_STORE", "runs"))
+    places = {name: place(name, settings.get(name)) for name in ("data", "store")}
     if "resume" in flags:
+        command = ["bench", "fit", *words]
         run = Path(flags["resume"])
         if run.name != flags["resume"]:  # the path of a run's folder
-            store = settings["store"] = str(run.parent)
+            places["store"] = settings["store"] = run.parent
         more = flags.keys() & {"config", "tuned", "rerun"}
         if more:
             raise UserError(f"--resume takes the run's own settings; leave --{min(more)} out")
-        config = _stored_config(Path(store), run.name, settings)
+        config = _stored_config(run.name, settings, places, command)
     else:
         from bench.config import resolve
 
         path = Path(flags["config"]) if "config" in flags else None
-        places = {"data": os.environ.get("BENCH_DATA", "data"), "store": store}
         config = resolve(settings, config=path, tuned="tuned" in flags, fallback=places)
     study = None
     if "tuned" in flags:
@@ -136,31 +136,35 @@ def _fit(words: list[str]) -> int:
     return {"killed": 130, "failed": 1}.get(result.status, 0)
 
 
-def _stored_config(store: Path, run_id: str, settings: dict[str, Any]) -> Any:
+def _stored_config(run_id: str, settings: dict[str, Any], places: dict[str, Path], command: list[str]) -> Any:
     """The configuration of a run that was interrupted, with places from here."""
     from bench.config import resolve, settings_of
+    from bench.plugins import allowed
     from bench.store.record import RESUMABLE
     from bench.store.store import Store
-    from optimizers import OPTIMIZERS
-    from tasks import TASKS
+    from optimizers.plugins import bare
 
+    named = {kind: [str(settings.pop(kind))] for kind in ("task", "opt") if kind in settings}
     more = settings.keys() - {"store", "data", "logger"}
     if more:
         raise UserError(
             f"--resume takes the run's own settings; --{min(more)} cannot be changed (start a new run instead)"
         )
+    store = places["store"]
     kept = Store(store)
     result = kept.get(run_id)
     if result is None:
         if not kept.folder.is_dir():
             raise UserError(f"there is no store {store}; name it with --store DIR")
         raise unknown_run(run_id, (run.run_id for run in kept.runs()), f"the store {store}")
-    for kind, registry in (("task", TASKS), ("opt", OPTIMIZERS)):
-        if result.config[kind] not in registry:
-            package = result.versions.get(f"{kind}_package", "a package that the record does not name")
-            raise UserError(f"run {run_id} was trained with {result.config[kind]} of {package}; install that again")
-    places = {"data": settings.get("data", os.environ.get("BENCH_DATA", "data")), "store": store}
-    config = resolve(settings_of(result.config) | places | settings)
+    for kind, (name,) in named.items():
+        if bare(name) != bare(result.config[kind]):
+            raise UserError(
+                f"--{kind} {name}: run {run_id} was begun with {result.config[kind]}, which cannot be changed"
+                " (start a new run instead)"
+            )
+    names = allowed(result.config, result.versions, named, f"run {run_id}", command)
+    config = resolve(settings_of(result.config) | names | places | settings)
     if config.run_id != run_id:
         raise UserError(
             f"run {run_id} was begun by another version of its task or optimizer and cannot be continued; train again without --resume"

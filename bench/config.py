@@ -8,21 +8,48 @@ from collections.abc import Mapping
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 
 from bench.errors import UserError, unknown
-from bench.options import Option, optimizer_options, parse_options, task_options, task_values
+from bench.options import (
+    NO_BOOLEAN,
+    Option,
+    is_stray_boolean,
+    optimizer_options,
+    parse_options,
+    task_options,
+    task_values,
+    type_name,
+)
 from bench.text import plain
 from optimizers import OPTIMIZERS, OptimizerSpec
 from optimizers.plugins import bare, slug
 from tasks import TASKS, TaskSpec
 
 Precision = Literal["32-true", "bf16-mixed", "16-mixed", "64-true"]
+MOST_SEED = 2**63 - 1
+"""The greatest seed: what tables of runs, DuckDB and torch's generators hold in a signed integer of 64 bits."""
+Seed = Annotated[int, Field(ge=0, le=MOST_SEED)]
+SEED_RANGE = f"an integer from 0 to {MOST_SEED} (2^63 - 1)"
 
 
-class TrainerOptions(BaseModel):
+class NoBooleans(BaseModel):
+    """Fields that take a boolean only where they are one."""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_boolean(cls, value: Any, info: ValidationInfo) -> Any:
+        kind = cls.model_fields[str(info.field_name)].annotation
+        if is_stray_boolean(value, kind):
+            takes = {"takes": type_name(kind), "not": NO_BOOLEAN}
+            raise PydanticCustomError("boolean", "it takes {takes}, and {not}", takes)
+        return value
+
+
+class TrainerOptions(NoBooleans):
     """How long and how a run trains. Names are Lightning's where it has one.
 
     A value that is the default is no part of a run's identity, so defaults must stay what they are.
@@ -85,7 +112,7 @@ class TrainerOptions(BaseModel):
 _NOT_DECIDING = {"micro_batch_size", "checkpoint_seconds"}
 
 
-class RunConfig(BaseModel):
+class RunConfig(NoBooleans):
     """One run, fully resolved: every default is filled in.
 
     Attributes:
@@ -105,13 +132,20 @@ class RunConfig(BaseModel):
     opt: str
     opt_options: dict[str, Any]
     trainer: TrainerOptions
-    seed: int = Field(0, ge=0)
-    data_seed: int = Field(0, ge=0)
+    seed: Seed = Field(0, description=SEED_RANGE)
+    data_seed: Seed = Field(0, description=SEED_RANGE)
     precision: Precision
     device: Literal["cpu", "cuda", "mps", "auto"] = "auto"
     data: Path = Path("data")
     store: Path = Path("runs")
     logger: Literal["tensorboard", "csv", "wandb", "mlflow"] | None = None
+
+    @field_validator("data", "store", mode="before")
+    @classmethod
+    def _named(cls, value: Any) -> Any:
+        if isinstance(value, str) and not value.strip():  # it would be the folder that one happens to be in
+            raise PydanticCustomError("empty", "it names no folder")
+        return value
 
     @property
     def task_spec(self) -> TaskSpec:
@@ -210,6 +244,8 @@ def resolve(
     """
     settings = dict(fallback or {}) | (flatten_yaml(config) if config else {}) | dict(words)
     for key in ("task", "opt"):
+        if isinstance(settings.get(key), bool):  # `opt: no` of a YAML file
+            raise UserError(f"--{key} {settings[key]!r}: it takes a name, and {NO_BOOLEAN}")
         if not settings.get(key):
             raise UserError(f"--{key} is missing; see `bench list {'tasks' if key == 'task' else 'optimizers'}`")
     task, opt = str(settings.pop("task")), str(settings.pop("opt"))
@@ -271,8 +307,8 @@ def _validated(values: dict[str, Any]) -> RunConfig:
         # A union reports each of its members after the field's own name.
         where = [str(part) for part in first["loc"]][: 2 if first["loc"][0] == "trainer" else 1]
         message = first["msg"][0].lower() + first["msg"][1:]
-        field = TrainerOptions.model_fields.get(where[-1]) if where[0] == "trainer" else None
-        meaning = f"; it is: {field.description}" if field is not None else ""
+        field = (TrainerOptions if where[0] == "trainer" else RunConfig).model_fields.get(where[-1])
+        meaning = f"; it is: {field.description}" if field is not None and field.description else ""
         raise UserError(f"--{'.'.join(where)} {first['input']!r}: {message}{meaning}") from None
 
 
@@ -298,19 +334,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
     Raises:
         UserError: the file is missing, no YAML, or no mapping.
     """
-    import yaml
+    from bench.strict_yaml import load
 
-    try:
-        content = yaml.safe_load(path.read_text("utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"there is no file {path}") from None
-    except RecursionError:
-        raise UserError(f"{path} is not valid YAML: it is nested too deep") from None
-    except (yaml.YAMLError, ValueError, OSError) as error:  # no text, an impossible date, a number of 5,000 digits
-        mark = getattr(error, "problem_mark", None)
-        where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise UserError(f"{path} is not valid YAML{where}: {problem}") from None
+    content = load(path)
     if content is None:
         raise UserError(f"{path} is empty; it must hold settings such as `task: mnist`")
     if not isinstance(content, dict):
@@ -328,10 +354,12 @@ def flatten_yaml(path: Path) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in content.items():
         if isinstance(value, dict):
-            for name, inner in value.items():
-                flat[str(key) if name == "name" and key in ("task", "opt") else f"{key}.{name}"] = inner
+            own = {str(key) if n == "name" and key in ("task", "opt") else f"{key}.{n}": v for n, v in value.items()}
         else:
-            flat[str(key)] = value
+            own = {str(key): value}
+        if twice := sorted(own.keys() & flat.keys()):
+            raise UserError(f"{path}: {twice[0]} is there twice, nested and dotted; give it once")
+        flat |= own
     flat.pop("provenance", None)
     return {k: v for k, v in flat.items() if not k.startswith("provenance.")}
 
@@ -374,8 +402,8 @@ def tuned_file(task: str, opt: str) -> Path:
     """
     places = (Path("tuned"), configs_folder() / "tuned")
     for folder in places:
-        if (folder / task / f"{slug(opt)}.yaml").is_file():
-            return folder / task / f"{slug(opt)}.yaml"
+        if (path := folder / slug(task) / f"{slug(opt)}.yaml").is_file():
+            return path
     there = sorted({f"{path.parent.name}/{path.stem}" for folder in places for path in folder.glob("*/*.yaml")})
     raise UserError(
         f"nothing is tuned for {task} with {opt}; there is {', '.join(there) or 'nothing yet'};"
@@ -383,13 +411,58 @@ def tuned_file(task: str, opt: str) -> Path:
     )
 
 
+_Value = int | float | str | bool | None
+
+
+class Provenance(BaseModel):
+    """Where tuned settings come from, as far as anything depends on it.
+
+    Attributes:
+        study: that found them.
+        settings, versions: of its runs.
+    """
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    study: str | None = None
+    settings: dict[str, _Value | list[_Value]] = {}
+    versions: dict[str, int | str] = {}
+
+
+class Tuned(BaseModel):
+    """What a file of tuned settings holds: settings, dotted or nested, and where they come from."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+    __pydantic_extra__: dict[str, _Value | list[_Value] | dict[str, _Value | list[_Value]]] = Field(init=False)  # type: ignore[reportIncompatibleVariableOverride]
+
+    provenance: Provenance | None = None
+
+
+def read_tuned(path: Path) -> Provenance:
+    """Where the settings of such a file come from, once the file is known to be one.
+
+    Raises:
+        UserError: it is none.
+    """
+    try:
+        return Tuned.model_validate(read_yaml(path)).provenance or Provenance()
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"]))[:100]
+        raise UserError(
+            f"{path} is damaged ({where}: {first['msg'][:200]}); mend it, or move it away and tune again"
+        ) from None
+
+
 def tuned_settings(task: str, opt: str) -> dict[str, Any]:
     """The tuned hyperparameters of a task and optimizer.
 
     Raises:
-        UserError: nothing was tuned for them.
+        UserError: nothing was tuned for them, or the file is damaged.
     """
-    return {k: v for k, v in flatten_yaml(tuned_file(task, opt)).items() if k not in ("task", "opt")}
+    path = tuned_file(task, opt)
+    read_tuned(path)
+    return {k: v for k, v in flatten_yaml(path).items() if k not in ("task", "opt")}
 
 
 def tuned_by(config: RunConfig) -> str | None:
@@ -400,14 +473,14 @@ def tuned_by(config: RunConfig) -> str | None:
     path = tuned_file(config.task, config.opt)
     if resolve({"task": config.task, "opt": config.opt}, tuned=True).opt_options != config.opt_options:
         return None
-    provenance = read_yaml(path).get("provenance") or {}
+    provenance = read_tuned(path)
     settings = settings_of(config.model_dump(mode="json"))
     names = [f"trainer.{name}" for name in ("max_epochs", "max_steps", "max_seconds", "batch_size")]
     for what, mark, then, now in (
-        ("for another budget", "--", provenance.get("settings"), {name: settings[name] for name in names}),
-        ("with other code", "", provenance.get("versions"), config.spec_versions),
+        ("for another budget", "--", provenance.settings, {name: settings[name] for name in names}),
+        ("with other code", "", provenance.versions, config.spec_versions),
     ):
         other = [f"{mark}{k} {v}, not {then.get(k)}" for k, v in now.items() if then and v != then.get(k)]
         if other:
             print(f"bench: tuned {what} (here {'; '.join(other)}): other settings may be better", file=sys.stderr)
-    return str(provenance.get("study") or path.name)
+    return provenance.study or path.name

@@ -53,7 +53,7 @@ class Option:
     @property
     def type_name(self) -> str:
         """The type as a person reads it: `float`, `int or none`."""
-        return " or ".join(map(_type_name, _members(self.type)))
+        return type_name(self.type)
 
     @property
     def default_text(self) -> str:
@@ -62,6 +62,22 @@ class Option:
 
 
 MISSING = "(required)"
+NO_BOOLEAN = "no boolean (true, false; in YAML yes, no, on and off too, unless in quotes)"
+
+
+def type_name(kind: Any) -> str:
+    """A type as a person reads it: `float`, `int or none`."""
+    return " or ".join(map(_type_name, _members(kind)))
+
+
+def is_stray_boolean(value: Any, kind: Any) -> bool:
+    """Whether a value is a boolean, or a list with one, where the type takes none; pydantic would take it for 0 or 1."""
+    values = value if isinstance(value, list | tuple) else [value]
+    return any(isinstance(each, bool) for each in values) and not _takes_boolean(kind)
+
+
+def _takes_boolean(kind: Any) -> bool:
+    return kind in (bool, Any) or isinstance(kind, bool) or any(map(_takes_boolean, typing.get_args(kind)))
 
 
 def _type_name(kind: Any) -> str:
@@ -257,14 +273,14 @@ def _plain(kind: Any, default: Any) -> Any:
 
 def optimizer_options(spec: Any) -> dict[str, Option]:
     """The options of an OptimizerSpec, with the suite's defaults in place of the signature's."""
-    own = OPTIMIZERS.find(spec.name) is not None
+    own = spec.name in OPTIMIZERS.own
     options = read_options(spec.target, ("params",)) if own else imported_options(load(spec.target))
     return {k: replace(o, default=spec.defaults.get(k, o.default)) for k, o in options.items()}
 
 
 def task_options(spec: Any) -> dict[str, Option]:
     """The options of a TaskSpec: those of its data, then those of its module, then `preset` if it has presets."""
-    if TASKS.find(spec.name) is None:
+    if spec.name not in TASKS.own:
         options = imported_options(spec.data_cls, 2) | imported_options(spec.module_cls)
     else:
         options = read_options(spec.data, ("root", "seed")) | read_options(spec.module, ("data",))
@@ -314,8 +330,9 @@ def parse_options(prefix: str, options: Mapping[str, Option], given: Mapping[str
         if isinstance(raw, str) and raw == option.default:
             values[name] = raw  # a word such as `task`, which is not of the option's type
             continue
-        if isinstance(raw, bool) and bool not in _members(option.type):
-            raise UserError(f"--{prefix}.{name} needs a value; it takes {option.type_name}")
+        if is_stray_boolean(raw, option.type):
+            needs = "needs a value" if isinstance(raw, bool) else f"{raw!r}"
+            raise UserError(f"--{prefix}.{name} {needs}; it takes {option.type_name}, and {NO_BOOLEAN}")
         # Defaults go the same way, so that 0 and 0.0 are one value.
         try:
             values[name] = TypeAdapter(option.type).validate_python(_words(raw, option.type))

@@ -1,14 +1,15 @@
 """What the commands share that read stores and write a table, a page or a picture."""
 
 import argparse
-import os
 import sys
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.errors import UserError
 from bench.text import clean
+from bench.words import place
 
 if TYPE_CHECKING:
     from bench.store.stores import Stores
@@ -20,14 +21,14 @@ ENDINGS = {".md": "md", ".csv": "csv", ".json": "json", ".tex": "tex", ".html": 
 def add_stores(parser: argparse.ArgumentParser) -> None:
     """Give a command the option that names its stores."""
     parser.add_argument(
-        "--store", action="append", type=Path, metavar="DIR",
+        "--store", action="append", type=partial(place, "store"), metavar="DIR",
         help="where runs are kept; several are read as one (default: $BENCH_STORE, else ./runs)",
     )  # fmt: skip
 
 
 def stores_of(args: argparse.Namespace) -> list[Path]:
     """The stores that a command was given."""
-    return args.store or [Path(os.environ.get("BENCH_STORE", "runs"))]
+    return args.store or [place("store")]
 
 
 def add_output(parser: argparse.ArgumentParser, formats: Iterable[str]) -> "argparse._ActionsContainer":

@@ -1,11 +1,13 @@
 """A run's result as a person or a program reads it."""
 
+import shlex
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.config import settings_of
+from bench.plugins import naming
 from bench.store.record import RESUMABLE, RunResult
 from bench.store.store import Store
 from bench.text import clean, word_of
@@ -49,7 +51,8 @@ def result_lines(result: RunResult, store: Path) -> list[str]:
     if result.reason:
         lines.append(f"note: {result.reason}")
     if result.status in RESUMABLE and Store(store).checkpoint(result.run_id):
-        lines.append(f"continue with: bench fit --resume {result.run_id} --store {store}")
+        more = "".join(f" {shlex.quote(word)}" for word in naming(result.config))
+        lines.append(f"continue with: bench fit --resume {result.run_id} --store {store}{more}")
     if result.skipped:
         why = "overflowed in half precision" if result.config.get("precision") == "16-mixed" else "was not finite"
         lines.append(f"note: {result.skipped} steps were not taken because a gradient {why}")

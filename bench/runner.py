@@ -9,6 +9,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -17,6 +18,8 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.plugins import DoublePrecision, MixedPrecision
+from lightning.pytorch.plugins.environments import LightningEnvironment
+from torch.distributed import DistNetworkError, DistStoreError
 
 from bench import __version__, process
 from bench.callbacks import Recorder, StopRequest
@@ -26,11 +29,10 @@ from bench.config import RunConfig, on_device
 from bench.errors import RunBusy, RunFailed, UserError
 from bench.machine import LIBRARIES, cpu_name, is_main_process
 from bench.progress import Progress
-from bench.settings import chosen_of, problem_of
+from bench.settings import described
 from bench.store.attempt import Attempt
 from bench.store.record import FINISHED, RunResult
 from bench.store.store import Store
-from bench.text import plain
 from optimizers import TASK_VALUE
 from tasks.base import Task, TaskData
 from tasks.files import DataError
@@ -93,12 +95,16 @@ def run(
         task=task, val_every=val_every(config, plan, task), max_seconds=config.trainer.max_seconds,
         checkpoint_seconds=config.trainer.checkpoint_seconds, loggers=loggers,
     )  # fmt: skip
+    awaited: AwaitedMachines | None = None
     try:
         for logger in loggers:
             logger.log_hyperparams(result.config)
         with quiet(), stop.listening():
             trainer = make_trainer(config, [recorder])
             steps = StepRanges(task, recorder.val_every, config.task_spec.steps_per_call)
+            awaited = awaited_machines(trainer)
+            if awaited is not None:
+                print(f"bench: {awaited.said}", file=sys.stderr, flush=True)
             trainer.fit(task, steps, ckpt_path=checkpoint if resume else None, weights_only=True)
         result.memory = peak_memory()
         if attempt is not None:
@@ -110,6 +116,8 @@ def run(
         _finalize(loggers, "failed")
         if isinstance(error, UserError | KeyboardInterrupt):
             raise error from None
+        if awaited is not None and isinstance(error, DistStoreError | DistNetworkError):
+            raise RunFailed(awaited.missed) from None
         where = f"; the traceback is in {trace}" if trace is not None else ""
         raise RunFailed(f"run {config.run_id} broke: {result.reason}{where}") from error
     _finalize(loggers, "success" if result.status == "completed" else "failed")
@@ -160,20 +168,13 @@ def _load(data_cls: Any, config: RunConfig, options: Mapping[str, Any]) -> TaskD
     return _loaded[key]
 
 
-def as_stored(config: RunConfig) -> dict[str, Any]:
-    """The configuration as a record holds it: without the places of this machine."""
-    return plain(config.model_dump(mode="json", exclude={"data", "store", "logger"}))
-
-
 def new_result(config: RunConfig, task: Task) -> RunResult:
     """The record of a run that is about to begin."""
-    spec, opt = config.task_spec, config.opt_spec
     return RunResult(
-        run_id=config.run_id, config=as_stored(config), identity=config.identity, problem=problem_of(config), chosen=chosen_of(config),
-        versions=versions(config), metric=spec.metric, split=task.data.report, mode=spec.mode, target=spec.target,
-        measures=spec.measure_every is not None, formula=opt.formula, traits=opt.traits.named(),
+        **described(config), versions=versions(config), split=task.data.report,
         part="; ".join(filter(None, (task.part, task.data.part))) or None, environment=environment(config),
-        facts=task.data.facts() | task.facts(), unscheduled=config.trainer.is_scheduled and opt.traits.unscheduled,
+        facts=task.data.facts() | task.facts(),
+        unscheduled=config.trainer.is_scheduled and config.opt_spec.traits.unscheduled,
     )  # fmt: skip
 
 
@@ -279,12 +280,44 @@ def make_trainer(config: RunConfig, callbacks: list[pl.Callback]) -> pl.Trainer:
         strategy = ShardedStrategy(ranks)
     elif options.strategy == "ddp":
         strategy = "ddp"
+    if ranks > 1:
+        os.environ["PYTHONSAFEPATH"] = (
+            "1"  # Lightning starts the others, which must not find an `optimizers` of the working folder
+        )
     return pl.Trainer(
         accelerator=config.device, devices=options.devices, num_nodes=options.num_nodes, strategy=strategy,
         max_epochs=1, callbacks=callbacks, logger=False, enable_checkpointing=False, enable_progress_bar=False,
         enable_model_summary=False, use_distributed_sampler=False, num_sanity_val_steps=0, limit_val_batches=0,
         **precision,
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class AwaitedMachines:
+    """Machines that a run waits for: what is said of it, and what is said if they do not come."""
+
+    said: str
+    missed: str
+
+
+def awaited_machines(trainer: pl.Trainer) -> AwaitedMachines | None:
+    """What a run waits for that is started by hand on several machines; None where somebody else starts it on all of them."""
+    strategy: Any = trainer.strategy
+    environment = getattr(strategy, "cluster_environment", None)
+    if trainer.num_nodes == 1 or type(environment) is not LightningEnvironment or environment.local_rank() > 0:
+        return None
+    here, count, minutes = environment.node_rank(), trainer.num_nodes, strategy._timeout.total_seconds() / 60
+    others = f"the other {count - 1} machines" if count > 2 else "the other machine"
+    how = (
+        f"the same command on each of the {count}, with NODE_RANK=0 to {count - 1}, MASTER_ADDR=(the address of machine 0)"
+        " and MASTER_PORT=(a free port there, the same for all)"
+    )
+    unset = [name for name in ("NODE_RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    lack = f"; {', '.join(unset)} {'is' if len(unset) == 1 else 'are'} not set here" if unset else ""
+    return AwaitedMachines(
+        f"machine {here} of {count} waits for {others}, for {minutes:.3g} minutes; start {how}{lack}",
+        f"--trainer.num_nodes {count}: {others} did not come within {minutes:.3g} minutes; start {how}{lack}",
+    )
 
 
 def versions(config: RunConfig) -> dict[str, Any]:

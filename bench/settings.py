@@ -12,6 +12,22 @@ _BUDGET = ("trainer.max_epochs", "trainer.max_steps")
 _PLACES = ("task", "opt", "seed", "data_seed", "device")
 
 
+def described(config: RunConfig) -> dict[str, Any]:
+    """The fields of a record (`RunResult`) that its configuration decides."""
+    spec, opt = config.task_spec, config.opt_spec
+    return {
+        "run_id": config.run_id, "config": as_stored(config), "identity": config.identity,
+        "problem": problem_of(config), "chosen": chosen_of(config),
+        "metric": spec.metric, "mode": spec.mode, "target": spec.target, "measures": spec.measure_every is not None,
+        "formula": opt.formula, "traits": opt.traits.named(),
+    }  # fmt: skip
+
+
+def as_stored(config: RunConfig) -> dict[str, Any]:
+    """The configuration as a record holds it: without the places of this machine."""
+    return plain(config.model_dump(mode="json", exclude={"data", "store", "logger"}))
+
+
 def problem_of(config: RunConfig) -> dict[str, Any]:
     """The settings, in dotted form, that tell a run's problem from the task as it comes: its budget, and what is no default.
 

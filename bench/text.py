@@ -62,7 +62,9 @@ def cell(value: Any, digits: int = 4) -> str:
 
 def number(value: float, digits: int = 4) -> str:
     """A number to so many digits; whole numbers up to a million without an exponent."""
-    if isinstance(value, int) or (1e4 <= abs(value) < 1e6 and value == round(value)):
+    if isinstance(value, int):
+        return str(value)  # a great seed has more digits than a float
+    if 1e4 <= abs(value) < 1e6 and value == round(value):
         return f"{value:.0f}"
     return f"{value:.{digits}g}"
 

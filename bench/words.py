@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Sequence
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -102,13 +103,39 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
+FOLDERS = {"data": "data", "store": "runs"}
+"""Where data and runs lie if neither `--data` and `--store` nor their variables say otherwise."""
+
+
+def place(name: str, given: str | None = None) -> Path:
+    """The folder that `--data` or `--store` names, else its variable, else the usual one.
+
+    Raises:
+        UserError: it is empty, which would be the folder that one happens to be in.
+    """
+    text, variable = given, f"BENCH_{name.upper()}"
+    if text is None:
+        text = os.environ.get(variable, FOLDERS[name])
+    if not text.strip():
+        raise UserError(
+            f"--{name} (or {variable}) {text!r}: it names no folder; name one, or leave it out for ./{FOLDERS[name]}"
+        )
+    return Path(text)
+
+
+def folder(text: str) -> Path:
+    """A folder that must be named, as the type of an argument."""
+    if text.strip():
+        return Path(text)
+    raise argparse.ArgumentTypeError(f"{text!r} names no folder")
+
+
 def add_places(parser: argparse.ArgumentParser, **options: str) -> None:
     """Give a command --data and --store, or those of them that are named, with what they say."""
-    folders = {"data": "data", "store": "runs"}
     for name, what in (options or {"data": "where datasets lie", "store": "where runs are kept"}).items():
-        variable, folder = f"BENCH_{name.upper()}", folders[name]
-        parser.add_argument(
-            f"--{name}", metavar="DIR", type=Path, default=Path(os.environ.get(variable, folder)),
+        variable, folder = f"BENCH_{name.upper()}", FOLDERS[name]
+        parser.add_argument(  # a default that is a string goes through the type as well
+            f"--{name}", metavar="DIR", type=partial(place, name), default=os.environ.get(variable, folder),
             help=f"{what} (default: ${variable}, else ./{folder})",
         )  # fmt: skip
 

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bench.config import resolve
+from bench.config import id_of, resolve
+from bench.settings import described
 from bench.store.record import RunResult
-from bench.store.stores import StudyRecord, study_path
+from bench.store.reports import StudyRecord, study_path
 from bench.store.tables import write_parquet
 from bench.text import plain
 from benchmarks.timing import Row
@@ -77,8 +78,10 @@ def fill(store: Path, trials: int, fresh: int) -> int:
     curves = [list(table_bytes(store.parent / "table.parquet", draw, name)) for name in ("curve", "measurements")]
     for task in PROBLEMS:
         for opt in OPTIMIZERS:
-            base = plain(resolve({"task": task, "opt": opt, "trainer.max_steps": POINTS, "device": "cpu"}).model_dump())
             axis = "lr" if "lr" in OPTIMIZERS[opt].search else next(iter(OPTIMIZERS[opt].search))
+            # Computed once: the runs differ in one setting and the seed alone.
+            base = described(resolve({"task": task, "opt": opt, "trainer.max_steps": POINTS, "device": "cpu"}))
+            usual = base["config"]["opt_options"][axis]
             points = [{f"opt.{axis}": float(10 ** (-4 + 4 * k / max(1, trials - 1)))} for k in range(trials)]
             made: list[dict[str, Any]] = []
             for k, point in enumerate(points):
@@ -89,14 +92,14 @@ def fill(store: Path, trials: int, fresh: int) -> int:
                     count += 1
                 made.append({"point": point, "kind": "design", "state": "completed", "score": score, "runs": ids})
             best = min(made, key=lambda trial: trial["score"], default=None)
-            value = best["point"][f"opt.{axis}"] if best else base["opt_options"][axis]
+            value = best["point"][f"opt.{axis}"] if best else usual
             for seed in range(fresh):
                 write_run(store, base, axis, value, seed, draw, curves, count)
                 count += 1
             if best is not None:
                 record = StudyRecord(
                     f"{task}-{opt}", task, opt, list(range(1000, 1005)), [f"opt.{axis}"], TASKS[task].mode, "grid", False, made,
-                    best["runs"][0], False,
+                    best["runs"][0], False, metric=TASKS[task].metric,
                 )  # fmt: skip
                 path = study_path(store, record.name)
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -125,16 +128,20 @@ def write_run(
     i: int,
 ) -> str:
     """Write a run with drawn results, and say its id."""
-    spec = TASKS[base["task"]]
-    run_id = f"{base['task']}-{base['opt']}-{i:010x}"
-    final = float(draw.random())
-    config = base | {"opt_options": base["opt_options"] | {axis: value}, "seed": seed, "data_seed": seed}
+    own, final = base["config"], float(draw.random())
+    spec, opt = TASKS[own["task"]], OPTIMIZERS[own["opt"]]
+    options = own["opt_options"] | {axis: value}
+    changed = {"opt_options": options, "seed": seed, "data_seed": seed}
+    identity = base["identity"] | changed
+    chosen = base["chosen"] | ({f"opt.{axis}": value} if value != own["opt_options"][axis] else {})
+    run_id = id_of(own["task"], own["opt"], identity)
     result = RunResult(
-        run_id, config, "completed", versions={"task": spec.version, "opt": OPTIMIZERS[base["opt"]].version, "torch": "2", "lightning": "2"},
-        metric=spec.metric, split="test", final=final, best=final, best_step=POINTS, metrics={"final": {spec.metric: final}},
+        **(base | {"run_id": run_id, "config": own | changed, "identity": identity, "chosen": chosen}),
+        status="completed", versions={"task": spec.version, "opt": opt.version, "torch": "2", "lightning": "2"},
+        split="test", final=final, best=final, best_step=POINTS, metrics={"final": {spec.metric: final}},
         validations=[{"step": step, "train_s": step / 50, spec.metric: float(draw.random())} for step in range(25, POINTS + 1, 25)],
         steps=POINTS, steps_to_target=int(draw.integers(1, POINTS)), seconds_to_target=5.0, wall_s=12.0, train_s=10.0,
-        cap_share=0.25 if OPTIMIZERS[base["opt"]].traits.needs_loss else 0.0, environment={"cpu": "made up", "threads": 1, "gpu": None},
+        cap_share=0.25 if opt.traits.needs_loss else 0.0, environment={"cpu": "made up", "threads": 1, "gpu": None},
     )  # fmt: skip
     folder = store / run_id
     folder.mkdir(parents=True)

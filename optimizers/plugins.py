@@ -10,7 +10,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
-from contextlib import redirect_stdout, suppress
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
@@ -119,21 +119,6 @@ class Registry(MutableMapping[str, Spec], Generic[Spec]):
     def __delitem__(self, name: str) -> None:
         del self.own[name]
 
-    def find(self, name: str) -> Spec | None:
-        """The suite's own spec of this name; None for all else, so that nothing is imported."""
-        return self.own.get(name)
-
-    def known(self, name: str) -> Spec | None:
-        """The spec of this name if it is the suite's own, or a package announces it and can be used; else None.
-
-        Stores name optimizers and tasks of others by module or file, which this never imports.
-        """
-        if name not in self.own and name not in self.announced:
-            return None
-        with suppress(PluginError):
-            return self[name]
-        return None
-
     def describe(self, name: str) -> str | None:
         """In words, where a plug-in of this name comes from; None for what is the suite's own, or is not announced."""
         if name in self.own or name not in self.announced:
@@ -185,10 +170,15 @@ def load_module(place: str) -> Any:
             ) from None
 
 
-def _module(name: str) -> Any:
+def _see_here() -> None:
+    """Find modules of the working folder, as `python -m` does, but after all that is installed."""
     here = str(Path.cwd())
     if here not in sys.path:
-        sys.path.append(here)  # as `python -m` has it, but after all that is installed
+        sys.path.append(here)
+
+
+def _module(name: str) -> Any:
+    _see_here()
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -219,7 +209,7 @@ def _file(path: Path) -> Any:
 def provenance(target: str) -> str:
     """Which package an importable target comes from, with its version; what may change under that has a digest of its source.
 
-    That is the file, or all of the package that a module lies in.
+    That is the file, or all of the package that a module lies in. Nothing is imported.
     """
     place = target.rpartition(":")[0]
     if place.endswith(".py"):
@@ -228,7 +218,11 @@ def provenance(target: str) -> str:
     names = packages_distributions().get(top)
     if names and not _editable(names[0]):
         return f"{names[0]} {version(names[0])}"
-    module = importlib.util.find_spec(top)
+    _see_here()
+    try:
+        module = importlib.util.find_spec(top)
+    except ValueError:  # no name, or `__main__`
+        module = None
     folders = [Path(folder) for folder in module.submodule_search_locations or ()] if module else []
     files = sorted(file for folder in folders for file in folder.rglob("*.py"))
     if not files and module and module.origin:
@@ -255,6 +249,12 @@ def bare(name: str) -> str:
     """A name without the folder of a file: `dir/my_file.py:MyOpt` is `my_file.py:MyOpt` wherever one types it from."""
     place, colon, own = name.rpartition(":")
     return f"{Path(place).name}:{own}" if colon and place.endswith(".py") else name
+
+
+def absolute(name: str) -> str:
+    """A name with the whole path of a file, as it can be typed anywhere."""
+    place, _, own = name.rpartition(":")
+    return f"{Path(place).absolute()}:{own}" if place.endswith(".py") else name
 
 
 def slug(name: str) -> str:

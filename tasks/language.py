@@ -110,8 +110,12 @@ class Encoder(Task):
             self._facts["weights"] = sha256(folder / _WEIGHTS)
         self.model.train()
         if gradient_checkpointing:
+            # `activation_checkpointing_enable` came with transformers 5.23, which warns of the name that it had before.
+            enable = (
+                getattr(self.model, "activation_checkpointing_enable", None) or self.model.gradient_checkpointing_enable
+            )
             # Its random numbers follow from step and sample, so there is no generator to set back.
-            self.model.activation_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
+            enable({"use_reentrant": False, "preserve_rng_state": False})
         self._types = config.type_vocab_size
         self._before_first = config.pad_token_id if config.model_type == "roberta" else None
         positions = config.max_position_embeddings - (0 if self._before_first is None else self._before_first + 1)

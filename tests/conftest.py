@@ -19,7 +19,7 @@ import pytest
 
 from bench.cli import main
 
-pytest_plugins = ["tests.services"]
+pytest_plugins = ["tests.depth", "tests.services"]
 
 # A shell ignores Ctrl-C for what it starts in the background, and so would all that the tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -10,23 +10,24 @@ import numpy as np
 
 from bench.boards import BOARDS, Asked, Board
 from bench.boards.collect import Collected, collect
-from bench.config import resolve
+from bench.config import id_of, resolve
+from bench.settings import described
 from bench.store.record import RunResult
+from bench.store.reports import StudyRecord, study_path
 from bench.store.store import Store
-from bench.store.stores import Stores, StudyRecord, study_path
+from bench.store.stores import Stores
 from bench.store.tables import write_parquet
 from bench.text import plain
 from bench.tuning.selection import End
-from tasks import TASKS
+from optimizers.plugins import bare
 
 VERSIONS = {"torch": "2.15.0", "lightning": "2.6.6", "task": 1, "opt": 1}
 CPU = {"cpu": "abacus", "threads": 1, "gpu": None}
 
 
 @cache
-def _config(task: str, opt: str, words: str) -> tuple[str, str]:
-    resolved = resolve({"task": task, "opt": opt, "device": "cpu", **json.loads(words)})
-    return resolved.run_id, json.dumps(plain(resolved.model_dump(exclude={"data", "store", "logger"})))
+def _described(task: str, opt: str, words: str) -> str:
+    return json.dumps(described(resolve({"task": task, "opt": opt, "device": "cpu", **json.loads(words)})))
 
 
 def made(
@@ -36,6 +37,7 @@ def made(
     *,
     task: str = "mnist",
     name: str | None = None,
+    on: str | None = None,
     words: Mapping[str, Any] | None = None,
     **changes: Any,
 ) -> RunResult:
@@ -45,18 +47,20 @@ def made(
         opt, seed, task: of its configuration.
         final: at its last step, and at its best one.
         name: of an optimizer that nobody knows, with the settings of `opt`.
+        on: name of a task that nobody knows, with the settings of `task`.
         words: further settings in dotted form.
         changes: fields of the record.
     """  # fmt: skip
-    run_id, text = _config(task, opt, json.dumps({"trainer.max_steps": 100, "seed": seed, **(words or {})}))
-    config = json.loads(text)
-    if name is not None:
-        config["opt"], run_id = name, f"{run_id}-{name.encode('utf-8', 'replace').hex()}"[:200]
+    own = json.loads(_described(task, opt, json.dumps({"trainer.max_steps": 100, "seed": seed, **(words or {})})))
+    for key, unknown in (("opt", name), ("task", on)):
+        if unknown is not None:
+            own["config"][key], own["identity"][key] = plain(unknown), bare(plain(unknown))
+    own["run_id"] = id_of(own["config"]["task"], own["config"]["opt"], own["identity"])
     values: dict[str, Any] = {
-        "status": "completed", "versions": VERSIONS, "metric": TASKS[task].metric, "split": "test", "final": final,
+        "status": "completed", "versions": VERSIONS, "split": "test", "final": final,
         "best": final, "best_step": 100, "steps": 100, "train_s": 10.0, "environment": CPU,
     }  # fmt: skip
-    return RunResult(run_id, config, **(values | changes))
+    return RunResult(**(own | values | changes))
 
 
 def seeds(opt: str, finals: Sequence[End], first: int = 0, **changes: Any) -> list[RunResult]:

@@ -3,17 +3,20 @@
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from bench.config import resolve
+from bench.settings import described
 from bench.store.attempt import Attempt
 from bench.store.claims import CLAIM
 from bench.store.files import write_json
 from bench.store.record import RunResult
+from bench.store.reports import study_path
 from bench.store.store import Store
-from bench.store.stores import study_path
 from bench.store.tables import CURVE_FIELDS, Columns
 
 LOSSES = (0.5, None, 0.25)
@@ -21,18 +24,22 @@ WILD = "<script>alert(1)</script> [/bold] \"q\" 'a' | ü 漢 \x1b[31m"
 """A name that means harm to a terminal, a page, a table and a query."""
 
 
+@cache
+def _described(lr: float) -> str:
+    words = {"task": "synthetic", "opt": "ngd", "opt.lr": lr, "trainer.max_steps": 3, "seed": 1, "data_seed": 2}
+    return json.dumps(described(resolve({**words, "precision": "64-true", "device": "cpu"})))
+
+
 def record(run_id: str, *, lr: float = 0.1, task: str = "synthetic", **changes: Any) -> RunResult:
-    """The record of a run that has ended after three steps, if the changes do not say otherwise."""
-    config = {
-        "task": task, "task_options": {"H": 1}, "opt": "ngd", "opt_options": {"lr": lr, "max_step": float("inf")},
-        "trainer": {"max_steps": 3}, "seed": 1, "data_seed": 2, "precision": "64-true", "device": "cpu",
-    }  # fmt: skip
+    """The record of a run that has ended after three steps, if the changes do not say otherwise; its id is no hash."""
+    own = json.loads(_described(lr)) | {"run_id": run_id, "identity": {}}
+    own["config"]["task"] = task
     values: dict[str, Any] = {
-        "status": "completed", "versions": {"torch": "2.15.0", "suite": "0.1.0"}, "metric": "loss", "split": "train",
+        "status": "completed", "versions": {"torch": "2.15.0", "suite": "0.1.0"}, "split": "train",
         "final": 0.25, "best": 0.25, "best_step": 3, "steps": 3, "metrics": {"final": {"loss": 0.25}},
         "environment": {"cpu": "abacus", "threads": 1, "gpu": None},
     }  # fmt: skip
-    return RunResult(run_id, config, **(values | changes))
+    return RunResult(**(own | values | changes))
 
 
 def begin(store: Path, result: RunResult, losses: Sequence[float | None] = LOSSES) -> Attempt:
@@ -46,9 +53,14 @@ def begin(store: Path, result: RunResult, losses: Sequence[float | None] = LOSSE
 
 def kill(attempt: Attempt) -> None:
     """What is left of an attempt when its process ends without a word: the claim of a process that is no more."""
-    claim = attempt.path / CLAIM
-    write_json(claim, {**json.loads(claim.read_bytes()), "started": "before all that lives"})
+    disown(attempt.path)
     attempt.close()
+
+
+def disown(folder: Path) -> None:
+    """Make the claim in a folder that of a process that is no more."""
+    claim = folder / CLAIM
+    write_json(claim, {**json.loads(claim.read_bytes()), "started": "before all that lives"})
 
 
 def add_run(store: Path, run_id: str, losses: Sequence[float | None] = LOSSES, **changes: Any) -> Path:

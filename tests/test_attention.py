@@ -19,9 +19,11 @@ from tasks.dropout import use_batch_dropout
 from tasks.language import TextClassifier
 from tasks.text import TextBatch
 from tasks.vision import ViTClassifier
-from tests.equivalence import Case, by_suite, config_of, distance
+from tests.equivalence import Case, by_suite, config_of, distance, ignored_by_loss
 from tests.tiny import TinyImages
 from tests.tiny_text import TinyText
+
+pytestmark = pytest.mark.numeric
 
 B, T, D, H = 3, 14, 24, 4
 WIDTHS = {"standard": None, "fixed_head": 10, "dcmha": None}
@@ -137,7 +139,8 @@ def test_results_do_not_depend_on_how_queries_and_rows_are_cut(
         monkeypatch.setattr(tasks.composition, "_IN_CACHE", cache)
         whole.query_chunk = chunk
         for a, b in zip(gradients(whole, x, mask, grad), expected, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+            # Entries are sums of terms as large as the greatest, 1500: each is off by that times a few roundings.
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-14 * max(1.0, float(b.abs().max())))
 
 
 def gradients(module: MultiHeadAttention, x: Tensor, mask: Tensor | None, grad: Tensor) -> list[Tensor]:
@@ -204,6 +207,7 @@ def test_padding_changes_no_output_and_rows_without_any_key_stay_finite(kind: st
     torch.testing.assert_close(module(wide, mask)[0], module.proj.bias.expand(T + 5, D))
 
 
+@pytest.mark.matrix(keep=1)
 @pytest.mark.parametrize("options", [{"causal": True, "query_chunk": 3}, {"rotary": True}, {"window": 1}])
 def test_gradients_are_those_of_finite_differences_twice(options: dict[str, Any]) -> None:
     module = MultiHeadAttention(4, 2, kind="dcmha", **options)
@@ -423,9 +427,9 @@ each_vit = pytest.mark.parametrize("options", VITS.values(), ids=VITS)
 
 @each_vit
 def test_every_parameter_of_a_vit_is_trained(options: dict[str, Any]) -> None:
-    task = vit(**options)
-    loss = task.loss(images().batch("train", slice(0, 16))).loss
-    assert all(float(g.abs().max()) > 0 for g in torch.autograd.grad(loss, list(task.parameters())))
+    data = images()
+    data.to(torch.device("cpu"), torch.float64)
+    assert not ignored_by_loss(vit(**options), lambda task: task.loss(data.batch("train", slice(0, 16))).loss)
 
 
 def test_a_vits_fixed_heads_are_as_long_as_its_images_have_tokens() -> None:
@@ -504,8 +508,8 @@ def test_padding_changes_no_logit_of_a_bert(options: dict[str, Any]) -> None:
 @each_bert
 def test_every_parameter_of_a_bert_is_trained(options: dict[str, Any]) -> None:
     for task in (bert(**options), bert(gradient_checkpointing=True, **options)):
-        loss = in_training(task).loss(TinyText().batch("train", slice(0, 6))).loss
-        assert all(float(g.abs().max()) > 0 for g in torch.autograd.grad(loss, list(task.parameters())))
+        given = TinyText().batch("train", slice(0, 6))
+        assert not ignored_by_loss(in_training(task), lambda task, given=given: task.loss(given).loss)
 
 
 def test_a_berts_fixed_head_of_the_standard_size_is_transformers_own() -> None:

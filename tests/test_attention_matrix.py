@@ -12,6 +12,8 @@ from bench.runner import build, run
 from bench.store.store import Store
 from tasks.attention_matrix import AttentionMatrix, AttentionMatrixData
 
+pytestmark = pytest.mark.numeric
+
 
 def made(seed: int = 0, head_dim: int = 3, **options: Any) -> AttentionMatrix:
     torch.manual_seed(seed)

@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+import sys
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -16,12 +17,16 @@ from hypothesis import strategies as st
 from scipy import stats as reference
 
 from bench.boards import BOARDS
+from bench.boards.charts import steps
+from bench.boards.cli import main as results
 from bench.boards.entries import HUGE
 from bench.boards.formats import json_text
 from bench.errors import UserError
 from bench.store.record import RunResult
+from bench.store.reports import study_path
 from bench.store.store import Store
-from bench.store.stores import Stores, study_path
+from bench.store.stores import Stores
+from bench.store.tables import write_parquet
 from tests.entered import board, found, keep, made, pack, rows, seeds, study, tuned
 
 A, B = [0.81, 0.84, 0.80, 0.86, 0.83], [0.70, 0.72, 0.69, 0.77, 0.71]
@@ -417,7 +422,7 @@ def test_budgets_parts_and_settings_of_the_task_are_problems_of_their_own(store)
         {"task.depth": 3},
     ):
         keep(store, *seeds("adam", A, words=words))
-    keep(store, *(replace(run, run_id=f"{run.run_id}-p", part="10 of 20") for run in seeds("adam", A)))
+    keep(store, *(replace(run, run_id=f"{run.run_id}-p", identity={}, part="10 of 20") for run in seeds("adam", A)))
     assert [table.title for table in board("quality", store).tables[1:]] == [
         "mnist, depth 3, max_steps 100", "mnist, max_epochs 1", "mnist, max_steps 100",
         "mnist, max_steps 100, not the whole task: 10 of 20", "mnist, max_steps 200",
@@ -446,29 +451,89 @@ def test_an_optimizer_without_the_settings_asked_for_is_named(store, choice, the
     assert collected.notes == [f"mnist, max_steps 100: adam is not shown, since it has no {choice} settings here"]
 
 
-def test_what_plug_ins_brought_is_shown_or_named(store):
-    keep(store, *seeds("adam", A), *seeds("adam", B, name="mine"))
-    strange = made("sgd", 0)
-    strange.config["task"] = "moon"
-    keep(store, strange)
-    (store / "harm.py").write_text("raise SystemExit('carried out')")
-    keep(store, *seeds("adam", B, name=f"{store / 'harm.py'}:Harm"))
-    (note,) = found(store).notes
-    assert note == "left out, since these tasks are not known here (is their plug-in installed?): moon"
-    kinds = {entry.opt: entry.kind for entry in found(store).entries}
-    assert kinds == {"adam": "default", "mine": "by hand", "harm.py:Harm": "by hand"}
-    strange.config["task"] = f"{store / 'harm.py'}:Harm"
-    keep(store, strange)
-    assert "left out" in found(store).notes[0]
-    moon = store.parent / "moon"
-    keep(moon, strange)
-    with pytest.raises(UserError, match="can be shown; left out, since these tasks are not known here"):
-        found(moon)
+SPY = """
+import pathlib
+(pathlib.Path(__file__).parent / "carried-out").touch()
+from torch.optim import SGD as X
+Thing = X
+"""
+seen: list[str] | None = None
+"""What the process imports and opens, while it is no None."""
+
+
+@sys.addaudithook
+def _see(event: str, values: tuple[Any, ...]) -> None:
+    if seen is not None and event in ("import", "open"):
+        seen.append(f"{event} {values[0]}")
+
+
+def test_what_anybodys_plug_ins_brought_is_shown_without_them(store, tmp_path, monkeypatch):
+    (tmp_path / "somebody").mkdir()
+    for path in (tmp_path / "somebody" / "tasks.py", tmp_path / "evil.py"):
+        path.write_text(SPY)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("BENCH_STORE", str(store))
+    thing, columns = "somebody.tasks:Thing", ("step", "loss", "raw_step", "applied_step")
+    for opt, name, finals in (("adam", None, A), ("sgd", "evil.py:X", B), ("sps", f"{tmp_path}/evil.py:Y", A)):
+        runs = seeds(opt, finals, name=name, on=thing)
+        keep(store, *runs, measured={"step": [0, 20], "alignment": [0.5, 1.0]})
+        for run in runs:
+            write_parquet(store / run.run_id / "curve.parquet", {column: [1.0, 2.0] for column in columns})
+    winner = made("sgd", 1000, name="evil.py:X", on=thing)
+    keep(store, winner)
+    study(store, {0.1: 0.5, 1.0: 0.25}, {0.1: [winner]}, winner, opt="evil.py:X", task=thing)
+    global seen
+    seen = []
+    try:
+        for words in (
+            ["leaderboard", "--board", "all", "-o", "board.json"], ["report", "-o", "report.html"], ["plot", "curves", "-o", "curves.png"],
+            ["leaderboard", "--task", "somebody.tasks:Thing", "--opt", "elsewhere/evil.py:X", "-o", "own.json"],
+        ):  # fmt: skip
+            assert results(words) == 0
+    finally:
+        found_, seen = seen, None
+    assert found_
+    assert not [
+        each
+        for each in found_
+        if each.startswith(("import somebody", "import evil")) or each.endswith(("evil.py", "tasks.py"))
+    ]
+    assert [name for name in sys.modules if "somebody" in name or "evil" in name] == []
+    assert [path.name for path in tmp_path.rglob("carried-out")] == []
+    boards = {each["board"]: each for each in json.loads(Path("board.json").read_text())}
+    (table,) = boards["quality"]["tables"]
+    assert table["title"] == "somebody.tasks:Thing, max_steps 100"
+    assert [(row["opt"], row["settings"], row["n"]) for row in table["rows"]] == [
+        ("adam", "default", 5), ("evil.py:Y", "default", 5), ("evil.py:X", "tuned", 5)
+    ]  # fmt: skip
+    assert boards["speed"]["tables"][0]["title"] == "somebody.tasks:Thing, max_steps 100: accuracy 0.85"
+    assert (
+        "--task somebody.tasks:Thing --opt evil.py:X --device cpu --trainer.max_steps 100"
+        in Path("report.html").read_text()
+    )
+    assert steps(asked_of(found(store), Stores([store])))[0].traces  # of the method that needs the loss
+    (own,) = json.loads(Path("own.json").read_text())[0]["tables"]
+    assert [row["opt"] for row in own["rows"]] == ["evil.py:X"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"), [({"metric": "f1"}, "metric f1"), ({"mode": "min"}, "mode min"), ({"target": 0.5}, "target 0.5")]
+)  # fmt: skip
+def test_a_task_that_is_another_under_one_name_is_another_problem(store, change, words):
+    keep(store, *seeds("adam", A), *seeds("sgd", B, **change))
+    what = words.split()[0]
+    names = [problem.name for problem in found(store).problems]
+    before = {"metric": "accuracy", "mode": "max", "target": made().target}[what]
+    assert sorted(names) == sorted(f"mnist, max_steps 100, {each}" for each in (words, f"{what} {before}"))
+    assert everything(store)
 
 
 FOREIGN: list[tuple[str, Any]] = [
     ("config", {}), ("config", []), ("config", {"task": "mnist", "opt": "adam"}), ("final", "good"), ("steps", None),
-    ("metrics", {"final": 1}), ("validations", [3]), ("versions", None), ("environment", "here"), ("metric", "loss"),
+    ("metrics", {"final": 1}), ("validations", [3]), ("versions", None), ("environment", "here"), ("metric", 3),
+    ("problem", []), ("problem", {"trainer.max_steps": 99}), ("chosen", {"opt.lr": 7}), ("chosen", {"opt": {"lr": 1}}),
+    ("mode", "up"), ("target", "high"), ("traits", "fast"), ("steps", 10**400), ("run_id", "mnist-adam-0"), ("more", 1),
 ]  # fmt: skip
 
 
@@ -477,12 +542,26 @@ def test_a_record_of_another_kind_is_named_and_left_out(store, name, value):
     keep(store, *seeds("adam", A))
     path = store / made("adam", 2).run_id / "run.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
+    assert Stores([store]).unreadable == [path.parent]
+    assert [len(entry.runs) for entry in found(store).entries] == [4]
+    assert everything(store)
+
+
+@pytest.mark.parametrize("facts", [{"f_star": "low"}, {"f_star": True}, {"f_star": {"solved": False}}])
+def test_facts_of_another_kind_are_no_numbers(store, facts):
+    runs = seeds("ngd", A, **LOSS, facts=facts, metrics={"final": {"excess": {"test": 1.0}}})
+    keep(store, *runs, measured={"step": [0, 20], "alignment": [0.5, 1.0]})
+    assert rows("quality", store)["ngd"]["final"].mean == pytest.approx(mean(A))
+    assert everything(store)
+
+
+def test_a_record_that_does_not_say_what_it_is_compared_on_is_named_and_left_out(store):
+    old = made("adam", 2)
+    keep(store, *seeds("adam", A), replace(old, problem={}))
     collected = found(store)
     (damaged,) = collected.damaged
-    assert str(path.parent) in damaged
-    assert name in damaged or "loss" in damaged
+    assert damaged.startswith(f"run {old.run_id} in {store / old.run_id} does not say what it can be compared on")
     assert [len(entry.runs) for entry in collected.entries] == [4]
-    assert everything(store)
 
 
 def test_records_without_the_newest_fields_are_shown(store):
@@ -558,7 +637,7 @@ def test_another_target_is_read_from_the_evaluations(store, task, metric, target
     values = [
         {"step": 10, "train_s": 1.0, metric: 0.5},
         {"step": 20, "train_s": 2.0, metric: target},
-        {"step": 30, metric: None},
+        {"step": 30, "train_s": 3.0},
     ]
     keep(store, *seeds("adam", A, task=task, validations=values))
     (row,) = rows("speed", store, target=target).values()

@@ -19,18 +19,24 @@ from bench.store.stores import Stores
 from optimizers import OPTIMIZERS, OptimizerSpec
 from optimizers.plugins import PluginError
 from tests import mutants, tiny
+from tests.depth import selected
 from tests.mutants import FAULTS, SPECS
 from tests.optimizer_cases import CASES
+
+pytestmark = pytest.mark.numeric
 
 OWN = [name for name in OPTIMIZERS if name in OPTIMIZERS.own]
 FORMULAS = {case.name: f"tests.optimizer_cases:{case.formula.__name__}" for case in CASES}
 SLOW = ("Exits", "Hangs", "WaitsForOthers")  # they cost a process or wait for a limit
+LOOKED_INTO = ("Sound", "FirstGroupOnly", "FlatViews", "ObjectInState", "Raises")
+"""Mutants that tests look into by their name."""
 
 
 @pytest.fixture(scope="module")
-def reports() -> dict[str, Report]:
-    """All mutants and the suite's own optimizers, in one process: starting torch takes longer than the checks of one."""
-    names = [name for name in FAULTS if name not in SLOW]
+def reports(request: pytest.FixtureRequest) -> dict[str, Report]:
+    """Mutants and the suite's own optimizers, in one process: starting torch takes longer than the checks of one."""
+    wanted = {*LOOKED_INTO, *selected(request, "name")}
+    names = [name for name in FAULTS if name not in SLOW and name in wanted]
     jobs = [job_of(SPECS[name]) for name in names] + [job_of(name, reference=FORMULAS[name]) for name in OWN]
     for formula in (mutants.sound_reference, mutants.wrong_reference):
         job = job_of(mutants.Sound, only="reference", reference=formula, options={"momentum": 0.5, "lr": 0.2})
@@ -47,6 +53,7 @@ def table(report: Report) -> str:
 # ---- What it finds ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.matrix(keep=4)
 @pytest.mark.parametrize("name", [name for name in FAULTS if name not in SLOW])
 def test_a_fault_fails_its_checks_and_no_others(name: str, reports: dict[str, Report]) -> None:
     assert set(reports[name].failed) == FAULTS[name], table(reports[name])
@@ -140,6 +147,7 @@ def test_a_spec_is_checked_as_it_is_given(reports: dict[str, Report]) -> None:
 # ---- What cannot get out ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
 def test_a_process_that_ends_costs_one_check(tmp_path: Path) -> None:
     checks = ["builds", "resume", "resume_bf16", "bf16", "closure"]
     (report,) = run([job_of(SPECS["Exits"], only=checks)])
@@ -148,6 +156,7 @@ def test_a_process_that_ends_costs_one_check(tmp_path: Path) -> None:
     assert report["bf16"].note == "the process ended with code 3; last printed: bfloat16? no."
 
 
+@pytest.mark.deep
 def test_a_check_without_an_end_is_ended() -> None:
     jobs = [job_of(SPECS["Hangs"], only=["builds", "lr_zero", "frozen"]), job_of(SPECS["WaitsForOthers"], only=["ddp"])]
     hangs, waits = run(jobs, limit=6)
@@ -157,6 +166,7 @@ def test_a_check_without_an_end_is_ended() -> None:
     assert waits["ddp"].note.startswith("the two processes do not end in 4.2 s")
 
 
+@pytest.mark.deep
 def test_an_optimizer_that_ends_process_after_process_is_given_up() -> None:
     state = _State(Job("it", checks=("resume", "copies", "groups", "frozen", "bf16")), None)
     for check in ("resume", "copies", "groups"):
@@ -173,6 +183,7 @@ IMPORTS = {
 }
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(("kind", "note"), [("exits", "the process ended with code 7"), ("hangs", "no end after 2 s")])
 def test_an_import_that_ends_or_hangs_is_a_verdict(kind: str, note: str, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(IMPORTS[kind])
@@ -181,6 +192,7 @@ def test_an_import_that_ends_or_hangs_is_a_verdict(kind: str, note: str, tmp_pat
     assert report["groups"].verdict == "not applicable"
 
 
+@pytest.mark.matrix(keep=1)
 @pytest.mark.parametrize(
     ("kind", "message"),
     [("raises", "ZeroDivisionError"), ("misspelt", "did you mean 'Mien'"), ("other", "torch.optim.Optimizer")],
@@ -191,6 +203,7 @@ def test_what_cannot_be_loaded_is_an_error_of_the_request(kind: str, message: st
         conformance(f"{tmp_path}/mine.py:Mine", only=["builds"])
 
 
+@pytest.mark.deep
 def test_a_class_of_a_script_is_found_and_a_call_without_guard_is_refused(tmp_path: Path) -> None:
     lines = [
         "from bench.check import conformance",

@@ -227,6 +227,11 @@ def test_runs_of_a_task_and_optimizer_are_told_apart_by_the_settings_in_which_th
     assert "opt." not in rows[alone]
 
 
+def test_the_greatest_seed_can_be_trained_and_is_shown_to_the_last_digit(cli):
+    assert cli(*FIT, "--seed", 2**63 - 1).code == 0
+    assert cli("sql", "select seed, data_seed from runs").out.split()[2:] == [str(2**63 - 1)] * 2
+
+
 def test_a_stored_run_is_returned_without_importing_torch(cli, store):
     cli(*FIT)
     code = f"import sys; from bench.cli import _dispatch; _dispatch({[*FIT, '--store', str(store)]!r}); assert 'torch' not in sys.modules"
@@ -442,6 +447,7 @@ def test_places_come_from_flags_or_the_environment(cli, tmp_path, monkeypatch, s
 # -- divergence -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.numeric
 def test_divergence_is_a_result(cli, store, fake_mnist):
     words = ("fit", "--task", "mnist", "--opt", "sgd", "--opt.lr", "1e6", *TINY_VIT, "--trainer.max_steps", "60")
     answer = cli(*words, "--json")
@@ -458,6 +464,7 @@ def test_divergence_is_a_result(cli, store, fake_mnist):
     assert again.out.startswith("mnist sgd: diverged")
 
 
+@pytest.mark.numeric
 def test_the_curve_of_a_diverged_run_ends_where_it_diverged(cli, store, fake_mnist):
     from bench.store.tables import read_curve
 
@@ -512,7 +519,15 @@ def test_a_wrong_request(cli, words, message):
         ("--trainer 1", "unknown option '--trainer'"),
         ("--opt_options 1", "unknown option '--opt_options'"),
         ("--seed x", "--seed 'x': input should be a valid integer"),
-        ("--seed -1", "--seed '-1': input should be greater than or equal to 0"),
+        (
+            "--seed -1",
+            "--seed '-1': input should be greater than or equal to 0; it is: an integer from 0 to 92233720368",
+        ),
+        (
+            "--seed 9223372036854775808",
+            "less than or equal to 9223372036854775807; it is: an integer from 0 to 92233720",
+        ),
+        ("--data_seed 9223372036854775808", "--data_seed '9223372036854775808': input should be less than or equal to"),
         ("--opt.lr fast", "--opt.lr 'fast': input should be a valid number"),
         ("--opt.fused maybe", "--opt.fused 'maybe'"),
         ("--task.n 2.5", "--task.n '2.5': input should be a valid integer"),
@@ -599,17 +614,99 @@ def test_a_wrong_setting_of_an_image_task(cli, fake_mnist, words, message):
         (b"1: 2", "unknown option '--1'"),
         (b"seed: null", "--seed None: input should be a valid integer"),
         (b"!!python/object/apply:os.system ['true']", "is not valid YAML"),
+        (b"opt: {lr: yes}", "--opt.lr needs a value; it takes float, and no boolean (true, false; in YAML yes, no, on"),
+        (b"opt: {lr: 1, momentum: [yes, 2]}", "--opt.momentum [True, 2]; it takes float, and no boolean"),
+        (b"task: {n: off}", "--task.n needs a value; it takes int, and no boolean"),
+        (b"seed: yes", "--seed True: it takes int, and no boolean"),
+        (b"device: no", "--device False: it takes cpu or cuda or mps or auto, and no boolean"),
+        (b"trainer: {max_seconds: on}", "--trainer.max_seconds True: it takes float or none, and no boolean"),
+        (b"trainer: {batch_size: true}", "--trainer.batch_size True: it takes int or full or none, and no boolean"),
+        (b"opt: {lr: 1, momentum: 0.5, lr: 2}", "at line 1, column 29: the key 'lr' is there twice, first in line 1"),
+        (b"seed: 1\nopt.lr: 1\nseed: 2", "at line 3, column 1: the key 'seed' is there twice, first in line 1"),
+        (b"yes: 1\ntrue: 2", "at line 2, column 1: the key True is there twice, first in line 1"),
+        (b"opt: {lr: 1}\nopt.lr: 2", "run.yaml: opt.lr is there twice, nested and dotted; give it once"),
+        (b"a: " + b"[" * 10_000 + b"]" * 10_000, "at line 1, column 53: lists and mappings lie more than 50 deep"),
+        (
+            b"a0: &a0 [x]\n" + b"".join(b"a%d: &a%d [*a%d]\n" % (i + 1, i + 1, i) for i in range(99)),
+            "more than 50 deep",
+        ),
+        (b"a: &a {b: *a}", "at line 1, column 11: *a refers to itself"),
+        (
+            b"a0: &a0 [1, 1]\n" + b"".join(b"a%d: &a%d [*a%d, *a%d]\n" % (i + 1, i + 1, i, i) for i in range(40)),
+            "there are more than 20,000 values",
+        ),
+        (b"a: [" + b"1," * 20_000 + b"]", "there are more than 20,000 values"),
+        (b"a: " + b"x" * 2**20, "is longer than 1,048,576 bytes"),
+        (b"a: 2001-99-99", "at line 1, column 4: '2001-99-99' is no timestamp"),
+        (b"a: !!bool maybe", "at line 1, column 4: 'maybe' is no bool"),
+        (b"a: " + b"9" * 5000, "at line 1, column 4: '9999999999999999999999999999999999999999' is no int"),
+        (b"store: ''", "--store '': it names no folder"),
     ],
 )
 def test_a_wrong_config_file(cli, tmp_path, content, message):
     file = tmp_path / "run.yaml"
     file.write_bytes(content)
-    assert message in fails(cli, *FIT, "--config", file)
+    # What flags say wins, so they leave out what the file is to be wrong about.
+    assert message in fails(cli, *FIT[:5], "--config", file)
+
+
+@pytest.mark.parametrize("key", ["task", "opt"])
+def test_a_name_that_yaml_reads_as_a_boolean(cli, tmp_path, key):
+    (tmp_path / "run.yaml").write_text(f"{ {'task': 'opt: ngd', 'opt': 'task: synthetic'}[key] }\n{key}: no\n")
+    assert f"--{key} False: it takes a name, and no boolean" in fails(cli, "fit", "--config", tmp_path / "run.yaml")
+
+
+def test_a_config_file_may_share_and_replace_values(cli, tmp_path):
+    (tmp_path / "run.yaml").write_text(
+        "trainer: &t {max_steps: 3}\nopt: {<<: {lr: 1}, lr: 0.5, nesterov: no, momentum: 0}\n"
+    )
+    shown = resolved(cli, "--task", "synthetic", "--opt", "sgd", "--config", str(tmp_path / "run.yaml"))
+    assert (shown["trainer"]["max_steps"], shown["opt_options"]["lr"], shown["opt_options"]["nesterov"]) == (
+        3,
+        0.5,
+        False,
+    )
 
 
 def test_a_config_file_that_is_none(cli, tmp_path):
     assert f"there is no file {tmp_path}/run.yaml" in fails(cli, *FIT, "--config", tmp_path / "run.yaml")
-    assert "Is a directory" in fails(cli, *FIT, "--config", tmp_path)
+    assert f"{tmp_path} is a folder; settings are read from a file" in fails(cli, *FIT, "--config", tmp_path)
+    assert "/dev/zero is a device; settings are read from a file" in fails(cli, *FIT, "--config", "/dev/zero")
+    os.mkfifo(tmp_path / "pipe.yaml")  # which nobody writes into
+    for words in ((*FIT, "--config"), ("suite",)):
+        assert f"{tmp_path}/pipe.yaml is a pipe; settings are read from" in fails(cli, *words, tmp_path / "pipe.yaml")
+
+
+EMPTY = ": it names no folder; name one, or leave it out for ./"
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["fit --task synthetic --opt ngd", "fit --resume x", "sweep", "tune", "suite theory", "studies", "worker --study x", "leaderboard", "report"]
+    + ["plot curves -o x.png", "reproduce", "sql x", "diff a b", "check sgd", "list runs", "doctor"],
+)  # fmt: skip
+@pytest.mark.parametrize("value", ["", " "])
+def test_an_empty_store_is_not_the_folder_that_one_is_in(cli, monkeypatch, tmp_path, words, value):
+    monkeypatch.chdir(tmp_path)
+    assert f"--store (or BENCH_STORE) {value!r}{EMPTY}runs" in fails(cli, *words.split(), f"--store={value}")
+    monkeypatch.setenv("BENCH_STORE", value)
+    assert f"--store (or BENCH_STORE) {value!r}{EMPTY}runs" in fails(cli, *words.split())
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["fit --task synthetic --opt ngd", "sweep", "tune", "suite theory", "worker --study x", "reproduce", "doctor", "data status"],
+)  # fmt: skip
+def test_an_empty_folder_of_data_is_not_the_one_that_one_is_in(cli, monkeypatch, words):
+    assert f"--data (or BENCH_DATA) ''{EMPTY}data" in fails(cli, *words.split(), "--data=")
+    monkeypatch.setenv("BENCH_DATA", "")
+    assert f"--data (or BENCH_DATA) ''{EMPTY}data" in fails(cli, *words.split())
+
+
+@pytest.mark.parametrize("words", [("", "there"), ("here", "")])
+def test_a_merge_names_its_stores(cli, words):
+    assert "'' names no folder" in fails(cli, "merge", *words)
 
 
 @pytest.mark.parametrize("below", ["file", "file/below"])

@@ -108,6 +108,36 @@ def test_a_malformed_grid(key, value):
     assert "such as 1e-3:1e1:16" in error
 
 
+TOO_MANY = "runs; a command makes from 1 to 100,000, so ask for fewer values, seeds or trials"
+
+
+@pytest.mark.parametrize(
+    ("seeds", "words", "message"),
+    [
+        ("999999999", {}, f"--seeds 999999999: 999,999,999 {TOO_MANY}"),
+        ("100001", {}, f"--seeds 100001: 100,001 {TOO_MANY}"),
+        ("9" * 1000, {}, f": more than 10^999 {TOO_MANY}"),
+        ("50001", {"opt__lr": "1,2"}, f"this sweep has 2 values of --opt.lr x 50,001 seeds: 100,002 {TOO_MANY}"),
+        ("1", {"opt__lr": "1e-3:1:999999999"}, f"--opt.lr 1e-3:1:999999999: 999,999,999 {TOO_MANY}"),
+        ("1", {"task__sigma": "1:2:999999999"}, f"--task.sigma 1:2:999999999: 999,999,999 {TOO_MANY}"),
+        ("3", {"opt__lr": "1e-3:1:1000", "opt__weight_decay": "1e-3:1:1000"}, f" x 3 seeds: 3,000,000 {TOO_MANY}"),
+        ("1", {f"{key}": "1e-30:1e30:50000" for key in ("opt__lr", "opt__weight_decay", "task__sigma", "task__init_std")},
+         TOO_MANY),
+        ("6000", {"opt": "ngd,gd"}, f"6,000 seeds: 108,000 {TOO_MANY}"),
+    ],
+)  # fmt: skip
+def test_more_runs_than_can_be_meant_are_counted_and_not_made(seeds, words, message, monkeypatch):
+    monkeypatch.setattr("bench.sweeps.grid.resolve", None)  # which makes a run
+    assert message in refused(seeds, **words)
+
+
+def test_as_many_runs_as_a_command_makes():
+    assert len(read_seeds("100000")) == 100_000
+    assert read_seeds(f"{2**63 - 1},0") == [2**63 - 1, 0]
+    error = refused(f"3,{2**63}")
+    assert error == f"--seeds 3,{2**63}: a seed is an integer from 0 to {2**63 - 1} (2^63 - 1), and {2**63} is greater"
+
+
 @pytest.mark.parametrize("value", [",", ", ,"])
 def test_an_empty_list(value):
     assert refused(opt__lr=value) == f"--opt.lr {value}: the list is empty"

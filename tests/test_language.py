@@ -25,8 +25,10 @@ from tasks.files import DataError
 from tasks.language import TextClassifier, WorstGroupAccuracy, _attention
 from tasks.text import TextBatch
 from tests.conftest import folder_with
-from tests.equivalence import Case, by_suite, config_of, distance
+from tests.equivalence import Case, by_suite, config_of, distance, ignored_by_loss
 from tests.tiny_text import GROUPS, VOCABULARY, TinyText
+
+pytestmark = pytest.mark.numeric
 
 SHAPE = {
     "vocab_size": VOCABULARY, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 16,
@@ -106,8 +108,9 @@ def test_logits_are_those_of_transformers_own_model(kind: str, folder: Folder, f
 
 
 @each_kind
-@pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 1e-6), (torch.float64, 1e-14)])
-def test_padding_changes_no_logit(kind: str, dtype: torch.dtype, most: float, folder: Folder) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_padding_changes_no_logit(kind: str, dtype: torch.dtype, folder: Folder) -> None:
+    most = 64 * torch.finfo(dtype).eps  # some tens of roundings of numbers of order 1
     task, given = from_folder(folder(kind, whole=True), dropout=0.0).to(dtype), batch()
     wide = [nn.functional.pad(part, (0, 8)) for part in given[:3]]
     wide[0] = wide[0].where(wide[1], torch.randint(0, VOCABULARY, wide[0].shape))
@@ -121,7 +124,9 @@ def test_padding_changes_no_logit(kind: str, dtype: torch.dtype, most: float, fo
 @each_kind
 def test_every_parameter_is_trained_and_belongs_to_the_one_child(kind: str, folder: Folder) -> None:
     task = from_folder(folder(kind))
-    assert all(float(g.abs().max()) > 0 for g in gradients(task, batch()))
+    ignored = ignored_by_loss(task, lambda task: task.loss(batch()).loss)
+    # A query's logits all change by the same with it, and their softmax does not: what it gets is rounding.
+    assert ignored == {f"model.{kind}.encoder.layer.{i}.attention.self.key.bias" for i in (0, 1)}
     assert [name for name, _ in task.named_children()] == ["model"]
     assert all(module.training for module in task.modules())
     assert task.state_dict().keys() == dict(task.named_parameters()).keys()

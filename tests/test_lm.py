@@ -39,6 +39,8 @@ from tests.conftest import Cli
 from tests.equivalence import Case, by_suite, config_of, distance
 from tests.tiny_lm import TinyCorpus, plain_logits
 
+pytestmark = pytest.mark.numeric
+
 CPU = torch.device("cpu")
 TEXT = "The king shall live.\n\nWhat, \N{PILE OF POO}? naïve\r\nhe said; the king, the king!\n" * 40
 SMALL = {"task.layers": 1, "task.width": 8, "task.num_heads": 2, "task.mlp_width": 8, "task.length": 16}

@@ -192,6 +192,7 @@ def test_all_checks_but_the_reference_are_made() -> None:
 # ---- Requests ---------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.matrix(keep=4)
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -214,6 +215,7 @@ def test_a_bad_request_says_what_to_do(words: list[str], message: str) -> None:
         main(words)
 
 
+@pytest.mark.matrix(keep=1)
 @pytest.mark.parametrize(
     ("code", "message"), [("import os; os._exit(7)", "ended with code 7"), ("1 / 0", "ZeroDivisionError")]
 )
@@ -223,6 +225,7 @@ def test_a_module_that_cannot_be_imported_is_one_line(code: str, message: str, t
         main(["--matrix", f"{tmp_path}/mine.py"])
 
 
+@pytest.mark.deep
 def test_the_command_writes_every_file_that_it_is_given(
     tmp_path: Path, zoo: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -237,6 +240,7 @@ def test_the_command_writes_every_file_that_it_is_given(
     assert json.loads(capsys.readouterr().out)[0]["title"] == "Conformance of 2 optimizers"
 
 
+@pytest.mark.deep
 def test_an_interrupt_leaves_what_is_there(tmp_path: Path, zoo: Path) -> None:
     words = ["check", "--matrix", f"sgd,{zoo}:Sleeps", "--only", "groups", "-o", f"{tmp_path}/m.md"]
     process = subprocess.Popen(

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from tasks.max_margin import NO_MARGIN, AttentionSVM, attention_svm, fact, or_reason, separator, solve
 
+pytestmark = pytest.mark.numeric
+
 SHAPES = [
     (1, 2, 1),
     (1, 5, 3),

@@ -14,11 +14,12 @@ import pytest
 import bench.store.merge
 from bench.check.report import Report, Verdict, write_verdict
 from bench.errors import MAKE_ROOM
-from bench.store.files import take_lock
+from bench.store.block import DONE, RUNS, name_of
 from bench.store.record import FINISHED
+from bench.store.reports import read_study
 from bench.store.store import Store
-from bench.store.stores import Stores, read_study
-from tests.stored import WILD, add_pack, add_run, add_study, begin, begin_pack, kill, record
+from bench.store.stores import Stores
+from tests.stored import WILD, add_block, add_run, add_study, begin, begin_block, kill, record
 
 
 def no_space(*args: object, **kwargs: object) -> None:
@@ -50,18 +51,22 @@ def same(one: Path, other: Path) -> bool:
 
 
 def no_trace(store: Path) -> bool:
-    return not list(store.rglob("*.tmp")) and not (store / "studies" / ".merging").exists()
+    return not list(store.rglob("*.tmp")) and not list(store.glob(".*"))
 
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """A store with a run `a` of its own, packs with `bc` and `cd`, of which the second is newer, and a study."""
+    """A store with a run `a` of its own, blocks with `bc` and `cd`, of which the first is read by its name, and a study."""
     folder = tmp_path / "source"
     add_run(folder, "a", lr=0.5)
-    for age, (ids, loss) in enumerate([("cd", 2.0), ("bc", 1.0)]):
-        os.utime(add_pack(folder, ids, loss) / "runs.jsonl", (1e9 - age, 1e9 - age))
+    for ids, loss in (("cd", 2.0), ("bc", 1.0)):
+        add_block(folder, ids, loss)
     add_study(folder, "s")
     return folder
+
+
+FIRST = 2.0 if name_of(["c", "d"]) < name_of(["b", "c"]) else 1.0
+"""The losses of run `c` in the block that is read."""
 
 
 # -- what is copied ---------------------------------------------------------------------------------------------------
@@ -72,10 +77,10 @@ def test_a_store_is_copied_whole(cli, source, tmp_path):
     answer = cli("merge", source, tmp_path / "new" / "dest")
     assert answer == (0, "4 runs copied, 1 already there, 0 skipped; 1 records of studies copied\n", "")
     assert same(source, tmp_path / "new" / "dest")
-    assert seen(tmp_path / "new" / "dest")["c"][1]["loss"] == [2.0] * 3  # of the newer pack
+    assert seen(tmp_path / "new" / "dest")["c"][1]["loss"] == [FIRST] * 3  # of the block that comes first
     stores = Stores([tmp_path / "new" / "dest"])
     assert [study.name for study in stores.studies] == ["s"]
-    assert stores.unreadable == []
+    assert stores.damaged == []
     assert no_trace(tmp_path / "new" / "dest")
     assert digest(source) == before
 
@@ -112,21 +117,21 @@ def test_interrupted_runs_are_copied_with_their_checkpoints(cli, tmp_path):
     folder = begin(tmp_path / "source", record("k", status="running"))
     folder.checkpoint.write_text("state")
     kill(folder)
-    pack, _ = begin_pack(tmp_path / "source", "pq")
+    pack, _ = begin_block(tmp_path / "source", "pq")
     pack.checkpoint.write_text("state")
-    pack.abandon()
+    pack.close()
     answer = cli("merge", tmp_path / "source", tmp_path / "dest")
     assert answer == (0, "3 runs copied, 0 already there, 0 skipped\n", "")
     dest = Store(tmp_path / "dest")
     assert dest.get("k").status == "killed"
     assert dest.checkpoint("k").read_text() == "state"
-    assert [(list(pack.configs), pack.busy) for pack in dest.unfinished_packs()] == [(["p", "q"], False)]
+    assert [(list(block.runs), block.busy) for block in dest.unfinished()] == [(["p", "q"], False)]
     assert cli("merge", tmp_path / "source", tmp_path / "dest").out == "0 runs copied, 3 already there, 0 skipped\n"
 
 
 def test_names_of_any_kind(cli, tmp_path):
     store = tmp_path / "it's a [1]*? <store> ü 漢"
-    for name in ("it's", "a[1]*?", "ü 漢", "<script>"):
+    for name in ("ü漢", "a.b+c-d", "_"):
         add_run(store, name, task=WILD)
     assert cli("merge", store, tmp_path / "dest").code == 0
     assert same(store, tmp_path / "dest")
@@ -136,24 +141,24 @@ def test_names_of_any_kind(cli, tmp_path):
 
 
 def unfinished(store: Path, run_id: str) -> Path:
-    folder = begin(store, record(run_id, status="failed", final=None), [9.0])
-    folder.checkpoint.touch()
-    folder.end(keep_checkpoint=True)
+    attempt = begin(store, record(run_id), [9.0])
+    attempt.checkpoint.touch()
+    attempt.leave([record(run_id, status="failed", final=None)])
     return store / run_id
 
 
-@pytest.mark.parametrize("add", [add_run, add_pack])
+@pytest.mark.parametrize("add", [add_run, add_block])
 def test_a_finished_run_takes_the_place_of_an_unfinished_one(cli, tmp_path, add):
     add(tmp_path / "source", "a")
     unfinished(tmp_path / "dest", "a")
     assert cli("merge", tmp_path / "source", tmp_path / "dest").out == "1 runs copied, 0 already there, 0 skipped\n"
     assert same(tmp_path / "source", tmp_path / "dest")
-    assert not list(tmp_path.glob("dest/*/last.ckpt"))
+    assert not list(tmp_path.glob("dest/**/last.ckpt"))
     assert no_trace(tmp_path / "dest")
     assert cli("merge", tmp_path / "source", tmp_path / "dest").out == "0 runs copied, 1 already there, 0 skipped\n"
 
 
-@pytest.mark.parametrize("add", [add_run, add_pack, unfinished])
+@pytest.mark.parametrize("add", [add_run, add_block, unfinished])
 def test_an_unfinished_run_takes_no_place(cli, tmp_path, add):
     unfinished(tmp_path / "source", "a")
     add(tmp_path / "dest", "a")
@@ -163,17 +168,17 @@ def test_an_unfinished_run_takes_no_place(cli, tmp_path, add):
 
 
 def test_a_finished_pack_takes_the_place_of_an_unfinished_one(cli, tmp_path):
-    add_pack(tmp_path / "source", "ab")
-    pack, _ = begin_pack(tmp_path / "dest", "ab")
+    add_block(tmp_path / "source", "ab")
+    pack, _ = begin_block(tmp_path / "dest", "ab")
     pack.checkpoint.touch()
-    pack.abandon()
+    pack.close()
     assert cli("merge", tmp_path / "source", tmp_path / "dest").out == "2 runs copied, 0 already there, 0 skipped\n"
     assert same(tmp_path / "source", tmp_path / "dest")
-    assert Store(tmp_path / "dest").unfinished_packs() == []
+    assert Store(tmp_path / "dest").unfinished() == []
 
 
-@pytest.mark.parametrize("theirs", [add_run, add_pack])
-@pytest.mark.parametrize("ours", [add_run, add_pack])
+@pytest.mark.parametrize("theirs", [add_run, add_block])
+@pytest.mark.parametrize("ours", [add_run, add_block])
 def test_of_two_finished_runs_that_of_the_destination_stays(cli, tmp_path, theirs, ours):
     theirs(tmp_path / "source", "a", final=0.125)
     ours(tmp_path / "dest", "a")
@@ -190,9 +195,9 @@ def test_equal_results_are_no_matter(cli, tmp_path):
     assert cli("merge", tmp_path / "source", tmp_path / "dest").err == ""
 
 
-def test_a_newer_pack_hides_no_run_of_the_destination(cli, tmp_path):
-    os.utime(add_pack(tmp_path / "dest", "ab", 1.0) / "runs.jsonl", (1e9, 1e9))
-    add_pack(tmp_path / "source", "bc", 2.0, final=0.125)
+def test_a_block_hides_no_run_of_the_destination(cli, tmp_path):
+    add_block(tmp_path / "dest", "ab", 1.0)
+    add_block(tmp_path / "source", "bc", 2.0, final=0.125)
     answer = cli("merge", tmp_path / "source", tmp_path / "dest")
     assert answer.out == "1 runs copied, 1 already there, 0 skipped\n"
     losses = {run_id: columns["loss"][0] for run_id, (_, columns) in seen(tmp_path / "dest").items()}
@@ -200,25 +205,36 @@ def test_a_newer_pack_hides_no_run_of_the_destination(cli, tmp_path):
     assert cli("merge", tmp_path / "source", tmp_path / "dest").out == "0 runs copied, 2 already there, 0 skipped\n"
 
 
-def test_a_damaged_run_of_the_destination_is_mended(cli, source, tmp_path):
-    for name in ("empty", "torn"):
-        add_run(source, name)
-        (tmp_path / "dest" / name).mkdir(parents=True)
-    (tmp_path / "dest" / "torn" / "run.json").write_text('{"run_id": "torn", "conf')
-    assert cli("merge", source, tmp_path / "dest").code == 0
-    assert same(source, tmp_path / "dest")
+@pytest.mark.parametrize("content", [b"", b'{"run_id": "a", "conf', b'{"run_id": "a", "config": null}\n'])
+@pytest.mark.parametrize("ids", ["a", "ab"])
+def test_an_intact_record_takes_the_place_of_a_damaged_one(cli, tmp_path, ids, content):
+    add_block(tmp_path / "source", ids)
+    (add_block(tmp_path / "dest", ids) / DONE / RUNS).write_bytes(content)
+    (tmp_path / "dest" / "empty").mkdir()
+    assert cli("merge", tmp_path / "source", tmp_path / "dest").code == 0
+    assert same(tmp_path / "source", tmp_path / "dest")
 
 
-def test_a_damaged_pack_with_finished_runs_stays(cli, tmp_path):
-    add_pack(tmp_path / "source", "ab")
-    pack = add_pack(tmp_path / "dest", "ab")
-    lines = (pack / "runs.jsonl").read_bytes().splitlines(keepends=True)
-    (pack / "runs.jsonl").write_bytes(lines[0])
-    before = digest(tmp_path / "dest")
-    answer = cli("merge", tmp_path / "source", tmp_path / "dest")
-    assert answer.out == "0 runs copied, 1 already there, 1 skipped\n"
-    assert answer.err == f"bench: note: {pack} is damaged, and holds finished runs; delete it and merge again\n"
-    assert digest(tmp_path / "dest") == before
+def test_an_intact_table_takes_the_place_of_a_damaged_one(cli, tmp_path):
+    add_run(tmp_path / "source", "a")
+    (add_run(tmp_path / "dest", "a") / DONE / "curve.parquet").write_bytes(b"PAR1")
+    assert cli("merge", tmp_path / "source", tmp_path / "dest").code == 0
+    assert same(tmp_path / "source", tmp_path / "dest")
+
+
+def test_of_a_block_that_is_damaged_in_part_the_rest_stays(cli, tmp_path):
+    source, dest = tmp_path / "source", tmp_path / "dest"
+    add_block(source, "ab", 2.0)
+    path = add_block(dest, "abc", 1.0) / DONE / RUNS
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(lines[0] + b"{}\n" + lines[2])
+    assert cli("merge", source, dest).out == "1 runs copied, 1 already there, 0 skipped\n"
+    losses = {run_id: columns["loss"][0] for run_id, (_, columns) in seen(dest).items()}
+    assert losses == {"a": 1.0, "b": 2.0, "c": 1.0}
+    answer = cli("merge", dest, tmp_path / "third")
+    assert (answer.code, answer.out) == (1, "3 runs copied, 0 already there, 0 skipped\n")
+    assert f"{path}: line 2: " in answer.err
+    assert Stores([tmp_path / "third"]).damaged == []
 
 
 def test_reports_of_checks_are_merged(cli, tmp_path):
@@ -229,7 +245,7 @@ def test_reports_of_checks_are_merged(cli, tmp_path):
     (source / "checks" / "torn.json").write_text("{")
     answer = cli("merge", source, dest)
     assert (answer.code, answer.out) == (1, "0 runs copied, 0 already there, 0 skipped; 1 records of checks copied\n")
-    assert f"{source / 'checks' / 'torn.json'} is damaged" in answer.err
+    assert f"{source / 'checks' / 'torn.json'}: " in answer.err
     assert {c["name"]: c["failed"] for c in Stores([dest]).checks} == {"adam": [], "sgd": ["groups"]}
     assert no_trace(dest)
     (source / "checks" / "torn.json").unlink()
@@ -250,13 +266,34 @@ def test_different_studies_of_one_name_are_both_kept(cli, tmp_path):
 
 
 def test_a_link_out_of_a_store_is_not_followed(cli, tmp_path):
-    folder = add_run(tmp_path / "source", "a")
-    (tmp_path / "secret").write_text("mine")
-    (folder / "traceback.txt").symlink_to(tmp_path / "secret")
-    os.mkfifo(add_run(tmp_path / "source", "b") / "pipe")
-    answer = cli("merge", tmp_path / "source", tmp_path / "dest")
+    source, dest = tmp_path / "source", tmp_path / "dest"
+    add_run(tmp_path / "theirs", "c")
+    for name, path in (("a", DONE), ("b", f"{DONE}/{RUNS}")):
+        shutil.move(add_run(source, name) / path, tmp_path / name)
+        (source / name / path).symlink_to(tmp_path / name)
+    (source / "c").symlink_to(tmp_path / "theirs" / "c")
+    (add_run(source, "d") / DONE / RUNS).unlink()
+    os.mkfifo(source / "d" / DONE / RUNS)
+    answer = cli("merge", source, dest)
     assert (answer.code, answer.out) == (1, "0 runs copied, 0 already there, 0 skipped\n")
-    assert f"{folder} is damaged" in answer.err
+    assert len(answer.err.splitlines()) == 4
+    assert not dest.exists()
+
+
+def test_nothing_but_known_files_is_copied(cli, tmp_path):
+    folder = add_run(tmp_path / "source", "a")
+    for path in (folder / "evil.py", folder / DONE / "evil.py", folder / "tensorboard" / "events"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("1")
+    begun = begin(tmp_path / "source", record("k"))
+    (begun.path / "evil.py").touch()
+    kill(begun)
+    assert cli("merge", tmp_path / "source", tmp_path / "dest").code == 0
+    files = {str(path.relative_to(tmp_path / "dest")) for path in (tmp_path / "dest").rglob("*") if path.is_file()}
+    assert files == {
+        *(f"a/{DONE}/{name}" for name in (RUNS, "curve.parquet", "measurements.parquet")),
+        *(f"k/attempt-1/{name}" for name in (RUNS, "curve.raw", "measurements.raw")),
+    }
 
 
 @pytest.mark.parametrize(("theirs", "ours", "kept"), [(3, 2, 3), (2, 3, 3)])
@@ -275,7 +312,7 @@ def test_of_two_records_of_a_study_the_later_stays(cli, tmp_path, theirs, ours, 
 
 def test_what_is_being_trained_is_left_alone(cli, source, tmp_path):
     folder = begin(source, record("t", status="running"))
-    pack, _ = begin_pack(source, "uv")
+    pack, _ = begin_block(source, "uv")
     answer = cli("merge", source, tmp_path / "dest")
     assert answer.out == "4 runs copied, 1 already there, 3 skipped; 1 records of studies copied\n"
     assert sorted(answer.err.splitlines()) == [
@@ -283,11 +320,11 @@ def test_what_is_being_trained_is_left_alone(cli, source, tmp_path):
     ]
     assert answer.code == 0
     assert list(seen(tmp_path / "dest")) == list("abcd")
-    folder.end(keep_checkpoint=False)
-    pack.abandon()
+    folder.drop()
+    pack.drop()
 
 
-@pytest.mark.parametrize("add", [add_run, add_pack])
+@pytest.mark.parametrize("add", [add_run, add_block])
 def test_what_is_being_trained_in_the_destination_is_left_alone(cli, tmp_path, add):
     add(tmp_path / "source", "a")
     folder = begin(tmp_path / "dest", record("a", status="running"), [9.0])
@@ -295,18 +332,16 @@ def test_what_is_being_trained_in_the_destination_is_left_alone(cli, tmp_path, a
     assert answer.code == 0
     assert f"{folder.folder} is being trained now" in answer.err
     assert Store(tmp_path / "dest").get("a").status == "running"
-    folder.end(keep_checkpoint=False)
+    folder.drop()
 
 
-def test_one_process_merges_at_a_time(cli, source, tmp_path):
-    lock = take_lock(tmp_path / "dest" / "studies" / ".merging", "")
-    answer = cli("merge", source, tmp_path / "dest")
-    assert (answer.code, answer.out) == (2, "")
-    assert answer.err == (
-        f"bench: error: another process merges into {tmp_path / 'dest'} now; wait until it has ended\n"
-    )
-    os.close(lock)
-    assert cli("merge", source, tmp_path / "dest").code == 0
+def test_several_processes_merge_at_a_time(cli, source, tmp_path):
+    merger = [sys.executable, "-m", "bench.cli", "merge", source, tmp_path / "dest"]
+    processes = [subprocess.Popen(merger, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(3)]
+    answers = [process.communicate() for process in processes]
+    assert [process.returncode for process in processes] == [0] * 3, answers
+    assert same(source, tmp_path / "dest")
+    assert no_trace(tmp_path / "dest")
 
 
 # -- damage, and writing breaks ---------------------------------------------------------------------------------------
@@ -316,55 +351,57 @@ def test_one_process_merges_at_a_time(cli, source, tmp_path):
     "content", [b'{"run_id": "torn", "conf', b"", b"[]", b"{}", b"\xff\x00", b'{"run_id": "..", "config": {}}']
 )
 def test_damaged_records_are_named_and_not_copied(cli, source, tmp_path, content):
-    add_run(source, "torn")
-    (source / "torn" / "run.json").write_bytes(content)
+    torn = add_run(source, "torn") / DONE / RUNS
+    torn.write_bytes(content)
     (source / "empty").mkdir()
+    (source / "other").mkdir()
+    (source / "other" / "file").touch()
     (source / "studies" / "t.json").write_bytes(content)
     answer = cli("merge", source, tmp_path / "dest")
     assert (answer.code, answer.out) == (1, "4 runs copied, 1 already there, 0 skipped; 1 records of studies copied\n")
-    assert [line.split(" is damaged")[0] for line in answer.err.splitlines()] == [
-        f"bench: warning: {source / name}" for name in ("empty", "torn", "studies/t.json")
+    assert [line.split(": ")[2] for line in answer.err.splitlines()] == [
+        str(path) for path in (source / "other", torn, source / "studies/t.json")
     ]
     assert list(seen(tmp_path / "dest")) == list("abcd")
-    assert Stores([tmp_path / "dest"]).unreadable == []
+    assert Stores([tmp_path / "dest"]).damaged == []
 
 
-@pytest.mark.parametrize("name", ["a/curve.parquet", "a/measurements.parquet", "PACK/curve.parquet", "PACK/runs.jsonl"])
+@pytest.mark.parametrize("name", ["a/done/curve.parquet", "a/done/measurements.parquet", "bc/done/curve.parquet"])
 def test_damaged_tables_are_named_and_not_copied(cli, tmp_path, name):
     source, dest = tmp_path / "source", tmp_path / "dest"
     add_run(source, "a")
-    pack = add_pack(source, "b")
-    path = source / name.replace("PACK", pack.name)
+    block = add_block(source, "bc")
+    path = source / name.replace("bc", block.name)
     path.write_bytes(b"PAR1")
     answer = cli("merge", source, dest)
-    assert (answer.code, answer.out) == (1, "1 runs copied, 0 already there, 0 skipped\n")
-    assert f"bench: warning: {path.parent} is damaged or not whole" in answer.err
-    assert list(seen(dest)) == ["b" if name[0] == "a" else "a"]
+    assert (answer.code, answer.out) == (1, f"{2 if name[0] == 'a' else 1} runs copied, 0 already there, 0 skipped\n")
+    assert f"bench: warning: {path}: " in answer.err
+    assert list(seen(dest)) == (["b", "c"] if name[0] == "a" else ["a"])
     assert no_trace(dest)
 
 
-def test_a_pack_with_ids_that_are_no_names_is_not_copied(cli, tmp_path):
-    add_run(tmp_path / "source", "a")
-    pack = add_pack(tmp_path / "source", "b")
-    text = (pack / "runs.jsonl").read_text()
-    (pack / "runs.jsonl").write_text(text.replace('"b"', '"../source/a"'))
+def test_a_curve_that_lacks_steps_is_not_copied(cli, tmp_path):
+    path = add_run(tmp_path / "source", "a") / DONE / "curve.parquet"
+    shutil.copy(add_run(tmp_path / "other", "a", [0.5]) / DONE / "curve.parquet", path)
     answer = cli("merge", tmp_path / "source", tmp_path / "dest")
-    assert (answer.code, answer.out) == (1, "1 runs copied, 0 already there, 0 skipped\n")
+    assert (answer.code, answer.out) == (1, "0 runs copied, 0 already there, 0 skipped\n")
+    assert f"{path}: it has 1 rows, and its runs made 3 steps" in answer.err
+
+
+def test_a_block_with_ids_that_are_no_names_is_not_copied(cli, tmp_path):
+    pack = add_block(tmp_path / "source", "bc")
+    text = (pack / DONE / RUNS).read_text()
+    (pack / DONE / RUNS).write_text(text.replace('"b"', '"../source/a"').replace('"c"', '"../source/c"'))
+    answer = cli("merge", tmp_path / "source", tmp_path / "dest")
+    assert (answer.code, answer.out) == (1, "0 runs copied, 0 already there, 0 skipped\n")
     assert str(pack) in answer.err
 
 
 def test_a_file_of_a_source_that_cannot_be_read(cli, source, tmp_path, monkeypatch):
-    copy = shutil.copy2
-
-    def refuse(path, to):
-        if path.match("a/curve.parquet"):
-            raise PermissionError(errno.EACCES, "Permission denied", str(path))
-        return copy(path, to)
-
-    monkeypatch.setattr(bench.store.merge.shutil, "copy2", refuse)
+    monkeypatch.setattr(os, "access", lambda path, mode: not path.match("a/done/curve.parquet"))
     answer = cli("merge", source, tmp_path / "dest")
     assert (answer.code, answer.err.count("\n")) == (1, 1)
-    assert f"{source / 'a'} is damaged or not whole" in answer.err
+    assert f"{source / 'a' / DONE / 'curve.parquet'}: it cannot be read" in answer.err
     assert list(seen(tmp_path / "dest")) == list("bcd")
 
 
@@ -386,7 +423,7 @@ def test_a_merge_that_breaks_leaves_nothing_half_and_goes_on(cli, source, tmp_pa
         return carry_out
 
     with monkeypatch.context() as full:
-        full.setattr(bench.store.merge.shutil, "copy2", breaking(shutil.copy2))
+        full.setattr(bench.store.merge, "copy", breaking(bench.store.merge.copy))
         for name in ("rename", "replace", "mkdir"):
             full.setattr(Path, name, breaking(getattr(Path, name)))
         answer = cli("merge", source, dest)
@@ -395,7 +432,7 @@ def test_a_merge_that_breaks_leaves_nothing_half_and_goes_on(cli, source, tmp_pa
     assert answer.err.removesuffix("\n").removesuffix(MAKE_ROOM).endswith(": No space left on device")
     assert answer.err.count("\n") == 1
     assert {run_id: repr(each) for run_id, each in seen(dest).items()}.items() <= whole.items() | old.items()
-    assert Stores([dest]).unreadable == []
+    assert Stores([dest]).damaged == []
     assert no_trace(dest)
     assert cli("merge", source, dest).code == 0
     assert same(source, dest)
@@ -404,12 +441,11 @@ def test_a_merge_that_breaks_leaves_nothing_half_and_goes_on(cli, source, tmp_pa
 MERGER = """
 import os, signal, sys
 from pathlib import Path
-import shutil
 import bench.store.merge
 from bench.check.report import Report, Verdict, write_verdict
 from bench.cli import main
 
-left, copy = int(sys.argv[1]), shutil.copy2
+left, copy = int(sys.argv[1]), bench.store.merge.copy
 
 def copy_or_die(path, to):
     global left
@@ -419,22 +455,22 @@ def copy_or_die(path, to):
         os.kill(os.getpid(), signal.SIGKILL)
     return copy(path, to)
 
-bench.store.merge.shutil.copy2 = copy_or_die
+bench.store.merge.copy = copy_or_die
 main(["merge", *sys.argv[2:]])
 """
 
 
-@pytest.mark.parametrize("call", [0, 2, 5, 9])
+@pytest.mark.parametrize("call", [0, 2, 4, 5])
 def test_a_merge_that_is_killed_leaves_nothing_half_and_goes_on(cli, source, tmp_path, call):
     dest = tmp_path / "dest"
     add_run(dest, "z")
     done = subprocess.run([sys.executable, "-c", MERGER, str(call), source, dest], capture_output=True, text=True)
     assert done.returncode == -signal.SIGKILL, done.stderr
-    assert (dest / "studies" / ".merging").is_dir()
+    assert list(dest.glob(".merging-*"))
     whole = seen(source) | seen(dest)
     assert {"z"} <= seen(dest).keys() < whole.keys()
     assert all(run.status in FINISHED and len(columns["loss"]) == 3 for run, columns in seen(dest).values())
-    assert Stores([dest]).unreadable == []
+    assert Stores([dest]).damaged == []
     assert cli("merge", source, dest).code == 0
     assert repr(seen(dest)) == repr(dict(sorted(whole.items())))
     assert no_trace(dest)
@@ -442,8 +478,7 @@ def test_a_merge_that_is_killed_leaves_nothing_half_and_goes_on(cli, source, tmp
 
 def test_what_a_killed_merge_left_goes_even_if_nothing_is_new(cli, source, tmp_path):
     assert cli("merge", source, tmp_path / "dest").code == 0
-    shutil.copytree(source / "a", tmp_path / "dest" / "studies" / ".merging" / "1")
-    (tmp_path / "dest" / "studies" / ".merging" / "2").touch()
+    shutil.copytree(source / "a", tmp_path / "dest" / ".merging-1" / "1")
     assert cli("merge", source, tmp_path / "dest").code == 0
     assert no_trace(tmp_path / "dest")
 
@@ -476,7 +511,7 @@ def test_an_interrupt_leaves_no_trace(cli, source, tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as stopped:
-        stopped.setattr(bench.store.merge.shutil, "copy2", interrupt)
+        stopped.setattr(bench.store.merge, "copy", interrupt)
         assert cli("merge", source, tmp_path / "dest") == (130, "", "bench: interrupted\n")
     assert list((tmp_path / "dest").iterdir()) == []
 

@@ -29,6 +29,8 @@ from optimizers.global_norm import global_norm
 from optimizers.step_size import StepSizeOptimizer
 from tests.optimizer_cases import CASES, ILLEGAL, LEGAL_EDGES, START, Case, flat, loss_and_gradient, start, torch_loss
 
+pytestmark = pytest.mark.numeric
+
 STEPS = 20
 # Our own classes; the others are torch's, which only their formulas and their use are tested for.
 OWN = {name: spec.cls for name, spec in OPTIMIZERS.items() if issubclass(spec.cls, StepSizeOptimizer)}

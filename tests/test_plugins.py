@@ -62,6 +62,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 # -- files and modules ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("signature", "before"),
     [
@@ -75,6 +76,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ids=["closure", "nothing", "loss", "loss as keyword", "another name", "closure twice"],
 )
 @pytest.mark.parametrize("engine", ["lightning", "lanes"])
+@pytest.mark.numeric
 def test_a_file_trains_as_it_is_whatever_its_step_takes(
     cli, here: Path, store: Path, signature: str, before: str, engine: str
 ) -> None:
@@ -332,6 +334,20 @@ def bench(installed: Path, *words: object, ok: bool = True, cwd: Path | None = N
     return answer.stdout if ok else answer.stderr
 
 
+@pytest.mark.parametrize(("kind", "name"), [("optimizer", "my_opt"), ("task", "my_task")])
+def test_a_new_package_is_written_whole(cli, here: Path, kind: str, name: str) -> None:
+    answer = cli("new", kind, name)
+    assert answer.code == 0, answer.err
+    files = [f"{name}/__init__.py", f"{name}/{kind}.py", f"tests/test_{name}.py", "pyproject.toml", "README.md"]
+    paths = [path for path in (here / name).rglob("*") if path.is_file()]
+    assert sorted(str(path.relative_to(here / name)) for path in paths) == sorted(files)
+    for path in paths:
+        assert "{{" not in path.read_text("utf-8")
+        if path.suffix == ".py":
+            compile(path.read_text("utf-8"), path, "exec")
+
+
+@pytest.mark.deep
 def test_a_new_package_goes_from_its_template_to_the_board(installed: Path) -> None:
     assert "my-opt 0.1.0 (my_opt:SPEC)" in bench(installed, "list", "optimizers")
     assert "my-task 0.1.0 (my_task:SPEC)" in bench(installed, "list", "tasks")
@@ -352,6 +368,7 @@ def test_a_new_package_goes_from_its_template_to_the_board(installed: Path) -> N
     assert taken == "bench: error: the optimizer name 'my_opt' is taken by my-opt 0.1.0 (my_opt:SPEC); choose another\n"
 
 
+@pytest.mark.deep
 def test_the_guides_commands_work_as_they_stand(installed: Path, tmp_path: Path) -> None:
     guide = (ROOT / "docs/plugins.md").read_text("utf-8")
     for name, text in re.findall(r"^```python (\S+)\n(.*?)^```", guide, re.DOTALL | re.MULTILINE):
@@ -372,6 +389,7 @@ def test_the_guides_commands_work_as_they_stand(installed: Path, tmp_path: Path)
     assert "guides-opt 0.1.0" in said["list optimizers"]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("name", ["my_opt", "my_task"])
 def test_the_tests_of_a_new_package_pass(installed: Path, name: str) -> None:
     python = installed / "env/bin/python"

@@ -71,6 +71,7 @@ def test_what_breaks_is_shown_and_no_success(tmp_path: Path) -> None:
     assert done.stderr.endswith("ZeroDivisionError: division by zero\n")
 
 
+@pytest.mark.deep
 def test_with_a_plug_in_open_files_are_closed_and_garbage_is_collected_as_usual(tmp_path: Path) -> None:
     (tmp_path / "optimizers.py").write_text(OPTIMIZER)  # as a package of the suite is called
     words = ("fit", "--task", "synthetic", "--opt", "optimizers.py:Noted", "--trainer.max_steps", 5, "--json")

@@ -9,7 +9,10 @@ from bench.config import resolve
 from bench.runner import run
 from bench.store.tables import read_curve
 
+pytestmark = pytest.mark.numeric
 
+
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("opt", "options"),
     [
@@ -35,6 +38,7 @@ def test_the_loss_falls_on_the_plateau_at_the_start_of_real_mnist(
     assert result.part == "3,000 of 55,000 training images"
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(("task", "lr", "least"), [("mnist", 3e-3, 0.35), ("cifar10", 2e-3, 0.2)])
 def test_adam_learns_a_slice_of_the_real_images(
     task: str, lr: float, least: float, real_data: Path, store: Path
@@ -46,6 +50,7 @@ def test_adam_learns_a_slice_of_the_real_images(
     assert result.final > least
 
 
+@pytest.mark.deep
 def test_the_tiny_language_model_learns_real_text(store: Path) -> None:
     folder = Path(os.environ.get("BENCH_DATA", "data"))
     if not (folder / "tiny_shakespeare" / "input.txt").is_file():

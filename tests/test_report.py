@@ -21,9 +21,10 @@ from bench.boards.cli import main as results
 from bench.boards.page import KINDS, commands, fit_words, page
 from bench.config import resolve
 from bench.errors import UserError
+from bench.settings import described
+from bench.store.record import RunResult
 from bench.store.store import Store
 from bench.store.stores import Stores
-from bench.text import plain
 from bench.words import split
 from tests.services import Chromium, Page
 from tests.test_charts import HOSTILE, add_run, add_study, asked, everything
@@ -196,15 +197,15 @@ def test_a_table_reads_as_before_from_parquet_and_while_it_grows(store):
 )
 def test_the_command_of_a_row_makes_its_runs(words):
     config = resolve(words | {"device": "cpu"})
-    stored = json.loads(json.dumps(plain(config.model_dump())))
-    given, _ = split(shlex.split(fit_words(stored))[2:], valued=set(), switches=set())
+    run = RunResult(**json.loads(json.dumps(described(config))))
+    given, _ = split(shlex.split(fit_words(run))[2:], valued=set(), switches=set())
     again = resolve(given | {name: words[name] for name in ("seed", "data_seed") if name in words})
     assert again.run_id == config.run_id
 
 
 def test_a_command_says_what_differs_from_the_defaults_and_nothing_else():
-    config = plain(resolve({"task": "mnist", "opt": "sgd", "opt.lr": 0.5, "device": "cpu"}).model_dump())
-    assert fit_words(config) == "bench fit --task mnist --opt sgd --device cpu --opt.lr 0.5"
+    config = resolve({"task": "mnist", "opt": "sgd", "opt.lr": 0.5, "device": "cpu"})
+    assert fit_words(RunResult(**described(config))) == "bench fit --task mnist --opt sgd --device cpu --opt.lr 0.5"
 
 
 def test_runs_that_differ_in_their_seeds_share_a_command(store):
@@ -267,14 +268,13 @@ def test_code_that_a_store_names_is_not_imported(store, tmp_path):
         add_run(store, "mnist", f"{harm}:Harm", seed)
     text = report(asked(store))
     assert f"--opt {harm}:Harm --" in text
-    assert "--opt.momentum 0.0" in text  # what is usual is not known
     assert not (tmp_path / "harmed").exists()
 
 
 def test_half_of_a_surrogate_pair_is_written(store, tmp_path):
     add_run(store, "mnist", "half \ud800 of it")
     assert results(["report", "-o", str(tmp_path / "a.html")]) == 0
-    assert "half   of it" in (tmp_path / "a.html").read_text("utf-8")
+    assert "half ? of it" in (tmp_path / "a.html").read_text("utf-8")
 
 
 def test_the_template_lies_in_the_package():

@@ -366,6 +366,14 @@ def test_a_run_that_another_process_trains_is_waited_for(
         ((), "name an experiment: bench reproduce NAME; see `bench reproduce --list`"),
         (("nobody/tiny", "--opt.lrr", "1"), "arm GD: unknown option '--opt.lrr'; did you mean '--opt.lr'?"),
         (("nobody/tiny", "--seeds", "0"), "--seeds 0: it must be at least 1"),
+        (
+            ("nobody/tiny", "--seeds", "999999999"),
+            "--seeds 999999999: 1,999,999,998 runs; a command makes from 1 to 100,000",
+        ),
+        (
+            ("nobody/tiny", "--seeds", "30000", "--search"),
+            "search: --seeds 30000: 120,000 runs; a command makes from 1 to 100,000",
+        ),
         (("nobody/tiny", "--seed", "3"), "unrecognized arguments: --seed 3"),
         (("nobody/tiny", "--quick", "--search"), "--search has no small version; leave --quick or --search out"),
         (("nobody/tiny", "--trainer.devices", "2", "--device", "cpu"), "GD wants 2 devices a run; "),
@@ -434,6 +442,15 @@ TREND = {"name": "x", "paper": "y", "test": "trend", "arms": ["GD", "NGD"], "mea
         ({"search": TINY["search"] | {"grid": {"task.d": ["wide"]}}}, "tiny.yaml: search: arm GD: --task.d 'wide': input should be a valid integer"),
         ({"search": TINY["search"] | {"grid": {"times.opt.momentum": [2]}}}, "tiny.yaml: search: times.opt.momentum: the arm GD does not set opt.momentum"),
         ({"search": None}, "nobody/tiny has no open constants to search; leave --search out"),
+        ({"seeds": 999999999}, "tiny.yaml: seeds 999999999: 999,999,999 runs; a command makes from 1 to 100,000, so ask"),
+        ({"seeds": True}, "tiny.yaml: seeds: it takes list, and no boolean"),
+        ({"seeds": [0, True]}, "tiny.yaml: seeds: it takes list, and no boolean"),
+        ({"seeds": [2**63]}, "tiny.yaml: seed 1: input should be less than or equal to 9223372036854775807"),
+        ({"figure": {"panels": [{"y": "loss", "smooth": True}]}}, "tiny.yaml: figure: panel loss: smooth: it takes int or none, and no boolean"),
+        ({"arms": TINY["arms"] | {"NGD": {"opt": "ngd", "opt.lr": True}}}, "tiny.yaml: arm NGD: --opt.lr needs a value; it takes float, and no"),
+        ({"search": TINY["search"] | {"grid": {"times.opt.lr": [True]}}}, "tiny.yaml: search: times.opt.lr True: it takes a number, and no boolean"),
+        ({"search": TINY["search"] | {"grid": {f"task.{name}": [*range(300)] for name in "nTd"}}},
+         "tiny.yaml: search: this experiment: 108,000,000 runs; a command makes from 1 to 100,000"),
     ],
 )  # fmt: skip
 def test_a_faulty_experiment_is_one_line(cli: Any, folder: Path, changes: dict[str, Any], message: str) -> None:

@@ -84,6 +84,7 @@ CASES = {name: ("--opt", name) for name in OPTIMIZERS} | {
 }  # fmt: skip
 
 
+@pytest.mark.matrix(keep=5)
 @pytest.mark.parametrize("case", CASES)
 def test_a_resumed_run_equals_an_uninterrupted_one(cli, interrupt, fake_mnist, store, tmp_path, case):
     opt = CASES[case]
@@ -288,6 +289,7 @@ def whole(programs, tmp_path_factory):
     return outcome(store)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_from_outside(cli, programs, whole, number):
     program, store = programs[number]
@@ -309,9 +311,8 @@ def test_a_signal_from_outside(cli, programs, whole, number):
     assert (record, curve) == whole
 
 
-def test_kill_9(cli, programs, whole):
-    program, store = programs[signal.SIGKILL]
-    program.until(lambda: list(store.glob("*/last.ckpt")))
+def check_kill_9(cli, program, store, whole):
+    """Kill the program; the same command makes of what it left the whole run."""
     program.process.kill()
     assert program.end()[0] == -signal.SIGKILL
     killed = only_run(store)
@@ -326,3 +327,21 @@ def test_kill_9(cli, programs, whole):
     answer = cli(*LONG, "--store", store)
     assert answer.code == 0, answer.err
     assert outcome(store) == whole
+
+
+@pytest.mark.deep
+def test_kill_9(cli, programs, whole):
+    program, store = programs[signal.SIGKILL]
+    program.until(lambda: list(store.glob("*/last.ckpt")))
+    check_kill_9(cli, program, store, whole)
+
+
+@pytest.mark.kill
+@pytest.mark.parametrize("step", range(100, 1501, 100))
+def test_kill_9_at_many_steps(cli, store, whole, step):
+    program = Program(*LONG, "--trainer.checkpoint_seconds", "1e-3", "--store", store)
+    try:
+        program.until(lambda: any(len(read_curve(file.parent)) >= step for file in store.glob("*/last.ckpt")))
+        check_kill_9(cli, program, store, whole)
+    finally:
+        program.close()

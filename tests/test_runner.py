@@ -28,6 +28,8 @@ from tasks.order import BatchOrder
 from tests import tiny
 from tests.equivalence import Case, build, by_suite, config_of, distance
 
+pytestmark = pytest.mark.numeric
+
 
 @pytest.fixture(autouse=True)
 def the_tiny_task() -> Iterator[None]:
@@ -284,6 +286,89 @@ def test_recording_the_curve_adds_no_host_synchronisation(opt: str, monkeypatch:
 # -- several processes, through the command line --------------------------------------------------------------------
 
 BENCH = [sys.executable, "-m", "bench.cli"]
+NODES = ("NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+def awaited(**words: Any) -> "runner.AwaitedMachines | None":
+    settings = {"task": "tiny", "opt": "sgd", "device": "cpu", **{f"trainer.{k}": v for k, v in words.items()}}
+    return runner.awaited_machines(runner.make_trainer(resolve(settings), []))
+
+
+@pytest.mark.parametrize("strategy", ["auto", "fsdp"])
+def test_a_run_started_by_hand_on_several_machines_says_for_what_it_waits_and_for_how_long(
+    strategy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in NODES:
+        monkeypatch.delenv(name, raising=False)
+    here = awaited(num_nodes=5, strategy=strategy)
+    assert here is not None
+    assert here.said.startswith("machine 0 of 5 waits for the other 4 machines, for 30 minutes; start the same command")
+    assert "NODE_RANK=0 to 4, MASTER_ADDR=" in here.said
+    assert here.said.endswith("; NODE_RANK, MASTER_ADDR, MASTER_PORT are not set here")
+    for name, value in zip(NODES, ("1", "127.0.0.1", "29500"), strict=True):
+        monkeypatch.setenv(name, value)
+    there = awaited(num_nodes=2, strategy=strategy)
+    assert there is not None
+    assert there.said.startswith("machine 1 of 2 waits for the other machine, for 30 minutes; start the same command")
+    assert "not set here" not in there.said
+
+
+@pytest.mark.parametrize(
+    ("words", "environment"),
+    [
+        ({"devices": 2}, {}),
+        ({"num_nodes": 5, "devices": 2}, {"LOCAL_RANK": "1"}),  # the first process of its machine has said it
+        ({"num_nodes": 5}, {"TORCHELASTIC_RUN_ID": "x", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "5"}),  # torchrun
+    ],
+)
+def test_what_is_not_started_by_hand_on_several_machines_says_nothing(
+    words: dict[str, int], environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert awaited(**words) is None
+
+
+IMPATIENT = """
+import sys
+from datetime import timedelta
+from bench import cli, runner
+
+make = runner.make_trainer
+
+def impatient(*arguments):
+    trainer = make(*arguments)
+    trainer.strategy._timeout = timedelta(seconds=1)
+    return trainer
+
+runner.make_trainer = impatient
+cli.main(sys.argv[1:])
+"""
+
+
+def test_machines_that_do_not_come_end_a_run_with_one_line(store: Path) -> None:
+    words = [
+        "fit",
+        "--store",
+        str(store),
+        "--task",
+        "synthetic",
+        "--opt",
+        "sgd",
+        "--device",
+        "cpu",
+        "--trainer.num_nodes",
+        "3",
+    ]
+    alone = {name: value for name, value in os.environ.items() if name not in NODES}
+    done = subprocess.run(
+        [sys.executable, "-c", IMPATIENT, *words], cwd=tiny.ROOT, env=alone, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    waits, error = (line for line in done.stderr.splitlines() if line.startswith("bench: "))
+    assert waits.startswith("bench: machine 0 of 3 waits for the other 2 machines, for ")
+    assert error.startswith("bench: error: --trainer.num_nodes 3: the other 2 machines did not come within ")
+    assert "Traceback" not in done.stderr
 
 
 def start(store: Path, *words: str) -> subprocess.Popen[str]:
@@ -299,6 +384,7 @@ def answer(process: subprocess.Popen[str]) -> dict[str, Any]:
     return json.loads(out)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("strategy", "opt", "steps", "tolerance"),
     [("ddp", ["sps", "--opt.gamma", "2"], 2000, 1e-9), ("fsdp", ["adam"], 800, 1e-6)],

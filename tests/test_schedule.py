@@ -17,6 +17,8 @@ from optimizers import OPTIMIZERS
 from tasks.schedule import Schedule
 from tests.entered import keep, seeds
 
+pytestmark = pytest.mark.numeric
+
 STEPS = 40
 SMALL = {
     "task": "synthetic",
@@ -48,7 +50,8 @@ def test_factors_are_those_of_the_formulas(n: int, warmup: float, floor: float) 
     for kind, decay in decays.items():
         expected = np.where(t < w, rising, decay)
         found = [Schedule(kind, n, warmup, floor).factor(step) for step in range(n)]
-        np.testing.assert_allclose(found, expected, rtol=1e-14, atol=1e-16)
+        # A cosine near -1 rounds at 1e-16, however small the factor is that it leaves.
+        np.testing.assert_allclose(found, expected, rtol=1e-14, atol=1e-15)
 
 
 def test_the_cosine_is_that_of_torch() -> None:

@@ -448,6 +448,7 @@ def test_zero_losses_lie_on_the_lower_edge_of_a_logarithmic_axis():
     assert "Values of 0" in figure.get_supxlabel()
 
 
+@pytest.mark.matrix(keep=3)
 @pytest.mark.parametrize(
     "medians",
     [

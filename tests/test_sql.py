@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -13,10 +12,11 @@ import pytest
 
 import bench.store.sql
 from bench.errors import UserError
+from bench.store.block import DONE, RUNS
 from bench.store.sql import VIEWS, ask
 from bench.store.store import Store
 from bench.store.stores import Stores
-from tests.stored import WILD, add_pack, add_run, add_study, begin, record
+from tests.stored import WILD, add_block, add_run, add_study, begin, record
 
 
 def rows(query: str, *stores: Path) -> list[tuple]:
@@ -41,9 +41,9 @@ def fails(cli, *words: object) -> str:
 
 @pytest.fixture
 def filled(store: Path) -> Path:
-    """A run `a` of its own and a pack with `b` and `c`, all in a study but `c`."""
+    """A run `a` of its own and a block with `b` and `c`, all in a study but `c`."""
     add_run(store, "a", lr=0.5)
-    add_pack(store, "cb", final=None, status="diverged")
+    add_block(store, "cb", final=None, status="diverged")
     add_study(store, "s")
     return store
 
@@ -87,7 +87,7 @@ def test_settings_versions_and_metrics_are_json(filled):
     assert rows(query, filled) == [(0.5, float("inf"), "1", "3", "0.1.0", 0.25)]
 
 
-def test_curves_of_runs_of_their_own_and_of_packs(filled):
+def test_curves_of_runs_of_their_own_and_of_blocks(filled):
     assert rows("from curves where run_id = 'a' order by step", filled) == [
         ("a", 1, 0.5, 1.0, 0.1, 0.1), ("a", 2, None, 1.0, 0.1, 0.1), ("a", 3, 0.25, 1.0, 0.1, 0.1),
     ]  # fmt: skip
@@ -138,15 +138,15 @@ def test_tables_are_read_only_for_a_query_that_needs_them(filled, monkeypatch):
         rows("select count(*) from curves", filled)
 
 
-def test_a_folder_of_its_own_comes_before_packs_and_newer_packs_before_older_ones(store):
-    for age, (ids, loss) in enumerate([("abc", 3.0), ("bc", 4.0), ("cd", 5.0)]):
-        os.utime(add_pack(store, ids, loss) / "runs.jsonl", (1e9 - age, 1e9 - age))
+def test_a_block_of_its_own_comes_before_others(store):
+    for ids, loss in (("abc", 3.0), ("bc", 4.0), ("cd", 5.0)):
+        add_block(store, ids, loss)
     add_run(store, "b", [1.0])
     query = "select run_id, list(loss) from curves group by run_id order by run_id"
-    assert rows(query, store) == [("a", [3.0] * 3), ("b", [1.0]), ("c", [3.0] * 3), ("d", [5.0] * 3)]
+    found = dict(rows(query, store))
+    assert (found["a"], found["b"], found["d"]) == ([3.0] * 3, [1.0], [5.0] * 3)
     kept = Store(store)
-    for run_id, losses in rows(query, store):
-        assert kept.tables(run_id)["curve"]["loss"].tolist() == losses
+    assert found == {run_id: kept.tables(run_id)["curve"]["loss"].tolist() for run_id in "abcd"}
 
 
 def test_a_run_in_progress_is_seen(store):
@@ -157,7 +157,7 @@ def test_a_run_in_progress_is_seen(store):
     ]
     assert rows("select count(*), count(error) from measurements", store) == [(4, 2)]
     assert rows("select run_id, status from runs order by 1", store) == [("a", "running"), ("b", "completed")]
-    folder.end(keep_checkpoint=False)
+    folder.drop()
 
 
 def test_what_is_written_goes_through_a_link_and_leaves_a_device_alone(cli, store, tmp_path):
@@ -185,10 +185,12 @@ def test_stores_are_read_as_one(cli, filled, tmp_path):
 @pytest.mark.parametrize("name", ["it's", "a[1]*?", "ü 漢", "lr=3", "<script>", "a\\b", "a\nb"])
 def test_stores_and_runs_of_any_name(tmp_path, name):
     store = tmp_path / name
-    add_run(store, name)
-    add_run(tmp_path / "a1", name)  # which a pattern would find too
-    assert rows("select run_id, count(*) from curves group by all", store) == [(name, 3)]
-    assert rows("select run_id, count(*) from measurements group by all", store) == [(name, 2)]
+    add_run(store, "a", task=name)
+    add_run(tmp_path / "a1", "a")  # which a pattern would find too
+    assert rows("select run_id, task, count(*) from curves join runs using (run_id) group by all", store) == [
+        ("a", name, 3)
+    ]
+    assert rows("select run_id, count(*) from measurements group by all", store) == [("a", 2)]
 
 
 # -- formats ----------------------------------------------------------------------------------------------------------
@@ -279,7 +281,7 @@ def test_wild_names_do_no_harm(cli, store, kind):
         ("selec 1", "Parser Error: syntax error"),
         ("select final::int from runs where opt = 1", "Conversion Error"),
         ("select error('late') from runs", "late"),
-        ("select * from 'nowhere.parquet'", "No files found"),
+        ("select * from 'nowhere.parquet'", "Permission Error"),
         ("select '\x1b[31m' || nme from runs", "nme"),
         ("select '\udcff' from runs", "surrogates not allowed"),
         ("", "takes one query that reads"),
@@ -332,19 +334,50 @@ def test_no_torch_is_needed(filled, words):
     assert (done.returncode, done.stderr) == (0, "")
 
 
+# -- nothing else of the machine --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "from read_text('{0}/secret.csv')", "from read_csv('{0}/secret.csv')", "from '{0}/secret.csv'", "from glob('{0}/*')",
+        "from read_text('{0}/runs/../secret.csv')", "from read_text('{0}/runs/link.csv')", "from read_text('/proc/self/environ')",
+        "select getenv('HOME')", "from read_text('{0}/run*/../secret.csv')", "from sniff_csv('{0}/secret.csv')",
+        "from read_blob('{0}/secret.csv')", "from read_json('{0}/secret.csv')", "from 'https://127.0.0.1/x.csv'",
+    ],
+)  # fmt: skip
+def test_a_query_sees_nothing_but_the_stores(cli, filled, tmp_path, query):
+    (tmp_path / "secret.csv").write_text("secret\nmine\n")
+    (filled / "link.csv").symlink_to(tmp_path / "secret.csv")
+    answer = cli("sql", query.format(tmp_path))
+    assert (answer.code, answer.out) == (2, ""), answer.out
+    assert answer.err.count("\n") == 1
+    assert "mine" not in answer.err
+
+
+@pytest.mark.parametrize(
+    "setting", ["enable_external_access = true", "allowed_directories = ['/']", "temp_directory = '/tmp'"]
+)
+def test_the_settings_of_the_database_stay(filled, setting):
+    import duckdb
+
+    views = bench.store.sql._Views(Stores([filled]), "select 1")
+    con = views.connect()
+    with pytest.raises(duckdb.Error):
+        con.execute(f"set {setting}")
+
+
 # -- damage -----------------------------------------------------------------------------------------------------------
 
 
 def test_damaged_records_are_named_and_left_out(cli, filled):
-    add_run(filled, "torn")
-    (filled / "torn" / "run.json").write_text('{"run_id": "torn", "conf')
+    torn = add_run(filled, "torn") / DONE / RUNS
+    torn.write_text('{"run_id": "torn", "conf')
     (filled / "studies" / "t.json").write_text("[]")
     answer = cli("sql", "select count(*) as n from runs")
     assert (answer.code, answer.out) == (1, "n\n3\n")
-    assert answer.err == "".join(
-        f"bench: warning: {filled / name} is damaged or not whole, so it is left out; copy it again or delete it\n"
-        for name in ("torn", "studies/t.json")
-    )
+    assert [line.split(": ")[2] for line in answer.err.splitlines()] == [str(torn), str(filled / "studies/t.json")]
+    assert all(line.endswith("; it is left out") for line in answer.err.splitlines())
 
 
 @pytest.mark.parametrize(
@@ -352,12 +385,11 @@ def test_damaged_records_are_named_and_left_out(cli, filled):
     [{"final": "big"}, {"steps": "3"}, {"steps": 2**70}, {"config": []}, {"config": {"task": "x"}}, {"environment": 1}, {"part": "\ud800"}],
 )  # fmt: skip
 def test_records_with_values_of_other_types_are_named_and_left_out(cli, filled, change):
-    folder = add_run(filled, "odd")
-    content = json.loads((folder / "run.json").read_text()) | change
-    (folder / "run.json").write_text(json.dumps(content))
+    path = add_run(filled, "odd") / DONE / RUNS
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
     answer = cli("sql", "select count(*) as n from runs")
     assert (answer.code, answer.out) == (1, "n\n3\n")
-    assert str(folder) in answer.err
+    assert str(path) in answer.err
 
 
 def test_trials_with_values_of_other_types_are_named_and_left_out(cli, filled):
@@ -382,12 +414,12 @@ def _broken_within(path: Path) -> None:
 @pytest.mark.parametrize("run_id", ["a", "z"])  # DuckDB takes the columns from the first file
 def test_damaged_tables_are_named_and_left_out(cli, filled, damage, run_id):
     add_run(filled, "m")
-    path = add_run(filled, run_id) / "curve.parquet"
+    path = add_run(filled, run_id) / DONE / "curve.parquet"
     damage(path)
     answer = cli("sql", "select count(*) as n, sum(loss) as s from curves", "--format", "json")
     assert answer.code == 1
     assert strict_json(answer.out) == [{"n": 9 + 3 * (run_id == "z"), "s": 3.75 + 0.75 * (run_id == "z")}]
-    assert answer.err == (
-        f"bench: warning: {path} is damaged or not whole, so it is left out; copy it again or delete it\n"
-    )
+    assert answer.err.startswith(f"bench: warning: {path}: ")
+    assert answer.err.endswith("; it is left out\n")
+    assert answer.err.count("\n") == 1
     assert cli("sql", "select count(*) from runs").code == 0

@@ -37,7 +37,7 @@ from tasks.split import split_hash
 from tasks.squad import SquadData
 from tasks.text import TextBatch
 from tests.conftest import Cli, folder_with
-from tests.equivalence import distance
+from tests.equivalence import distance, ignored_by_loss
 
 SMALL = {"scratch": True, "vocab": 150, "max_length": 32, "stride": 6}
 
@@ -430,6 +430,7 @@ def small(data: SquadData, seed: int = 0, **options: Any) -> SpanExtractor:
 
 
 @pytest.mark.parametrize("kind", FAMILY)
+@pytest.mark.numeric
 def test_logits_are_those_of_transformers_own_model_and_the_loss_is_over_tokens(
     kind: str, data: SquadData, folder: Folder
 ) -> None:
@@ -452,6 +453,7 @@ def test_logits_are_those_of_transformers_own_model_and_the_loss_is_over_tokens(
     torch.testing.assert_close(task.loss(alone).loss, own)
 
 
+@pytest.mark.numeric
 def test_padding_changes_neither_logits_nor_loss_nor_score(data: SquadData) -> None:
     task, batch = small(data, dropout=0.0).double(), whole(data, "validation")
     wide = batch._replace(
@@ -463,6 +465,7 @@ def test_padding_changes_neither_logits_nor_loss_nor_score(data: SquadData) -> N
     assert scored(data, batch, narrow.predictions.detach()) == scored(data, wide, padded.predictions.detach())
 
 
+@pytest.mark.numeric
 def test_one_batch_can_be_learned_by_heart(data: SquadData) -> None:
     held = (whole(data, "train").labels[:, 0] > 0).nonzero()[:12, 0]
     task, batch = small(data, width=32, dropout=0.0), data.batch("train", held)
@@ -476,10 +479,13 @@ def test_one_batch_can_be_learned_by_heart(data: SquadData) -> None:
     assert scored(data, batch, task.eval().loss(batch).predictions.detach()) == {"f1": 100, "exact_match": 100}
 
 
+@pytest.mark.numeric
 def test_every_parameter_is_trained(data: SquadData) -> None:
     task = small(data)
-    gradients = torch.autograd.grad(task.loss(data.batch("train", slice(0, 9))).loss, list(task.parameters()))
-    assert all(float(g.abs().max()) > 0 for g in gradients)
+    ignored = ignored_by_loss(task, lambda task: task.loss(data.batch("train", slice(0, 9))).loss)
+    # They change all keys of a query alike, or all tokens of a text, and no softmax changes: what they get is rounding.
+    layer = "model.bert.encoder.layer.0"
+    assert ignored == {f"{layer}.attention.self.key.bias", f"{layer}.output.LayerNorm.bias", "model.qa_outputs.bias"}
     assert [*task.metrics()] == ["f1", "exact_match"]
 
 
@@ -514,6 +520,7 @@ def words(root: Path, store: Path, **more: Any) -> dict[str, Any]:
     return given | more
 
 
+@pytest.mark.numeric
 def test_a_run_reports_both_scores_and_micro_batches_change_nothing(root: Path, store: Path) -> None:
     results = [
         runner.run(resolve(words(root, store, **more)), progress=False)
@@ -530,6 +537,7 @@ def test_a_run_reports_both_scores_and_micro_batches_change_nothing(root: Path, 
 
 
 @pytest.mark.parametrize("attention", ["standard", "fixed_head", "dcmha"])
+@pytest.mark.numeric
 def test_a_run_that_goes_on_from_a_checkpoint_is_the_same(
     attention: str, root: Path, store: Path, tmp_path: Path
 ) -> None:
@@ -624,6 +632,7 @@ def test_gold_answers_of_the_real_validation_set_score_100(real_squad: Path) -> 
     assert {text for texts in answers for text in texts if over_answers(f1, text, texts) < 1} == {"."}
 
 
+@pytest.mark.deep
 def test_windows_of_the_real_texts_hold_their_answers(real_squad: Path) -> None:
     data = SquadData(real_squad, scratch=True)
     if states(TASKS["squad"], real_squad)[0].size == "4,000 rows":

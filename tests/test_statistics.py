@@ -141,6 +141,7 @@ def test_rows_that_are_not_told_apart_share_a_rank(
     assert [(each.rank, each.low, each.high) for each in found] == expected
 
 
+@pytest.mark.matrix(keep=2)
 @pytest.mark.parametrize(
     ("optimizers", "n", "repeats", "options"),
     [
@@ -208,6 +209,7 @@ def test_the_overall_gap_is_the_mean_over_tasks() -> None:
     assert ranking.hierarchical_interval([gaps[0]] * 10).high < found.high
 
 
+@pytest.mark.deep
 def test_more_tasks_make_the_overall_interval_cover() -> None:
     found = [tasks_coverage(tasks, 5, 150) for tasks in (3, 10)]
     assert found[1] > 0.88

@@ -1,30 +1,36 @@
-"""The store: records are written whole, readable by anybody, and trained by one process at a time."""
+"""The store: records are written whole, readable by anybody, and read without trust."""
 
 import errno
-import io
 import json
+import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-import bench.store.files
+import bench.store.attempt
+import bench.store.block
+import bench.store.load
 from bench.callbacks import StopRequest
-from bench.errors import RunFailed, UserError
+from bench.config import id_of
+from bench.errors import RunFailed
 from bench.report import result_lines
+from bench.store.attempt import write_records
+from bench.store.load import MOST_BYTES, MOST_LINE, Damaged, parse_record
 from bench.store.record import RunResult
 from bench.store.store import Store
-from bench.store.tables import CURVE_FIELDS, read_curve
 from bench.text import plain
+from tests.stored import add_block, add_run, begin, begin_block, kill, read_curve, record
 
 FIT = ("fit", "--task", "synthetic", "--opt", "sngd", "--trainer.max_steps", "20", "--device", "cpu")
 FULL = "No space left on device; make room, then give the same command again"
-DONE = RunResult("a", {"task": "synthetic", "opt": "ngd"}, status="completed", final=0.5, steps=3)
 
 
 @pytest.fixture
@@ -36,48 +42,51 @@ def no_space(*args: object, **kwargs: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def no_leftovers(folder: Path) -> bool:
-    return not list(folder.rglob("*.tmp"))
+def runs_file(run: Path) -> Path:
+    return run / "done/runs.jsonl"
+
+
+def as_json(result: RunResult, **changes: Any) -> dict[str, Any]:
+    return plain(vars(result)) | changes
+
+
+def snapshot(folder: Path) -> dict[Path, tuple[int, bytes]]:
+    """All that is in a folder, with times and contents."""
+    return {path: (path.stat().st_mtime_ns, path.read_bytes() if path.is_file() else b"") for path in folder.rglob("*")}
 
 
 # -- records --------------------------------------------------------------------------------------------------------
 
 
 def test_a_record_reads_as_it_was_written(kept):
-    folder = kept.begin(replace(DONE, status="running"))
-    folder.result.status = "completed"
-    folder.result.metrics = {"final": {"loss": 0.25, "accuracy": None}}
-    folder.end(keep_checkpoint=False)
-    assert kept.get("a") == folder.result
-    assert list(kept.runs()) == [folder.result]
-    assert no_leftovers(kept.folder)
-
-
-def test_a_record_of_before_there_were_lanes_reads(kept):
-    kept.begin(DONE).end(keep_checkpoint=False)
-    path = kept.folder / "a" / "run.json"
-    record = json.loads(path.read_text())
-    assert record.pop("engine") == "lightning"
-    path.write_text(json.dumps(record))
-    assert kept.get("a") == DONE
+    result = record("a", metrics={"final": {"loss": 0.25, "accuracy": 1.0, "other split": {"loss": 0.5}}})
+    add_run(kept.folder, "a", metrics=result.metrics)
+    options = {"lr": 0.1, "max_step": "inf"}
+    assert kept.get("a") == replace(result, config=result.config | {"opt_options": options})
+    assert list(kept.runs()) == [kept.get("a")]
 
 
 def test_what_is_not_there_is_none(kept):
     assert kept.get("a") is None
+    assert kept.tables("a") == {}
+    assert kept.checkpoint("a") is None
+    assert kept.place("a") == kept.folder / "a"
     assert list(kept.runs()) == []
-    assert kept.unreadable() == []
+    assert kept.unfinished() == []
+    assert kept.contents().damaged == []
+    assert kept.find_all(["a"]) == {}
+    assert not kept.folder.exists()
 
 
 def test_records_are_strict_json(kept):
-    result = replace(DONE, final=float("nan"), config={"opt_options": {"max_step": float("inf")}})
-    kept.begin(result).end(keep_checkpoint=False)
+    add_run(kept.folder, "a", final=float("nan"))
 
     def refuse(token):
         raise AssertionError(token)
 
-    record = json.loads((kept.folder / "a" / "run.json").read_text(), parse_constant=refuse)
-    assert record["final"] is None
-    assert float(record["config"]["opt_options"]["max_step"]) == float("inf")
+    stored = json.loads(runs_file(kept.folder / "a").read_text(), parse_constant=refuse)
+    assert stored["final"] is None
+    assert float(stored["config"]["opt_options"]["max_step"]) == float("inf")
 
 
 def test_plain_values():
@@ -85,26 +94,116 @@ def test_plain_values():
     assert plain(value) == {"a": None, "b": ["-inf", 1.5], "c": ["x", None], "1": True}
 
 
-@pytest.mark.parametrize(
-    "content", [b'{"run_id": "torn", "conf', b"", b"[]", b"{}", b"\xff\x00", b'{"run_id": "b", "config": {}, "new": 1}']
-)
+GOOD = as_json(record("a"))
+DEEP = b'{"run_id": "a", "config": ' + b'{"a": ' * 100_000
+
+
+def changed(**changes: Any) -> bytes:
+    return json.dumps(GOOD | changes).encode()
+
+
+DAMAGED = {
+    "torn": json.dumps(GOOD).encode()[:200],
+    "empty": b"",
+    "a list": b"[]",
+    "nothing in it": b"{}",
+    "no UTF-8": b"\xff\x00",
+    "an unknown field": changed(new=1),
+    "the record of another run": changed(run_id="b"),
+    "an id that leaves the store": changed(run_id="../a"),
+    "an unknown status": changed(status="done"),
+    "a run that goes on among results": changed(status="running"),
+    "text for a number": changed(final="0.5"),
+    "a number for text": changed(metric=1),
+    "a truth for a number": changed(steps=True),
+    "not a number": changed(final=float("nan")),
+    "beyond all numbers": changed(wall_s=float("inf")),
+    "too great a number": json.dumps(GOOD).replace('"final": 0.25', '"final": 1e999').encode(),
+    "too many digits": changed(steps=10**30),
+    "hundreds of thousands of digits": json.dumps(GOOD).replace('"steps": 3', '"steps": ' + "1" * 300_000).encode(),
+    "an endless option": changed(config=GOOD["config"] | {"opt_options": {"lr": float("nan")}}),
+    "an option beyond 64 bits": changed(config=GOOD["config"] | {"opt_options": {"lr": 2**64}}),
+    "facts beyond 64 bits": changed(facts={"deep": [{"n": -(2**63)}]}),
+    "negative steps": changed(steps=-1),
+    "negative seconds": changed(wall_s=-1.0),
+    "a share above all": changed(cap_share=1.5),
+    "no configuration": changed(config={}),
+    "half a configuration": changed(config={k: v for k, v in GOOD["config"].items() if k != "seed"}),
+    "an unknown budget": changed(config=GOOD["config"] | {"trainer": {"max_stepps": 3}}),
+    "a budget of another type": changed(config=GOOD["config"] | {"trainer": {"max_steps": "3"}}),
+    "an evaluation without its step": changed(validations=[{"loss": 0.5}]),
+    "a metric of metrics": changed(metrics={"final": {"loss": {"loss": 0.5}}}),
+    "an identity that is not hashed": changed(identity={"task": "synthetic", "opt": "ngd"}),
+    "too deep": DEEP,
+    "too long": changed(specimen="x" * MOST_LINE),
+    "two for one": json.dumps(GOOD).encode() + b"\n" + json.dumps(GOOD).encode(),
+}
+
+
+@pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
 def test_a_damaged_record_is_skipped_and_named(kept, content):
-    kept.begin(DONE).end(keep_checkpoint=False)
-    (kept.folder / "torn").mkdir()
-    (kept.folder / "torn" / "run.json").write_bytes(content)
-    (kept.folder / "empty").mkdir()
-    assert [run.run_id for run in kept.runs()] == ["a"]
-    assert kept.get("torn") is None
-    assert kept.unreadable() == [kept.folder / "empty", kept.folder / "torn"]
+    add_run(kept.folder, "b")
+    path = runs_file(add_run(kept.folder, "a"))
+    path.write_bytes(content)
+    assert [run.run_id for run in kept.runs()] == ["b"]
+    assert kept.get("a") is None
+    (damaged,) = kept.contents().damaged
+    assert damaged.path == path
+    assert "\n" not in damaged.why
+    assert len(damaged.why) < 500
+
+
+def test_too_large_a_file_is_damaged_and_not_read(kept, monkeypatch):
+    path = runs_file(add_run(kept.folder, "a"))
+    os.truncate(path, MOST_BYTES + 1)
+    monkeypatch.setattr(bench.store.load.os, "dup", no_space)
+    (damaged,) = kept.contents().damaged
+    assert "bytes, and 67,108,864 are the most" in damaged.why
+
+
+def hashed(**changes: Any) -> RunResult:
+    """A record with the id of its identity."""
+    config = record("a").config | {"opt_options": {"lr": 0.1}}
+    identity = {
+        name: config[name] for name in ("task", "opt", "opt_options", "seed", "data_seed", "precision", "device")
+    }
+    identity |= {"task_options": {"H": 1}, "trainer": {"max_steps": 3}}
+    return replace(record(id_of("synthetic", "ngd", identity), identity=identity), config=config | changes)
+
+
+def test_a_record_is_of_the_run_that_its_id_is_the_hash_of(tmp_path):
+    write_records(tmp_path / "runs.jsonl", [hashed()])
+    changes = [{"seed": 5}, {"task": "mnist"}, {"opt": "gd"}, {"opt_options": {"lr": 0.2}}, {"precision": "32-true"}]
+    for change in [*changes, {"trainer": {"max_steps": 4}}, {"task_options": {"H": 2}}]:
+        text = json.dumps(as_json(hashed(**change))).encode()
+        with pytest.raises(Damaged, match=r"identity"):
+            parse_record(text, tmp_path)
+    with pytest.raises(Damaged, match="run_id is not the hash of its identity"):
+        parse_record(json.dumps(as_json(hashed(), run_id="a")).encode(), tmp_path)
+
+
+WRONG = [{"facts": {"n": 2**64}}, {"facts": {"n": object}}, {"validations": [{"loss": 0.5}]}, {"steps": -1}]
+
+
+@pytest.mark.parametrize("changes", [*WRONG, {"specimen": "x" * MOST_LINE}, {"versions": {"torch": []}}])
+def test_a_record_that_cannot_be_read_again_is_not_written(kept, changes):
+    with pytest.raises(RunFailed, match="a record cannot be stored: "):
+        begin(kept.folder, record("a", **changes))
+    assert kept.get("a") is None
+    attempt = begin(kept.folder, record("a"))
+    with pytest.raises(RunFailed, match=r"a record cannot be stored: |rows, and it made -1 steps"):
+        attempt.end([record("a", **changes)])
+    attempt.leave([record("a", status="failed", reason="so")])
+    assert (kept.get("a").status, kept.contents().damaged) == ("failed", [])
 
 
 def test_a_run_with_a_damaged_record_is_trained_again(cli, store):
     cli(*FIT)
-    (record,) = store.glob("*/run.json")
-    whole = json.loads(record.read_text())
-    record.write_text(record.read_text()[:200])
+    (path,) = store.glob("*/done/runs.jsonl")
+    whole = json.loads(path.read_text())
+    path.write_text(path.read_text()[:200])
     assert cli(*FIT).code == 0
-    assert json.loads(record.read_text())["final"] == whole["final"]
+    assert json.loads(path.read_text())["final"] == whole["final"]
 
 
 def test_a_copied_store_reads(cli, store, tmp_path):
@@ -116,32 +215,352 @@ def test_a_copied_store_reads(cli, store, tmp_path):
 
 
 def test_stores_merge_by_copying(kept, tmp_path):
-    for name, store in (("a", kept), ("b", Store(tmp_path / "more"))):
-        store.begin(replace(DONE, run_id=name)).end(keep_checkpoint=False)
+    add_run(kept.folder, "d")
+    add_block(tmp_path / "more", "bac")
+    assert kept.get("a") is None
     shutil.copytree(tmp_path / "more", kept.folder, dirs_exist_ok=True)
-    assert [run.run_id for run in kept.runs()] == ["a", "b"]
+    assert kept.get("a") is not None
+    assert [run.run_id for run in kept.runs()] == ["a", "b", "c", "d"]
+
+
+OLD = {"run.json": '{"run_id": "a"}', "lanes.json": "{}", "runs.jsonl": '{"run_id": "a"}'}
+
+
+@pytest.mark.parametrize("name", OLD)
+def test_a_store_of_an_older_format_gets_a_message(kept, cli, name):
+    folder = kept.folder / ("a" if name == "run.json" else "lanes-0123456789")
+    folder.mkdir(parents=True)
+    (folder / name).write_text(OLD[name])
+    (folder / "curve.parquet").touch()
+    (damaged,) = kept.contents().damaged
+    assert damaged.path == folder
+    assert damaged.why == "it is of an older format of stores, which this version does not read; train it again"
+    assert (kept.get("a"), list(kept.runs())) == (None, [])
+    assert "of an older format" in cli("doctor", "--store", kept.folder).out
+    add_run(kept.folder, "a")
+    assert kept.get("a").status == "completed"
+
+
+@pytest.mark.parametrize("name", ["done", "attempt-1", "tensorboard", "attempt-0", "attempt-01", "notes.txt"])
+def test_a_folder_without_results_or_attempts_is_named(kept, name):
+    (kept.folder / "a" / name).mkdir(parents=True)
+    (kept.folder / "empty").mkdir()
+    (damaged,) = kept.contents().damaged
+    assert damaged.path.is_relative_to(kept.folder / "a")
+    add_run(kept.folder, "a")
+    assert kept.contents().damaged == []
+    assert kept.get("a").status == "completed"
+
+
+# -- several blocks with one run ------------------------------------------------------------------------------------
+
+
+def finals(store: Store) -> dict[str, float | None]:
+    """What is read of each run, in all ways in which it can be asked for."""
+    found = {run.run_id: run for run in store.runs()}
+    assert found == {run_id: store.get(run_id) for run_id in found}
+    assert found == {run_id: block.runs[run_id] for run_id, block in store.find_all(found).items()}
+    return {run_id: run.final for run_id, run in found.items()}
+
+
+def test_the_block_of_its_own_comes_before_others(kept):
+    add_block(kept.folder, "bac", 0.5, final=1.0)
+    add_run(kept.folder, "a", (0.125, 0.25), final=2.0)
+    assert finals(kept) == {"a": 2.0, "b": 1.0, "c": 1.0}
+    assert kept.place("a") == kept.folder / "a"
+    assert kept.tables("a")["curve"]["loss"].tolist() == [0.125, 0.25]
+    assert [run.final for run in kept.contents().repeated["a"]] == [2.0, 1.0]
+    runs_file(kept.folder / "a").write_text("{")
+    assert finals(kept) == {"a": 1.0, "b": 1.0, "c": 1.0}
+    assert kept.tables("a")["curve"]["loss"].tolist() == [0.5] * 3
+
+
+def test_a_finished_run_comes_before_others(kept):
+    attempt = begin(kept.folder, record("a", final=2.0))
+    assert finals(kept) == {"a": 2.0}
+    folder = add_block(kept.folder, "ab", final=1.0)
+    assert finals(kept) == {"a": 1.0, "b": 1.0}
+    assert (kept.place("a"), kept.get("a").status) == (folder, "completed")
+    attempt.end([record("a", final=2.0)])
+    assert finals(kept) == {"a": 2.0, "b": 1.0}
+
+
+def test_of_several_blocks_the_first_by_name_counts(kept):
+    folders = {}
+    for final, more in ((0.0, "x"), (1.0, "y"), (2.0, "z")):
+        folders[add_block(kept.folder, ["a", more], final, final=final)] = final
+    first, second, _ = sorted(folders)
+    assert (finals(kept)["a"], kept.place("a")) == (folders[first], first)
+    assert set(kept.tables("a")["curve"]["loss"]) == {folders[first]}
+    runs_file(first).write_text('{"run_id": "a", "config"')
+    assert (finals(kept)["a"], kept.place("a")) == (folders[second], second)
+    shutil.rmtree(second)
+    assert kept.place("a") not in (first, second)
+
+
+def test_a_store_in_use_sees_blocks_that_others_begin_and_finish(kept):
+    other: Any = Store(kept.folder)
+    assert other.get("a") is None
+    attempt, results = begin_block(kept.folder, "bac")
+    assert other.get("a").status == "running"
+    attempt.end(results)
+    assert other.get("a").status == "completed"
+    add_block(kept.folder, "bac", final=0.75)  # the same runs once more
+    assert other.get("a").final == 0.75
+    shutil.rmtree(attempt.folder)
+    assert other.get("a") is None
+
+
+def test_another_process_finds_the_runs(kept, cli):
+    add_block(kept.folder, "bac")
+    answer = cli("list", "runs", "--store", kept.folder)
+    assert [line.split()[0] for line in answer.out.splitlines()] == ["a", "b", "c"]
+    read = "import sys; from pathlib import Path; from bench.store.store import Store; s = Store(Path(sys.argv[1])); print(s.get('a').steps, *s.tables('a'))"
+    process = subprocess.run([sys.executable, "-c", read, kept.folder], capture_output=True, text=True, check=True)
+    assert process.stdout == "3 measurements curve\n"
+
+
+def test_a_run_in_a_block_of_several_is_not_trained_again(kept, cli):
+    assert cli(*FIT).code == 0
+    (run,) = kept.runs()
+    shutil.rmtree(kept.folder)
+    others = [replace(run, engine="lanes"), record("b")]
+    attempt = kept.begin([replace(each, status="running") for each in others])
+    attempt.end([replace(each, thinned=True) for each in others])
+    assert "already stored" in cli(*FIT).err
+    assert not (kept.folder / run.run_id).exists()
+    assert cli(*FIT, "--rerun").code == 0
+    assert kept.get(run.run_id).engine == "lightning"
+
+
+# -- lookups --------------------------------------------------------------------------------------------------------
+
+
+def count(monkeypatch: pytest.MonkeyPatch, *places: tuple[Any, str]) -> list[str]:
+    """The calls of these functions from now on, by name."""
+    calls: list[str] = []
+
+    def counted(usual: Callable[..., Any], name: str) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            calls.append(name)
+            return usual(*args, **kwargs)
+
+        return call
+
+    for where, name in places:
+        monkeypatch.setattr(where, name, counted(getattr(where, name), name))
+    return calls
+
+
+LOOKS = ((os, "scandir"), (os, "listdir"), (os, "open"))
+PARSES = ((bench.store.block, "parse_record"),)
+
+
+def many(store: Path, singles: int, wide: int) -> None:
+    """Thousands of runs, alone and in blocks of 50, whose folders have rested."""
+    add_run(store, "s0")
+    line = runs_file(store / "s0").read_text()
+    for i in range(1, singles):
+        done = store / f"s{i}" / "done"
+        done.mkdir(parents=True)
+        (done / "runs.jsonl").write_text(line.replace('"s0"', f'"s{i}"'))
+    for i in range(wide):
+        ids = [f"w{i}-{j}" for j in range(50)]
+        done = store / bench.store.block.name_of(ids) / "done"
+        done.mkdir(parents=True)
+        (done / "runs.jsonl").write_text("".join(line.replace('"s0"', f'"{run_id}"') for run_id in ids))
+    os.utime(store, (1, 1))
+
+
+def test_a_run_is_found_without_a_look_at_the_others(kept, monkeypatch):
+    """Among 10,000 runs of which half train in blocks."""
+    many(kept.folder, 5_000, 100)
+    for first in ("s1", "w1-1", "nothing"):  # what is read of a block once is known
+        kept.get(first)
+    calls = count(monkeypatch, *LOOKS, *PARSES)
+    for i in (2, 77, 4_999):
+        assert kept.get(f"s{i}").run_id == f"s{i}"
+        assert calls == ["open", "parse_record"]
+        calls.clear()
+    assert kept.get("w1-7").run_id == "w1-7"
+    assert "parse_record" not in calls
+    assert len(calls) < 10
+    calls.clear()
+    assert kept.get("w5-7").run_id == "w5-7"
+    assert calls.count("parse_record") == 50  # of its block
+    calls.clear()
+    assert kept.get("nothing else") is None
+    assert len(calls) < 10
+
+
+def test_many_runs_are_found_with_one_look_through_the_store(kept, monkeypatch):
+    many(kept.folder, 200, 8)
+    os.utime(kept.folder)  # somebody writes
+    wanted = [f"w{i}-{j}" for i in range(8) for j in range(50)] + [f"s{i}" for i in range(100)] + ["nothing"] * 10
+    calls = count(monkeypatch, *LOOKS, *PARSES)
+    assert len(kept.find_all(wanted)) == 500
+    assert calls.count("parse_record") == 500
+    assert calls.count("listdir") == 1
+
+
+# -- readers --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("checkpoint", [True, False])
+def test_a_run_whose_process_is_gone_is_shown_as_killed(kept, checkpoint):
+    attempt = begin(kept.folder, record("a"))
+    assert kept.get("a").status == "running"
+    if checkpoint:
+        attempt.checkpoint.touch()
+    kill(attempt)
+    killed = kept.get("a")
+    assert killed.status == "killed"
+    assert ("before its first checkpoint" in killed.reason) != checkpoint
+    assert (f"bench fit --resume a --store {kept.folder}" in " ".join(result_lines(killed, kept.folder))) == checkpoint
+
+
+def test_readers_write_nothing(kept, cli):
+    add_run(kept.folder, "a")
+    add_block(kept.folder, "bc")
+    kill(begin(kept.folder, record("d")))
+    kill(begin_block(kept.folder, "ef")[0])
+    runs_file(add_run(kept.folder, "g")).write_text("{")
+    before = snapshot(kept.folder)
+    assert cli("list", "runs", "--store", kept.folder).out.count("killed") == 3
+    cli("doctor", "--store", kept.folder)
+    cli("diff", "a", "d", "--store", kept.folder)
+    assert kept.unfinished() != []
+    assert kept.tables("d") != {}
+    assert snapshot(kept.folder) == before
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("place", ["attempts", "is_alive", "read_bytes"])
+def test_a_block_that_ends_while_it_is_read_reads_as_finished(kept, monkeypatch, place, late):
+    """Just before or after whatever a reader looks at first."""
+    attempt = begin(kept.folder, record("a"))
+    usual = getattr(bench.store.block, place)
+
+    def end(*args: Any) -> Any:
+        monkeypatch.undo()
+        try:
+            return usual(*args) if late else None
+        finally:
+            attempt.end([record("a")])
+
+    def call(*args: Any) -> Any:
+        found = end(*args)
+        return found if late else usual(*args)
+
+    monkeypatch.setattr(bench.store.block, place, call)
+    (run,) = kept.runs()
+    assert run.status == "completed"
+
+
+def test_a_block_that_is_deleted_while_it_is_read_is_no_more(kept, monkeypatch):
+    add_run(kept.folder, "a")
+    attempt = begin(kept.folder, record("b"))
+    usual = bench.store.block.read_bytes
+
+    def delete(path: Path) -> bytes:
+        shutil.rmtree(path.parents[1], ignore_errors=True)
+        return usual(path)
+
+    monkeypatch.setattr(bench.store.block, "read_bytes", delete)
+    assert kept.get("a") is None
+    assert list(kept.runs()) == []
+    attempt.drop()
+
+
+# -- what is no file ------------------------------------------------------------------------------------------------
+
+
+def link(path: Path) -> None:
+    other = path.parent.parent.parent / f"other-{path.name}"
+    path.rename(other)
+    path.symlink_to(other)
+
+
+def dangling(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("nowhere")
+
+
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def device(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/dev/zero")
+
+
+def folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.parametrize("name", ["done/runs.jsonl", "done/curve.parquet"])
+@pytest.mark.parametrize("change", [link, dangling, pipe, device, folder])
+def test_what_is_no_file_is_damaged_and_not_followed(kept, cli, change, name):
+    change(add_run(kept.folder, "a") / name)
+    if name == "done/runs.jsonl":
+        assert kept.get("a") is None
+        assert len(kept.contents().damaged) == 1
+        add_run(kept.folder, "a")
+        assert kept.get("a").status == "completed"
+        assert kept.contents().damaged == []
+    else:
+        assert cli("diff", "a", "a", "--store", kept.folder).code == 2
+        with pytest.raises(Damaged, match="has 0 rows"):
+            kept.find("a").check_tables()
+
+
+def test_a_link_to_a_folder_is_damaged_and_not_followed(kept, tmp_path):
+    other = add_run(tmp_path / "other", "a", final=0.125)
+    kept.folder.mkdir()
+    (kept.folder / "a").symlink_to(other)
+    (kept.folder / "b").mkdir()
+    (kept.folder / "b/done").symlink_to(other / "done")
+    attempt = begin(tmp_path / "other", record("c"))
+    (kept.folder / "c").mkdir()
+    (kept.folder / "c/attempt-1").symlink_to(attempt.path)
+    before = snapshot(tmp_path / "other")
+    assert [each.path.relative_to(kept.folder).parts[0] for each in kept.contents().damaged] == ["a", "b", "c"]
+    assert [kept.get(run_id) for run_id in "abc"] == [None] * 3
+    assert kept.checkpoint("c") is None
+    with pytest.raises(Exception, match="is a link"):
+        add_run(kept.folder, "a")
+    add_run(kept.folder, "b")
+    assert kept.get("b").final == 0.25
+    assert snapshot(tmp_path / "other") == before
+    attempt.drop()
 
 
 # -- writing breaks -------------------------------------------------------------------------------------------------
 
 
-def test_a_write_that_breaks_halfway_leaves_the_old_record(kept, monkeypatch):
-    kept.begin(DONE).end(keep_checkpoint=False)
+def test_a_write_that_breaks_halfway_leaves_the_old_record(tmp_path, monkeypatch):
+    path = tmp_path / "runs.jsonl"
+    write_records(path, [record("a")])
+    before = path.read_bytes()
 
-    def half(value, file, **kwargs):
-        file.write('{"run_id": ')
+    def half(self: Path, text: bytes) -> None:
+        with self.open("wb") as file:
+            file.write(text[:20])
         no_space()
 
-    monkeypatch.setattr(bench.store.files.json, "dump", half)
+    monkeypatch.setattr(bench.store.attempt.Path, "write_bytes", half)
     with pytest.raises(OSError, match="No space"):
-        kept.write(replace(DONE, steps=4))
-    assert kept.get("a") == DONE
-    assert no_leftovers(kept.folder)
+        write_records(path, [record("a", steps=4)])
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_full_disk_at_the_start_is_one_line_and_frees_the_run(cli, store, monkeypatch):
     with monkeypatch.context() as full:
-        full.setattr(bench.store.files.json, "dump", no_space)
+        full.setattr(bench.store.attempt, "write_records", no_space)
         answer = cli(*FIT)
     assert (answer.code, answer.out) == (1, "")
     assert answer.err == f"bench: error: cannot write to the store {store}: {FULL}\n"
@@ -149,25 +568,15 @@ def test_a_full_disk_at_the_start_is_one_line_and_frees_the_run(cli, store, monk
 
 
 def test_a_full_disk_in_mid_run_is_one_line_and_frees_the_run(cli, store, monkeypatch):
-    class FullFile(io.StringIO):
-        write = no_space
-
-    begin = Store.begin
-
-    def begin_on_full_disk(self, *args, **kwargs):
-        folder = begin(self, *args, **kwargs)
-        folder._curve._file.close()
-        folder._curve._file = FullFile()
-        return folder
-
     with monkeypatch.context() as full:
-        full.setattr(Store, "begin", begin_on_full_disk)
+        full.setattr(bench.store.attempt.RawTable, "append", no_space)
         answer = cli(*FIT)
     assert (answer.code, answer.out) == (1, "")
     assert answer.err.splitlines()[-1] == f"bench: error: cannot write to the store {store}: {FULL}"
     assert "Traceback" not in answer.err
     (run,) = Store(store).runs()
     assert run.status == "failed"
+    assert run.reason
     assert "No space left on device" in run.reason
     assert cli(*FIT).code == 0
 
@@ -184,54 +593,46 @@ def test_a_full_disk_for_the_checkpoint_of_a_run_that_is_stopped_is_one_line(cli
         answer = cli(*FIT)
     assert (answer.code, answer.out) == (1, "")
     assert answer.err.splitlines()[-1] == f"bench: error: cannot write to the store {store}: {FULL}"
-    (run,) = Store(store).runs()
-    assert not Store(store).checkpoint(run.run_id).with_name("traceback.txt").exists()
+    assert list(store.rglob("traceback.txt")) == []
     assert cli(*FIT).code == 0
 
 
 def test_a_full_disk_at_the_end_is_one_line_and_frees_the_run(cli, store, monkeypatch):
-    write = Store.write
     with monkeypatch.context() as full:
-        full.setattr(
-            Store, "write", lambda self, result: write(self, result) if result.status == "running" else no_space()
-        )
+        full.setattr(bench.store.attempt, "commit", no_space)
         answer = cli(*FIT)
     assert (answer.code, answer.out) == (1, "")
-    assert answer.err.splitlines()[-1].startswith("bench: error: cannot write the result of synthetic-sngd-")
+    assert answer.err.splitlines()[-1] == f"bench: error: cannot write to the store {store}: {FULL}"
     assert "Traceback" not in answer.err
-    assert next(iter(Store(store).runs())).status == "killed"
+    assert next(iter(Store(store).runs())).status == "failed"
     assert cli(*FIT).code == 0
 
 
-# -- runs that ended without a word ---------------------------------------------------------------------------------
+@pytest.mark.parametrize("change", ["deleted", "moved", "copied"])
+def test_a_store_that_changes_under_a_run_is_one_line_and_stays_so(cli, store, monkeypatch, change):
+    append = bench.store.attempt.Attempt.append_curve
 
+    def changing(self: Any, rows: Any) -> None:
+        append(self, rows)
+        if change == "copied":
+            shutil.copytree(store, store.with_name("copy"))
+        if change == "moved":
+            store.rename(store.with_name("moved"))
+        else:
+            shutil.rmtree(store)
+        if change == "copied":
+            store.with_name("copy").rename(store)
+        before.update(snapshot(store))
 
-def test_a_run_is_running_as_long_as_its_process_holds_it(kept):
-    folder = kept.begin(replace(DONE, status="running"))
-    assert kept.get("a").status == "running"
-    folder.result.status = "completed"
-    folder.end(keep_checkpoint=False)
-    assert kept.get("a").status == "completed"
-
-
-@pytest.mark.parametrize("checkpoint", [True, False])
-def test_a_run_whose_process_is_gone_is_killed(kept, checkpoint):
-    (kept.folder / "a").mkdir(parents=True)
-    kept.write(replace(DONE, status="running"))
-    if checkpoint:
-        (kept.folder / "a" / "last.ckpt").touch()
-    killed = kept.get("a")
-    assert killed.status == "killed"
-    assert ("before its first checkpoint" in killed.reason) != checkpoint
-    assert (f"bench fit --resume a --store {kept.folder}" in " ".join(result_lines(killed, kept.folder))) == checkpoint
-    assert json.loads((kept.folder / "a" / "run.json").read_text())["status"] == "killed"
-
-
-def test_a_store_that_may_only_be_read_shows_the_truth(kept, monkeypatch):
-    (kept.folder / "a").mkdir(parents=True)
-    kept.write(replace(DONE, status="running"))
-    monkeypatch.setattr(Store, "write", no_space)
-    assert kept.get("a").status == "killed"
+    before: dict[Path, Any] = {}
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.store.attempt.Attempt, "append_curve", changing)
+        answer = cli(*FIT)
+    assert (answer.code, answer.out) == (1, "")
+    assert re.search("was deleted.* or replaced while", answer.err.splitlines()[-1])
+    assert "Traceback" not in answer.err
+    assert snapshot(store) == before
+    assert store.exists() == (change == "copied")
 
 
 # -- several at once ------------------------------------------------------------------------------------------------
@@ -240,36 +641,39 @@ def test_a_store_that_may_only_be_read_shows_the_truth(kept, monkeypatch):
 def test_a_run_is_trained_by_one_process(cli, store, kept):
     cli(*FIT)
     (run,) = kept.runs()
-    folder = kept.begin(replace(run, status="running"))
-    with pytest.raises(UserError, match="is being trained by another process now"):
-        kept.begin(run)
+    shutil.rmtree(store)
+    attempt = kept.begin([replace(run, status="running")])
     for words in (FIT, (*FIT, "--rerun"), ("fit", "--resume", run.run_id)):
         answer = cli(*words)
         assert (answer.code, answer.out) == (2, "")
         assert answer.err == f"bench: error: run {run.run_id} is being trained by another process now\n"
-    folder.result.status = "completed"
-    folder.end(keep_checkpoint=False)
+    attempt.drop()
     assert cli(*FIT).code == 0
 
 
 WRITER = """
 import sys
 from pathlib import Path
-from bench.store.store import RunResult, Store
+from bench.errors import RunBusy
+from tests.stored import Store, add_run, begin, record
 
-store, name = Store(Path(sys.argv[1])), sys.argv[2]
+store, name = Path(sys.argv[1]), sys.argv[2]
 for i in range(40):
-    folder = store.begin(RunResult(f"{name}-{i}", {"task": name}))
-    folder.append_curve([(1, 0.5, 0.5, 0.5, 0.5), (2, 0.25, 0.5, 0.5, 0.5)])
-    assert all(run.status in ("running", "completed") for run in store.runs()), "a run in progress was taken for killed"
-    folder.result.status, folder.result.steps = "completed", 2
-    folder.end(keep_checkpoint=False)
-    store.write(RunResult("shared", {"writer": name, "i": i}, status="completed"))
+    result = record(f"{name}-{i}")
+    attempt = begin(store, result)
+    contents = Store(store).contents()
+    assert contents.damaged == [], contents.damaged
+    seen = {block.runs[run_id].status for run_id, block in contents.runs.items()}
+    assert seen <= {"running", "completed"}, "a run in progress was taken for killed"
+    attempt.end([result])
+    try:
+        add_run(store, "shared", final=float(i))
+    except RunBusy:
+        pass
 """
 
 
 def test_processes_that_write_one_store_lose_nothing(kept):
-    (kept.folder / "shared").mkdir(parents=True)
     writers = [
         subprocess.Popen(
             [sys.executable, "-W", "error", "-c", WRITER, str(kept.folder), name], stderr=subprocess.PIPE, text=True
@@ -280,110 +684,24 @@ def test_processes_that_write_one_store_lose_nothing(kept):
     runs = {run.run_id: run for run in kept.runs()}
     assert runs.keys() == {f"{name}-{i}" for name in ("left", "right") for i in range(40)} | {"shared"}
     assert {run.status for run in runs.values()} == {"completed"}
-    assert all(len(read_curve(kept.folder / name)) == 2 for name in runs if name != "shared")
-    assert runs["shared"].config["i"] == 39
-    assert kept.unreadable() == []
-    assert no_leftovers(kept.folder)
-
-
-def test_threads_that_write_one_record_leave_it_whole(kept):
-    (kept.folder / "a").mkdir(parents=True)
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda i: kept.write(replace(DONE, steps=i, reason="x" * 10_000)), range(100)))
-    assert kept.get("a").steps in range(100)
-    assert no_leftovers(kept.folder)
+    assert all(len(read_curve(kept.folder / name)) == 3 for name in runs)
+    assert kept.contents().damaged == []
+    assert {path.name for path in kept.folder.glob("*/*")} == {"done"}
+    assert not list(kept.folder.rglob("*.tmp"))
 
 
 # -- curves ---------------------------------------------------------------------------------------------------------
 
-ROWS = [(1, 0.5, 2.0, 0.1, 0.1), (2, 0.4, 1.0, 0.2, 0.1), (3, 0.3, 0.5, 0.4, 0.1)]
 
-
-def test_a_curve_reads_the_same_while_and_after_the_run(kept):
-    folder = kept.begin(replace(DONE, status="running"))
-    folder.append_curve(ROWS[:2])
-    assert read_curve(folder.folder) == ROWS[:2]
-    folder.append_curve(ROWS[2:])
-    folder.end(keep_checkpoint=False)
-    assert not (folder.folder / "curve.jsonl").exists()
-    assert read_curve(folder.folder) == ROWS
-
-
-def test_a_curve_is_a_parquet_table(kept):
-    import pyarrow.parquet as pq
-
-    folder = kept.begin(replace(DONE, status="running"))
-    folder.append_curve(ROWS)
-    folder.end(keep_checkpoint=False)
-    table = pq.read_table(folder.folder / "curve.parquet")
-    assert tuple(table.column_names) == CURVE_FIELDS
-    assert table.column("loss").to_pylist() == [0.5, 0.4, 0.3]
-
-
-def test_a_damaged_table_is_one_line(kept):
-    folder = kept.begin(replace(DONE, status="running"))
-    folder.append_curve(ROWS)
-    folder.end(keep_checkpoint=False)
-    (folder.folder / "curve.parquet").write_bytes(b"PAR1")
-    with pytest.raises(UserError, match=r"cannot read the tables of run a in .*; copy the folder again"):
-        kept.tables("a")
+def test_values_that_are_not_finite_read_as_none(kept):
+    attempt = begin(kept.folder, record("a"), (float("inf"), None, float("-inf")))
+    rows = [(step, None, 1.0, 0.1, 0.1) for step in (1, 2, 3)]
+    assert read_curve(kept.folder / "a") == rows
+    attempt.end([record("a")])
+    assert read_curve(kept.folder / "a") == rows
 
 
 def test_a_curve_without_steps_is_empty(kept):
-    folder = kept.begin(replace(DONE, status="running"))
-    folder.end(keep_checkpoint=False)
-    assert read_curve(folder.folder) == []
+    add_run(kept.folder, "a", ())
+    assert read_curve(kept.folder / "a") == []
     assert read_curve(kept.folder / "nothing") == []
-
-
-def test_values_that_are_not_finite_read_as_none(kept):
-    folder = kept.begin(replace(DONE, status="running"))
-    folder.append_curve([(1, float("nan"), float("inf"), float("-inf"), 0.1)])
-    assert read_curve(folder.folder) == [(1, None, None, None, 0.1)]
-    folder.end(keep_checkpoint=False)
-    assert read_curve(folder.folder) == [(1, None, None, None, 0.1)]
-
-
-@pytest.mark.parametrize("torn", ["", "[3", "[3, 0.3, 0.5, 0.4, 0.1", "[3, 0.3]\n"])
-def test_only_the_torn_last_line_of_a_curve_is_lost(kept, torn):
-    folder = kept.begin(replace(DONE, status="running"))
-    folder.append_curve(ROWS[:2])
-    with (folder.folder / "curve.jsonl").open("a") as file:
-        file.write(torn)
-    assert read_curve(folder.folder) == ROWS[:2]
-    folder.truncate(1)
-    folder.append_curve(ROWS[1:])
-    folder.end(keep_checkpoint=False)
-    assert read_curve(folder.folder) == ROWS
-
-
-def test_a_new_run_takes_nothing_over_and_a_resumed_one_all(kept):
-    folder = kept.begin(replace(DONE, status="running"))
-    folder.append_curve(ROWS)
-    folder.checkpoint.touch()
-    folder.end(keep_checkpoint=True)
-    resumed = kept.begin(replace(DONE, status="running"), resume=True)
-    assert resumed.checkpoint.exists()
-    assert read_curve(resumed.folder) == ROWS
-    resumed.end(keep_checkpoint=True)
-    new = kept.begin(replace(DONE, status="running"))
-    assert not new.checkpoint.exists()
-    assert read_curve(new.folder) == []
-    new.end(keep_checkpoint=False)
-
-
-def test_beginning_fails_with_the_lock_free(kept, monkeypatch):
-    with monkeypatch.context() as full:
-        full.setattr(Store, "write", no_space)
-        with pytest.raises(RunFailed, match="No space left on device"):
-            kept.begin(DONE)
-    kept.begin(DONE).end(keep_checkpoint=False)
-
-
-def test_measurements_of_other_names_than_a_run_began_with_are_refused(kept):
-    folder = kept.begin(replace(DONE, status="running"))
-    folder.append_measurements(["a"], [(0, 1.0)])
-    with pytest.raises(RunFailed, match=r"begun with the columns step, a, and the task now gives step, b"):
-        folder.append_measurements(["b"], [(10, 2.0)])
-    folder.end(keep_checkpoint=False)
-    assert kept.tables("a")["measurements"]["a"].tolist() == [1.0]

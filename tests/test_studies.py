@@ -29,6 +29,7 @@ from bench.tuning.studies import NoDatabase, Studies
 from bench.tuning.study import Stuck, Study
 from bench.tuning.trials import Request, StudySpec, Trial
 from bench.tuning.tune import make_request, make_spec, promise, reporting_seeds, tuning_seeds
+from optimizers.plugins import slug
 from tasks import TASKS
 from tests.daemons import free_ports, until
 
@@ -71,14 +72,16 @@ def spec(*, seeds: Iterable[int] = (1000, 1001), reports: Iterable[int] = (0, 1)
 def made(trial: Trial, score: Score, *, metric: str = "loss") -> list[RunResult]:
     """Results as if the runs of a trial had been trained."""
     value = score(trial.point["opt.lr"])
-    options = {name.removeprefix("opt."): setting for name, setting in trial.point.items()}
-    config = {"opt": "sgd", "opt_options": options, "task_options": {}, "trainer": {}}
+    options = {name.removeprefix("opt."): each for name, each in spec().settings.items() if name.startswith("opt.")}
+    options |= {name.removeprefix("opt."): setting for name, setting in trial.point.items()}
+    config = {"task": "synthetic" if metric == "loss" else "mnist", "opt": "sgd", "opt_options": options}
+    config |= {"task_options": {}, "trainer": {}, "data_seed": 0, "precision": "64-true", "device": "cpu"}
     return [
         RunResult(
-            run_id=f"{trial.point}-{seed}", config=config | {"seed": seed},
+            run_id=f"{slug(str(trial.point))}-{seed}", config=config | {"seed": seed},
             status="completed" if value is not None else "diverged", metric=metric, split="train",
             final=None if value is None else value + seed / 1e6, steps=20, wall_s=0.5, train_s=0.5,
-            validations=[{"step": step, metric: value} for step in (10, 20) if value is not None],
+            validations=[{"step": step, "train_s": 0.1, metric: value} for step in (10, 20) if value is not None],
         )
         for seed in trial.seeds
     ]  # fmt: skip
@@ -204,6 +207,7 @@ def _die_with_the_lock(url: str, name: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.deep
 def test_processes_that_create_a_study_in_an_empty_database_at_once_make_one(url: str) -> None:
     answers = together(*[partial(_create, url)] * 8)
     assert len(set(answers)) == 1
@@ -308,7 +312,9 @@ def test_a_study_from_its_first_trial_to_the_winner_on_fresh_seeds(url: str) -> 
         "trial_seconds": 3.0, "trial_gradient_evaluations": 120, "fresh_seconds": 1.0, "fresh_gradient_evaluations": 40,
     }  # fmt: skip
     stored = study.trials()[0]
-    assert [run.validations for run in stored.runs] == [[{"step": 20, "loss": 0.0}]] * 2  # the last alone
+    assert [run.validations for run in stored.runs] == [
+        [{"step": 20, "train_s": 0.1, "loss": 0.0}]
+    ] * 2  # the last alone
     assert stored.seconds is not None
 
 
@@ -440,6 +446,7 @@ def test_a_worker_that_did_not_hear_of_its_claim_has_its_trials_all_the_same(url
 # -- what comes next --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
 def test_whatever_is_to_be_done_next_is_added_once_whoever_looks(url: str) -> None:
     study = begin(url, 4, refine=3)
 
@@ -539,6 +546,7 @@ def within(low: float, high: float) -> Score:
     return lambda lr: abs(math.log10(lr / math.sqrt(low * high))) if low <= lr <= high else None
 
 
+@pytest.mark.matrix(keep=1)
 @pytest.mark.parametrize(
     ("score", "words"),
     [

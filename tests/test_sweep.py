@@ -273,6 +273,7 @@ def test_lanes_with_different_budgets_end_on_their_own(sweep, store):
 @pytest.mark.parametrize(
     ("option", "status", "diverged"), [("lr", "completed", "0/2"), ("weight_decay", "diverged", "2/2")]
 )
+@pytest.mark.numeric
 def test_a_lane_that_converges_or_diverges_ends_early_and_the_others_go_on(sweep, store, option, status, diverged):
     answer = sweep("--opt", "gd", f"--opt.{option}", "0.1,1e300", "--seeds", 2, *LANES)
     assert answer.code == 0
@@ -281,6 +282,7 @@ def test_a_lane_that_converges_or_diverges_ends_early_and_the_others_go_on(sweep
     assert diverged in next(line for line in answer.out.splitlines() if "1e+300" in line)
 
 
+@pytest.mark.numeric
 def test_both_engines_give_the_same_results(sweep, store, tmp_path):
     words = ("--opt", "ngd,ps,adam", "--opt.lr", "0.1", "--seeds", "3,5")
     assert sweep(*words, *LANES).code == 0
@@ -469,6 +471,7 @@ def breaks(monkeypatch) -> Callable[..., None]:
     return set_up
 
 
+@pytest.mark.matrix(keep=1)
 @pytest.mark.parametrize("error", SHORT, ids=lambda error: type(error).__name__)
 def test_with_too_little_memory_it_goes_on_in_smaller_blocks(sweep, store, breaks, error):
     breaks(error, more_than=4)
@@ -515,6 +518,7 @@ def test_a_block_begun_where_there_was_more_memory_is_cut(sweep, store, breaks, 
     assert list(packs(store).values()) == [8, 8]
 
 
+@pytest.mark.matrix(keep=1)
 @pytest.mark.parametrize("error", SHORT, ids=lambda error: type(error).__name__)
 def test_a_lane_that_does_not_fit_alone_is_one_line(sweep, store, breaks, error):
     breaks(error)
@@ -644,6 +648,7 @@ def whole(sweep, tmp_path) -> dict[str, tuple[dict, dict]]:
     return outcome(tmp_path / "whole")
 
 
+@pytest.mark.matrix(keep=1)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_in_mid_block_and_the_same_command_goes_on(sweep, store, interrupt, whole, trained, number):
     before = signal.getsignal(number)
@@ -969,6 +974,18 @@ def test_kill_9_in_mid_block(sweep, store, whole, trained, tmp_path):
     assert same(outcome(store), whole)
 
 
+@pytest.mark.kill
+@pytest.mark.parametrize("steps", range(8, 16 * STEPS + 1, 8))
+def test_kill_9_at_many_steps(sweep, store, whole, tmp_path, steps):
+    words = ("sweep", *SMALL, *SIXTEEN, *LANES, *OFTEN, "--store", store)
+    code, out, _ = Program(tmp_path / "killed", words, die_at, steps).end()
+    assert (code, out) == (-signal.SIGKILL, "")
+    assert {*statuses(store)} <= {("completed", "lanes")}
+    assert Store(store).unreadable() == []
+    assert sweep(*SIXTEEN, *LANES, *OFTEN).code == 0
+    assert same(outcome(store), whole)
+
+
 def test_two_processes_share_the_work(store, whole, tmp_path):
     words = ("sweep", *SMALL, *SIXTEEN, *LANES, *OFTEN, "--store", store)
     journal = tmp_path / "journal"
@@ -1036,6 +1053,7 @@ def test_a_full_disk_at_the_start_of_a_block(sweep, store, monkeypatch):
     assert sweep(*FOUR, *LANES).code == 0
 
 
+@pytest.mark.matrix(keep=1)
 @pytest.mark.parametrize("table", ["append_curve", "append_measurements"])
 def test_a_full_disk_in_mid_block(sweep, store, monkeypatch, whole, table):
     append = getattr(PackFolder, table)
@@ -1195,6 +1213,7 @@ class Closed(io.StringIO):
         raise BrokenPipeError
 
 
+@pytest.mark.matrix(keep=1)
 @pytest.mark.parametrize("stream", [None, Closed()], ids=["none", "closed"])
 @pytest.mark.parametrize("engine", ["lanes", "lightning"])
 def test_without_a_standard_error_a_sweep_goes_on(sweep, store, monkeypatch, stream, engine):

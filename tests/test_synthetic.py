@@ -23,6 +23,8 @@ from tasks.synthetic import AttentionClassifier, FixedDecoderData
 from tasks.synthetic_joint import JointClassifier, MixtureTokenData
 from tasks.token_classifier import TokenClassifier, TokenData, stacked_logits
 
+pytestmark = pytest.mark.numeric
+
 F64 = torch.float64
 BOTH = ((AttentionClassifier, FixedDecoderData), (JointClassifier, MixtureTokenData))
 
@@ -113,7 +115,9 @@ def test_values_far_from_0_do_not_hide_the_gradient_between_them(lead: int) -> N
     weights, known = logits.detach().double().softmax(1), values.double()
     apart = known - known[:, 2:3]
     expected = weights * (apart - (weights * apart).sum(1, keepdim=True))
-    torch.testing.assert_close(logits.grad, expected.float(), rtol=1e-4, atol=0)
+    # Each term is off by some roundings, two of them of a logit as large as `lead`, and terms may cancel.
+    terms = weights * (apart.abs() + (weights * apart.abs()).sum(1, keepdim=True))
+    assert ((logits.grad - expected).abs() <= 2.0**-24 * (16 + 2 * lead) * terms).all()
 
 
 def test_attended_mean_passes_gradcheck() -> None:
@@ -397,6 +401,7 @@ def measured(
     return {t: {k: float(np.mean([float(m[k]) for m in all_])) for k in all_[0]} for t, all_ in values.items()}
 
 
+@pytest.mark.deep
 def test_under_ngd_the_norm_grows_linearly_and_the_direction_converges() -> None:
     at = measured(NGD, [1000, 3000], lr=0.02)
     assert at[1000]["norm_W"] == pytest.approx(19.9, rel=0.02)
@@ -408,6 +413,7 @@ def test_under_ps_the_direction_is_reached_within_100_steps() -> None:
     assert 1 - measured(PS, [100], c=1.0)[100]["alignment"] < 1e-3
 
 
+@pytest.mark.deep
 def test_under_gd_the_direction_is_still_away_after_10000_steps() -> None:
     assert 1 - measured(torch.optim.SGD, [10_000], lr=0.5)[10_000]["alignment"] > 4e-3
 
@@ -471,6 +477,7 @@ def test_a_problem_too_large_for_the_solver_is_trained_all_the_same(cli: Any) ->
     assert "att_svm, which is not solved: 5000 constraints are more than 3000" in answer.out
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_two_ranks_measure_what_one_process_measures(strategy: str, store: Any) -> None:
     settings = {"task": "synthetic_joint", "opt": "ngd", "trainer.max_steps": 40, "device": "cpu", "store": store}

@@ -19,6 +19,8 @@ from tasks.split import split_hash, validation_rows
 from tasks.vision import ViTClassifier
 from tests.tiny import TinyImages
 
+pytestmark = pytest.mark.numeric
+
 CPU = torch.device("cpu")
 
 

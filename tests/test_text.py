@@ -668,6 +668,7 @@ def test_requests_that_cannot_be_met_are_one_line(cli: Cli, words: list[str], me
     assert len(answer.err.splitlines()) == 1
 
 
+@pytest.mark.numeric
 def test_a_run_reports_both_validation_sets_and_micro_batches_change_nothing(root: Path, store: Path) -> None:
     words = {
         "task": "mnli", "opt": "adamw", "data": root, "store": store, "trainer.max_steps": 6, "trainer.batch_size": 12,
@@ -686,6 +687,7 @@ def test_a_run_reports_both_validation_sets_and_micro_batches_change_nothing(roo
         assert f"mismatched {result.metrics['final']['mismatched']['accuracy']:.4g}" in line
 
 
+@pytest.mark.numeric
 def test_metrics_on_both_validation_sets_are_those_of_scikit_learn(root: Path) -> None:
     words = {
         "task": "mnli",

@@ -180,6 +180,7 @@ def test_from_a_command_to_tuned_settings(cli, here: Path, store: Path, monkeypa
     }
 
 
+@pytest.mark.deep
 def test_lanes_find_what_lightning_finds(cli, tmp_path: Path) -> None:
     found = {}
     for engine in ("lightning", "lanes"):
@@ -259,8 +260,11 @@ def gone(pid: int) -> bool:
 
 @pytest.mark.parametrize(
     ("database", "number"),
-    [("sqlite_url", signal.SIGTERM), ("postgres_url", signal.SIGINT)],
-    ids=["sqlite", "postgresql"],
+    [
+        pytest.param("sqlite_url", signal.SIGTERM, marks=pytest.mark.deep, id="sqlite"),
+        pytest.param("postgres_url", signal.SIGINT, marks=pytest.mark.deep, id="postgresql"),
+        *(pytest.param("sqlite_url", signal.SIGINT, marks=pytest.mark.kill, id=f"round {i}") for i in range(5)),
+    ],
 )
 def test_whatever_is_killed_nothing_is_lost_and_nothing_done_twice(
     cli, request: pytest.FixtureRequest, database: str, number: signal.Signals, tmp_path: Path,
@@ -331,6 +335,7 @@ def test_whatever_is_killed_nothing_is_lost_and_nothing_done_twice(
     assert (found["study"], found["best"], found["trials"], found["missing"]) == (study.name, {"opt.lr": 1.0}, 4, 0)
 
 
+@pytest.mark.deep
 def test_a_worker_with_lanes_that_is_asked_to_stop_gives_all_its_trials_back(
     cli, sqlite_url: str, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -448,6 +453,7 @@ def test_what_breaks_outside_of_a_run_counts_as_an_attempt_too(
     assert cli("studies", study.name, "--storage", sqlite_url).code == 1
 
 
+@pytest.mark.deep
 def test_lanes_that_break_are_made_one_after_the_other(
     cli, sqlite_url: str, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -467,6 +473,7 @@ def test_lanes_that_break_are_made_one_after_the_other(
     assert {run.engine for run in Store(store).runs()} == {"lightning"}
 
 
+@pytest.mark.matrix(keep=1)
 @pytest.mark.parametrize("engine", ["lightning", "lanes"])
 def test_a_full_disk_is_said_once_and_the_study_goes_on_with_room(
     cli, sqlite_url: str, monkeypatch: pytest.MonkeyPatch, engine: str
@@ -517,6 +524,7 @@ def test_where_no_store_can_be_the_store_is_named(cli) -> None:
     )
 
 
+@pytest.mark.deep
 def test_settings_that_are_not_ours_and_runs_that_are_gone_are_noted(cli, here: Path, store: Path) -> None:
     words = (
         "tune",
@@ -583,6 +591,7 @@ def test_one_study_that_cannot_be_shown_hides_no_other(cli, sqlite_url: str) -> 
     assert (begun.code, len(begun.out.splitlines())) == (0, 9)
 
 
+@pytest.mark.deep
 def test_missing_data_are_said_once_and_all_trials_wait(cli, here: Path, sqlite_url: str) -> None:
     words = ("tune", "--task", "mnist", "--opt", "sgd", "--device", "cpu", "--trials", 3, "--workers", 1)
     answer = cli(*words, "--data", here / "none", "--storage", sqlite_url)
@@ -592,6 +601,7 @@ def test_missing_data_are_said_once_and_all_trials_wait(cli, here: Path, sqlite_
     assert states(Studies(sqlite_url).open(name)) == {("design", "waiting"): 3}
 
 
+@pytest.mark.deep
 def test_workers_that_die_at_once_are_not_started_for_ever(
     cli, here: Path, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -604,6 +614,7 @@ def test_workers_that_die_at_once_are_not_started_for_ever(
     assert answer.err.count("died (exit code 7); starting another") == 3
 
 
+@pytest.mark.deep
 def test_a_trial_on_two_devices_is_a_bench_fit_of_its_own(cli, sqlite_url: str, tmp_path: Path) -> None:
     study = begin(sqlite_url, 1, report=False, trainer__devices="2")
     answer = cli("worker", "--study", study.name, "--storage", sqlite_url)
@@ -620,6 +631,7 @@ def test_a_trial_on_two_devices_is_a_bench_fit_of_its_own(cli, sqlite_url: str, 
     assert list(Store(tmp_path / "runs").folder.glob("*.json")) == []
 
 
+@pytest.mark.deep
 def test_pruning_stops_bad_trials_and_finds_the_same(cli, sqlite_url: str, tmp_path: Path) -> None:
     words = {"opt__lr": "1e0:1e5", "trainer__val_every": "5"}
     found = {}
@@ -739,6 +751,12 @@ def test_a_worker_keeps_to_its_slot(here: Path, sqlite_url: str, store: Path, mo
         ("--resume nobody", "unknown study in sqlite:///"),
         ("--seeds 1,1", "--seeds 1,1: 1 is there twice; give each once"),
         ("--report_seeds 3,3", "--report_seeds 3,3: 3 is there twice; give each once"),
+        ("--seeds 999999999", "--seeds 999999999: 999,999,999 runs; a command makes from 1 to 100,000"),
+        ("--report_seeds 999999999", "--report_seeds 999999999: 999,999,999 runs; a command makes from 1 to 100,000"),
+        (f"--seeds 1,{2**63}", f"a seed is an integer from 0 to {2**63 - 1} (2^63 - 1), and {2**63} is greater"),
+        ("--trials 999999999", "999999999 trials of 2 seeds: 1,999,999,998 runs; a command makes from 1 to 100,000"),
+        ("--seeds 50000", "this search with 50000 seeds: 450,000 runs; a command makes from 1 to 100,000"),
+        ("--opt.lr 1e-9:1e9:400 --opt.momentum 1e-9:1:400", "this search with 2 seeds: 320,000 runs; a command makes"),
         ("--name a/b", "--name a/b: a name has letters, digits, dots, - and _ and nothing else"),
         ("--name=", "--name : a name has letters, digits, dots, - and _ and nothing else"),
         ("--print", "--print prints the script of --slurm; write both"),
@@ -791,6 +809,17 @@ def test_words_without_a_study(cli, here: Path, words: str, message: str) -> Non
         ({"optimizers": []}, "optimizers is []; it takes names"),
         ({"optimizers": {"gd": 0.1}}, "optimizers is 0.1; it takes names"),
         ({"title": None}, "title is None; it takes one line of text"),
+        ({"seeds": True}, "seeds is True; it takes how many, as 5, or which, as [0, 3]"),
+        ({"seeds": [0, True]}, "seeds is [0, True]; it takes how many, as 5, or which, as [0, 3]"),
+        ({"tune": {"trials": True}}, "tune.trials is True; it takes how many, as 9"),
+        ({"settings": {"trainer.max_steps": True}}, "--trainer.max_steps True: it takes int or none, and no boolean"),
+        ({"seeds": 999999999}, "--report_seeds 999999999: 999,999,999 runs; a command makes from 1 to 100,000"),
+        ({"tune": {"trials": 999999999}}, "999999999 trials of 2 seeds: 1,999,999,998 runs; a command makes from 1 to"),
+        ({"optimizers": ["gd", "ngd"], "seeds": 60000, "tune": {"seeds": [-1]}}, "--seeds -1,: write how many"),
+        (
+            {"optimizers": ["gd", "ngd"], "seeds": 60000, "tune": {"seeds": [10**6]}},
+            "this suite of 2 studies: 120,018 runs; a command makes from 1 to 100,000",
+        ),
     ],
 )
 @pytest.mark.parametrize("plan", [False, True])

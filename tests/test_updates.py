@@ -15,6 +15,8 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_struct
 from optimizers import OPTIMIZERS, OptimizerSpec, pure
 from tests.optimizer_cases import CASES, MORE_ARGUMENTS, VALUES, start, torch_loss
 
+pytestmark = pytest.mark.numeric
+
 STEPS = 30
 RUNS = 6
 # They choose a kernel and do not change the method.
@@ -89,7 +91,8 @@ def over_runs(update: Any, hparams: Arguments) -> Any:
 
 
 def close(actual: Any, expected: Any, rtol: float = 1e-12) -> None:
-    torch.testing.assert_close(actual, expected, rtol=rtol, atol=rtol / 1000, equal_nan=False)
+    # A weight that has come near 0 is off by the roundings of what it was: 1e-16 in each of up to 30 steps.
+    torch.testing.assert_close(actual, expected, rtol=rtol, atol=rtol / 100, equal_nan=False)
 
 
 def of_run(tree: Any, run: int) -> Any:
@@ -197,6 +200,7 @@ def test_a_learning_rate_of_zero_freezes(name: str, arguments: Arguments) -> Non
     assert same(walk(name, all_of(name, arguments | {"lr": 0.0}), 5)[0], begin())
 
 
+@pytest.mark.matrix
 @every_case
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("size", [0.0, 1e-30, 1e-40, 1e-45, 1e-170, 1e-310, 5e-324])

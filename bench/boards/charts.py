@@ -18,9 +18,8 @@ from bench.boards.speed import reached
 from bench.boards.tuning import expected_scores
 from bench.errors import UserError, unknown
 from bench.papers.arms import Array, Table
-from bench.store.stores import StudyRecord
+from bench.store.reports import StudyRecord
 from bench.tuning.selection import CONVERGED, equal_below
-from optimizers import OPTIMIZERS
 
 MOST_POINTS = 200
 """Points of a line at most: no screen and no print shows more."""
@@ -94,8 +93,8 @@ def curves(asked: Asked, column: str = "loss") -> list[Chart]:
     charts, known = [], set()
     for i, (problem, entries) in enumerate(asked.found.problems.items()):
         lines, words, facts = {}, WORDS.get(column, column), []
-        infima = {run.run_id: run.facts.get("f_star") for entry in entries for run in entry.runs.values()}
-        above = column == "loss" and all(isinstance(x, float) for x in infima.values())
+        infima = {run.run_id: run.infimum for entry in entries for run in entry.runs.values()}
+        above = column == "loss" and None not in infima.values()
         for entry in entries:
             read = _tables(asked, entry)
             known |= {name for tables in read.values() for table in tables.values() for name in table}
@@ -149,12 +148,7 @@ def steps(asked: Asked) -> list[Chart]:
 
 def _chooses(entry: Entry) -> bool:
     """Whether the method computes its step from the loss, or its cap has ever bound."""
-    return _needs_loss(entry.opt) or any(run.cap_share for run in entry.runs.values())
-
-
-def _needs_loss(opt: str) -> bool:
-    spec = OPTIMIZERS.known(opt)
-    return spec is not None and spec.traits.needs_loss
+    return any("needs_loss" in run.traits or run.cap_share for run in entry.runs.values())
 
 
 Line = tuple[Array, Array]
@@ -207,7 +201,7 @@ def _over_steps(
     whole = {name: there for name, own in lines.items() if (there := [line for line in own if line is not None])}
     common = {name: _common(own) for name, own in whole.items()}
     # The theory's rates are powers of the steps.
-    log = ("x" if problem.spec.measure_every is not None else "") + _log([values for _, values in common.values()])
+    log = ("x" if problem.measures else "") + _log([values for _, values in common.values()])
     traces, notes, seeds, early = [], [], {}, {}
     for name, (at, values) in common.items():
         last = max(float(own[0][-1]) for own in whole[name])
@@ -307,14 +301,14 @@ def sensitivity(asked: Asked) -> list[Chart]:
     """
     charts = []
     for i, (problem, entries) in enumerate(asked.found.problems.items()):
-        y, title = f"selection {problem.spec.metric}", f"sensitivity: {problem.name}"
+        y, title = f"selection {problem.metric}", f"sensitivity: {problem.name}"
         studies = {entry.name: entry.study for entry in entries if entry.study is not None}
         if not studies:
             charts.append(_empty(f"sensitivity-{i}", title, "setting", y, _UNTUNED))
             continue
         traces, notes, axes = [], [], {}
         for name, study in studies.items():
-            found, own = _trials(name, study, problem.spec.metric)
+            found, own = _trials(name, study, problem.metric)
             traces += found
             notes += own
             axes |= dict.fromkeys(study.axes[:1])
@@ -332,7 +326,7 @@ def _trials(name: str, study: StudyRecord, metric: str) -> tuple[list[Trace], li
     axis = next(iter(study.axes), None)
     scored, lost = [], []
     for trial in study.trials:
-        x, score = trial["point"].get(axis), trial["score"]
+        x, score = trial["point"].get(axis or ""), trial["score"]
         if isinstance(x, bool) or not isinstance(x, int | float) or not 0 < x < math.inf:
             return [], [f"{name} is not drawn, since {axis or 'nothing'} is no positive number that it searched"]
         (lost if score is None or abs(score) > HUGE else scored).append((float(x), score))
@@ -357,7 +351,7 @@ def budget(asked: Asked) -> list[Chart]:
     """
     charts = []
     for i, (problem, entries) in enumerate(asked.found.problems.items()):
-        y, title = f"expected selection {problem.spec.metric}", f"tuning budget: {problem.name}"
+        y, title = f"expected selection {problem.metric}", f"tuning budget: {problem.name}"
         tuned = [entry for entry in entries if entry.study is not None]
         if not tuned:
             charts.append(_empty(f"budget-{i}", title, "trials k", y, _UNTUNED))
@@ -394,7 +388,7 @@ def profile(asked: Asked) -> list[Chart]:
     found: dict[Problem, dict[str, list[float | None]]] = {}
     for i, (problem, entries) in enumerate(asked.found.problems.items()):
         title, key = f"runs at the target: {problem.name}", f"profile-{i}"
-        goal = problem.spec.target if asked.target is None else asked.target
+        goal = problem.target if asked.target is None else asked.target
         if goal is None:
             charts.append(_empty(key, title, _FRACTION, _SHARE, "the task has no target: give one with --target"))
             continue
@@ -403,7 +397,7 @@ def profile(asked: Asked) -> list[Chart]:
             e.name: [_at(reached(run, asked.target, problem.mode)[0], whole) for run in e.runs.values()]
             for e in entries
         }
-        fact = f"target: selection {problem.spec.metric} {goal:g}; budget: {whole} steps; runs that diverge never get there"
+        fact = f"target: selection {problem.metric} {goal:g}; budget: {whole} steps; runs that diverge never get there"
         charts.append(_profile(key, title, own, [fact]))
     if len(found) > 1:
         together: dict[str, list[float | None]] = {}

@@ -73,7 +73,7 @@ def asked(args: argparse.Namespace) -> tuple[Any, Any]:
     known = sorted({name for entry in found.chosen for name in (entry.opt, entry.name)})
     if args.reference not in known and args.reference != "adam":
         raise unknown("optimizer of --reference", args.reference, known)
-    metrics = sorted({problem.spec.metric for problem in found.problems})
+    metrics = sorted({problem.metric for problem in found.problems})
     if args.target is not None and len(metrics) > 1:
         raise UserError(f"--target {args.target:g}: which of {' and '.join(metrics)}? Choose tasks with --task")
     return stores, Asked(found, stores.tables, args.reference, args.target)

@@ -3,7 +3,6 @@
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,18 +10,10 @@ from bench.boards.entries import KINDS, OWN_VERSIONS, VERSIONS, Entry, Problem, 
 from bench.config import settings_of
 from bench.errors import UserError, unknown
 from bench.store.record import RunResult
-from bench.store.stores import HOW_TO_FILL, Stores, StudyRecord
+from bench.store.reports import CheckRecord, StudyRecord
+from bench.store.stores import HOW_TO_FILL, Stores
 from bench.text import word_of
-from optimizers.plugins import PluginError, bare
-from tasks import TASKS, TaskSpec
-
-_CONFIG = {
-    "task": str, "opt": str, "precision": str, "seed": int, "data_seed": int,
-    "task_options": dict, "opt_options": dict, "trainer": dict,
-}  # fmt: skip
-"""What a configuration must have to be compared."""
-_NUMBERS = ("final", "best", "best_step", "steps_to_target", "seconds_to_target", "cap_share")
-_COUNTS = ("devices", "num_nodes")
+from optimizers.plugins import bare
 
 
 @dataclass
@@ -86,12 +77,12 @@ def collect(
     Raises:
         UserError: nothing is left, a name is unknown, or versions are mixed.
     """
-    specs = _tasks(stores.runs, tasks or ())
-    faults = {run.run_id: fault for run in stores.runs if (fault := _fault(run, specs))}
-    runs = [run for run in stores.runs if run.run_id not in faults]
+    # The budget is part of every problem, so a record without one was written before records said what they are compared on.
+    runs = [run for run in stores.runs if run.problem]
     damaged = [
-        f"run {run_id} in {stores.place(run_id)} is no run as it is written today: {fault}"
-        for run_id, fault in faults.items()
+        f"run {run.run_id} in {stores.place(run.run_id)} does not say what it can be compared on, as an older version wrote it"
+        for run in stores.runs
+        if not run.problem
     ]
     if not runs:
         broken = [*map(str, stores.damaged), *damaged]
@@ -102,30 +93,23 @@ def collect(
         )
         raise UserError(f"there are {what}; {HOW_TO_FILL}")
     by_id = {run.run_id: run for run in runs}
-    opts = None if opts is None else list(map(bare, opts))
+    tasks, opts = (None if names is None else list(map(bare, names)) for names in (tasks, opts))
     for kind, wanted, name in (("task", tasks, "task"), ("optimizer", opts, "opt")):
         there = sorted({bare(run.config[name]) for run in runs})
         for each in wanted or ():
-            if bare(each) not in there:
+            if each not in there:
                 raise unknown(f"{kind} in {stores.shown}", each, there)
     runs = _filtered(runs, tasks, None if opts is None else {*opts, reference}, only or {})
     if not any(opts is None or bare(run.config["opt"]) in opts for run in runs):
         raise UserError(f"no run in {stores.shown} has all of what --task, --opt and --only ask for")
     notes: list[str] = []
-    missing = sorted({run.config["task"] for run in runs} - specs.keys())
-    if missing:
-        notes.append(
-            f"left out, since these tasks are not known here (is their plug-in installed?): {', '.join(missing)}"
-        )
-        if all(run.config["task"] in missing for run in runs):
-            raise UserError(f"no run in {stores.shown} can be shown; {notes[0]}")
-    entries = entries_of([run for run in runs if run.config["task"] in specs], by_id, stores.studies)
+    entries = entries_of(runs, by_id, stores.studies)
     chosen = _chosen(entries, settings, notes)
     shown = [entry for entry in chosen if opts is None or entry.opt in opts]
     if not mixed_versions:
         _refuse_mixed(chosen)
     if not only:  # which may leave out the runs of a study
-        mine = [s for s in stores.studies if (not tasks or s.task in tasks) and (not opts or s.opt in opts)]
+        mine = [s for s in stores.studies if (not tasks or bare(s.task) in tasks) and (not opts or bare(s.opt) in opts)]
         notes += [note for study in mine if (note := _study_note(study, entries, by_id))]
     found = Collected(shown, chosen, entries, by_id, notes, damaged)
     for own in _by_problem(chosen).values():
@@ -136,58 +120,12 @@ def collect(
     return found
 
 
-def _conformance(entry: Entry, checks: Iterable[Mapping[str, Any]]) -> str | None:
+def _conformance(entry: Entry, checks: Iterable[CheckRecord]) -> str | None:
     """What reports say of the version of the optimizer that all runs of an entry were trained with."""
     about = {(run.versions.get("opt"), run.versions.get("opt_package")) for run in entry.runs.values()}
-    mine = [c for c in checks if bare(c["name"]) == entry.opt and {(c.get("version"), c.get("package"))} == about]
-    failed = sorted({name for report in mine for name in report["failed"]})
+    mine = [c for c in checks if bare(c.name) == entry.opt and {(c.version, c.package)} == about]
+    failed = sorted({name for report in mine for name in report.failed})
     return f"fails {', '.join(failed)}" if failed else "pass" if mine else None
-
-
-def _tasks(runs: Iterable[RunResult], asked: Sequence[str]) -> dict[str, TaskSpec]:
-    """The tasks of these runs that are known here.
-
-    A task that is named by its module or file is imported only if it is asked for: what a store names is not to be carried out.
-    """
-    found: dict[str, TaskSpec] = {}
-    there = [run.config.get("task") for run in runs if isinstance(run.config, dict)]
-    for name in {*TASKS, *asked}:
-        if name in there:
-            with suppress(KeyError, PluginError):
-                found[name] = TASKS[name]
-    return found
-
-
-def _fault(run: RunResult, specs: Mapping[str, TaskSpec]) -> str | None:
-    """What keeps a record from being compared: older or foreign ones may lack something."""
-    config = run.config if isinstance(run.config, dict) else {}
-    wrong = [f"config.{name}" for name, kind in _CONFIG.items() if not isinstance(config.get(name), kind)]
-    for name, default in vars(RunResult("", {})).items():
-        kinds: Any = type(default)
-        if name in _NUMBERS or isinstance(default, int | float):
-            kinds = int | float
-        elif default is None:
-            kinds = str
-        if not (isinstance(value := getattr(run, name), kinds) or (default is None and value is None)):
-            wrong.append(name)
-    if not wrong and not all(isinstance(each, dict) for each in (*run.metrics.values(), *run.validations)):
-        wrong.append("metrics or validations")
-    wrong += (
-        [f"versions.{k}" for k, v in run.versions.items() if not isinstance(v, str | int | float | None)]
-        if not wrong
-        else []
-    )
-    if not wrong:
-        trainer = config["trainer"]
-        wrong += [f"config.trainer.{k}" for k in _COUNTS if not isinstance(trainer.get(k, 1), int)]
-        numbers = {**vars(run), **{f"config.trainer.{k}": v for k, v in trainer.items()}}
-        wrong += [k for k, v in numbers.items() if isinstance(v, int) and abs(v) >= 2**63]
-    if wrong:
-        return f"{', '.join(wrong)} missing or of another kind"
-    spec = specs.get(config["task"])
-    if spec is not None and run.final is not None and run.metric != spec.metric:
-        return f"it has {run.metric or 'no metric'}, and the task is compared by {spec.metric}"
-    return None
 
 
 def _filtered(
@@ -202,7 +140,7 @@ def _filtered(
     return [
         run
         for run in runs
-        if (tasks is None or run.config["task"] in tasks)
+        if (tasks is None or bare(run.config["task"]) in tasks)
         and (opts is None or bare(run.config["opt"]) in opts)
         and _has(run, only)
     ]

@@ -1,30 +1,24 @@
 """From runs to what boards compare: entries, an optimizer with its settings on a problem, with a run for each seed.
 
 A problem is a task with everything that must be equal for a comparison: its options, budget, batch, precision, part of the
-data. Nothing here depends on who else entered, but which entries there are.
+data, metric and target. All of it stands in the records: nothing here asks a task or an optimizer, which may be anybody's.
+Nothing here depends on who else entered, but which entries there are.
 """
 
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from bench.config import TrainerOptions
-from bench.errors import UserError
-from bench.options import optimizer_options, task_options
 from bench.store.record import FINISHED, RunResult
-from bench.store.stores import StudyRecord
-from bench.text import plain, word_of
+from bench.store.reports import StudyRecord
+from bench.text import cell, word_of
 from bench.tuning.selection import CONVERGED, End, Mode
-from optimizers import OPTIMIZERS
-from optimizers.plugins import PluginError, bare
-from tasks import TASKS, TaskSpec
+from optimizers.plugins import bare
 
 KINDS = ("tuned", "default", "by hand")
-_SAME_RESULT = ("micro_batch_size", "checkpoint_seconds", "max_seconds", "devices", "num_nodes", "strategy")
-"""Trainer options that do not change what is compared."""
 VERSIONS = ("task", "task_package", "contents", "torch", "lightning")
 """Versions that must be equal within a problem."""
 OWN_VERSIONS = ("opt", "opt_package")
@@ -42,26 +36,23 @@ class Problem:
     """What entries are compared on.
 
     Attributes:
-        key: tells problems apart.
+        key: tells problems apart; all else follows from it.
         name: the task's name, and what differs from its defaults.
         task: the task's name.
         part: what part of the task it is (`RunResult.part`), or None for the whole.
+        metric, mode: what is compared, and whether it is better when smaller or greater.
+        target: value of the metric on the selection split that counts as reached, or None.
+        measures: whether the task measures something along the curve.
     """
 
     key: str
     name: str
     task: str
     part: str | None
-
-    @property
-    def spec(self) -> TaskSpec:
-        """The task's entry in the registry."""
-        return TASKS[self.task]
-
-    @property
-    def mode(self) -> Mode:
-        """Whether the metric is better when smaller or greater."""
-        return self.spec.mode
+    metric: str
+    mode: Mode
+    target: float | None
+    measures: bool
 
 
 @dataclass
@@ -118,9 +109,7 @@ class Entry:
         run = self.runs[seed]
         if run.status == "diverged":
             return None
-        value = (
-            run.metrics.get("best" if best else "final", {}).get("excess") if above else run.best if best else run.final
-        )
+        value = run.excess("best" if best else "final") if above else run.best if best else run.final
         if value is None or not abs(value) <= HUGE:
             return None
         return max(value, CONVERGED) if run.metric == "loss" and value >= 0 else value
@@ -156,29 +145,30 @@ def entries_of(
 ) -> list[Entry]:
     """All entries; runs of a study's trials, and others on its tuning seeds with the winner's settings, are in none."""
     trials = {run_id for study in studies for run_id in study.run_ids}
-    defaults = {name: _defaults(TASKS[name]) for name in {run.config["task"] for run in runs}}
+    places = _Places()
     winners: dict[Place, list[StudyRecord]] = {}
     for study in studies:
         winner = by_id.get(study.winner or "")
         if winner is not None:
-            winners.setdefault(_place(winner, defaults), []).append(study)
-    problems: dict[str, Problem] = {}
+            winners.setdefault(places.of(winner), []).append(study)
     entries: dict[Place, Entry] = {}
     for run in runs:
-        place = key, opt, source, options = _place(run, defaults)
+        if run.run_id in trials:
+            continue
+        place = places.of(run)
         won = winners.get(place, [])
-        tuning_seed = any(run.config["seed"] in study.seeds for study in won)
-        if run.run_id in trials or tuning_seed:
+        if any(run.config["seed"] in study.seeds for study in won):
             continue
         if place not in entries:
-            problem = problems.setdefault(key, _problem(key, run, defaults))
-            default = _is_default(opt, options)
+            default = not any(name.startswith("opt.") for name in run.chosen)
             kind = "tuned" if won else "default" if default else "by hand"
+            problem, (_, opt, source, _) = places.problems[place[0]], place
             entries[place] = Entry(problem, opt, run.config["opt_options"], kind, default, source)
             entries[place].studies = sorted(won, key=lambda study: (-len(study.trials), study.name))
         _add(entries[place], run)
         if run.tuned_by and entries[place].kind == "by hand":
             entries[place].kind, entries[place].tuned_elsewhere = "tuned", True
+    _tell_apart(entries.values())
     return [entry for _, entry in sorted(entries.items(), key=lambda item: (item[1].problem.name, *item[0]))]
 
 
@@ -199,9 +189,36 @@ def _standing(run: RunResult) -> list[Any]:
     return [run.status != "timeout", *(version if isinstance(version, int) else 0 for version in versions)]
 
 
+Place = tuple[str, str, str, str]
+"""Problem, optimizer, its source and its settings, as keys."""
+
+
+class _Places:
+    """The places of runs. Ten thousand runs have few of them, and what is the same text is the same place."""
+
+    def __init__(self) -> None:
+        self.problems: dict[str, Problem] = {}
+        self._known: dict[str, Place] = {}
+
+    def of(self, run: RunResult) -> Place:
+        config = run.config
+        own = [
+            config["task"], run.problem, run.part, run.metric, run.mode, run.target, run.measures,
+            config["opt"], run.versions.get("opt_package"), config["opt_options"],
+        ]  # fmt: skip
+        text = json.dumps(own)
+        if text not in self._known:
+            task, opt, package = bare(own[0]), bare(own[7]), str(own[8])
+            key = _text([task, *own[1:7]])
+            self.problems.setdefault(key, _problem(key, task, run))
+            # A file may change, and then it is another optimizer.
+            self._known[text] = key, opt, package if "file" in package else "", _text(own[9])
+        return self._known[text]
+
+
 def _text(value: Any) -> str:
     """As a key; 0 and 0.0 are one value."""
-    return json.dumps(_numbers(plain(value)), sort_keys=True, default=str)
+    return json.dumps(_numbers(value), sort_keys=True)
 
 
 def _numbers(value: Any) -> Any:
@@ -209,53 +226,31 @@ def _numbers(value: Any) -> Any:
         return {name: _numbers(each) for name, each in value.items()}
     if isinstance(value, list):
         return [_numbers(each) for each in value]
-    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+    small = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**53
+    return float(value) if small else value
 
 
-Place = tuple[str, str, str, str]
-"""Problem, optimizer, its source and its settings, as keys."""
-
-
-def _place(run: RunResult, defaults: Mapping[str, Mapping[str, Any]]) -> Place:
-    config = run.config
-    key = _text([config["task"], _changed(run, defaults), run.part])
-    package = str(run.versions.get("opt_package", ""))
-    source = package if "file" in package else ""  # a file may change, and then it is another optimizer
-    return key, bare(config["opt"]), source, _text(config["opt_options"])
-
-
-def _is_default(opt: str, options: str) -> bool:
-    spec = OPTIMIZERS.known(opt)
-    try:
-        defaults = {option.name: option.default for option in optimizer_options(spec).values()} if spec else None
-    except (PluginError, UserError):
-        return False
-    return _text(defaults) == options
-
-
-def _defaults(spec: TaskSpec) -> dict[str, Any]:
-    """What a problem's settings are where nothing is said, in dotted form."""
-    defaults = {f"task.{name}": option.default for name, option in task_options(spec).items()}
-    defaults |= {f"trainer.{name}": option.default for name, option in TrainerOptions.model_fields.items()}
-    defaults |= {"trainer.batch_size": spec.batch_size, "trainer.measure_every": spec.measure_every}
-    defaults |= {f"trainer.{name}": None for name in ("max_epochs", "max_steps")}
-    return {name: _numbers(plain(value)) for name, value in defaults.items()} | {"precision": spec.precision}
-
-
-def _changed(run: RunResult, defaults: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The settings of a run's problem that are no defaults; options that came later than the run are at theirs."""
-    config, known = run.config, defaults.get(run.config["task"], {})
-    own = {f"task.{name}": value for name, value in config["task_options"].items()}
-    own |= {f"trainer.{name}": value for name, value in config["trainer"].items() if name not in _SAME_RESULT}
-    own["precision"] = config["precision"]
-    return {k: v for k, v in own.items() if _numbers(plain(v)) != known.get(k)}
-
-
-def _problem(key: str, run: RunResult, defaults: Mapping[str, Mapping[str, Any]]) -> Problem:
-    config, shown = run.config, _changed(run, defaults)
-    words = [f"{name.rpartition('.')[2]} {word_of(value)}" for name, value in shown.items()]
+def _problem(key: str, task: str, run: RunResult) -> Problem:
+    words = [f"{name.rpartition('.')[2]} {word_of(value)}" for name, value in run.problem.items()]
     words += [f"not the whole task: {run.part}"] * bool(run.part)
-    return Problem(key, ", ".join([config["task"], *words]), config["task"], run.part)
+    name = ", ".join([task, *words])
+    return Problem(key, name, task, run.part, run.metric, run.mode, run.target, run.measures)
+
+
+def _tell_apart(entries: Iterable[Entry]) -> None:
+    """Give problems whose names are the same, since their tasks were others under one name, the words that differ."""
+    same: dict[str, dict[str, Problem]] = {}
+    for entry in entries:
+        same.setdefault(entry.problem.name, {})[entry.problem.key] = entry.problem
+    told: dict[str, Problem] = {}
+    for own in same.values():
+        for what in ("metric", "mode", "target", "measures"):
+            if len({getattr(problem, what) for problem in own.values()}) > 1:
+                for key, problem in own.items():
+                    name = f"{told.get(key, problem).name}, {what} {cell(getattr(problem, what))}"
+                    told[key] = replace(problem, name=name)
+    for entry in entries:
+        entry.problem = told.get(entry.problem.key, entry.problem)
 
 
 def differing(entry: Entry, own: Sequence[Entry]) -> str:

@@ -16,14 +16,9 @@ from bench.boards import BOARDS, Asked, Board
 from bench.boards.charts import CHARTS, Chart
 from bench.boards.entries import Entry
 from bench.boards.table import Column, Table
-from bench.config import resolve, settings_of
-from bench.errors import UserError
 from bench.stats import Interval, MedianTime
 from bench.store.record import RunResult
-from bench.text import cell, plain
-from optimizers import OPTIMIZERS
-from optimizers.plugins import PluginError
-from tasks import TASKS
+from bench.text import cell
 
 KINDS = {
     "curves": ("Training loss", "How the loss falls with the optimizer steps, at the settings of the tables."),
@@ -38,8 +33,6 @@ LINES = {"#000000": "#f2f2f2", "#0072B2": "#3a93d0"}
 _SYMBOLS = {
     "s": "square", "^": "triangle-up", "D": "diamond", "v": "triangle-down", "P": "cross", "*": "star", "X": "x"
 }  # fmt: skip
-_PLACES = ("task", "opt", "seed", "data_seed", "data", "store", "logger")
-_BUDGET = ("trainer.max_epochs", "trainer.max_steps")
 
 
 def page(asked: Asked, runs: int, stores: Sequence[str], damaged: int = 0) -> str:
@@ -189,7 +182,7 @@ def commands(runs: Iterable[RunResult]) -> list[str]:
     seeds: dict[tuple[str, int | None], list[int]] = {}
     for run in runs:
         seed, order = run.config["seed"], run.config["data_seed"]
-        seeds.setdefault((fit_words(run.config), None if order == seed else order), []).append(seed)
+        seeds.setdefault((fit_words(run), None if order == seed else order), []).append(seed)
     found = []
     for (words, order), own in seeds.items():
         more = "" if order is None else f" --data_seed {order}"
@@ -200,30 +193,14 @@ def commands(runs: Iterable[RunResult]) -> list[str]:
     return found
 
 
-def fit_words(config: dict[str, Any]) -> str:
-    """The command that a configuration comes from, without its seeds: the device, and all that differs from the defaults.
-
-    Args:
-        config: as a run's record holds it.
-    """
-    own, usual = settings_of(config), _defaults(config["task"], config["opt"])
-    differing = {k: v for k, v in own.items() if k not in _PLACES and (k not in usual or v != usual[k])}
-    differing["device"] = own.get("device", "cpu")
-    if any(name in differing for name in _BUDGET):  # one alone would replace both
-        differing |= {name: own.get(name) for name in _BUDGET}
-    said = {k: v for k, v in differing.items() if v is not None or not k.startswith("trainer.")}
-    names = f"bench fit --task {shlex.quote(config['task'])} --opt {shlex.quote(config['opt'])}"
-    return " ".join([names, *(f"--{name} {shlex.quote(_word(value))}" for name, value in said.items())])
-
-
-@cache
-def _defaults(task: str, opt: str) -> dict[str, Any]:
-    if TASKS.known(task) is None or OPTIMIZERS.known(opt) is None:
-        return {}
-    try:
-        return plain(settings_of(resolve({"task": task, "opt": opt}).model_dump()))
-    except (PluginError, UserError):
-        return {}
+def fit_words(run: RunResult) -> str:
+    """The command that a run comes from, without its seeds: the device, and all that differs from the defaults."""
+    names = f"bench fit --task {shlex.quote(run.config['task'])} --opt {shlex.quote(run.config['opt'])}"
+    said = {k: v for k, v in run.chosen.items() if v is not None or not k.startswith("trainer.")}
+    words = {"device": run.config["device"]} | said
+    return " ".join(
+        [names, *(f"{shlex.quote(f'--{name}')} {shlex.quote(_word(value))}" for name, value in words.items())]
+    )
 
 
 def _word(value: Any) -> str:

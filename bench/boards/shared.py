@@ -83,10 +83,10 @@ def metric_of(problem: Problem, entries: Sequence[Entry], reference: Entry | Non
     Without a reference all entries' runs are asked; whether the infimum is known belongs to the instance, not to the optimizer.
     """
     own = [run for entry in (entries if reference is None else [reference]) for run in entry.runs.values()]
-    excess = [run.metrics.get("final", {}).get("excess") is not None for run in own if run.final is not None]
-    above = bool(excess) and problem.spec.metric == "loss" and all(excess)
+    excess = [run.excess() is not None for run in own if run.final is not None]
+    above = bool(excess) and problem.metric == "loss" and all(excess)
     split = sorted({run.split for entry in entries for run in entry.runs.values() if run.final is not None})
-    return f"{'/'.join(split)} {problem.spec.metric}{' above its infimum' * above}".strip(), above
+    return f"{'/'.join(split)} {problem.metric}{' above its infimum' * above}".strip(), above
 
 
 def find_reference(found: Collected, problem: Problem, name: str) -> Entry | None:

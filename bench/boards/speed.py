@@ -25,8 +25,8 @@ def reached(run: RunResult, target: float | None, mode: str) -> tuple[int | None
         return run.steps_to_target, run.seconds_to_target
     for row in run.validations:
         value = row.get(run.metric)
-        if isinstance(value, int | float) and (value >= target if mode == "max" else value <= target):
-            return row.get("step"), row.get("train_s")
+        if value is not None and (value >= target if mode == "max" else value <= target):
+            return int(row["step"]), row["train_s"]
     return None, None
 
 
@@ -39,7 +39,7 @@ def speed(found: Collected, target: float | None = None) -> Board:
     """
     tables, notes = [], []
     for problem, entries in found.problems.items():
-        goal = problem.spec.target if target is None else target
+        goal = problem.target if target is None else target
         if goal is None:
             notes.append(f"{problem.name} has no target: give one with --target, or see the board `theory`")
             continue
@@ -71,7 +71,7 @@ def speed(found: Collected, target: float | None = None) -> Board:
             )  # fmt: skip
         columns = [
             *RANK, *WHO,
-            Column("count", "reached", f"runs whose selection {problem.spec.metric} reached {goal:g}"),
+            Column("count", "reached", f"runs whose selection {problem.metric} reached {goal:g}"),
             Column("reached", "share", "of runs that reached the target, exact 95 % interval", 2),
             Column("steps", "median steps", "optimizer steps to the target, 95 % interval from 6 runs on; runs that missed it are censored"),
             *(Column(f"seconds on {name}", "median seconds" + f" ({i})" * (len(machines) > 1), f"of training to the target, of the runs on {name}")
@@ -90,7 +90,7 @@ def speed(found: Collected, target: float | None = None) -> Board:
         own.append(f"machine: {'; '.join(numbered)}")
         if len(machines) > 1:
             own.append("seconds are compared within one type of machine only, so each has a column for its runs")
-        tables.append(Table(f"{problem.name}: {problem.spec.metric} {goal:g}", columns, rows, own, pairs_shown))
+        tables.append(Table(f"{problem.name}: {problem.metric} {goal:g}", columns, rows, own, pairs_shown))
     ties = "ranks: paired t-tests of log steps, and of how many runs missed the target (Boschloo), Holm over all pairs; a miss is worse than any number of steps"
     return Board("speed", "Speed to a target", tables, [ties, *notes])
 

@@ -40,7 +40,7 @@ def theory(found: Collected, tables: Tables) -> Board:
     """
     shown, missing = [], []
     for problem, all_entries in found.problems.items():
-        if problem.spec.measure_every is None:
+        if not problem.measures:
             continue
         read: dict[str, Columns] = {}
         for run in (run for entry in all_entries for run in entry.runs.values()):
@@ -74,7 +74,7 @@ def theory(found: Collected, tables: Tables) -> Board:
             entry, runs = entries[i], list(entries[i].runs.values())
             own = [{} if run.status == "diverged" else read[run.run_id] for run in runs]
             at = [first(run) for run in runs]
-            infima = [run.facts.get("f_star") or 0.0 for run in runs]
+            infima = [run.infimum or 0.0 for run in runs]
             rates = [loss_rate(each, infimum) for each, infimum in zip(own, infima, strict=True)]
             rows.append(
                 who(entry) | rank_values(rank) | {

@@ -39,7 +39,7 @@ def tuning(found: Collected) -> Board:
                 }
             )  # fmt: skip
         rows.sort(key=lambda row: (row["opt"],))
-        score = f"selection {problem.spec.metric}{' (above its infimum, where that is known)' * (problem.spec.metric == 'loss')}"
+        score = f"selection {problem.metric}{' (above its infimum, where that is known)' * (problem.metric == 'loss')}"
         columns = [
             *WHO,
             Column("trials", "trials", "settings that were tried"),
@@ -68,7 +68,7 @@ def expected_scores(entry: Entry) -> list[float | None]:
     """Expected selection score of the best of k trials of the entry's study, by k."""
     assert entry.study is not None
     scores = [trial["score"] for trial in entry.study.trials]
-    least = equal_below(scores, entry.problem.spec.metric)
+    least = equal_below(scores, entry.problem.metric)
     return stats.expected_best(
         [None if score is None or abs(score) > HUGE else max(score, least) for score in scores], entry.study.mode
     )
@@ -81,13 +81,13 @@ def basin_width(entry: Entry) -> tuple[float, bool] | None:
     axis = next(iter(study.axes), None)
     scores = {}
     for trial in study.trials:
-        value = trial["point"].get(axis)
+        value = trial["point"].get(axis or "")
         if isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
             scores.setdefault(float(value), []).append(trial["score"])
     if len(scores) < 2 or any(len(of) > 1 for of in scores.values()):
         return None
     xs = sorted(scores)
-    least = equal_below([score for of in scores.values() for score in of], entry.problem.spec.metric)
+    least = equal_below([score for of in scores.values() for score in of], entry.problem.metric)
     own = [None if scores[x][0] is None else max(scores[x][0], least) for x in xs]
     best = best_index(own, study.mode, least)
     if best is None:

@@ -118,7 +118,7 @@ def write_verdict(store: Path, report: Report) -> Path:
     """
     from bench.errors import UserError
     from bench.store.files import write_json
-    from bench.store.stores import check_path
+    from bench.store.reports import check_path
 
     path = check_path(store, report.name, report.about.get("version"), report.about.get("package"))
     try:

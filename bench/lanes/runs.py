@@ -30,7 +30,7 @@ from bench.runner import (
     val_every,
 )
 from bench.store.attempt import Attempt
-from bench.store.record import RunResult
+from bench.store.record import FINISHED, RunResult
 from bench.store.store import Store
 from bench.watch import Watch, look
 
@@ -93,7 +93,8 @@ def train_block(
         results = [new_result(config, task) for row, task in zip(grid, lanes.tasks, strict=True) for config in row]
         for result in results:
             result.engine = "lanes"
-        resume = usable(store.last_checkpoint([result.run_id for result in results]), len(results), put_aside=True)
+        checkpoint = store.last_checkpoint([result.run_id for result in results], "lanes")
+        resume = usable(checkpoint, len(results), put_aside=True)
         attempt = store.begin(results, resume=resume)
         _refuse_if_taken(store, configs, attempt)  # by another that cuts its blocks elsewhere, at the same time
         due = val_every(first, lanes.plan, lanes.tasks[0])
@@ -136,8 +137,10 @@ def train_block(
 def _refuse_if_taken(store: Store, configs: Sequence[RunConfig], own: Attempt | None = None) -> None:
     """Raise RunBusy if another process trains some of the runs, or has just done so."""
     wanted = {config.run_id for config in configs}
-    others = [block for block in store.unfinished() if own is None or block.folder != own.folder]
-    if any(block.busy and wanted & block.runs.keys() for block in others) or any(map(store.finished, wanted)):
+    there = store.find_all(wanted)
+    others = [block for block in (*store.unfinished(), *there.values()) if own is None or block.folder != own.folder]
+    ended = any(block.runs[run_id].status in FINISHED for run_id, block in there.items())
+    if ended or any(block.busy and wanted & block.runs.keys() for block in others):
         raise RunBusy("another process trains some of these runs, or has just done so")
 
 

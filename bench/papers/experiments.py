@@ -1,6 +1,7 @@
 """Experiments of papers as YAML holds them: `configs/papers/<paper>/<experiment>.yaml`."""
 
 import difflib
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import product
@@ -10,8 +11,10 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from bench.config import RunConfig, configs_folder, read_yaml, resolve, settings_of
+from bench.checks import refuse_too_many
+from bench.config import NoBooleans, RunConfig, Seed, configs_folder, read_yaml, resolve, settings_of
 from bench.errors import UserError, unknown
+from bench.options import NO_BOOLEAN
 from bench.papers.arms import Arm
 from bench.papers.claims import judge
 from bench.papers.figures import FigureSpec, lines
@@ -22,7 +25,7 @@ ARM_ARGUMENTS = ("arms", "fast", "slow", "better", "worse")
 """Arguments of claims that name arms."""
 
 
-class Claim(BaseModel):
+class Claim(NoBooleans):
     """What a paper says, and how it is tested.
 
     Attributes:
@@ -45,7 +48,7 @@ class Claim(BaseModel):
         return [str(label) for labels in named for label in (labels if isinstance(labels, list) else [labels])]
 
 
-class Quick(BaseModel):
+class Quick(NoBooleans, BaseModel):
     """What a small version does otherwise.
 
     Attributes:
@@ -56,12 +59,12 @@ class Quick(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    seeds: list[int] = Field(min_length=1)
+    seeds: list[Seed] = Field(min_length=1)
     settings: Settings = {}
     arms: dict[str, Settings] = {}
 
 
-class Search(BaseModel):
+class Search(NoBooleans, BaseModel):
     """Where in the range of open constants claims hold: a full grid, decided on before looking.
 
     A share of the budget stays the step that it is in the full version, whatever the steps are here.
@@ -79,10 +82,15 @@ class Search(BaseModel):
 
     why: str
     grid: dict[str, list[Any]] = Field(min_length=1)
-    seeds: list[int] = Field(min_length=1)
+    seeds: list[Seed] = Field(min_length=1)
     settings: Settings = {}
     arms: list[str] | None = None
     claims: list[str] | None = None
+
+    @property
+    def size(self) -> int:
+        """How many combinations the grid has."""
+        return math.prod(map(len, self.grid.values()))
 
     @property
     def points(self) -> list[Settings]:
@@ -90,7 +98,7 @@ class Search(BaseModel):
         return [dict(zip(self.grid, values, strict=True)) for values in product(*self.grid.values())]
 
 
-class Experiment(BaseModel):
+class Experiment(NoBooleans, BaseModel):
     """An experiment of a paper as its YAML holds it.
 
     Attributes:
@@ -112,7 +120,7 @@ class Experiment(BaseModel):
     paper: str
     notes: list[str] = []
     common: Settings
-    seeds: list[int] = Field(min_length=1)
+    seeds: list[Seed] = Field(min_length=1)
     arms: dict[str, Settings] = Field(min_length=1)
     figure: FigureSpec
     claims: list[Claim] = Field(min_length=1)
@@ -123,7 +131,10 @@ class Experiment(BaseModel):
     @classmethod
     def _count(cls, seeds: Any) -> Any:
         """A number of seeds stands for 0, 1, ..."""
-        return list(range(seeds)) if isinstance(seeds, int) else seeds
+        if not isinstance(seeds, int) or isinstance(seeds, bool):
+            return seeds
+        refuse_too_many(f"seeds {seeds}", seeds)
+        return list(range(seeds))
 
     def small(self) -> "Experiment":
         """The version of `--quick`."""
@@ -163,6 +174,8 @@ class Experiment(BaseModel):
             for name, factor in factors.items():
                 if name not in own:
                     raise UserError(f"times.{name}: the arm {label} does not set {name}")
+                if isinstance(factor, bool):
+                    raise UserError(f"times.{name} {factor}: it takes a number, and {NO_BOOLEAN}")
                 own[name] *= factor
         if isinstance(seeds, int):
             after = range(max(self.seeds) + 1, max(self.seeds) + 1 + seeds)
@@ -213,12 +226,30 @@ class Experiment(BaseModel):
                 judge(claim.test, results, **self.arguments(claim))
         return results
 
+    def refuse_too_many(self, seeds: int | None = None, *, search: bool = True) -> None:
+        """Refuse more runs than a command makes.
+
+        Args:
+            seeds: so many instead of the experiment's own.
+            search: with the points of the search.
+
+        Raises:
+            UserError: there are too many.
+        """
+        said = "this experiment" if seeds is None else f"--seeds {seeds}"
+        refuse_too_many(said, len(self.arms) * (seeds or len(self.seeds)))
+        if search and self.search:
+            arms = self.arms if self.search.arms is None else self.search.arms
+            with _blaming("search"):
+                refuse_too_many(said, self.search.size * len(arms) * (seeds or len(self.search.seeds)))
+
     def check(self) -> None:
         """Refuse what could not be trained, judged or drawn, in any version.
 
         Raises:
             UserError: with the part at fault.
         """
+        self.refuse_too_many()
         names = [claim.name for claim in self.claims]
         if len(set(names)) < len(names):
             raise UserError(f"two claims are called {max(names, key=names.count)!r}; names must differ")

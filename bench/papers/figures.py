@@ -10,13 +10,14 @@ from typing import Literal, Self
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from bench.config import NoBooleans
 from bench.errors import UserError
 from bench.papers.arms import Arm, Array
 
 MOST_POINTS = 2000
 
 
-class Guide(BaseModel):
+class Guide(NoBooleans):
     """A thin line that shows a rate to compare with; it is no fit.
 
     It is `x**slope`, times what takes it through the panel's first arm, drawn over the later half of that arm's line as
@@ -33,7 +34,7 @@ class Guide(BaseModel):
     label: str = Field(min_length=1)
 
 
-class Panel(BaseModel):
+class Panel(NoBooleans, BaseModel):
     """One pair of axes.
 
     Attributes:
@@ -70,7 +71,7 @@ class Panel(BaseModel):
         return self
 
 
-class FigureSpec(BaseModel):
+class FigureSpec(NoBooleans):
     """A figure.
 
     Attributes:

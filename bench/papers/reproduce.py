@@ -173,6 +173,7 @@ def reproduce(
         raise UserError("--search has no small version; leave --quick or --search out")
     if version.seeds is not None and version.seeds < 1:
         raise UserError(f"--seeds {version.seeds}: it must be at least 1")
+    full.refuse_too_many(version.seeds, search=version.search)
     for label, own in version.arms.items():
         if label not in full.arms:
             raise unknown("arm", label, full.arms)

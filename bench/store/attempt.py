@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import time
 import traceback
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
@@ -11,8 +12,18 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from bench.errors import RunBusy, RunFailed, UserError
-from bench.store.block import CHECKPOINT, DONE, RUNS, TRACEBACK, attempts, name_of
-from bench.store.claims import CLAIM, beating, is_alive, owner_of, write_claim
+from bench.store.block import (
+    CHECKPOINT,
+    DONE,
+    REPLACED,
+    RUNS,
+    TRACEBACK,
+    attempts,
+    name_of,
+    read_block,
+    results_in,
+)
+from bench.store.claims import CLAIM, PATIENCE_SECONDS, beating, is_alive, owner_of, write_claim
 from bench.store.files import copy, disk_errors, link, remove, replacing, sync
 from bench.store.load import Damaged, is_there, parse_record
 from bench.store.record import RunResult
@@ -31,7 +42,7 @@ def begin(store: Path, runs: Sequence[RunResult], *, resume: bool = True, again:
         store: its folder; made if needed.
         runs: records as they begin, in the order in which they train beside each other.
         resume: go on from the checkpoint of the attempt before, if it left one.
-        again: train although the block has results; they stay until there are others.
+        again: train although the block has results; they stay until there are others, and so do damaged ones.
 
     Raises:
         RunBusy: another process trains the block now, or has just done so.
@@ -40,14 +51,18 @@ def begin(store: Path, runs: Sequence[RunResult], *, resume: bool = True, again:
     folder = store / name_of([run.run_id for run in runs])
     what = f"run {runs[0].run_id}" if len(runs) == 1 else f"the block of runs {folder.name}"
     before = _ended(folder)
-    if before and not again:
+    if before and not again and _is_sound(folder):
         raise RunBusy(f"{what} has just been trained by another process")
+    if folder.is_symlink():
+        raise UserError(f"{folder} is a link, which is not followed; copy the folder itself")
     prepared = folder / f".{uuid4().hex}"
     try:
         prepared.mkdir(parents=True)
         owner = write_claim(prepared)
     except OSError as error:
         remove(prepared)
+        if _ended(folder) != before:  # who ended clears up
+            raise RunBusy(f"{what} has just been trained by another process") from None
         raise UserError(
             f"cannot write to the store {store}: {error.strerror}; choose another with --store DIR"
         ) from None
@@ -56,7 +71,7 @@ def begin(store: Path, runs: Sequence[RunResult], *, resume: bool = True, again:
             number, last = next(iter(attempts(folder)), (0, None))
             if last is not None and is_alive(last, (prepared / CLAIM).stat().st_mtime):
                 raise RunBusy(f"{what} is being trained by another process now")
-            if resume and last is not None:
+            if resume and last is not None and is_there(last / CHECKPOINT):
                 for name in (CHECKPOINT, *(f"{table}.raw" for table in TABLES)):
                     if is_there(last / name):  # rows are added to the tables, and the checkpoint is replaced
                         (link if name == CHECKPOINT else copy)(last / name, prepared / name)
@@ -75,9 +90,14 @@ def begin(store: Path, runs: Sequence[RunResult], *, resume: bool = True, again:
         if isinstance(error, RunFailed) and _ended(folder) != before:  # who ended clears up
             raise RunBusy(f"{what} has just been trained by another process") from None
         raise
-    attempt = Attempt(store, path, runs, before)
+    try:
+        attempt = Attempt(store, path, runs, before)
+    except BaseException:
+        remove(path)
+        raise
     if _ended(folder) != before:
-        attempt.drop()
+        attempt.close()
+        remove(path)
         raise RunBusy(f"{what} has just been trained by another process")
     for n, old in attempts(folder):
         if n < number:  # the one before is what other ranks may still read
@@ -214,7 +234,7 @@ class Attempt:
     def drop(self) -> None:
         """Leave no trace of the attempt, unless it has a checkpoint or a traceback. After its end this does nothing."""
         kept = any(is_there(self.path / name) for name in (CHECKPOINT, TRACEBACK))
-        if self._claim >= 0 and not kept:
+        if self._is_ours() and not kept:
             remove(self.path)
         self.close()
         with suppress(OSError):
@@ -223,6 +243,8 @@ class Attempt:
     def keep_traceback(self, error: BaseException) -> Path | None:
         """Write down where the training broke; None where that cannot be, as on a full disk."""
         path = self.path / TRACEBACK
+        if not self._is_ours():
+            return None
         try:
             path.write_text("".join(traceback.format_exception(error)), "utf-8")
         except OSError:
@@ -235,12 +257,19 @@ class Attempt:
         """Give the claim up; all that is there stays."""
         self._open.close()
         self._close_tables()
-        if self._claim >= 0:
+        if self._is_ours():
             with suppress(OSError):
-                if os.path.samestat(os.fstat(self._claim), (self.path / CLAIM).lstat()):
-                    (self.path / CLAIM).unlink()
+                (self.path / CLAIM).unlink()
+        if self._claim >= 0:
             os.close(self._claim)
         self._claim = -1
+
+    def _is_ours(self) -> bool:
+        """Whether the attempt is open, and what lies at its place is still that which was begun."""
+        try:
+            return self._claim >= 0 and os.path.samestat(os.fstat(self._claim), (self.path / CLAIM).lstat())
+        except OSError:
+            return False
 
     def _close_tables(self) -> None:
         for table in (self._curve, self._measurements):
@@ -251,11 +280,7 @@ class Attempt:
         """What is written into a folder that was deleted, replaced or taken over, nobody can read."""
         if (self.folder / f"attempt-{self._number + 1}").exists():
             raise RunFailed(f"another process has taken {self.path} over, since this one gave no sign of life for long")
-        try:
-            gone = not os.path.samestat(os.fstat(self._claim), (self.path / CLAIM).lstat())
-        except OSError:
-            gone = True
-        if gone:
+        if not self._is_ours():
             raise RunFailed(
                 f"{self.path} was deleted, moved or replaced while it was being trained; give the same command again"
             )
@@ -273,17 +298,23 @@ def commit(out: Path, folder: Path, replaces: tuple[int, int] | None = None) -> 
         RunBusy: others are there.
         OSError: it cannot be done.
     """
-    done, old = folder / DONE, folder / f".{uuid4().hex}"
+    done, old = folder / DONE, folder / REPLACED
     sync(out)
-    if replaces is not None and _ended(folder) == replaces:
-        done.rename(old)
+    occupied = os.path.lexists(done)  # before the next look, or results of another process might go
     try:
+        if occupied and _ended(folder) == replaces:
+            remove(old)
+            done.rename(old)
         out.rename(done)
-    except OSError as error:
-        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+    except BaseException as error:
+        if not os.path.lexists(done):
+            with suppress(OSError):
+                old.rename(done)
+        if not isinstance(error, OSError) or error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
             raise
         raise RunBusy(f"{folder.name} has just been trained by another process") from None
     sync(folder)
+    sync(folder.parent)
     remove(old)
 
 
@@ -314,11 +345,24 @@ def _clear_up(folder: Path, *, ended: bool = False) -> None:
         ended: nobody needs what is there, even if it has no claim yet.
     """
     for path in folder.glob(".*"):
-        if (ended or is_there(path / CLAIM)) and not is_alive(path):
+        if path.is_symlink() or not path.is_dir() or is_alive(path):
+            continue
+        claimed = is_there(path / CLAIM) is not None
+        if ended or claimed or time.time() - path.lstat().st_mtime > PATIENCE_SECONDS:
             remove(path)
 
 
 def _ended(folder: Path) -> tuple[int, int] | None:
     """What tells one end of a block from another, or None before the first."""
-    found = is_there(folder / DONE / RUNS)
+    results = results_in(folder)
+    found = None if results is None else is_there(results / RUNS)
     return None if found is None else (found.st_ino, found.st_mtime_ns)
+
+
+def _is_sound(folder: Path) -> bool:
+    """Whether all records of a block can be read."""
+    try:
+        block = read_block(folder)
+    except Damaged:
+        return False
+    return block is not None and not block.damaged

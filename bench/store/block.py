@@ -5,15 +5,17 @@
 
 `runs.jsonl` has a record a line, in the order in which the runs lie beside each other. `done` comes into its place in one
 atomic step, with all that is in it; then the attempts go. An attempt comes into its place the same way, so of two processes one gets it.
-What a process that is killed just then leaves of its attempts is read by nobody. A block of one run has the name of the run, any other a digest of its ids.
+Results that others replace (`--rerun`) lie in `replaced` for a moment, and count as long as there is no `done`.
+What a process that is killed just then leaves of its attempts is read by nobody. A block of one run has the name of the run, any other
+a digest of its ids.
 """
 
 import hashlib
 import os
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from pathlib import Path
 
 from bench.store.claims import is_alive
@@ -25,8 +27,10 @@ STUDIES, CHECKS = "studies", "checks"
 """The folders of a store with records that are no runs (`bench.store.reports`)."""
 FOLDERS = (STUDIES, CHECKS)
 PREFIX = "block-"
-DONE, RUNS, CHECKPOINT, TRACEBACK = "done", "runs.jsonl", "last.ckpt", "traceback.txt"
+DONE, REPLACED = "done", "replaced"
+RUNS, CHECKPOINT, TRACEBACK = "runs.jsonl", "last.ckpt", "traceback.txt"
 _ATTEMPT = re.compile(r"attempt-([1-9]\d{0,8})")
+_RUN_ID = re.compile(rb'^\{"run_id": "([\w.+-]+)"', re.MULTILINE | re.ASCII)
 _OLD = ("run.json", "lanes.json", RUNS)
 """What lay in a run's folder in the formats of before."""
 
@@ -44,8 +48,9 @@ class Block:
 
     Attributes:
         folder: where it lies.
+        at: the folder in it with records and tables: its results, or the newest attempt at them.
         runs: records by id, in the order in which they lie; what is damaged is left out.
-        attempt: the folder of the newest attempt where it has no results, else None.
+        attempt: `at` where it has no results, else None.
         busy: whether a process trains it now.
         places: of each run among all that train together.
         total: how many those are.
@@ -53,6 +58,7 @@ class Block:
     """
 
     folder: Path
+    at: Path
     runs: dict[str, RunResult] = field(default_factory=dict)
     attempt: Path | None = None
     busy: bool = False
@@ -68,14 +74,12 @@ class Block:
         """
         if self.attempt is not None:
             place = self.places[run_id]
-            found = {name: read_raw(self.attempt / f"{name}.raw", self.total, place) for name in TABLES}
+            found = {name: read_raw(self.at / f"{name}.raw", self.total, place) for name in TABLES}
             return {name: columns for name, columns in found.items() if columns}
-        found = {name: read_parquet(self.folder / DONE / f"{name}.parquet", run_id) for name in TABLES}
+        found = {name: read_parquet(self.at / f"{name}.parquet", run_id) for name in TABLES}
         run, rows = self.runs[run_id], len(found["curve"].get("step", ()))
         if rows != run.steps and not run.thinned:
-            raise Damaged(
-                self.folder / DONE / "curve.parquet", f"it has {rows} rows of {run_id}, which made {run.steps} steps"
-            )
+            raise Damaged(self.at / "curve.parquet", f"it has {rows} rows of {run_id}, which made {run.steps} steps")
         return {name: columns for name, columns in found.items() if columns}
 
     def check_tables(self) -> None:
@@ -86,14 +90,14 @@ class Block:
         """
         if self.attempt is not None:
             return
-        found = {name: rows_of(self.folder / DONE / f"{name}.parquet") or 0 for name in TABLES}
+        found = {name: rows_of(self.at / f"{name}.parquet") or 0 for name in TABLES}
         if self.damaged:
             return
         steps, thinned = sum(run.steps for run in self.runs.values()), any(run.thinned for run in self.runs.values())
         for name, most in (("curve", steps), ("measurements", steps + self.total)):  # which begin at step 0
             rows, exact = found[name], name == "curve" and not thinned
             if rows > most or (exact and rows < most):
-                path = self.folder / DONE / f"{name}.parquet"
+                path = self.at / f"{name}.parquet"
                 raise Damaged(path, f"it has {rows} rows, and its runs made {steps} steps")
 
 
@@ -103,50 +107,61 @@ def read_block(folder: Path) -> Block | None:
     Raises:
         Damaged: it is no block.
     """
-    done = folder / DONE
+    if os.path.islink(folder):  # noqa: PTH114 - three times as fast
+        raise Damaged(folder, "it is a link; copy the folder itself")
     try:
-        text = read_bytes(done / RUNS)
-        if os.path.islink(done):  # noqa: PTH114 - three times as fast
-            raise Damaged(done, "it is a link")
+        return _finished(folder, folder / DONE)
     except FileNotFoundError:
         return _unfinished(folder)
-    records, damaged = _records(done / RUNS, text)
-    return _block(folder, records, damaged)
+
+
+def results_in(folder: Path) -> Path | None:
+    """The folder with the results of a block, or None before the first."""
+    return next((folder / name for name in (DONE, REPLACED) if is_there(folder / name / RUNS)), None)
 
 
 def attempts(folder: Path) -> list[tuple[int, Path]]:
     """The attempts at a block, newest first."""
     try:
-        names = os.listdir(folder)  # noqa: PTH208 - five times as fast
+        with os.scandir(folder) as entries:
+            found = [
+                (int(match[1]), folder / each.name)
+                for each in entries
+                if (match := _ATTEMPT.fullmatch(each.name)) and each.is_dir(follow_symlinks=False)
+            ]
     except OSError:
         return []
-    found = [(int(match[1]), folder / name) for name in names if (match := _ATTEMPT.fullmatch(name))]
     return sorted(found, reverse=True)
 
 
+def _finished(folder: Path, results: Path) -> Block:
+    """The block with these results; FileNotFoundError if they are not there."""
+    text = read_bytes(results / RUNS)
+    if os.path.islink(results):  # noqa: PTH114 - three times as fast
+        raise Damaged(results, "it is a link")
+    records, damaged = _records(results / RUNS, text)
+    return _block(folder, results, records, damaged)
+
+
 def _unfinished(folder: Path) -> Block | None:
+    """The block without `done`. What is found while that comes into its place is looked at again."""
+    with suppress(FileNotFoundError):
+        return _finished(folder, folder / REPLACED)
     newest = next(iter(attempts(folder)), None)
     if newest is None:
-        if any(is_there(folder / name) for name in _OLD):
-            raise Damaged(
-                folder, "it is of an older format of stores, which this version does not read; train it again"
-            )
-        try:
-            with os.scandir(folder) as entries:
-                left = [entry.name for entry in entries if not entry.name.startswith(".")]
-        except OSError as error:
-            raise Damaged(folder, f"it cannot be read ({error.strerror})") from None
-        if left:
-            raise Damaged(folder, "it holds neither results nor an attempt at them")
-        return None
+        return _begun(folder)
     path = newest[1]
     alive = is_alive(path)
     try:
         text = read_bytes(path / RUNS)
     except FileNotFoundError:
-        if path.exists():
-            raise Damaged(path, f"it has no {RUNS}") from None
-        return read_block(folder)  # it has ended in between
+        text = None
+    if not alive or text is None:
+        if results_in(folder) or attempts(folder)[:1] != [newest]:
+            return read_block(folder)
+        if text is None:
+            raise Damaged(path, f"it has no {RUNS}")
+    assert text is not None
     records, damaged = _records(path / RUNS, text)
     if not alive:
         where = "" if is_there(path / CHECKPOINT) else ", before its first checkpoint"
@@ -156,7 +171,23 @@ def _unfinished(folder: Path) -> Block | None:
             else run
             for run in records
         ]
-    return _block(folder, records, damaged, path, alive)
+    return _block(folder, path, records, damaged, attempt=True, busy=alive)
+
+
+def _begun(folder: Path) -> Block | None:
+    """A block without results or attempts: None if it is empty."""
+    if any(is_there(folder / name) for name in _OLD):
+        raise Damaged(folder, "it is of an older format of stores, which this version does not read; train it again")
+    try:
+        with os.scandir(folder) as entries:
+            left = [entry.name for entry in entries if not entry.name.startswith(".")]
+    except OSError as error:
+        raise Damaged(folder, f"it cannot be read ({error.strerror})") from None
+    if not left:
+        return None
+    if results_in(folder) or attempts(folder):
+        return read_block(folder)
+    raise Damaged(folder, "it holds neither results nor an attempt at them")
 
 
 def _records(path: Path, text: bytes) -> tuple[list[RunResult | None], list[Damaged]]:
@@ -173,13 +204,15 @@ def _records(path: Path, text: bytes) -> tuple[list[RunResult | None], list[Dama
 
 def _block(
     folder: Path,
+    at: Path,
     records: Sequence[RunResult | None],
     damaged: Sequence[Damaged],
-    attempt: Path | None = None,
+    *,
+    attempt: bool = False,
     busy: bool = False,
 ) -> Block:
     """The block, if its records are those of its name."""
-    path = (attempt or folder / DONE) / RUNS
+    path = at / RUNS
     runs = {run.run_id: run for run in records if run is not None}
     places = {run.run_id: place for place, run in enumerate(records) if run is not None}
     if len(records) == 1:
@@ -190,44 +223,39 @@ def _block(
         raise Damaged(path, "it is empty")
     if len(runs) + len(damaged) != len(records) or not right:
         raise Damaged(path, f"its records are not those of {folder.name}")
-    if wrong := [run for run in runs.values() if (run.status in FINISHED) != (attempt is None)]:
+    if wrong := [run for run in runs.values() if (run.status in FINISHED) == attempt]:
         raise Damaged(path, f"{wrong[0].run_id} cannot be {wrong[0].status} there")
-    return Block(folder, runs, attempt, busy, places, len(records), tuple(damaged))
+    return Block(folder, at, runs, at if attempt else None, busy, places, len(records), tuple(damaged))
 
 
-@lru_cache(maxsize=4096)
-def _index(path: Path, inode: int, changed: int, size: int) -> frozenset[str]:
-    """The ids that stand in a file of records; it is known by its inode, time and size."""
-    try:
-        text = read_bytes(path)
-    except (Damaged, FileNotFoundError):
-        return frozenset()
-    return frozenset(
-        each.decode(errors="replace") for each in re.findall(rb'^\{"run_id": "([^"]+)"', text, re.MULTILINE)
-    )
-
-
-def names_in(folder: Path) -> frozenset[str]:
-    """The ids of the runs in a block, without looking whether their records are sound."""
-    for path in (folder / DONE / RUNS, *(attempt / RUNS for _, attempt in attempts(folder)[:1])):
-        if (found := is_there(path)) is not None:
-            return _index(path, found.st_ino, found.st_mtime_ns, found.st_size)
-    return frozenset()
+def names_in(folder: Path) -> tuple[list[str], bool]:
+    """The ids of the runs in a block, and whether these are all for ever, since its name is that of these ids."""
+    newest = attempts(folder)[:1]
+    for at in (results_in(folder), *(path for _, path in newest)):
+        with suppress(Damaged, FileNotFoundError):
+            found = _RUN_ID.findall(read_bytes(at / RUNS)) if at is not None else []
+            ids = [each.decode() for each in found]
+            if ids and name_of(ids) == folder.name:
+                return ids, True
+    with suppress(Damaged):  # a record is damaged, or written by others
+        block = read_block(folder)
+        return list(block.runs) if block is not None else [], False
+    return [], False
 
 
 def blocks_in(store: Path) -> Iterator[Block | Damaged]:
     """All blocks of a store by name, or what is wrong with them."""
     try:
         with os.scandir(store) as entries:
-            there = {each.name: each.is_symlink() for each in entries if each.name[0] != "." and each.is_dir()}
+            there = [each.name for each in entries if each.name[0] != "." and each.is_dir()]
     except OSError:
         return
-    for name, is_link in sorted(there.items()):
+    for name in sorted(there):
         folder = store / name
         if name in FOLDERS:
             continue
         try:
-            block = Damaged(folder, "it is a link; copy the folder itself") if is_link else read_block(folder)
+            block = read_block(folder)
         except Damaged as error:
             block = error
         if block is not None:

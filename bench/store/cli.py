@@ -1,10 +1,9 @@
 """The commands on stores as a whole: sql, merge, diff."""
 
 import json
-from pathlib import Path
 
 from bench.output import add_output, add_stores, format_of, remark, stores_of, warn_of, write
-from bench.words import Parser
+from bench.words import Parser, folder
 
 
 def _sql(words: list[str]) -> int:
@@ -37,8 +36,8 @@ def _merge(words: list[str]) -> int:
         epilog="What is there already stays, but a finished run takes the place of an unfinished one. A merge that was stopped goes on"
         " with the same command. Databases of studies (studies.db) are not merged. Exit code 1: something could not be read.",
     )
-    parser.add_argument("source", nargs="+", type=Path, help="a store; it is only read")
-    parser.add_argument("dest", type=Path, help="the store that they are copied into; made if it is not there")
+    parser.add_argument("source", nargs="+", type=folder, help="a store; it is only read")
+    parser.add_argument("dest", type=folder, help="the store that they are copied into; made if it is not there")
     args = parser.parse_args(words)
     from bench import progress
     from bench.store.merge import merge

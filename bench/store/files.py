@@ -79,9 +79,12 @@ def copy(path: Path, to: Path) -> None:
             target.write(piece)
 
 
-def remove(folder: Path) -> None:
-    """Remove a folder that is of no use any more; what cannot be removed stays."""
+def remove(path: Path) -> None:
+    """Remove a folder that is of no use any more, or a link or a file in its place; what cannot be removed stays."""
     import shutil
 
     with suppress(OSError):
-        shutil.rmtree(folder)
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()

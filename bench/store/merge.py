@@ -23,8 +23,9 @@ from bench.store.claims import is_alive, write_claim
 from bench.store.files import copy, disk_errors, remove, replacing
 from bench.store.load import Damaged, is_there, read_bytes
 from bench.store.record import FINISHED
+from bench.store.reports import read_check, read_study
 from bench.store.store import Store
-from bench.store.stores import HOW_TO_FILL, read_check, read_study
+from bench.store.stores import HOW_TO_FILL
 from bench.store.tables import TABLES, write_columns
 
 _WORKPLACE = ".merging-"
@@ -103,6 +104,7 @@ class _Merging:
 
     def store(self, source: Path, say: Callable[[str], object]) -> None:
         """Copy what a store holds: blocks of one run first, then others by name."""
+        self._clean()
         blocks = list(blocks_in(source))
         said = time.monotonic()
         for n, block in enumerate(sorted(blocks, key=lambda each: isinstance(each, Block) and each.total > 1)):
@@ -122,6 +124,12 @@ class _Merging:
             for path in sorted((source / kind).glob("*.json")):
                 with disk_errors(self.into):
                     take(path)
+
+    def _clean(self) -> None:
+        """Remove what killed processes have left."""
+        for left in self.into.glob(f"{_WORKPLACE}*"):
+            if left != self._workplace and not is_alive(left):
+                remove(left)
 
     def close(self) -> None:
         """Leave no trace of the work."""
@@ -149,7 +157,7 @@ class _Merging:
         out = self._free_place()
         if len(wanted) == block.total:
             for name in (RUNS, *(f"{table}.parquet" for table in TABLES)):
-                _take(block.folder / DONE / name, out / name)
+                _take(block.at / name, out / name)
         else:
             tables = {run_id: block.tables(run_id) for run_id in wanted}
             for name in TABLES:
@@ -160,13 +168,16 @@ class _Merging:
             self._skip(f"{target} is being trained now", len(wanted))
             return
         target.mkdir(parents=True, exist_ok=True)
-        with suppress(FileNotFoundError):  # what is there is damaged, or these runs would not be wanted
-            (target / DONE).rename(self._free_place() / "old")
         try:
+            with suppress(FileNotFoundError):  # what is there is damaged, or these runs would not be wanted
+                (target / DONE).rename(self._free_place() / "old")
             commit(out, target)
         except RunBusy:
             self._skip(f"{target} has just been trained", len(wanted))
             return
+        finally:
+            with suppress(OSError):
+                target.rmdir()  # if it is empty
         for _, path in attempts(target):
             remove(path)
         copied = read_block(target)
@@ -198,6 +209,9 @@ class _Merging:
                 raise
             self._skip(f"{target} is being trained now", len(block.runs))
             return
+        finally:
+            with suppress(OSError):
+                target.rmdir()  # if it is empty
         self._there |= dict.fromkeys(block.runs, block)
         self.merged.copied += len(block.runs)
 
@@ -233,7 +247,7 @@ class _Merging:
             self.merged.damaged.append(Damaged(path, "it is no report of checks"))
             return
         there = read_check(target)
-        if there is None or len(there["failed"]) < len(report["failed"]):  # as boards do, the worse one counts
+        if there is None or len(there.failed) < len(report.failed):  # as boards do, the worse one counts
             _copy_record(path, target)
             self.merged.checks += 1
 
@@ -242,16 +256,18 @@ class _Merging:
         self.merged.skipped += runs
 
     def _free_place(self) -> Path:
-        """An empty folder where this process alone works; what killed ones have left is removed at the first call."""
+        """An empty folder where this process alone works."""
         if self._workplace is None:
+            if self.into.is_file():
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
             self.into.mkdir(parents=True, exist_ok=True)
-            for left in self.into.glob(f"{_WORKPLACE}*"):
-                if not is_alive(left):
-                    remove(left)
             prepared = self.into / f".{uuid4().hex}"  # one without a claim would be taken for left
-            prepared.mkdir()
-            write_claim(prepared)
-            self._workplace = prepared.rename(self.into / f"{_WORKPLACE}{prepared.name[1:]}")
+            try:
+                prepared.mkdir()
+                write_claim(prepared)
+                self._workplace = prepared.rename(self.into / f"{_WORKPLACE}{prepared.name[1:]}")
+            finally:
+                remove(prepared)
         place = self._workplace / uuid4().hex
         place.mkdir()
         return place

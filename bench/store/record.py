@@ -18,20 +18,18 @@ RESUMABLE = ("killed", "failed")
 _LARGEST = 2**63
 
 
-def _bounded(value: Any) -> Any:
-    """The value, if all numbers in it are finite and fit into 64 bits: JSON itself has no bounds."""
-    if isinstance(value, dict):
-        for each in value.values():
-            _bounded(each)
-    elif isinstance(value, list):
-        for each in value:
-            _bounded(each)
-    elif isinstance(value, float):
-        if not math.isfinite(value):
-            raise ValueError(f"{value} is no finite number")
-    elif isinstance(value, int) and abs(value) >= _LARGEST:
-        raise ValueError("a whole number is beyond 64 bits")
-    return value
+def _bounded(values: Any) -> Any:
+    """What a JSON object or list holds, if all numbers in it are finite and fit into 64 bits: JSON itself has no bounds."""
+    for value in values.values() if isinstance(values, dict) else values:
+        if isinstance(value, float):
+            if not math.isfinite(value):
+                raise ValueError(f"{value} is no finite number")
+        elif isinstance(value, int):
+            if abs(value) >= _LARGEST:
+                raise ValueError("a whole number is beyond 64 bits")
+        elif isinstance(value, dict | list):
+            _bounded(value)
+    return values
 
 
 def _trainer(options: dict[str, Any]) -> dict[str, Any]:
@@ -39,8 +37,9 @@ def _trainer(options: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
-RunId = Annotated[str, StringConstraints(pattern=r"^[\w+-][\w.+-]{0,199}$")]
-"""A name that is a file's name everywhere, and stays in its folder."""
+FILE_NAME = r"[\w+-][\w.+-]{0,199}"
+"""A name that a file can have everywhere, and that stays in its folder."""
+RunId = Annotated[str, StringConstraints(pattern=f"^{FILE_NAME}$")]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=500)]
 Count = Annotated[int, Field(ge=0, lt=_LARGEST)]
 Seconds = Annotated[float, Field(ge=0)]
@@ -164,6 +163,17 @@ class RunResult:
         """What two records of one run should agree in."""
         return self.status, self.steps, self.final, self.best, self.best_step, self.metrics
 
+    def excess(self, at: Literal["final", "best"] = "final") -> float | None:
+        """The loss above its infimum at the last or the best step; None where that is not known."""
+        value = self.metrics.get(at, {}).get("excess")
+        return None if isinstance(value, dict) else value
+
+    @property
+    def infimum(self) -> float | None:
+        """The infimum of the training loss; None where that is not known."""
+        value = self.facts.get("f_star")
+        return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
     @property
     def unsolved(self) -> dict[str, str]:
         """The problems of the instance that have no solution to compare with, and why, by name."""
@@ -178,6 +188,8 @@ def contradiction(run: RunResult) -> str | None:
         return "an evaluation has no step or no seconds"
     if any(isinstance(values.get(name), dict) for values in run.metrics.values() for name in (run.metric, "excess")):
         return "the values of a split stand where a metric should"
+    if not (_agrees(run.problem, config) and _agrees(run.chosen, config)):
+        return "its settings and its configuration differ"
     if not identity:
         return None
     if id_of(config["task"], config["opt"], identity) != run.run_id:
@@ -188,6 +200,16 @@ def contradiction(run: RunResult) -> str | None:
         own = identity.get(part)
         same.append(isinstance(own, dict) and own.items() <= config[part].items())
     return None if all(same) else "its identity and its configuration differ"
+
+
+def _agrees(said: dict[str, Any], config: dict[str, Any]) -> bool:
+    """Whether settings in dotted form are those of the configuration."""
+    for name, value in said.items():
+        group, _, own = name.partition(".")
+        place = config.get(f"{group}_options" if group in ("task", "opt") else group) if own else config
+        if not isinstance(place, dict) or (own or name) not in place or place[own or name] != value:
+            return False
+    return True
 
 
 @cache

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.config import settings_of
 from bench.errors import UserError
-from bench.store.block import DONE, Block
+from bench.store.block import Block
 from bench.store.load import Damaged
 from bench.store.record import RunResult
 from bench.store.stores import Stores
@@ -132,14 +132,8 @@ class _Views:
 
     def answer(self, query: str) -> Answer:
         """What the query gives. All of it is there before the first row is read: it comes whole or not at all."""
-        import duckdb
-
         self.ready = False
-        con = duckdb.connect(config={"python_enable_replacements": "false", "autoinstall_known_extensions": "false"})
-        con.execute("set temp_directory = ''")  # or a large query would write beside us
-        con.execute("set allowed_directories = $1", [[f"{store.folder}/" for store in self.stores.stores]])
-        con.execute("set enable_external_access = false")
-        con.execute("set lock_configuration = true")
+        con = self.connect()
         con.execute("create schema parts")
         for name in VIEWS:
             if name in self._used and name in _FILES:
@@ -153,6 +147,19 @@ class _Views:
         con.execute("from temp.answer")
         rows = (row for rows in iter(lambda: con.fetchmany(10_000), []) for row in rows)
         return Answer([name for name, _ in columns], [kind for _, kind in columns], rows, list(self.damaged.values()))
+
+    def connect(self) -> "DuckDBPyConnection":
+        """A database in memory that reads nothing but the stores, and writes nowhere."""
+        import duckdb
+
+        con = duckdb.connect(config={"python_enable_replacements": "false", "autoinstall_known_extensions": "false"})
+        con.execute("set temp_directory = ''")  # or a large query would write beside us
+        folders = [str(store.folder) for store in self.stores.stores]
+        allowed = [f"{folder}/" for folder in dict.fromkeys([*folders, *map(glob.escape, folders)])]
+        con.execute("set allowed_directories = $1", [allowed])
+        con.execute("set enable_external_access = false")
+        con.execute("set lock_configuration = true")
+        return con
 
     def leave_out_damaged(self) -> bool:
         """Look for values of tables that cannot be read, and leave those out from now on; whether there were any."""
@@ -206,7 +213,7 @@ class _Views:
             if folder not in sound:
                 sound[folder] = folder not in self.damaged and self._is_sound(block, name)
             if sound[folder]:
-                finished.append((run_id, f"{folder}/{DONE}/{_FILES[name]}.parquet"))
+                finished.append((run_id, f"{block.at}/{_FILES[name]}.parquet"))
         parts = []
         if finished:  # a block may hold runs that are taken from elsewhere
             run_ids, paths = zip(*finished, strict=True)
@@ -228,7 +235,7 @@ class _Views:
         """Whether a finished block has such a table, and all are what they should be."""
         try:
             block.check_tables()
-            return rows_of(block.folder / DONE / f"{_FILES[name]}.parquet") is not None
+            return rows_of(block.at / f"{_FILES[name]}.parquet") is not None
         except Damaged as error:
             self.damaged[str(block.folder)] = error
             return False

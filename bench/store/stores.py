@@ -1,10 +1,7 @@
 """Several stores read as one, and their records of studies and checks: what boards are made of."""
 
-import hashlib
 import json
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,10 +10,9 @@ from bench.errors import UserError
 from bench.store.block import CHECKS, STUDIES, Block
 from bench.store.load import Damaged
 from bench.store.record import FINISHED, RunResult
+from bench.store.reports import CheckRecord, StudyRecord, read_check, read_study
 from bench.store.store import Contents, Store, tables_of
 from bench.text import plain
-from bench.tuning.selection import Mode
-from optimizers.plugins import bare, slug
 
 
 class Stores:
@@ -84,7 +80,7 @@ class Stores:
         return self.blocks[run_id].folder
 
     @cached_property
-    def studies(self) -> list["StudyRecord"]:
+    def studies(self) -> list[StudyRecord]:
         """All studies that left a record, by name; of several records of one the one with the most trials.
 
         Two machines may have given one name to different studies.
@@ -109,8 +105,8 @@ class Stores:
         ]
 
     @cached_property
-    def checks(self) -> list[dict[str, Any]]:
-        """All reports of `bench check`, as `read_check` gives them; stores may have several of one optimizer."""
+    def checks(self) -> list[CheckRecord]:
+        """All reports of `bench check`; stores may have several of one optimizer."""
         return [report for report in map(read_check, self._records(CHECKS)) if report is not None]
 
     def _records(self, kind: str) -> list[Path]:
@@ -124,89 +120,3 @@ HOW_TO_FILL = (
 
 def _order(run: RunResult) -> tuple[bool, str]:
     return run.status not in FINISHED, json.dumps(plain(vars(run)), sort_keys=True)
-
-
-@dataclass(frozen=True)
-class StudyRecord:
-    """What a store keeps of a study (`studies/NAME.json`), so that its boards need no database.
-
-    Attributes:
-        name: of the study.
-        task, opt: what was tuned.
-        seeds: tuning seeds.
-        axes: dotted names of what was searched.
-        mode: of the metric.
-        sampler, prune: how.
-        trials: in the order in which they were wanted: `point`, `kind`, `state`, `score` (None if it diverged or has none),
-            `runs` (ids).
-        winner: id of a run with the settings that won; None if no trial has a score.
-        lr_at_boundary: whether the winner lies at the edge of what was tried.
-        missing: points that are still to be tried.
-    """
-
-    name: str
-    task: str
-    opt: str
-    seeds: list[int]
-    axes: list[str]
-    mode: Mode
-    sampler: str
-    prune: bool
-    trials: list[dict[str, Any]]
-    winner: str | None
-    lr_at_boundary: bool
-    missing: int = 0
-
-    @property
-    def run_ids(self) -> set[str]:
-        """The runs of all trials."""
-        return {run for trial in self.trials for run in trial["runs"]}
-
-    @property
-    def what(self) -> str:
-        """What tells it from others, which may have the same name on another machine."""
-        return json.dumps([self.name, self.task, self.opt, self.seeds, self.axes])
-
-    def order(self) -> tuple[int, str]:
-        """By which of two records the later is told."""
-        return len(self.trials), json.dumps(vars(self), sort_keys=True)
-
-
-def read_study(path: Path) -> StudyRecord | None:
-    """A study's record, or None if it is damaged."""
-    try:
-        record = StudyRecord(**json.loads(path.read_bytes()))
-        words = [record.name, record.task, record.opt, record.winner or "", *record.axes, *record.run_ids]
-        scores = [trial["score"] for trial in record.trials if trial["score"] is not None]
-        whole = (
-            all(isinstance(word, str) for word in words)
-            and all(isinstance(trial["point"], dict) for trial in record.trials)
-            and all(isinstance(number, int | float) and math.isfinite(number) for number in (*scores, *record.seeds))
-            and record.mode in ("min", "max")
-        )
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return None
-    return record if whole else None
-
-
-def study_path(store: Path, name: str) -> Path:
-    """Where a study's record lies."""
-    return store / STUDIES / f"{name}.json"
-
-
-def read_check(path: Path) -> dict[str, Any] | None:
-    """A report of `bench check` (`bench.check.Report.as_json`), with the names of `failed` checks; None if it is damaged."""
-    try:
-        report = json.loads(path.read_bytes())
-        report["failed"] = [each["check"] for each in report["verdicts"] if each["verdict"] in ("fail", "error")]
-        whole = all(isinstance(word, str) for word in (report["name"], *report["failed"]))
-        whole &= isinstance(report.get("version"), int | None) and isinstance(report.get("package"), str | None)
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return report if whole and report["verdicts"] else None
-
-
-def check_path(store: Path, opt: str, version: int | None, package: str | None) -> Path:
-    """Where the report on a version of an optimizer lies."""
-    digest = hashlib.sha256(json.dumps([bare(opt), version, package]).encode()).hexdigest()[:8]
-    return store / CHECKS / f"{slug(opt)}-{digest}.json"

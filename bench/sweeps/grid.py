@@ -1,11 +1,12 @@
 """What a sweep is made of: from words such as `--opt.lr 1e-3:1e1:16` to configurations."""
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_origin
 
-from bench.checks import check
-from bench.config import RunConfig, on_device, resolve
+from bench.checks import check, refuse_too_many
+from bench.config import MOST_SEED, SEED_RANGE, RunConfig, on_device, resolve
 from bench.errors import UserError, unknown
 from bench.options import optimizer_options, task_options
 from optimizers import OPTIMIZERS
@@ -44,8 +45,7 @@ def configurations(
             f"--seed {words['seed']}: a sweep has several; write --seeds {words['seed']},... or --seeds COUNT"
         )
     common, own = _by_optimizer(words, names)
-    first: list[RunConfig] = []
-    varied: dict[str, None] = {}
+    grids: list[tuple[str, dict[str, list[Any]]]] = []
     for name in names:
         settings = common | own[name]
         for option in sorted(
@@ -61,11 +61,16 @@ def configurations(
         if not any(key.startswith("opt.") and len(several) > 1 for key, several in values.items()):
             for key, span in OPTIMIZERS[name].search.items():
                 values.setdefault(f"opt.{key}", log_grid(span.low, span.high, DEFAULT_POINTS))
-        varied |= dict.fromkeys(key for key, several in values.items() if len(several) > 1)
-        for point in itertools.product(*values.values()):
-            first.append(
-                resolve({**dict(zip(values, point, strict=True)), "opt": name, "seed": seeds[0]}, fallback=fallback)
-            )
+        grids.append((name, values))
+    sizes = {key: len(several) for _, values in grids for key, several in values.items() if len(several) > 1}
+    shape = [*(f"{size:,} values of --{key}" for key, size in sizes.items()), f"{len(seeds):,} seeds"]
+    runs = len(seeds) * sum(math.prod(map(len, values.values())) for _, values in grids)
+    refuse_too_many(f"this sweep has {' x '.join(shape)}", runs)
+    first = [
+        resolve({**dict(zip(values, point, strict=True)), "opt": name, "seed": seeds[0]}, fallback=fallback)
+        for name, values in grids
+        for point in itertools.product(*values.values())
+    ]
     device = on_device(first[0]).device
     follows = "data_seed" not in words
     configs = [
@@ -73,7 +78,7 @@ def configurations(
         for config in first
         for seed in seeds
     ]
-    return list({config.run_id: config for config in configs}.values()), list(varied)
+    return list({config.run_id: config for config in configs}.values()), list(sizes)
 
 
 def check_all(configs: Sequence[RunConfig]) -> None:
@@ -92,19 +97,28 @@ def check_all(configs: Sequence[RunConfig]) -> None:
             )
 
 
-def read_seeds(text: str) -> list[int]:
+def read_seeds(text: str, option: str = "--seeds", example: int = 32) -> list[int]:
     """Seeds from a count (`32` is 0 to 31) or a list (`3,5,8`).
 
+    Args:
+        text: the count or the list.
+        option: what it was given to.
+        example: a count, for the message.
+
     Raises:
-        UserError: it is neither.
+        UserError: it is neither, there are too many, or one is too great.
     """
     try:
         numbers = [int(part) for part in _list(text)]
     except ValueError:
         numbers = []
-    seeds = list(range(numbers[0])) if len(numbers) == 1 and "," not in text else numbers
+    counted = len(numbers) == 1 and "," not in text
+    refuse_too_many(f"{option} {text}", numbers[0] if counted else len(numbers))
+    seeds = list(range(numbers[0])) if counted else numbers
     if not seeds or min(seeds) < 0:
-        raise UserError(f"--seeds {text}: write how many (--seeds 32), or which (--seeds 3,5,8)")
+        raise UserError(f"{option} {text}: write how many ({option} {example}), or which ({option} 3,5,8)")
+    if max(seeds) > MOST_SEED:
+        raise UserError(f"{option} {text}: a seed is {SEED_RANGE}, and {max(seeds)} is greater")
     return list(dict.fromkeys(seeds))
 
 
@@ -184,6 +198,7 @@ def _grid(key: str, raw: str) -> list[float]:
         raise UserError(
             f"--{key} {raw}: a grid is LOW:HIGH:POINTS with 0 < LOW < HIGH and at least 2 points, such as 1e-3:1e1:16"
         ) from None
+    refuse_too_many(f"--{key} {raw}", points)
     return log_grid(low, high, points)
 
 

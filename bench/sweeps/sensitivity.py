@@ -208,10 +208,6 @@ def _text(value: Any, digits: int = 6) -> str:
     return f"{value:.{digits}g}" if isinstance(value, float) else str(_hashable(value))
 
 
-def _excess(run: RunResult) -> float | None:
-    return run.metrics.get("final", {}).get("excess")
-
-
 def _point(x: Any, ends_of_runs: Sequence[tuple[End, End]], mode: Mode) -> tuple[Point, End]:
     """A point, and the score by which it may be chosen."""
     sign = 1 if mode == "min" else -1
@@ -350,7 +346,7 @@ def write(folder: Path, sweep: Sensitivity, command: str = "bench sweep") -> lis
             for result in sweep.results:
                 own = settings_of(result.config)
                 writer.writerow(
-                    [*(own.get(name) for name in names), *(getattr(result, fact) for fact in facts), _excess(result)]
+                    [*(own.get(name) for name in names), *(getattr(result, fact) for fact in facts), result.excess()]
                 )
         with drawing.house_style():
             figure = make(sweep, CONVERGED)
@@ -382,7 +378,13 @@ def _page(sweep: Sensitivity, command: str) -> str:
         f"* All runs: `{words(shared)}`.", *(f"* {line}" for line in _notes(sweep)),
     ]  # fmt: skip
     for what, found in (
-        ("Machine", [", ".join(filter(None, map(run.environment.get, ("cpu", "gpu")))) or "unknown" for run in runs]),
+        (
+            "Machine",
+            [
+                ", ".join(str(e) for name in ("cpu", "gpu") if (e := run.environment.get(name))) or "unknown"
+                for run in runs
+            ],
+        ),
         ("torch", [run.versions.get("torch", "unknown") for run in runs]),
         ("Engine", [run.engine for run in runs]),
     ):

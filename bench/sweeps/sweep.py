@@ -66,7 +66,10 @@ def sweep(
     keep_freed_memory()
     store = Store(configs[0].store)
     check_all(configs)
-    todo = {config.run_id: config for config in configs if store.finished(config.run_id) is None}
+    by_id = {config.run_id: config for config in configs}
+    there = store.find_all(by_id)
+    ended = {run_id for run_id, block in there.items() if block.runs[run_id].status in FINISHED}
+    todo = {run_id: config for run_id, config in by_id.items() if run_id not in ended}
     if len(todo) < len(configs):
         say(f"{len(configs) - len(todo)} of {len(configs)} runs are stored")
     stop = stop or StopRequest()
@@ -86,8 +89,8 @@ def sweep(
                 else _one_by_one(list(group.values()), stop, progress)
             ):
                 return None
-    results = [store.get(config.run_id) for config in configs]
-    return [result for result in results if result is not None]
+    there = store.find_all(by_id)
+    return [there[config.run_id].runs[config.run_id] for config in configs if config.run_id in there]
 
 
 @dataclass
@@ -264,8 +267,9 @@ def _as_lanes(
             give_back()
             short = False
         others = store.unfinished()  # before the records: what ends in between is then known to have ended
-        stored = {run_id: store.get(run_id) for run_id in left}
-        ended = {run_id: result for run_id, result in stored.items() if result and result.status in FINISHED}
+        there = store.find_all(left)
+        stored = {run_id: block.runs[run_id] for run_id, block in there.items()}
+        ended = {run_id: result for run_id, result in stored.items() if result.status in FINISHED}
         if elsewhere := [result for run_id, result in ended.items() if run_id not in trained]:
             progress.advance(0, 0, elsewhere)
         left = {run_id: config for run_id, config in left.items() if run_id not in ended}
@@ -274,11 +278,11 @@ def _as_lanes(
         if stop.signal is not None:
             return False
         # What was begun on its own (`bench fit`) goes on so: its checkpoint is of it alone.
-        alone = {run_id for run_id, result in stored.items() if result and store.place(run_id).name == run_id}
+        alone = {run_id for run_id, result in stored.items() if result.engine != "lanes"}
         fresh = {run_id: config for run_id, config in left.items() if run_id not in alone}
         if not fresh:
             return _one_by_one(list(left.values()), stop, progress)
-        busy = {run_id for block in others if block.busy for run_id in block.runs}
+        busy = {run_id for block in (*others, *there.values()) if block.busy for run_id in block.runs}
         free = [config for run_id, config in fresh.items() if run_id not in busy]
         # What a killed process left comes first: it is part of the way.
         begun = [block.runs for block in others if not block.busy and block.runs.keys() <= fresh.keys()]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
+from bench.checks import refuse_too_many
 from bench.errors import UserError
 from bench.sweeps.grid import typed
 from bench.tuning.selection import End, Mode, best_index
@@ -24,6 +25,8 @@ EXTENSION_LIMIT = 8
 """Values of the main axis by which a grid may grow because its best lay at an edge, also beyond a range that was given. Ours."""
 EXTENSION_STEP = 2
 """Values that it grows by at a time: a decade. Ours."""
+MOST_POINTS = 10_000
+"""Points that a design may have. Ours."""
 LONGEST_GRID = 500
 """Half decades that a grid may span; beyond lie no numbers."""
 
@@ -82,6 +85,8 @@ class Design:
     sampler: Sampler
 
     def __post_init__(self) -> None:
+        if math.prod(len(axis) for axis in self.space.values() if not isinstance(axis, Range)) > MOST_POINTS:
+            raise UserError(f"these values make more than {MOST_POINTS:,} settings: give fewer")
         if self.sampler == "qmc":
             return
         ranges = {name: axis for name, axis in self.space.items() if isinstance(axis, Range)}
@@ -131,6 +136,9 @@ class Design:
         """
         if trials < 1:
             raise UserError(f"--trials {trials}: at least one setting has to be tried")
+        refuse_too_many(f"--trials {max(trials, total)}", max(trials, total))
+        combinations = math.prod(len(axis) for axis in self.space.values() if not isinstance(axis, Range))
+        refuse_too_many("all combinations of these values", combinations)
         if self.sampler == "qmc":
             points = self._sequence(max(trials, total))
             return [Wanted(point, "design" if i < trials else "top-up") for i, point in enumerate(points)]

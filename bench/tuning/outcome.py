@@ -5,13 +5,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bench.config import resolve, settings_of
 from bench.errors import UserError
 from bench.stats import Interval, t_interval
 from bench.store.record import RunResult
 from bench.store.store import Store
 from bench.sweeps import sensitivity
-from bench.text import plain
 from bench.tuning.design import replay
 from bench.tuning.progress import counted
 from bench.tuning.selection import End, above_infimum, final_value
@@ -150,15 +148,11 @@ def missing_runs(found: Outcome, store: Path) -> str | None:
 def conditions(found: Outcome) -> dict[str, str]:
     """The settings of the study's runs, as words, that are not what a run has anyway: its budget, its device."""
     spec = found.study.spec
-    own = {name: value for name, value in spec.settings.items() if value is not None}
-    opt = {name: value for name, value in own.items() if name.startswith("opt.")} | (
-        found.best.point if found.best else {}
-    )
-    usual = plain(settings_of(resolve({"task": spec.task, "opt": spec.opt, **opt}).model_dump()))
+    own = {name: spec.settings[name] for name in spec.chosen if not name.startswith("opt.")}
     return {
         name: ",".join(map(str, value)) if isinstance(value, list) else str(value)
         for name, value in own.items()
-        if name not in opt and value != usual.get(name)
+        if value is not None
     }
 
 

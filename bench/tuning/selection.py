@@ -33,13 +33,13 @@ def final_value(run: RunResult, above: bool) -> End:
     """
     if run.status == "diverged":
         return None
-    return run.metrics.get("final", {}).get("excess") if above else run.final
+    return run.excess() if above else run.final
 
 
 def above_infimum(runs: Sequence[RunResult]) -> bool:
     """Whether losses can be compared above their infimum: all of these ended runs know it, where they have a value."""
     there = [run for run in runs if run.final is not None]
-    return all(run.metric == "loss" and run.metrics.get("final", {}).get("excess") is not None for run in there)
+    return all(run.metric == "loss" and run.excess() is not None for run in there)
 
 
 def selected(run: RunResult, above: bool) -> End:

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.errors import UserError
+from bench.plugins import naming
 from bench.tuning.study import Study
 from bench.tuning.trials import StudySpec
+from optimizers.plugins import absolute
 
 MOST_TASKS = 8
 """Tasks of the array if nothing is said, unless the design has fewer trials. Ours."""
@@ -42,8 +44,7 @@ def script(
     Raises:
         UserError: the number of workers is none.
     """
-    settings = spec.settings
-    devices, nodes = settings["trainer.devices"], settings["trainer.num_nodes"]
+    devices, nodes = spec.trainer.devices, spec.trainer.num_nodes
     try:
         count = min(trials, MOST_TASKS) if workers == "auto" else int(workers)
     except ValueError:
@@ -53,10 +54,10 @@ def script(
     if nodes > 1:
         raise UserError(f"--trainer.num_nodes {nodes}: a task of the array has one machine; leave it out")
     places = {name: Path(place).absolute() for name, place in places.items()}
-    command = [sys.executable, "-m", "bench.cli", "worker", "--study", name, "--engine", engine]
-    command += ["--shared-by", str(count)]
+    command = [sys.executable, "-P", "-m", "bench.cli", "worker", "--study", name, "--engine", engine]
+    command += ["--shared-by", str(count), *naming({kind: absolute(each) for kind, each in spec.names.items()})]
     command += [word for name, place in places.items() for word in (f"--{name}", str(place))]
-    gpus = [] if settings["device"] == "cpu" else [f"--gres=gpu:{devices}"]
+    gpus = [] if spec.settings["device"] == "cpu" else [f"--gres=gpu:{devices}"]
     directives = [
         f"--job-name=bench-{name}", f"--array=0-{count - 1}", "--nodes=1", "--ntasks=1", *gpus,
         "--requeue", "--signal=B:USR1@90", "--open-mode=append", f"--output={places['store']}/slurm-%A_%a.log", *options,

@@ -6,21 +6,25 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+from urllib.parse import quote
 
 import optuna
 import sqlalchemy as sa
 import sqlalchemy.exc
 from optuna.storages import RDBStorage
-from pydantic import ValidationError
 
 from bench.doctor import first_line
 from bench.errors import MAKE_ROOM, RunFailed, UserError, unknown
+from bench.store.load import Damaged, parse
+from bench.tuning.rows import Rows
+from bench.tuning.selection import CONVERGED
 from bench.tuning.study import DIRECTIONS, FRESH, Stuck, Study, disk_full
-from bench.tuning.trials import Request, StudySpec, check_name
+from bench.tuning.trials import Request, StudySpec, check_name, is_name
 
 HEARTBEAT_SECONDS = 15
 """Seconds between the signs of life of a trial's worker; after four times as much silence the trial is tried again. Ours."""
+T = TypeVar("T")
 _EXAMPLES = "sqlite:///studies.db or postgresql+psycopg://user:password@host/database"
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -38,13 +42,23 @@ class NoDatabase(UserError):
         self.shown = shown
 
 
+class DamagedStudy(UserError):
+    """A study that cannot be read."""
+
+    exit_code = RunFailed.exit_code
+
+
 class Studies:
     """The studies of a database.
+
+    What is in it is read by `rows` and checked; only who writes has the storage of Optuna, `rdb`, which makes tables and
+    takes the lock, a file beside SQLite.
 
     Args:
         url: of SQLite (`sqlite:///path`) or PostgreSQL (`postgresql+psycopg://user:password@host/database`).
         heartbeat: seconds between a worker's signs of life.
         make: make the file of SQLite if it is not there.
+        read_only: leave the database, and the folder of SQLite, as they are; it must be there.
         asked: the words that named the database, for messages; by default `--storage URL`.
 
     Raises:
@@ -54,8 +68,9 @@ class Studies:
     """
 
     def __init__(
-        self, url: str, heartbeat: int = HEARTBEAT_SECONDS, *, make: bool = True, asked: str | None = None
-    ) -> None:
+        self, url: str | sa.URL, heartbeat: int = HEARTBEAT_SECONDS, *, make: bool = True, read_only: bool = False,
+        asked: str | None = None,
+    ) -> None:  # fmt: skip
         try:
             self.url = sa.make_url(url)
         except (sqlalchemy.exc.ArgumentError, ValueError):  # a port that is no number
@@ -72,13 +87,25 @@ class Studies:
             arguments = {"connect_timeout": 10, "keepalives_idle": 20, "keepalives_interval": 10, "keepalives_count": 3}
         options = {"connect_args": arguments, "pool_pre_ping": True}
         self._file: os.stat_result | None = None
-        if self._path is not None and not self._path.is_file() and not make:
+        self.heartbeat, self.read_only = heartbeat, read_only
+        if self._path is not None and not self._path.exists() and (read_only or not make):
             raise NoDatabase(self.shown)
+        if self._path is not None and self._path.exists() and not self._path.is_file():
+            raise UserError(f"{self.asked}: {self._path} is no file")
+        if read_only:
+            with self.errors(opening=True):
+                self._engine = self._reading(options)
+                weakref.finalize(self, self._engine.dispose)
+                self.rows = Rows(self._engine)
+                self._empty = not self.rows.are_there()
+            return
+        self._empty = False
         with self.errors(opening=True):
             if self._path is not None:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
             self._engine = sa.create_engine(self.url, **options)
             weakref.finalize(self, self._engine.dispose)  # or connections would end without a goodbye
+            self.rows = Rows(self._engine)
             with self.lock():  # two processes that make the tables at once would fail
                 try:
                     self.rdb = RDBStorage(self.url.render_as_string(hide_password=False), engine_kwargs=options)
@@ -86,7 +113,21 @@ class Studies:
                     raise UserError(f"{self.asked}: {first_line(error)}") from None
                 weakref.finalize(self, self.rdb.engine.dispose)
             self._file = self._path and self._path.stat()
-        self.heartbeat = heartbeat
+
+    def _reading(self, options: dict[str, Any]) -> sa.Engine:
+        """An engine that can only read."""
+        if self._path is None:
+            arguments = options["connect_args"] | {"options": "-c default_transaction_read_only=on"}
+            return sa.create_engine(self.url, **options | {"connect_args": arguments})
+        with self._path.open("rb") as file:
+            if b"\2" in file.read(20)[18:]:
+                raise RunFailed(
+                    f"{self.asked}: {self._path} is in SQLite's mode WAL, which nobody can read without writing; once nobody"
+                    f" works on it, `sqlite3 {self._path} 'PRAGMA journal_mode=delete'` ends that"
+                )
+        place = {"mode": "ro", "uri": "true"}
+        url = sa.URL.create("sqlite", database=f"file:{quote(str(self._path.absolute()))}", query=place)
+        return sa.create_engine(url, **options)
 
     @property
     def shown(self) -> str:
@@ -99,15 +140,34 @@ class Studies:
         return Path(self.url.database or "") if self.url.get_backend_name() == "sqlite" else None
 
     def names(self) -> list[str]:
-        """Names of all studies."""
+        """Names of all studies, damaged ones too."""
+        return [name for name in self._all() if "bench" in self._attributes(name)]
+
+    def _all(self) -> list[str]:
+        """Names of all that Optuna has in this database."""
         with self.errors():
-            return sorted(study.study_name for study in self.rdb.get_all_studies() if "bench" in study.user_attrs)
+            return [] if self._empty else sorted(self.rows.names())
+
+    def _attributes(self, name: str) -> dict[str, bytes]:
+        """What is stored of a study, as JSON; nothing if there is none of this name."""
+        with self.errors():
+            number = None if self._empty else self.rows.id_of(name)
+            return {} if number is None else self.rows.study(number)
+
+    def request_of(self, name: str) -> Request:
+        """What is asked of a study.
+
+        Raises:
+            DamagedStudy: that cannot be read.
+        """
+        return self._parsed(name, Request, "request")
 
     def open(self, name: str) -> "Study":
         """The study of this name.
 
         Raises:
             UserError: there is none.
+            DamagedStudy: it cannot be read.
         """
         study = self._find(name)
         if study is None:
@@ -124,7 +184,8 @@ class Studies:
         with self.errors(), self.lock():
             study = self._find(name)
             if study is None:
-                if self._there(name) and not self._there(name + FRESH):
+                there = self._all()
+                if name in there and name + FRESH not in there:
                     raise UserError(f"--name {name}: {self.shown} has something else of this name; choose another")
                 for part in (name + FRESH, name):
                     optuna.create_study(
@@ -144,27 +205,40 @@ class Studies:
         return study
 
     def _find(self, name: str) -> "Study | None":
-        with self.errors():
-            try:
-                attrs = self.rdb.get_study_user_attrs(self.id_of(name))
-            except KeyError:
-                return None
-        if "bench" not in attrs:
+        if "bench" not in self._attributes(name):
             return None
+        if not is_name(name):
+            raise self._damaged(name, "its name is none")
+        spec, request = self._parsed(name, StudySpec, "bench"), self.request_of(name)
         try:
-            return Study(self, name, StudySpec.model_validate(attrs["bench"]))
-        except ValidationError as error:
-            raise UserError(
-                f"study {name} in {self.shown} was made by another version of this suite ({error.errors()[0]['msg']});"
-                " go on with that version, or begin another study with --name"
-            ) from None
+            spec.design.wanted({}, spec.mode, CONVERGED, max(request.trials, 1), request.total)
+        except UserError as error:
+            raise self._damaged(name, f"request: {error}") from None
+        return Study(self, name, spec)
 
-    def _there(self, name: str) -> bool:
-        return name in {study.study_name for study in self.rdb.get_all_studies()}
+    def _parsed(self, name: str, kind: type[T], attribute: str) -> T:
+        try:
+            return parse(self._attributes(name).get(attribute, b""), kind, Path(name))
+        except Damaged as error:
+            raise self._damaged(name, f"{attribute}: {error.why}") from None
+
+    def _damaged(self, name: str, why: str) -> DamagedStudy:
+        return DamagedStudy(
+            f"study {name} in {self.shown} is damaged, or was made by another version of this suite ({why});"
+            " go on with that version, or begin another study with --name"
+        )
 
     def id_of(self, name: str) -> int:
-        """Optuna's number of a study."""
-        return self.rdb.get_study_id_from_name(name)
+        """Optuna's number of a study.
+
+        Raises:
+            DamagedStudy: there is none.
+        """
+        with self.errors():
+            number = self.rows.id_of(name)
+        if number is None:
+            raise self._damaged(name, "it is not there")
+        return number
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -223,6 +297,11 @@ class Studies:
             return Stuck(f"the disk is full: {self.asked}: {text}{MAKE_ROOM}")
         if self._path is None:
             return RunFailed(f"{self.asked}: {text}; is the server there, and may we write to it?")
+        if self.read_only:
+            return RunFailed(
+                f"{self.asked}: {text}: {self._path} is damaged or something else, or a process died while it wrote to it;"
+                " `bench tune --resume NAME` mends the last of these"
+            )
         self._refuse_if_gone()
         kind = UserError if opening else RunFailed
         if "not a database" in text or "malformed" in text:

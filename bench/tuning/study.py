@@ -9,6 +9,7 @@ made under one lock of the database that goes with its process. So no process is
 """
 
 import errno
+import json
 import math
 import os
 import threading
@@ -18,16 +19,20 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import optuna
+from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from bench.errors import RunFailed, UserError
 from bench.machine import lives
+from bench.plugins import allowed
+from bench.store.load import Damaged
 from bench.store.record import RunResult
 from bench.text import plain
 from bench.tuning.design import Wanted
+from bench.tuning.rows import TrialRow
 from bench.tuning.selection import CONVERGED, End, above_infimum, equal_below, final_value, seed_median, selected
 from bench.tuning.space import Axis, Point, Range, Space, point_key
-from bench.tuning.trials import Request, State, StudySpec, Trial
+from bench.tuning.trials import Request, State, StudySpec, Trial, read_trial, versions_of
 from optimizers import OPTIMIZERS
 from tasks import TASKS
 
@@ -39,14 +44,6 @@ REFINE_ROUND = 2
 """Trials that TPE suggests at once: more keep more workers busy and know less. Ours."""
 FRESH = " (fresh seeds)"
 """What the name of the study beside a study ends in."""
-_STATES: dict[TrialState, State] = {
-    TrialState.WAITING: "waiting",
-    TrialState.RUNNING: "running",
-    TrialState.COMPLETE: "completed",
-    TrialState.PRUNED: "pruned",
-    TrialState.FAIL: "failed",
-}
-
 _FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT), "database or disk is full")
 
 DIRECTIONS = {"min": optuna.study.StudyDirection.MINIMIZE, "max": optuna.study.StudyDirection.MAXIMIZE}
@@ -68,19 +65,39 @@ class Study:
         studies: where it lies.
         name: its own.
         spec: what it is.
+
+    Attributes:
+        damaged: trials that are left out, each with what is wrong with it.
     """
 
     def __init__(self, studies: "Studies", name: str, spec: StudySpec) -> None:
         self.studies, self.name, self.spec = studies, name, spec
-        self._rdb = studies.rdb
+        self.damaged = dict[tuple[bool, str], str]()
         self._watched: dict[tuple[bool, int], tuple[Any, float, float]] = {}
         self._ids = {fresh: studies.id_of(name + FRESH * fresh) for fresh in (False, True)}
 
     @property
+    def _rdb(self) -> RDBStorage:
+        """What writes; readers have none."""
+        return self.studies.rdb
+
+    @property
     def request(self) -> Request:
         """What is asked of it now."""
-        with self.studies.errors():
-            return Request.model_validate(self._rdb.get_study_user_attrs(self._ids[False])["request"])
+        return self.studies.request_of(self.name)
+
+    def admit(self, named: Mapping[str, Sequence[str]], command: Sequence[str]) -> None:
+        """Let the study train with the code that it names.
+
+        Args:
+            named: what the user has named, by kind: `task`, `opt`.
+            command: the user's words, for messages.
+
+        Raises:
+            UserError: see `bench.plugins.allowed`.
+        """
+        names = allowed(self.spec.names, self.spec.versions, named, f"study {self.name}", command)
+        self.spec = self.spec.model_copy(update=names)
 
     def ask(self, request: Request) -> Request:
         """Ask for more: of each number the greater one holds; the latest word on the rest holds, if there is one."""
@@ -96,19 +113,26 @@ class Study:
         return self._insist(grow)
 
     def trials(self, *, fresh: bool | None = None) -> list[Trial]:
-        """All attempts at all trials in their order, those of the fresh seeds last.
+        """All attempts at all trials in their order, those of the fresh seeds last; what is damaged is left out.
 
         Args:
             fresh: only those of the fresh seeds, or only the others.
         """
+        return [trial for part in (False, True) if fresh in (None, part) for trial in self._read(part)]
+
+    def _read(self, fresh: bool, number: int | None = None) -> list[Trial]:
+        """The trials of a part, or the one of this number, as far as they are whole."""
         with self.studies.errors():
-            return [
-                _trial(frozen, part)
-                for part in (False, True)
-                if fresh in (None, part)
-                for frozen in self._rdb.get_all_trials(self._ids[part], deepcopy=False)
-                if "point" in frozen.user_attrs  # one that somebody added with Optuna's own tools is none of ours
-            ]
+            rows = self.studies.rows.trials(self._ids[fresh], number)
+        trials = []
+        for row in rows:
+            if "point" not in row.attributes:  # one that somebody added with Optuna's own tools is none of ours
+                continue
+            try:
+                trials.append(read_trial(row, fresh, self.spec))
+            except Damaged as error:
+                self.damaged[fresh, row.number] = f"study {self.name}: {error}"
+        return trials
 
     # -- what comes next ----------------------------------------------------------------------------------------------
 
@@ -199,10 +223,7 @@ class Study:
             UserError: with the versions.
         """
         spec = self.spec
-        here = {
-            kind: getattr(known.get(name), "version", None)
-            for kind, known, name in (("task", TASKS, spec.task), ("opt", OPTIMIZERS, spec.opt))
-        }
+        here = versions_of(TASKS.get(spec.task), OPTIMIZERS.get(spec.opt))
         if here != spec.versions:
             raise UserError(
                 f"study {self.name} was begun with versions {spec.versions} of {spec.task} and {spec.opt}, and here are {here}:"
@@ -367,11 +388,17 @@ class Study:
         runs: Sequence[RunResult] = (),
     ) -> bool:  # fmt: skip
         number = self._id(trial)
-        now = _trial(self._rdb.get_trial(number), trial.fresh)
-        if now.state != "running" or now.worker != trial.worker:
+        now = self._read(trial.fresh, trial.number)
+        if not now or now[0].state != "running" or now[0].worker != trial.worker:
             return False
         if runs:
-            self._rdb.set_trial_user_attr(number, "runs", [_trimmed(run) for run in runs])
+            kept = [_trimmed(run) for run in runs]
+            try:
+                read_trial(_row(trial, state, kept), trial.fresh, self.spec)
+            except Damaged as error:  # nobody could read it, so that it would be made again for ever
+                state, value, reason = TrialState.FAIL, None, f"its result cannot be kept: {error.why}"
+            else:
+                self._rdb.set_trial_user_attr(number, "runs", kept)
         if reason is not None:
             self._rdb.set_trial_user_attr(number, "reason", reason)
         self._rdb.set_trial_state_values(number, state, None if value is None else [value])
@@ -381,15 +408,11 @@ class Study:
         return self._rdb.get_trial_id_from_study_id_trial_number(self._ids[trial.fresh], trial.number)
 
 
-def _trial(frozen: FrozenTrial, fresh: bool) -> Trial:
-    attrs = frozen.user_attrs
-    state, reason = _STATES[frozen.state], attrs.get("reason")
-    return Trial(
-        number=frozen.number, state=state, point=attrs["point"], kind=attrs["kind"], seeds=attrs["seeds"],
-        runs=[RunResult(**run) for run in attrs.get("runs", [])],
-        reason=reason, worker=attrs.get("worker", {}), beat=attrs.get("beat"),
-        seconds=frozen.duration.total_seconds() if frozen.duration else None, fresh=fresh,
-    )  # fmt: skip
+def _row(trial: Trial, state: TrialState, runs: list[dict[str, Any]]) -> TrialRow:
+    """A trial as it is stored once it has these runs."""
+    own = {"point": trial.point, "kind": trial.kind, "seeds": trial.seeds, "runs": runs}
+    attributes = {key: json.dumps(value).encode() for key, value in own.items()}
+    return TrialRow(str(trial.number), state.name, None, attributes)
 
 
 def _template(wish: Wanted, seeds: list[int], axes: Space) -> FrozenTrial:

@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from bench.config import configs_folder, read_yaml
+from bench.checks import refuse_too_many
+from bench.config import NoBooleans, configs_folder, read_yaml
 from bench.errors import UserError, unknown
 from bench.papers.reproduction import duration
 from bench.sweeps import sensitivity
@@ -21,12 +22,12 @@ from bench.tuning.study import Study
 from bench.tuning.trials import Request, StudySpec
 from bench.tuning.tune import default_trials, make_request, make_spec, refuse_twice, reporting_seeds, tuning_seeds
 from bench.tuning.workers import Workers
-from tasks import TASKS
+from optimizers.plugins import slug
 
 Settings = dict[str, Any]
 
 
-class Tune(BaseModel):
+class Tune(NoBooleans):
     """How each optimizer is tuned.
 
     Attributes:
@@ -46,7 +47,7 @@ class Tune(BaseModel):
     retries: int = 2
 
 
-class Suite(BaseModel):
+class Suite(NoBooleans, BaseModel):
     """What a file in `configs/suites` holds.
 
     Attributes:
@@ -87,8 +88,12 @@ class Suite(BaseModel):
             for task, own_task in _by_name(self.tasks).items()
             for opt, own_opt in _by_name(self.optimizers).items()
         ]  # fmt: skip
+        runs = 0
         for spec in specs:
-            make_request(spec.design, self.tune.trials, retries=self.tune.retries)  # or it refuses
+            seeds, retries = len(spec.seeds), self.tune.retries
+            request = make_request(spec.design, self.tune.trials, retries=retries, seeds=seeds)  # or it refuses
+            runs += request.trials * seeds + len(spec.report_seeds)
+        refuse_too_many(f"this suite of {len(specs)} studies", runs)
         fixed = [spec for spec in specs if not spec.design.can_grow]
         if fixed and len({(default_trials(spec.design), spec.design.can_grow) for spec in specs}) > 1:
             raise UserError(
@@ -130,7 +135,7 @@ def load(name: str) -> Suite:
     """
     shipped = {path.stem: path for path in (configs_folder() / "suites").glob("*.yaml")}
     path = shipped.get(name, Path(name))
-    if not path.is_file() and path.suffix not in (".yaml", ".yml"):
+    if not path.exists() and path.suffix not in (".yaml", ".yml"):
         raise unknown("suite", name, shipped)
     try:
         return Suite.model_validate(read_yaml(path))
@@ -302,7 +307,7 @@ def result_lines(found: Sequence[Outcome]) -> list[str]:
     lines: list[str] = []
     for task in dict.fromkeys(each.study.spec.task for each in found):
         own = [each for each in found if each.study.spec.task == task]
-        metric = f"{TASKS[task].metric}{' above its infimum' * own[0].above_infimum}"
+        metric = f"{own[0].study.spec.metric}{' above its infimum' * own[0].above_infimum}"
         rows = [
             [
                 "optimizer",
@@ -344,6 +349,8 @@ def write(out: Path, found: Sequence[Outcome], command: str) -> list[Path]:
             paths += tuned.write(out, each, command)
         if own:
             varied = dict.fromkeys(name for each in own for name in each.study.spec.axes)
-            shown = sensitivity.analyse([run for each in own for run in each.runs], list(varied), TASKS[task].mode)
-            paths += sensitivity.write(out / task, shown, command)
+            shown = sensitivity.analyse(
+                [run for each in own for run in each.runs], list(varied), own[0].study.spec.mode
+            )
+            paths += sensitivity.write(out / slug(task), shown, command)
     return paths

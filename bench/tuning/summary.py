@@ -10,7 +10,6 @@ from bench.text import plain
 from bench.tuning.outcome import Outcome
 from bench.tuning.progress import counted, spoken
 from bench.tuning.space import Range, point_key
-from tasks import TASKS
 
 
 def lines(found: Outcome, shown: sensitivity.Sensitivity | None) -> list[str]:
@@ -33,7 +32,7 @@ def lines(found: Outcome, shown: sensitivity.Sensitivity | None) -> list[str]:
     if best is None:
         text.append("best     none: no trial has a score")
     else:
-        select = f"selection {TASKS[spec.task].metric}{found.metric_suffix}"
+        select = f"selection {spec.metric}{found.metric_suffix}"
         kind = "" if best.kind == "design" else f" ({best.kind})"
         text.append(
             f"best     {spoken(best.point)}{kind}: {select} {found.score:.4g}, median of seeds {seeds_in_words(spec.seeds)}, which flatters it"

@@ -7,28 +7,76 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from typing_extensions import TypedDict
 
-from bench.config import RunConfig, on_device, resolve
+from bench.config import RunConfig, TrainerOptions, on_device, resolve
 from bench.errors import UserError
-from bench.store.record import RunResult
-from bench.tuning.design import Design
+from bench.store.load import Damaged, parse
+from bench.store.record import FILE_NAME, FINISHED, Count, Json, Name, RunResult, contradiction
+from bench.tuning.design import Design, Kind
+from bench.tuning.rows import TrialRow
 from bench.tuning.selection import Mode
-from bench.tuning.space import Point, Range, Space, point_key, space_from_json
-from optimizers.plugins import slug
-from tasks import TASKS
+from bench.tuning.space import Axis, Point, Range, Space, is_number, point_key, space_from_json
+from optimizers.plugins import bare, slug
 
 State = Literal["waiting", "running", "completed", "pruned", "failed"]
+MOST_AXES = 20
+"""Settings that a study may search. Ours."""
+Value = Annotated[int, Field(gt=-(2**63), lt=2**63)] | float | str | bool | None
+"""One of a hyperparameter."""
+End = Annotated[float, Field(ge=1e-100, le=1e100)]
+
+
+_GROUPS = {"task", "opt", "trainer", "device", "precision", "data_seed"}
+_STATES: dict[str, State] = {
+    "WAITING": "waiting",
+    "RUNNING": "running",
+    "COMPLETE": "completed",
+    "PRUNED": "pruned",
+    "FAIL": "failed",
+}
+
+
+class _Infinite(TypedDict):
+    __pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[misc]
+
+    number: Literal["inf", "-inf"]
+
+
+class _Values(TypedDict):
+    __pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[misc]
+
+    name: Name
+    values: Annotated[list[Value | _Infinite], Field(min_length=1)]
+
+
+class _Ends(TypedDict):
+    __pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[misc]
+
+    name: Name
+    low: End
+    high: End
+
+
+if TYPE_CHECKING:
+    Axes = list[dict[str, Any]]
+else:
+    Axes = Annotated[list[_Ends | _Values], Field(min_length=1, max_length=MOST_AXES)]
 
 
 class StudySpec(BaseModel):
-    """What makes a study the study it is.
+    """What makes a study the study it is, and all that readers need to show it without importing what it names.
 
     Attributes:
-        task, opt, versions: what is tuned, with the versions of the two.
+        task, opt, versions: what is tuned, with the versions of the two, and of plug-ins their `task_package` and `opt_package`.
+        metric: what is compared.
+        mode: whether it is better when smaller or greater.
         settings: all settings of its runs that are not searched, in dotted form.
+        chosen: those of them that are not what a run of task and optimizer has anyway.
         space: what is searched, as `bench.tuning.space.space_as_json` gives it.
         sampler: `grid` or `qmc`.
         seeds: of the trials.
@@ -36,23 +84,54 @@ class StudySpec(BaseModel):
         prune: whether trials worse than the median of the others are stopped early.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
-    task: str
-    opt: str
-    versions: dict[str, int]
-    settings: dict[str, Any]
-    space: list[dict[str, Any]]
+    task: Name
+    opt: Name
+    versions: dict[str, int | str]
+    metric: Name
+    mode: Mode
+    settings: Json
+    chosen: list[Name]
+    space: Axes
     sampler: Literal["grid", "qmc"]
-    seeds: list[int]
-    report_seeds: list[int]
+    seeds: Annotated[list[Count], Field(min_length=1)]
+    report_seeds: list[Count]
     prune: bool = False
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        TrainerOptions.model_validate(_part(self.settings, "trainer"), strict=True)
+        names = [axis["name"] for axis in self.space]
+        if any(not name.startswith("opt.") for name in names) or len(set(names)) < len(names):
+            raise ValueError("its space is none of hyperparameters, each once")
+        groups = {name.partition(".")[0] for name in self.settings}
+        if not {"device", *self.chosen} <= self.settings.keys() or not groups <= _GROUPS:
+            raise ValueError("its settings are none of a run")
+        seeds = [*self.seeds, *self.report_seeds]
+        if len(set(seeds)) < len(seeds):
+            raise ValueError("a seed is there twice")
+        try:
+            _ = self.design
+        except UserError as error:
+            raise ValueError(str(error)) from None
+        return self
 
     @property
     def name(self) -> str:
         """`task-opt-hash`: the name of the study if nobody gives another."""
         digest = hashlib.sha256(self.model_dump_json().encode()).hexdigest()
-        return f"{self.task}-{slug(self.opt)}-{digest[:8]}"
+        return f"{slug(self.task)}-{slug(self.opt)}-{digest[:8]}"
+
+    @property
+    def names(self) -> dict[str, str]:
+        """What is to be imported to train, by kind."""
+        return {"task": self.task, "opt": self.opt}
+
+    @property
+    def trainer(self) -> TrainerOptions:
+        """How its runs are trained."""
+        return TrainerOptions.model_validate(_part(self.settings, "trainer"))
 
     @cached_property
     def design(self) -> Design:
@@ -63,16 +142,6 @@ class StudySpec(BaseModel):
     def axes(self) -> Space:
         """What is searched."""
         return space_from_json(self.space)
-
-    @property
-    def metric(self) -> str:
-        """What is compared."""
-        return TASKS[self.task].metric
-
-    @property
-    def mode(self) -> Mode:
-        """Whether the metric is better when smaller or greater."""
-        return TASKS[self.task].mode
 
     def config(self, point: Point, seed: int, places: Mapping[str, Any]) -> RunConfig:
         """The run of a point with a seed.
@@ -85,8 +154,7 @@ class StudySpec(BaseModel):
         Raises:
             UserError: a value is illegal.
         """
-        names = {"task": self.task, "opt": self.opt, "seed": seed}
-        return resolve({**self.settings, **point, **names, **places})
+        return resolve({**self.settings, **point, **self.names, "seed": seed, **places})
 
     def typical(self, places: Mapping[str, Any]) -> RunConfig:
         """A run from the middle of the space, with its device decided.
@@ -120,10 +188,12 @@ class Request(BaseModel):
         out: the folder for its settings and plot, if one was named.
     """
 
-    trials: int = 0
-    total: int = 0
-    refine: int = 0
-    retries: int = 2
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    trials: Count = 0
+    total: Count = 0
+    refine: Count = 0
+    retries: Count = 2
     report: bool = True
     out: str | None = None
 
@@ -164,15 +234,113 @@ class Trial:
         return point_key(self.point), tuple(self.seeds)
 
 
+class _Process(TypedDict):
+    """`bench.machine.this_process`, as far as anything is done with it."""
+
+    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
+
+    pid: Annotated[int, Field(gt=0, lt=2**31)]
+    started: str | None
+
+
+@dataclass
+class _Attributes:
+    """Those of a trial that are ours."""
+
+    __pydantic_config__ = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
+
+    point: dict[Name, Value]
+    kind: Kind
+    seeds: Annotated[list[Count], Field(min_length=1)]
+    runs: list[RunResult] = field(default_factory=list)
+    reason: str | None = None
+    worker: _Process | None = None
+    beat: Count | None = None
+
+
+def read_trial(row: TrialRow, fresh: bool, spec: StudySpec) -> Trial:
+    """A trial of a study from what is stored of it.
+
+    Raises:
+        Damaged: it is none, or contradicts the study.
+    """
+    where = Path(f"trial {row.number}{' of the fresh seeds' * fresh}")
+    text = b"{%s}" % b",".join(b"%s:%s" % (json.dumps(key).encode(), value) for key, value in row.attributes.items())
+    own: _Attributes = parse(text, _Attributes, where)
+    if not row.number.isdecimal() or row.state not in _STATES:
+        raise Damaged(where, "its number or its state is none")
+    trial = Trial(
+        number=int(row.number[:18]), state=_STATES[row.state], point=own.point, kind=own.kind, seeds=own.seeds, runs=own.runs,
+        reason=own.reason, worker={**(own.worker or {})}, beat=own.beat, seconds=row.seconds, fresh=fresh,
+    )  # fmt: skip
+    if why := _wrong(trial, spec):
+        raise Damaged(where, why)
+    return trial
+
+
+def _wrong(trial: Trial, spec: StudySpec) -> str | None:
+    """What of a trial does not belong to its study, or None."""
+    axes = spec.axes
+    if trial.point.keys() != axes.keys() or not all(_lies_on(axes[name], value) for name, value in trial.point.items()):
+        return "its point does not lie in the study's space"
+    if trial.fresh != (trial.kind == "fresh"):
+        return f"its kind is {trial.kind}"
+    if (
+        trial.seeds != spec.seeds
+        if not trial.fresh
+        else len(trial.seeds) > 1 or trial.seeds[0] not in spec.report_seeds
+    ):
+        return "its seeds are none of the study's"
+    if trial.state == "completed" and [run.config["seed"] for run in trial.runs] != trial.seeds:
+        return "its runs are not those of its seeds"
+    names = {name.removeprefix("opt.") for name in (*spec.settings, *axes) if name.startswith("opt.")}
+    for run in trial.runs:
+        if why := contradiction(run):
+            return f"run {run.run_id}: {why}"
+        theirs = {kind: bare(run.config[kind]) for kind in spec.names}
+        if (
+            theirs != {kind: bare(name) for kind, name in spec.names.items()}
+            or not names <= run.config["opt_options"].keys()
+        ):
+            return f"run {run.run_id} is none of the study's task and optimizer"
+        if run.metric != spec.metric or (trial.state == "completed" and run.status not in FINISHED):
+            return f"run {run.run_id} has another metric, or has not ended"
+    return None
+
+
+def _lies_on(axis: Axis, value: Any) -> bool:
+    """Whether it is a value of an axis; a grid may grow beyond a range."""
+    return is_number(value) and value > 0 if isinstance(axis, Range) else value in axis
+
+
+def versions_of(task: Any, opt: Any) -> dict[str, int | str]:
+    """Versions of a task and an optimizer, and of plug-ins their packages, from the registries' entries."""
+    there = {"task": task, "opt": opt}
+    versions = {kind: getattr(spec, "version", None) for kind, spec in there.items()}
+    versions |= {f"{kind}_package": getattr(spec, "package", None) for kind, spec in there.items()}
+    return {name: what for name, what in versions.items() if what is not None}
+
+
 def check_name(name: str) -> str:
     """The name, if a study can have it.
 
     Raises:
         UserError: it cannot.
     """
-    if not re.fullmatch(r"[\w.+-]+", name):
-        raise UserError(f"--name {name}: a name has letters, digits, dots, - and _ and nothing else")
+    if not is_name(name):
+        raise UserError(
+            f"--name {name}: a name has letters, digits, dots, - and _ and nothing else, and begins with no dot"
+        )
     return name
+
+
+def is_name(name: str) -> bool:
+    """Whether a study can have this name: it is a file's name everywhere, and stays in its folder."""
+    return re.fullmatch(FILE_NAME, name) is not None
+
+
+def _part(settings: Mapping[str, Any], group: str) -> dict[str, Any]:
+    return {k.removeprefix(f"{group}."): v for k, v in settings.items() if k.startswith(f"{group}.")}
 
 
 def _flat(values: Mapping[str, Any]) -> dict[str, Any]:

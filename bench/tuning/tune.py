@@ -4,8 +4,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from bench.checks import refuse_too_many
 from bench.config import resolve, settings_of
 from bench.errors import UserError, unknown
+from bench.plugins import naming
+from bench.settings import chosen_of
 from bench.sweeps.grid import read_seeds
 from bench.text import plain
 from bench.tuning.design import Design
@@ -13,7 +16,7 @@ from bench.tuning.progress import TuningProgress, counted
 from bench.tuning.selection import CONVERGED
 from bench.tuning.space import Range, read_space, space_as_json
 from bench.tuning.study import Study
-from bench.tuning.trials import Request, StudySpec
+from bench.tuning.trials import Request, StudySpec, versions_of
 from bench.tuning.workers import Workers, slots
 from optimizers import OPTIMIZERS
 from tasks import TASKS
@@ -61,13 +64,17 @@ def make_spec(
     space, fixed = read_space(words, str(words["opt"]))
     ranges = sum(isinstance(axis, Range) for axis in space.values())
     design = Design(space, sampler or ("qmc" if ranges > 1 else "grid"))
+    refuse_too_many(f"this search with {counted(len(seeds), 'seed')}", default_trials(design) * len(seeds))
     first = design.wanted({}, "min", CONVERGED, default_trials(design))[0].point
     config = resolve({**fixed, **first, "seed": seeds[0]}, fallback=places)
     settings = plain(settings_of(config.model_dump(exclude={"data", "store", "logger", "seed"})))
     left_out = {"task", "opt", *space} | ({"data_seed"} - fixed.keys())
+    settings = {name: value for name, value in settings.items() if name not in left_out}
+    chosen = chosen_of(config).keys() | {"data_seed"} | ({"device"} if config.device != "auto" else set())
     return StudySpec(
-        task=config.task, opt=config.opt, versions={"task": config.task_spec.version, "opt": config.opt_spec.version},
-        settings={name: value for name, value in settings.items() if name not in left_out},
+        task=config.task, opt=config.opt, versions=versions_of(config.task_spec, config.opt_spec),
+        metric=config.task_spec.metric, mode=config.task_spec.mode,
+        settings=settings, chosen=[name for name in settings if name in chosen],
         space=space_as_json(space), sampler=design.sampler, seeds=list(seeds), report_seeds=list(report_seeds), prune=prune,
     )  # fmt: skip
 
@@ -88,10 +95,7 @@ def reporting_seeds(text: str, option: str = "--report_seeds") -> list[int]:
     Raises:
         UserError: it is neither, or a seed is there twice.
     """
-    try:
-        seeds = read_seeds(text)
-    except UserError:
-        raise UserError(f"{option} {text}: write how many ({option} 5), or which ({option} 3,5,8)") from None
+    seeds = read_seeds(text, option, 5)
     if "," in text:
         refuse_twice(f"{option} {text}", [part.strip() for part in text.split(",") if part.strip()])
     return seeds
@@ -103,9 +107,11 @@ def refuse_twice(where: str, values: Sequence[Any]) -> None:
     Raises:
         UserError: it does.
     """
-    for i, value in enumerate(values):
-        if value in values[:i]:
+    there = set()
+    for value in values:
+        if value in there:
             raise UserError(f"{where}: {value} is there twice; give each once")
+        there.add(value)
 
 
 def default_trials(design: Design) -> int:
@@ -125,6 +131,7 @@ def make_request(
     retries: int = 2,
     report: bool = True,
     out: Path | None = None,
+    seeds: int = 1,
 ) -> Request:
     """What is asked of a study.
 
@@ -135,6 +142,7 @@ def make_request(
         retries: how often a trial that came to nothing is tried again.
         report: run the winner on fresh seeds.
         out: the folder that the result was asked for in, if any was.
+        seeds: of each trial.
 
     Raises:
         UserError: the numbers are no design.
@@ -147,6 +155,7 @@ def make_request(
             f"--sampler tpe refines a design of {usual} trials: write --trials {usual + 3} for three more, or leave --sampler out"
         )
     trials = usual if trials is None else trials
+    refuse_too_many(f"{counted(trials, 'trial')} of {counted(seeds, 'seed')}", trials * seeds)
     refine = trials - usual if tpe else 0
     design.wanted({}, "min", CONVERGED, trials - refine)  # or it refuses, before there is a study
     place = None if out is None else str(out.absolute())
@@ -183,5 +192,5 @@ def work(study: Study, workers: str, places: Mapping[str, Any], engine: str, pro
     if study.finished():
         return True
     progress.say(f"study {study.name}: {promise(study.spec, study.request.trials)}")
-    with Workers(study.studies, cut, places, engine) as pool:
+    with Workers(study.studies, cut, places, engine, naming(study.spec.names)) as pool:
         return pool.work(study, progress)

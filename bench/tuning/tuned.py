@@ -3,11 +3,10 @@
 from datetime import date
 from pathlib import Path
 
-from bench.config import read_yaml
+from bench.config import read_tuned
 from bench.errors import UserError
-from bench.options import optimizer_options
 from bench.store.files import disk_errors, replacing, write_json
-from bench.store.stores import StudyRecord, study_path
+from bench.store.reports import StudyRecord, study_path
 from bench.sweeps import sensitivity
 from bench.text import plain
 from bench.tuning.outcome import Outcome, analyse
@@ -16,7 +15,6 @@ from bench.tuning.selection import End
 from bench.tuning.space import point_key
 from bench.tuning.summary import seeds_in_words
 from bench.tuning.trials import StudySpec, Trial
-from optimizers import OPTIMIZERS
 from optimizers.plugins import slug
 
 
@@ -31,19 +29,11 @@ def tuned_yaml(found: Outcome) -> str:
     if found.best is None:
         raise UserError(f"study {found.study.name}: no trial has a score, so there is nothing to write")
     spec, run = found.study.spec, found.best.runs[0]
-    defaults = {f"opt.{option.name}": option.default for option in optimizer_options(OPTIMIZERS[spec.opt]).values()}
-    fixed = {k: v for k, v in spec.settings.items() if k.startswith("opt.") and v != plain(defaults.get(k))}
+    fixed = [name for name in spec.chosen if name.startswith("opt.")]
     # Parsed once more by the run, so that numbers are numbers.
     values = {name: run.config["opt_options"][name[4:]] for name in (*fixed, *found.best.point)}
-    machine = ", ".join(
-        filter(
-            None,
-            (
-                run.environment.get("gpu") or run.environment.get("cpu"),
-                f"{run.environment.get('threads')} threads a run",
-            ),
-        )
-    )
+    where = run.environment.get("gpu") or run.environment.get("cpu")
+    machine = f"{where}, " * bool(where) + f"{run.environment.get('threads')} threads a run"
     kinds = {
         kind: sum(t.kind == kind for t in (*found.scored, *found.refined))
         for kind in ("extension", "top-up", "refinement")
@@ -105,7 +95,7 @@ def _tried(trial: Trial, score: End) -> str:
 
 def tuned_path(folder: Path, spec: StudySpec) -> Path:
     """Where the settings of a study lie."""
-    return folder / spec.task / f"{slug(spec.opt)}.yaml"
+    return folder / slug(spec.task) / f"{slug(spec.opt)}.yaml"
 
 
 def replaced(folder: Path, found: Outcome) -> str | None:
@@ -114,8 +104,8 @@ def replaced(folder: Path, found: Outcome) -> str | None:
     if not path.is_file():
         return None
     try:
-        before = (read_yaml(path).get("provenance") or {}).get("study")
-    except (UserError, AttributeError):
+        before = read_tuned(path).study
+    except UserError:
         before = None
     if before == found.study.name:
         return None
@@ -165,7 +155,7 @@ def remember(found: Outcome, store: Path) -> None:
             for trial in trials
         ],
         winner=found.best.runs[0].run_id if found.best is not None and found.best.runs else None,
-        lr_at_boundary=found.lr_at_boundary, missing=found.missing,
+        lr_at_boundary=found.lr_at_boundary, missing=found.missing, metric=spec.metric,
     )  # fmt: skip
     path = study_path(store, found.study.name)
     with disk_errors(store):

@@ -32,7 +32,6 @@ from bench.sweeps.sweep import Choices, Engine, sweep
 from bench.tuning.space import point_key
 from bench.tuning.study import Stuck, Study, disk_full, value_of
 from bench.tuning.trials import Trial
-from tasks import TASKS
 
 Tell = Callable[[Mapping[str, Any]], None]
 """Takes what a supervisor may want to know of a worker: `trial`, `step`, `ended`, `say`."""
@@ -226,7 +225,7 @@ class Worker:
         path.parent.mkdir(parents=True, exist_ok=True)
         settings = settings_of(config.model_dump(mode="json", exclude={"data", "store", "logger"}))
         path.write_text(json.dumps(settings), "utf-8")  # which is YAML
-        command = [sys.executable, "-m", "bench.cli", "fit", "--config", str(path), "--json"]
+        command = [sys.executable, "-P", "-m", "bench.cli", "fit", "--config", str(path), "--json"]
         command += ["--store", str(config.store), "--data", str(config.data)]
         with tempfile.TemporaryFile("w+") as said:  # no pipe, which would be full one day
             process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=said, start_new_session=True)
@@ -268,7 +267,7 @@ class _Shown(Progress):
 
     def validated(self, step: int, split: str, values: dict[str, float]) -> None:
         spec = self.worker.study.spec
-        metric = TASKS[spec.task].metric
+        metric = spec.metric
         if metric not in values:
             return
         self.score = values.get("excess", values[metric]) if metric == "loss" else values[metric]

@@ -120,10 +120,13 @@ class Workers:
         slots: what each worker has.
         places: where data and store are.
         engine: as in `bench.tuning.worker.Worker`.
+        named: what they are told that they may import (`bench.plugins.naming`), of the studies that are to come.
     """
 
-    def __init__(self, studies: Studies, slots: Sequence[Slot], places: Mapping[str, Any], engine: str) -> None:
-        self.studies, self.slots, self.places, self.engine = studies, slots, places, engine
+    def __init__(
+        self, studies: Studies, slots: Sequence[Slot], places: Mapping[str, Any], engine: str, named: Sequence[str] = ()
+    ) -> None:
+        self.studies, self.slots, self.places, self.engine, self.named = studies, slots, places, engine, named
         self._running: dict[int, _Process] = {}
         self._busy: set[int] = set()
         self._events: Queue[tuple[_Process, Mapping[str, Any]]] = Queue()
@@ -176,8 +179,8 @@ class Workers:
 
     def _start(self, index: int) -> _Process:
         slot = self.slots[index]
-        command = [sys.executable, "-m", "bench.cli", "worker", "--events", "--engine", self.engine]
-        command += ["--shared-by", str(len(self.slots))]
+        command = [sys.executable, "-P", "-m", "bench.cli", "worker", "--events", "--engine", self.engine]
+        command += ["--shared-by", str(len(self.slots)), *self.named]
         command += [word for name, place in self.places.items() for word in (f"--{name}", str(place))]
         environment = os.environ | slot.environment
         # Not among the arguments, which everybody on the machine can read.

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bench.output import remark
+from bench.text import clean
 from bench.words import Parser
 
 if TYPE_CHECKING:
@@ -41,17 +43,24 @@ def show(
     if as_json:
         print(json.dumps(summary.as_json(found) | {"out": str(out) if paths else None}))
     else:
-        print("\n".join(summary.lines(found, shown)))
+        print("\n".join(map(clean, summary.lines(found, shown))))
         if paths:
             print(f"written to {out}: {', '.join(str(path.relative_to(out or '.')) for path in paths)}")
             print(f"use it: {_use(found, out)}")
-    return 0 if found.best is not None else 1
+    return int(warn_of(study) or found.best is None)
+
+
+def warn_of(study: "Study") -> bool:
+    """Name the trials that were left out because they are damaged; whether there are any."""
+    for what in study.damaged.values():
+        remark("warning", f"{what}; it is left out")
+    return bool(study.damaged)
 
 
 def note(text: str | None) -> None:
     """Print the text, if there is one, as a remark on standard error."""
     if text is not None:
-        print(f"bench: {text}", file=sys.stderr, flush=True)
+        print(clean(f"bench: {text}"), file=sys.stderr, flush=True)
 
 
 def add_storage(parser: Parser) -> None:
@@ -63,16 +72,24 @@ def add_storage(parser: Parser) -> None:
     )  # fmt: skip
 
 
-def open_studies(args: argparse.Namespace, *, make: bool = True) -> "Studies":
-    """The database that `--storage` names, else the store's own; without `make` it must be there.
+def open_studies(args: argparse.Namespace, *, make: bool = True, read_only: bool = False) -> "Studies":
+    """The database that `--storage` names, else the store's own; it must be there without `make` and if it is only read.
 
     Raises:
         UserError: it cannot be opened.
     """
+    from sqlalchemy import URL
+
     from bench.tuning.studies import Studies
 
+    own = URL.create("sqlite", database=str(args.store / "studies.db"))  # as text a ? in it would end the path
     asked = None if args.storage else f"--store {args.store}"
-    return Studies(args.storage or f"sqlite:///{args.store / 'studies.db'}", make=make, asked=asked)
+    return Studies(args.storage or own, make=make, read_only=read_only, asked=asked)
+
+
+def as_typed(command: str, words: list[str]) -> list[str]:
+    """The words of a command to give again, without the database if its address may hold a password."""
+    return ["bench", command, *(without_storage(words) if "@" in " ".join(words) else words)]
 
 
 def without_storage(words: list[str]) -> list[str]:

@@ -4,7 +4,8 @@ import json
 from typing import Any
 
 from bench.errors import RunFailed, UserError
-from bench.tuning.cli.shared import add_storage, note, open_studies, show
+from bench.text import clean
+from bench.tuning.cli.shared import add_storage, note, open_studies, show, warn_of
 from bench.words import Parser, add_places
 
 
@@ -28,7 +29,7 @@ def main(words: list[str]) -> int:
     from bench.tuning.studies import NoDatabase
 
     try:
-        studies = open_studies(args, make=False)
+        studies = open_studies(args, read_only=True)
     except NoDatabase as error:
         if args.name is not None:
             raise
@@ -37,10 +38,12 @@ def main(words: list[str]) -> int:
     if args.name is not None:
         return show(studies.open(args.name), args.budget, as_json=args.json)
     rows: dict[str, dict[str, Any]] = {}
+    damaged = False
     for name in studies.names():
         try:
             study = studies.open(name)
             found = outcome(study)
+            damaged |= warn_of(study)
         except RunFailed:  # the database has gone away
             raise
         except UserError as error:
@@ -65,5 +68,5 @@ def main(words: list[str]) -> int:
             fresh = "" if row["fresh"] is None else f", fresh seeds {row['fresh']:.4g}"
             counts = f"{row['trials']} of {counted(row['trials'] + row['missing'], 'trial')}"
             counts += f", {row['running']} running" * bool(row["running"])
-            print(f"{name:<{width}}  {counts:<16}  {score}{fresh}".rstrip())
-    return int(any("error" in row for row in rows.values()))
+            print(clean(f"{name:<{width}}  {counts:<16}  {score}{fresh}".rstrip()))
+    return int(damaged or any("error" in row for row in rows.values()))

@@ -37,6 +37,7 @@ def main(words: list[str]) -> int:
     command = shlex.join(["bench", "suite", *without_storage(words)])
     args = parser.parse_args(words)
     from bench.papers.reproduce import make_output
+    from bench.plugins import naming
     from bench.tuning import suite, tuned
     from bench.tuning.outcome import missing_runs, outcome
     from bench.tuning.studies import NoDatabase
@@ -53,7 +54,7 @@ def main(words: list[str]) -> int:
     if args.plan:
         studies = None
         with suppress(NoDatabase):
-            studies = open_studies(args, make=False)
+            studies = open_studies(args, read_only=True)
         with redirect_stdout(sys.stderr):
             steps = suite.plan(asked, studies, places, suite.measured(places, cut[0].threads))
         if args.json:
@@ -67,7 +68,7 @@ def main(words: list[str]) -> int:
     def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
-    with Workers(studies, cut, places, args.engine) as workers:
+    with Workers(studies, cut, places, args.engine, naming(*(spec.names for spec in specs))) as workers:
         done = suite.carry_out(asked, studies, places, workers, say)
     if done is None:
         say("bench: stopped; nothing is lost, and the same command goes on")

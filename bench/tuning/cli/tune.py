@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bench.errors import UserError
-from bench.tuning.cli.shared import add_storage, note, open_studies, show, without_storage
+from bench.tuning.cli.shared import add_storage, as_typed, note, open_studies, show, without_storage
 from bench.tuning.design import EXTENSION_LIMIT
 from bench.words import Parser, add_engine, add_places, read
+from optimizers.plugins import bare
 
 if TYPE_CHECKING:
     from bench.tuning.study import Study
@@ -25,6 +26,7 @@ def main(words: list[str]) -> int:
     command = shlex.join(["bench", "tune", *without_storage(words)])
     args, settings = read(_parser(), words, ("task", "opt", "device", "precision", "data_seed"))
     from bench.papers.reproduce import make_output
+    from bench.plugins import naming
     from bench.tuning.progress import TuningProgress, spoken
     from bench.tuning.selection import CONVERGED
     from bench.tuning.slurm import script
@@ -32,7 +34,8 @@ def main(words: list[str]) -> int:
     from bench.tuning.workers import slots
 
     places = {"data": args.data, "store": args.store}
-    study, spec, name, request, out = _of_study(args, settings) if args.resume else _of_words(args, settings, places)
+    asked = _of_study(args, settings, words) if args.resume else _of_words(args, settings, places)
+    study, spec, name, request, out = asked
     if args.print and not args.slurm:
         raise UserError("--print prints the script of --slurm; write both")
     if args.slurm and args.storage is None and not args.print:
@@ -71,7 +74,8 @@ def main(words: list[str]) -> int:
     progress = TuningProgress(f"study {study.name}", spec.metric)
     if not work(study, args.workers, places, args.engine, progress):
         progress.say(
-            f"bench: stopped; nothing is lost, and the same command (or bench tune --resume {study.name}) goes on"
+            "bench: stopped; nothing is lost, and the same command"
+            f" (or {shlex.join(['bench', 'tune', '--resume', study.name, *naming(spec.names)])}) goes on"
         )
         return 130
     return show(study, None, as_json=args.json, out=out, command=command, store=args.store)
@@ -87,19 +91,24 @@ class _Asked(NamedTuple):
     out: Path
 
 
-def _of_study(args: argparse.Namespace, settings: dict[str, Any]) -> _Asked:
+def _of_study(args: argparse.Namespace, settings: dict[str, Any], words: list[str]) -> _Asked:
     """As the study was asked for, but for what is given."""
     from bench.tuning.tune import make_request
 
     study, tpe = open_studies(args, make=False).open(args.resume), args.sampler == "tpe"
     own = {"seeds", "report_seeds", "prune", "name", *([] if tpe else ["sampler"])}
-    given = [*settings, *(name for name in sorted(own) if getattr(args, name) is not None)]
+    named = {kind: [settings[kind]] for kind in ("task", "opt") if kind in settings}
+    other = [kind for kind, (name,) in named.items() if bare(name) != bare(study.spec.names[kind])]
+    given = [*other, *(name for name in settings if name not in named)]
+    given += [name for name in sorted(own) if getattr(args, name) is not None]
     if given:
         raise UserError(f"--resume takes the study's own settings; leave --{given[0]} out")
+    study.admit(named, as_typed("tune", words))
     before = study.request
     request = make_request(
         study.spec.design, (before.trials or None) if args.trials is None else args.trials, tpe=tpe,
         retries=before.retries if args.retries is None else args.retries, report=before.report, out=args.out,
+        seeds=len(study.spec.seeds),
     )  # fmt: skip
     return _Asked(study, study.spec, study.name, request, args.out or Path(before.out or "tuned"))
 
@@ -117,7 +126,9 @@ def _of_words(args: argparse.Namespace, settings: dict[str, Any], places: dict[s
     )  # fmt: skip
     name = spec.name if args.name is None else check_name(args.name)
     retries = 2 if args.retries is None else args.retries
-    request = make_request(spec.design, args.trials, tpe=tpe, retries=retries, report=report, out=args.out)
+    request = make_request(
+        spec.design, args.trials, tpe=tpe, retries=retries, report=report, out=args.out, seeds=len(spec.seeds)
+    )
     return _Asked(None, spec, name, request, args.out or Path("tuned"))
 
 

@@ -9,7 +9,7 @@ from contextlib import redirect_stdout, suppress
 from typing import TYPE_CHECKING, Any
 
 from bench.errors import UserError
-from bench.tuning.cli.shared import add_storage, open_studies
+from bench.tuning.cli.shared import add_storage, as_typed, open_studies, warn_of
 from bench.words import Parser, add_engine, add_places
 
 if TYPE_CHECKING:
@@ -26,6 +26,11 @@ def main(words: list[str]) -> int:
         prog="bench worker", description="Take trials of a study and train them until nothing is left to do. Start as many as there are devices."
     )  # fmt: skip
     parser.add_argument("--study", help="its name, as `bench studies` prints it")
+    for kind in ("task", "opt"):
+        parser.add_argument(
+            f"--{kind}", action="append", default=[], metavar="FILE.py:CLASS",
+            help="name the file or module that the study names, or it is not imported; several times for several",
+        )  # fmt: skip
     add_engine(parser)
     parser.add_argument(
         "--shared-by",
@@ -53,12 +58,15 @@ def main(words: list[str]) -> int:
         places = {"data": args.data, "store": args.store}
         tell = _as_events(out) if study is None else _as_lines(study)
         worker = Worker(places, tell, engine=args.engine, shared_by=args.shared_by)
+        damaged = False
         for each in [study] if study is not None else map(studies.open, supervised()):
+            each.admit({"task": args.task, "opt": args.opt}, as_typed("worker", words))
             if not worker.work(each):
                 return 130
             tuned.remember(outcome(each), args.store)
             tell({"done": each.name})
-    return 0
+            damaged |= study is not None and warn_of(each)
+    return int(damaged)
 
 
 def _as_events(out: Any) -> Callable[[Mapping[str, Any]], None]:

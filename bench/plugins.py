@@ -1,0 +1,79 @@
+"""Which code of others may run because a record names it: what is installed, and what the user names on this command line."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+
+from bench.errors import UserError
+from bench.text import clean
+from optimizers import OPTIMIZERS
+from optimizers.plugins import bare, provenance
+from tasks import TASKS
+
+_REGISTRIES = {"task": TASKS, "opt": OPTIMIZERS}
+
+Names = Mapping[str, str]
+"""A `task` and an `opt`."""
+
+
+def naming(*recorded: Names) -> list[str]:
+    """The words of a command line that name what records name and what is not installed: `--opt my_file.py:MyOpt`."""
+    pairs = dict.fromkeys((kind, names[kind]) for names in recorded for kind in _REGISTRIES if kind in names)
+    return [word for kind, name in pairs if not _installed(kind, name) for word in (f"--{kind}", name)]
+
+
+def allowed(
+    recorded: Names, versions: Mapping[str, object], named: Mapping[str, Sequence[str]], what: str, command: Sequence[str]
+) -> dict[str, str]:  # fmt: skip
+    """The names under which the task and the optimizer of a record may be imported; nothing is imported yet.
+
+    A record may come from anybody. So a file or a module is imported only if the user names it too and it is what it was;
+    only what an installed package announces needs no word of the user.
+
+    Args:
+        recorded: the two names.
+        versions: of the record, with `task_package` and `opt_package`.
+        named: what the user has named, by kind.
+        what: the record, for messages: `run X`.
+        command: the user's words, to which an error adds what they must name.
+
+    Raises:
+        UserError: a file is not named, or is another one, or a package is not installed.
+    """
+    names: dict[str, str] = {}
+    unnamed: dict[str, str] = {}
+    for kind, registry in _REGISTRIES.items():
+        name, package = recorded[kind], versions.get(f"{kind}_package")
+        same = [each for each in named.get(kind, ()) if bare(each) == bare(name)]
+        if not _installed(kind, name):
+            (names if same else unnamed)[kind] = (same or [name])[0]
+        elif name in registry:
+            names[kind] = name
+        else:
+            package = package or "a package that the record does not name"
+            raise UserError(clean(f"{what} was trained with {name} of {package}; install that again"))
+    if unnamed:
+        words = shlex.join([*command, *naming(unnamed)])
+        raise UserError(
+            clean(f"{what} names {' and '.join(unnamed.values())}, which is imported only if you name it too: {words}")
+        )
+    for kind, name in names.items():
+        if not _installed(kind, name):
+            _refuse_another(name, versions.get(f"{kind}_package"), what)
+    return names
+
+
+def _installed(kind: str, name: str) -> bool:
+    """Whether it is no file or module, unless an installed package announces just that module."""
+    points = (point.value for several in _REGISTRIES[kind].announced.values() for point in several)
+    return ":" not in name or name in points
+
+
+def _refuse_another(name: str, then: object, what: str) -> None:
+    now = provenance(name)
+    if now != then and not (then is None and now.startswith("torch ")):  # torch's version stands in the record anyway
+        raise UserError(
+            clean(
+                f"{what} was begun with {name} as {then or 'a package that the record does not name'}, and here it is {now},"
+                " so it is not imported; name what it was begun with, or begin anew"
+            )
+        )

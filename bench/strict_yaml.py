@@ -1,0 +1,117 @@
+"""YAML as people write settings: a key stands there once, and neither depth nor size can be a trap."""
+
+import stat
+from pathlib import Path
+from typing import Any
+
+import yaml
+from yaml.composer import ComposerError
+from yaml.constructor import ConstructorError
+
+from bench.errors import UserError
+
+MOST_BYTES = 2**20
+"""Of a file; the longest that comes with the suite has 16 thousand."""
+MOST_VALUES = 20_000
+"""Values and keys of a file, with what aliases repeat; a few references to references would else be billions."""
+DEEPEST = 50
+"""Lists and mappings within each other; Python's own limit would be a traceback."""
+
+_KINDS = {
+    stat.S_ISDIR: "a folder", stat.S_ISFIFO: "a pipe", stat.S_ISCHR: "a device", stat.S_ISBLK: "a device", stat.S_ISSOCK: "a socket",
+}  # fmt: skip
+
+
+def load(path: Path) -> Any:
+    """What a YAML file holds.
+
+    Raises:
+        UserError: it is missing, no file of bytes, too large, or no YAML that means one thing.
+    """
+    try:
+        mode = path.stat().st_mode  # opening a pipe would wait for whoever writes
+        kind = next((kind for is_kind, kind in _KINDS.items() if is_kind(mode)), None)
+        if kind is not None:
+            raise UserError(f"{path} is {kind}; settings are read from a file, so write them into one")
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)  # of some files the size is not known before they are read
+        if len(content) > MOST_BYTES:
+            raise UserError(f"{path} is longer than {MOST_BYTES:,} bytes, which no file of settings is")
+        return yaml.load(content.decode("utf-8"), _Loader)
+    except FileNotFoundError:
+        raise UserError(f"there is no file {path}") from None
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise UserError(f"{path} is not valid YAML{where}: {problem}") from None
+
+
+class _Loader(yaml.SafeLoader):
+    """PyYAML's safe loader, less what cannot be meant."""
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._depth = self._count = 0
+        self._size: dict[int, tuple[int, int]] = {}
+        """How many values each node has and how deep they lie, by its id, with what aliases repeat."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """Refuse what is nested or repeated without measure while it is read, not when it is too late."""
+        event: Any = self.peek_event()
+        self._depth += 1
+        self._count += 1
+        if self._depth > DEEPEST:
+            raise _too_deep(event)
+        if self._count > MOST_VALUES:
+            raise _too_many(event)
+        node: Any = super().compose_node(parent, index)
+        self._depth -= 1
+        if id(node) not in self._size:
+            if isinstance(event, yaml.AliasEvent):  # it is not whole yet, so it is a part of itself
+                raise ComposerError(None, None, f"*{event.anchor} refers to itself", event.start_mark)
+            below = [] if isinstance(node, yaml.ScalarNode) else [n for each in node.value for n in _nodes(each)]
+            sizes = [self._size[id(each)] for each in below]
+            values, depth = 1 + sum(n for n, _ in sizes), 1 + max((d for _, d in sizes), default=0)
+            if values > MOST_VALUES:
+                raise _too_many(event)
+            if depth > DEEPEST:
+                raise _too_deep(event)
+            self._size[id(node)] = values, depth
+        return node
+
+    def compose_mapping_node(self, anchor: Any) -> Any:
+        """Refuse a key that stands there twice, of which YAML would keep the last without a word."""
+        node: Any = super().compose_mapping_node(anchor)
+        lines: dict[Any, int] = {}
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+                name, line = self.construct_object(key), key.start_mark.line + 1
+                if name in lines:
+                    problem = f"the key {name!r} is there twice, first in line {lines[name]}"
+                    raise ComposerError(None, None, problem, key.start_mark)
+                lines[name] = line
+        return node
+
+    def construct_object(self, node: Any, deep: bool = False) -> Any:
+        """Say where a value is none of its kind, such as the 99th of a month."""
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, LookupError, AttributeError, ArithmeticError):
+            kind = node.tag.rpartition(":")[2]
+            raise ConstructorError(None, None, f"{str(node.value)[:40]!r} is no {kind}", node.start_mark) from None
+
+
+def _nodes(each: Any) -> tuple[Any, ...]:
+    """A list's item, or a mapping's key and value."""
+    return each if isinstance(each, tuple) else (each,)
+
+
+def _too_many(event: Any) -> ComposerError:
+    return ComposerError(None, None, f"there are more than {MOST_VALUES:,} values", event.start_mark)
+
+
+def _too_deep(event: Any) -> ComposerError:
+    return ComposerError(None, None, f"lists and mappings lie more than {DEEPEST} deep in each other", event.start_mark)

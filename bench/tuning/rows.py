@@ -1,0 +1,101 @@
+"""What a database holds of studies, read as data: plain selects on Optuna's tables, of which no value is trusted.
+
+Optuna would parse all columns itself, and makes tables where there are none. Whatever is in them, here it is text, until
+`bench.store.load` has made a study or a trial of it.
+"""
+
+from collections.abc import Iterator
+from datetime import datetime
+from typing import NamedTuple
+
+import sqlalchemy as sa
+
+from bench.store.load import MOST_BYTES
+
+TABLES = {"studies", "study_user_attributes", "trials", "trial_user_attributes"}
+
+
+class TrialRow(NamedTuple):
+    """A trial as it is stored.
+
+    Attributes:
+        number, state: as Optuna writes them.
+        seconds: from its claim to its end, if it has ended.
+        attributes: its own, as JSON.
+    """
+
+    number: str
+    state: str
+    seconds: float | None
+    attributes: dict[str, bytes]
+
+
+class Rows:
+    """The rows of a database.
+
+    Args:
+        engine: connects with it.
+    """
+
+    def __init__(self, engine: sa.Engine) -> None:
+        self._engine = engine
+        self._raw = (
+            "substr(CAST(CAST({} AS TEXT) AS BLOB), 1, {})"
+            if engine.dialect.name == "sqlite"
+            else "substr(convert_to(CAST({} AS TEXT), 'UTF8'), 1, {})"
+        )
+
+    def are_there(self) -> bool:
+        """Whether there are tables of Optuna; views, which may compute for ever, are none."""
+        with self._engine.connect() as connection:
+            return set(sa.inspect(connection).get_table_names()) >= TABLES
+
+    def names(self) -> list[str]:
+        """Names of all studies, and of what else there is."""
+        return [_text(name) for (name,) in self._select(["study_name"], "FROM studies ORDER BY study_id")]
+
+    def id_of(self, name: str) -> int | None:
+        """Optuna's number of a study, if it is there."""
+        rows = list(self._select(["study_id"], "FROM studies WHERE study_name = :name", name=name))
+        return int(rows[0][0]) if rows and rows[0][0].isdigit() and len(rows[0][0]) < 19 else None
+
+    def study(self, number: int) -> dict[str, bytes]:
+        """The attributes of a study, as JSON."""
+        rest = "FROM study_user_attributes WHERE study_id = :number"
+        return {_text(key): value for key, value in self._select(["key", "value_json"], rest, number=number)}
+
+    def trials(self, number: int, trial: int | None = None) -> list[TrialRow]:
+        """The trials of a study in their order, or the one of this number."""
+        of = "study_id = :number" + " AND trials.number = :trial" * (trial is not None)
+        words = {"number": number} | ({} if trial is None else {"trial": trial})
+        columns = ["trial_id", "number", "state", "datetime_start", "datetime_complete"]
+        found = list(self._select(columns, f"FROM trials WHERE {of} ORDER BY trial_id", **words))
+        attributes: dict[bytes, dict[str, bytes]] = {row[0]: {} for row in found}
+        of = f"trial_id IN (SELECT trial_id FROM trials WHERE {of})"
+        for owner, key, value in self._select(
+            ["trial_id", "key", "value_json"], f"FROM trial_user_attributes WHERE {of}", **words
+        ):
+            if owner in attributes:  # or it came between the two selects
+                attributes[owner][_text(key)] = value
+        return [
+            TrialRow(_text(number), _text(state), _seconds(_text(start), _text(end)), attributes[owner])
+            for owner, number, state, start, end in found
+        ]
+
+    def _select(self, columns: list[str], rest: str, **words: object) -> Iterator[tuple[bytes, ...]]:
+        """These columns as bytes, whatever the database takes them for; nothing where there is none."""
+        raw = ", ".join(self._raw.format(column, MOST_BYTES + 1) for column in columns)
+        with self._engine.connect() as connection:
+            rows = connection.execute(sa.text(f"SELECT {raw} {rest}"), words).all()
+        return (tuple(bytes(value or b"") for value in row) for row in rows)
+
+
+def _text(value: bytes) -> str:
+    return value.decode("utf-8", "replace")
+
+
+def _seconds(start: str, end: str) -> float | None:
+    try:
+        return (datetime.fromisoformat(end) - datetime.fromisoformat(start)).total_seconds()
+    except (ValueError, TypeError):  # not ended; with a zone and without one
+        return None

@@ -1,0 +1,80 @@
+"""How much runs by default: every test but deep ones, and a few cells of each matrix (see CONTRIBUTING.md)."""
+
+import re
+import shlex
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+SERVICES = {"postgres_server", "slurm_cluster", "chromium"}
+"""Fixtures with servers that take seconds to start."""
+
+APART = ("kill", "zoo", "minilm")
+"""Marks of tests that neither the quick suite nor the deep rest runs."""
+
+NAMED = "not zoo and not minilm"
+"""What is selected of tests that are named one by one."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Run what is named by its node id, deep or not, unless `-m` says otherwise."""
+    words = config.getini("addopts")
+    words = shlex.split(words) if isinstance(words, str) else words
+    usual = words[words.index("-m") + 1]
+    if config.option.markexpr == usual and config.args and all("::" in word for word in config.args):
+        config.option.markexpr = NAMED
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` selects
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as deep what needs a server, and all cells of a matrix but those that are kept."""
+    matrices = defaultdict(list)
+    for item in items:
+        if SERVICES & {*getattr(item, "fixturenames", ())} or "postgres" in cell(item):
+            deepen(item)
+        if item.get_closest_marker("matrix"):
+            matrices[item.nodeid.partition("[")[0]].append(item)
+    for cells in matrices.values():
+        mark = cells[0].get_closest_marker("matrix")
+        shallow = [item for item in cells if not item.get_closest_marker("deep")]
+        keep = kept([cell(item) for item in shallow], **mark.kwargs)
+        for i, item in enumerate(shallow):
+            if i not in keep:
+                deepen(item)
+
+
+def selected(request: pytest.FixtureRequest, parameter: str) -> set[Any]:
+    """The values of a parameter for which tests of this file will run, so that a fixture makes no more than that."""
+    cells = [getattr(item, "callspec", None) for item in request.session.items if item.path == request.path]
+    return {cell.params[parameter] for cell in cells if cell is not None and parameter in cell.params}
+
+
+def cell(item: pytest.Item) -> str:
+    """What stands in brackets after the name of a test."""
+    return item.nodeid.partition("[")[2].removesuffix("]")
+
+
+def deepen(item: pytest.Item) -> None:
+    if not any(map(item.get_closest_marker, APART)):
+        item.add_marker("deep")
+
+
+def kept(cells: Sequence[str], keep: int | None = None) -> set[int]:
+    """Which cells show most of the words that stand in their names, so most levels of each parameter.
+
+    Args:
+        cells: names, as in `synthetic-sngd-4micro`.
+        keep: how many at most; without it as few as show all words.
+    """
+    words = [set(re.findall(r"[\w.+]+", name)) for name in cells]
+    chosen: set[int] = set()
+    seen: set[str] = set()
+    while len(chosen) < (len(cells) if keep is None else min(keep, len(cells))):
+        i = max((i for i in range(len(cells)) if i not in chosen), key=lambda i: (len(words[i] - seen), -i))
+        if chosen and words[i] <= seen:
+            break
+        chosen.add(i)
+        seen |= words[i]
+    return chosen
