@@ -11,13 +11,14 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
+from bench.store.packs import PackFolder
+
 from bench.callbacks import StopRequest
 from bench.config import RunConfig, resolve
 from bench.lanes.runs import Grid, make_lanes, train_block
 from bench.memory import keep_freed_memory
 from bench.progress import SweepProgress
 from bench.runner import run
-from bench.store.packs import PackFolder
 from bench.sweeps.grid import configurations, log_grid
 from bench.sweeps.sweep import Choices, single_step, sweep
 from benchmarks.timing import Row, Timed, alternate, timed

@@ -29,7 +29,7 @@ from bench.store.attempt import write_records
 from bench.store.block import name_of
 from bench.store.claims import CLAIM
 from bench.store.record import RunResult
-from bench.store.stores import check_path, study_path
+from bench.store.reports import check_path, study_path
 from bench.store.tables import CURVE_FIELDS, RawTable, write_columns
 from bench.text import plain
 from optimizers.plugins import bare
@@ -119,8 +119,10 @@ def check(store: Path, n: int) -> Path:
     """A report of `bench check`; its file."""
     path = check_path(store, "ngd", n, None)
     path.parent.mkdir(parents=True, exist_ok=True)
-    verdicts = [{"check": "finite", "verdict": "pass", "text": "", "seconds": 0.5}]
-    path.write_text(json.dumps({"name": "ngd", "version": n, "package": None, "verdicts": verdicts}))
+    verdict = {
+        "check": "finite", "verdict": "pass", "measured": 0.5, "note": "", "seconds": 0.5, "tolerance": 1.0, "meaning": "?", "advice": "",
+    }  # fmt: skip
+    path.write_text(json.dumps({"name": "ngd", "ok": True, "options": {}, "version": n, "verdicts": [verdict]}))
     return path
 
 

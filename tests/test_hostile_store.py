@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
+from bench.store.reports import read_check, read_study
 from tests import hostile
 from tests.hostile import MAKE, MUTATIONS, SAFE, Guard, Mutation, tree
 
@@ -139,7 +140,7 @@ def test_readers_show_what_is_sound_and_name_the_rest(readers, tmp_path, number)
 
 
 @pytest.mark.parametrize("number", PARTS)
-def test_boards_show_what_is_sound(readers, tmp_path, number):  # needs branch boards
+def test_boards_show_what_is_sound(readers, tmp_path, number):
     store, _ = hostile_store(tmp_path, number)
     read = readers(store)
     for form in ("json", ("table", "md", "csv", "tex", "html")[number % 5]):
@@ -173,13 +174,14 @@ def test_no_run_of_a_hostile_store_is_gone_on_with_before_it_is_looked_at(
 
 
 @pytest.mark.parametrize("number", [0, 1, *(pytest.param(n, marks=pytest.mark.deep) for n in range(2, 6))])
-def test_readers_survive_any_study_and_check(readers, tmp_path, number):  # needs branch boards
+def test_readers_survive_any_study_and_check(readers, tmp_path, number):
     store = tmp_path / "store"
     runs = hostile.sound(store)
     hostile.study(store, "sound", runs)
     hows = list(hostile.FILES.items())
     for n, m in enumerate(drawn(1000 + number), EACH * number):
         path = hostile.study(store, f"study-{n}", runs) if n % 2 else hostile.check(store, n)
+        assert (read_study if n % 2 else read_check)(path) is not None  # before it is spoilt
         hows[n // 2 % len(hows)][1](path, m)
     read = readers(store)
     listed = read("list", "runs", "--store", store)
