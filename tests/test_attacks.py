@@ -147,7 +147,6 @@ def test_merge_brings_no_code_along(cli: Cli, tmp_path: Path, sees: Path, where:
 
 
 def test_code_that_came_with_a_run_is_not_run_on_resuming(cli: Cli, tmp_path: Path, sees: Path) -> None:
-    # needs branch studies
     into = sees / "mine"
     folder = hostile.left(tmp_path / "theirs", hostile.record(1))
     run_id = hostile.with_code(folder, lambda victim: f"mine/{victim.name}/evil.py:X")

@@ -90,7 +90,11 @@ class Readers:
         lines = answer.err.splitlines()
         assert all(line.startswith(("bench: ", "written to ")) for line in lines), (words, lines)
         errors = [line for line in lines if line.startswith("bench: error: ")]
-        assert len(errors) == (answer.code == 2), (words, lines)
+        # A database that breaks on the way is an error with exit code 1, and nothing is shown then.
+        assert len(errors) in ((1,) if answer.code == 2 else (0,) if answer.out or answer.code == 0 else (0, 1)), (
+            words,
+            lines,
+        )
         assert (tree(self.store), tree(self.here)) == self.before, words
         return answer
 
@@ -159,9 +163,7 @@ def test_boards_show_what_is_sound(readers, tmp_path, number):
 
 
 @pytest.mark.parametrize("number", PARTS)
-def test_no_run_of_a_hostile_store_is_gone_on_with_before_it_is_looked_at(
-    readers, tmp_path, number
-):  # needs branch studies
+def test_no_run_of_a_hostile_store_is_gone_on_with_before_it_is_looked_at(readers, tmp_path, number):
     store, victims = hostile_store(tmp_path, number)
     read = readers(store)
     names = {path.name for path in store.iterdir()} | {run for _, runs, _ in victims for run in runs}
@@ -236,7 +238,7 @@ BYTES = {
 
 
 @pytest.mark.parametrize("number", [0, *(pytest.param(n, marks=pytest.mark.deep) for n in range(1, 6))])
-def test_studies_survive_any_database(readers, tmp_path, database, number):  # needs branch studies
+def test_studies_survive_any_database(readers, tmp_path, database, number):
     for n, m in enumerate(drawn(2000 + number)):
         store = tmp_path / f"{n}" / "store"
         store.mkdir(parents=True)
