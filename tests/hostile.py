@@ -643,8 +643,13 @@ def database_mutation(path: Path, m: Mutation) -> str:
             if con.execute(f'select count(*) from "{table}"').fetchone()[0]
         ]  # fmt: skip
         table, column = cells[m.among(len(cells))]
-        value = m.value if m.place % 2 else m.name.encode("utf-8", "replace").decode()
-        con.execute(f'update or ignore "{table}" set "{column}" = ? where rowid = 1', (value,))
+        con.execute("pragma ignore_check_constraints = on")
+        value: Any = m.value if m.place % 2 else m.name.encode("utf-8", "replace").decode()
+        change = f'update or ignore "{table}" set "{column}" = ? where rowid = 1'
+        try:
+            con.execute(change, (value,))
+        except sqlite3.IntegrityError:  # a key, which must be a number
+            con.execute(change, (m.place - 500_000,))
     con.close()
     return f"{table}.{column}"
 
