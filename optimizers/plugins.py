@@ -261,4 +261,4 @@ def slug(name: str) -> str:
     """A name as it stands in names of files and runs: `dir/my_file.py:MyOpt` becomes `my_file.MyOpt`."""
     place, _, own = name.rpartition(":")
     stem = Path(place).name.removesuffix(".py")
-    return re.sub(r"[^\w.+-]", "_", f"{stem}.{own}" if stem else own)
+    return re.sub(r"[^\w.+-]|^\.", "_", f"{stem}.{own}" if stem else own, flags=re.ASCII)[:80]

@@ -26,14 +26,14 @@ WILD = "<script>alert(1)</script> [/bold] \"q\" 'a' | ü 漢 \x1b[31m"
 
 @cache
 def _described(lr: float) -> str:
-    words = {"task": "synthetic", "opt": "ngd", "opt.lr": lr, "trainer.max_steps": 3, "seed": 1, "data_seed": 2}
-    return json.dumps(described(resolve({**words, "precision": "64-true", "device": "cpu"})))
+    words = {"task": "synthetic", "opt": "ngd", "opt.lr": lr, "trainer.max_steps": 3}
+    return json.dumps(described(resolve({**words, "seed": 1, "data_seed": 2, "precision": "64-true", "device": "cpu"})))
 
 
 def record(run_id: str, *, lr: float = 0.1, task: str = "synthetic", **changes: Any) -> RunResult:
     """The record of a run that has ended after three steps, if the changes do not say otherwise; its id is no hash."""
     own = json.loads(_described(lr)) | {"run_id": run_id, "identity": {}}
-    own["config"]["task"] = task
+    own["config"] |= {"task": task, "task_options": {"H": 1}, "opt_options": {"lr": lr, "max_step": float("inf")}}
     values: dict[str, Any] = {
         "status": "completed", "versions": {"torch": "2.15.0", "suite": "0.1.0"}, "split": "train",
         "final": 0.25, "best": 0.25, "best_step": 3, "steps": 3, "metrics": {"final": {"loss": 0.25}},

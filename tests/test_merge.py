@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -114,17 +115,22 @@ def test_a_store_may_lie_in_the_destination(cli, source, tmp_path):
 
 
 def test_interrupted_runs_are_copied_with_their_checkpoints(cli, tmp_path):
+    def save(path: Path) -> bytes:
+        with zipfile.ZipFile(path, "w") as file:
+            file.writestr("archive/data.pkl", "state")
+        return path.read_bytes()
+
     folder = begin(tmp_path / "source", record("k", status="running"))
-    folder.checkpoint.write_text("state")
+    state = save(folder.checkpoint)
     kill(folder)
     pack, _ = begin_block(tmp_path / "source", "pq")
-    pack.checkpoint.write_text("state")
+    save(pack.checkpoint)
     pack.close()
     answer = cli("merge", tmp_path / "source", tmp_path / "dest")
     assert answer == (0, "3 runs copied, 0 already there, 0 skipped\n", "")
     dest = Store(tmp_path / "dest")
     assert dest.get("k").status == "killed"
-    assert dest.checkpoint("k").read_text() == "state"
+    assert dest.checkpoint("k").read_bytes() == state
     assert [(list(block.runs), block.busy) for block in dest.unfinished()] == [(["p", "q"], False)]
     assert cli("merge", tmp_path / "source", tmp_path / "dest").out == "0 runs copied, 3 already there, 0 skipped\n"
 
@@ -246,12 +252,12 @@ def test_reports_of_checks_are_merged(cli, tmp_path):
     answer = cli("merge", source, dest)
     assert (answer.code, answer.out) == (1, "0 runs copied, 0 already there, 0 skipped; 1 records of checks copied\n")
     assert f"{source / 'checks' / 'torn.json'}: " in answer.err
-    assert {c["name"]: c["failed"] for c in Stores([dest]).checks} == {"adam": [], "sgd": ["groups"]}
+    assert {c.name: c.failed for c in Stores([dest]).checks} == {"adam": [], "sgd": ["groups"]}
     assert no_trace(dest)
     (source / "checks" / "torn.json").unlink()
     write_verdict(source, Report("adam", verdicts=(Verdict("groups", "error"),)))
     assert cli("merge", source, dest).code == 0  # as on boards that read both, the worse report counts
-    assert {c["name"]: c["failed"] for c in Stores([dest]).checks} == {"adam": ["groups"], "sgd": ["groups"]}
+    assert {c.name: c.failed for c in Stores([dest]).checks} == {"adam": ["groups"], "sgd": ["groups"]}
 
 
 def test_different_studies_of_one_name_are_both_kept(cli, tmp_path):

@@ -101,6 +101,6 @@ def test_array_survives_a_requeue_and_each_task_has_its_gpu(slurm, postgres_url:
     assert sum(trial.kind == "fresh" for trial in trials) == 2
     assert len({point_key(trial.point) for trial in trials if not trial.fresh}) == sum(not t.fresh for t in trials)
     assert "Restarts=1" in slurm("scontrol", "show", "job", f"{job}_1")
-    found = bench("tune", "--resume", "s", "--store", "runs", "--out", "out", env=env, cwd=tmp_path)
+    found = bench("tune", "--resume", "s", "--opt", SLOW, "--store", "runs", "--out", "out", env=env, cwd=tmp_path)
     assert "fresh" in found
     assert (tmp_path / "out" / "synthetic" / "slow.Slow.yaml").is_file()

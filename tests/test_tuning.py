@@ -216,7 +216,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, Any]:
     study = begin(f"sqlite:///{folder}/studies.db", 4, **LONG)
     place = ("--storage", f"sqlite:///{folder}/studies.db", "--store", str(folder / "runs"))
     with pytest.raises(SystemExit, match="0"):
-        main(["worker", "--study", study.name, "--engine", "lightning", *place])
+        main(["worker", "--study", study.name, "--opt", SLOW, "--engine", "lightning", *place])
     found = values(study)
     assert len(found) == 5
     return found
@@ -322,7 +322,7 @@ def test_whatever_is_killed_nothing_is_lost_and_nothing_done_twice(
     assert all(map(gone, workers))
     assert {state for _, state in states(study)} <= {"waiting", "completed", "failed"}
     assert tuning.said.read_text().endswith(
-        f"bench: stopped; nothing is lost, and the same command (or bench tune --resume {study.name}) goes on\n"
+        f"bench: stopped; nothing is lost, and the same command (or bench tune --resume {study.name} --opt {SLOW}) goes on\n"
     )
 
     # The same command finishes.
@@ -713,13 +713,13 @@ def test_a_worker_keeps_to_its_slot(here: Path, sqlite_url: str, store: Path, mo
     monkeypatch.setattr("bench.tuning.workers.sys.executable", str(program))
     study = begin(sqlite_url, 1)
     cpu = max(os.sched_getaffinity(0))
-    with Workers(study.studies, [Slot((cpu,), ("3",), 5)], {"store": store}, "lanes") as workers:
+    with Workers(study.studies, [Slot((cpu,), ("3",), 5)], {"store": store}, "lanes", ["--opt", "x.py:X"]) as workers:
         workers.study = study
         workers._send(0)
         _, said = workers._events.get(timeout=60)
     assert said == {
         "study": study.name, "threads": 5, "gpus": "3", "cpus": str(cpu), "storage": sqlite_url,
-        "words": f"-m bench.cli worker --events --engine lanes --shared-by 1 --store {store}",
+        "words": f"-P -m bench.cli worker --events --engine lanes --shared-by 1 --opt x.py:X --store {store}",
     }  # fmt: skip
 
 

@@ -23,7 +23,7 @@ from bench.store.block import (
     read_block,
     results_in,
 )
-from bench.store.claims import CLAIM, PATIENCE_SECONDS, beating, is_alive, owner_of, write_claim
+from bench.store.claims import CLAIM, PATIENCE_SECONDS, Owner, beating, is_alive, owner_of, write_claim
 from bench.store.files import copy, disk_errors, link, remove, replacing, sync
 from bench.store.load import Damaged, is_there, parse_record
 from bench.store.record import RunResult
@@ -55,14 +55,9 @@ def begin(store: Path, runs: Sequence[RunResult], *, resume: bool = True, again:
         raise RunBusy(f"{what} has just been trained by another process")
     if folder.is_symlink():
         raise UserError(f"{folder} is a link, which is not followed; copy the folder itself")
-    prepared = folder / f".{uuid4().hex}"
     try:
-        prepared.mkdir(parents=True)
-        owner = write_claim(prepared)
+        prepared, owner = _prepare(folder)
     except OSError as error:
-        remove(prepared)
-        if _ended(folder) != before:  # who ended clears up
-            raise RunBusy(f"{what} has just been trained by another process") from None
         raise UserError(
             f"cannot write to the store {store}: {error.strerror}; choose another with --store DIR"
         ) from None
@@ -104,6 +99,20 @@ def begin(store: Path, runs: Sequence[RunResult], *, resume: bool = True, again:
             remove(old)
     _clear_up(folder)
     return attempt
+
+
+def _prepare(folder: Path) -> tuple[Path, Owner]:
+    """A hidden folder with a claim, and the claim. Before it has one, a process that ends the block may remove it."""
+    for last in (False, False, True):
+        prepared = folder / f".{uuid4().hex}"
+        try:
+            prepared.mkdir(parents=True)
+            return prepared, write_claim(prepared)
+        except BaseException as error:
+            remove(prepared)
+            if last or not isinstance(error, FileNotFoundError):
+                raise
+    raise AssertionError("the last try returns or raises")
 
 
 class Attempt:

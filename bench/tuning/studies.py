@@ -211,7 +211,8 @@ class Studies:
             raise self._damaged(name, "its name is none")
         spec, request = self._parsed(name, StudySpec, "bench"), self.request_of(name)
         try:
-            spec.design.wanted({}, spec.mode, CONVERGED, max(request.trials, 1), request.total)
+            if request.trials:  # else it was made, and nothing asked of it yet
+                spec.design.wanted({}, spec.mode, CONVERGED, request.trials, request.total)
         except UserError as error:
             raise self._damaged(name, f"request: {error}") from None
         return Study(self, name, spec)
