@@ -73,8 +73,8 @@ def write(out: Path | None, content: bytes | str | Iterable[str]) -> None:
 
 
 def remark(kind: str, text: object) -> None:
-    """An error, a warning or a note on standard error; names in it may hold anything."""
-    print(f"bench: {kind}: " + "\n".join(map(clean, str(text).split("\n"))), file=sys.stderr)
+    """An error, a warning or a note on standard error: one line, although names in it may hold anything."""
+    print(f"bench: {kind}: {clean(str(text))}", file=sys.stderr)
 
 
 def warn_of(stores: "Stores", damaged: Iterable[object] = ()) -> int:

@@ -3,15 +3,21 @@
 import json
 import os
 import shutil
+import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from bench.progress import Progress, SweepProgress
 from bench.store.block import read_block
 from bench.store.store import Store
+from bench.store.tables import CURVE_FIELDS
 from tests import hostile
 from tests.conftest import Answer, Cli
 from tests.hostile import tree
@@ -141,7 +147,6 @@ def test_merge_brings_no_code_along(cli: Cli, tmp_path: Path, sees: Path, where:
 
 
 def test_code_that_came_with_a_run_is_not_run_on_resuming(cli: Cli, tmp_path: Path, sees: Path) -> None:
-    # needs branch studies
     into = sees / "mine"
     folder = hostile.left(tmp_path / "theirs", hostile.record(1))
     run_id = hostile.with_code(folder, lambda victim: f"mine/{victim.name}/evil.py:X")
@@ -270,6 +275,15 @@ def one_byte(path: Path) -> None:
     path.write_bytes(text)
 
 
+def packed(path: Path) -> None:
+    """The same archive, its parts deflated: few bytes may unpack to many."""
+    with zipfile.ZipFile(path) as file:
+        parts = [(part.filename, file.read(part)) for part in file.infolist()]
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+        for name, content in parts:
+            file.writestr(name, content)
+
+
 HARMS: dict[str, Callable[[Path], object]] = {
     "truncated": half,
     "empty": lambda path: path.write_bytes(b""),
@@ -278,6 +292,12 @@ HARMS: dict[str, Callable[[Path], object]] = {
     "code": evil_pickle,
     "no steps": no_steps,
     "nothing else": of_nothing,
+    "packed": packed,
+    "no curve": lambda path: path.with_name("curve.raw").unlink(),
+    "no measurements": lambda path: path.with_name("measurements.raw").unlink(),
+    "a shorter curve": lambda path: os.truncate(path.with_name("curve.raw"), 500),
+    "another curve": lambda path: path.with_name("curve.raw").write_bytes(b'["loss"]\n' + bytes(8000)),
+    "a curve without end": lambda path: os.truncate(path.with_name("curve.raw"), 1 << 40),
 }
 
 
@@ -340,6 +360,131 @@ def test_a_sound_checkpoint_is_gone_on_from(cli: Cli, store: Path, sees: Path, a
     assert "afresh" not in answer.err
     assert "step 10/60" not in answer.err
     assert outcome(store) == whole[FIT]
+
+
+# -- tables ---------------------------------------------------------------------------------------------------------
+
+
+def rewritten(table: pa.Table, path: Path, **options: Any) -> None:
+    pq.write_table(table, path, **options)
+
+
+def unpacks(table: pa.Table, path: Path) -> None:
+    """Ten million rows in some kilobytes, as the record says that it made."""
+    rows, schema = 1_000_000, table.schema
+    ids = pa.DictionaryArray.from_arrays(np.zeros(rows, np.int32), table["run_id"].to_pylist()[:1])
+    encoding = {"step": "DELTA_BINARY_PACKED"}
+    with pq.ParquetWriter(path, schema, use_dictionary=["run_id", *CURVE_FIELDS[1:]], column_encoding=encoding) as file:
+        for first in range(1, 10_000_000, rows):
+            values = [pa.array(np.ones(rows))] * 4
+            file.write_table(pa.table([ids, np.arange(first, first + rows), *values], schema=schema), rows)
+    record = path.with_name("runs.jsonl")
+    record.write_text(record.read_text().replace('"steps": 3,', '"steps": 10000000,'))
+
+
+CURVES: dict[str, Callable[[pa.Table, Path], object]] = {
+    "no loss": lambda table, path: rewritten(table.select(["run_id", "step"]), path),
+    "other names": lambda table, path: rewritten(table.rename_columns([*table.column_names[:-1], "LOSS"]), path),
+    "a row less": lambda table, path: rewritten(table.slice(1), path),
+    "many rows in few bytes": unpacks,
+}
+
+
+@pytest.mark.parametrize("curve", CURVES)
+def test_a_curve_that_is_none_is_left_out_and_not_merged(cli: Cli, tmp_path: Path, sees: Path, curve: str) -> None:
+    store = tmp_path / "runs"
+    hostile.sound(store)
+    path = hostile.finished(store, hostile.record(1)) / "done" / "curve.parquet"
+    CURVES[curve](pq.read_table(path), path)
+    refused_table(cli, store, tmp_path / "new", path)
+
+
+@pytest.mark.parametrize("mutation", ["sparse", "no header", "below zero", "a name in capitals", "fewer names"])
+def test_a_growing_curve_that_is_none_is_left_out_and_not_merged(
+    cli: Cli, tmp_path: Path, sees: Path, mutation: str
+) -> None:
+    store = tmp_path / "runs"
+    hostile.sound(store)
+    folder = hostile.left(store, hostile.record(1))
+    hostile.LEFT[f"curve.raw: {mutation}"](folder, hostile.NOTHING)
+    if mutation == "no header":  # which may not have been written yet
+        assert cli("sql", "from curves").code == 0
+    else:
+        refused_table(cli, store, tmp_path / "new", folder / "attempt-1" / "curve.raw")
+
+
+def refused_table(cli: Cli, store: Path, new: Path, path: Path) -> None:
+    """The run with a damaged curve is named, and others are read."""
+    with nothing_written(store):
+        for words in (("sql", "select count(*) as n from curves"), ("merge", store, new)):
+            answer = cli(*words)
+            assert answer.code == 1
+            assert answer.err.count("\n") == 1
+            assert str(path) in answer.err
+        assert cli("sql", "select count(*) as n from curves").out.split() == ["n", str(2 * hostile.STEPS)]
+    assert len(list(new.iterdir())) == 2
+
+
+def test_more_measurements_than_steps_are_none(cli: Cli, tmp_path: Path, sees: Path) -> None:
+    store = tmp_path / "runs"
+    path = hostile.finished(store, hostile.record(1)) / "done" / "measurements.parquet"
+    table = pq.read_table(path)
+    many = pa.table(
+        [pa.array([table["run_id"][0].as_py()] * 9).dictionary_encode(), range(9), np.ones(9)], table.column_names
+    )
+    pq.write_table(many, path)
+    answer = cli("sql", "from measurements")
+    assert answer.code == 1
+    assert str(path) in answer.err
+
+
+# -- what killed processes leave, and names -------------------------------------------------------------------------
+
+
+def test_what_a_killed_process_was_about_to_make_is_removed(cli: Cli, store: Path, sees: Path) -> None:
+    assert cli(*FIT).code == 0
+    (folder,) = store.iterdir()
+    shutil.rmtree(folder / "done")
+    dead = hostile.left(store.parent / "other", hostile.record(1)) / "attempt-1"
+    shutil.copytree(dead, folder / ".with-a-claim")
+    (folder / ".without-a-claim").mkdir()
+    assert cli(*FIT).code == 0
+    assert [path.name for path in folder.iterdir()] == ["done"]
+
+
+def test_a_folder_that_is_named_like_an_attempt_does_not_make_a_store_a_run(cli: Cli, tmp_path: Path) -> None:
+    store = tmp_path / "theirs"
+    hostile.sound(store)
+    for name in ("attempt-1", "done"):
+        shutil.copytree(hostile.finished(tmp_path / name, hostile.record(1)), store / name)
+    answer = cli("merge", store, tmp_path / "new")
+    assert answer.code == 1
+    assert answer.out.startswith("2 runs copied")
+    assert answer.err.count("its records are not those of") == 2
+
+
+def test_what_is_said_of_a_hostile_name_is_one_line(cli: Cli, tmp_path: Path) -> None:
+    store, name = tmp_path / "runs", "a\nbench: error: \x1b[31mb"
+    shutil.copytree(hostile.finished(tmp_path / "other", hostile.record(1)), store / name)
+    path = hostile.finished(store, hostile.record(2)) / "done" / "runs.jsonl"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {name: 1}))
+    for words in (("list", "runs"), ("sql", "from runs"), ("merge", store, tmp_path / "new")):
+        answer = cli(*words)
+        assert answer.code == 1
+        assert answer.err.count("\n") == 2
+        assert all(line.startswith("bench: warning: ") for line in answer.err.splitlines())
+        assert "\x1b" not in answer.err
+
+
+def test_an_attempt_with_a_damaged_record_is_not_merged_in_part(cli: Cli, tmp_path: Path) -> None:
+    store = tmp_path / "theirs"
+    hostile.sound(store)
+    path = hostile.left(store, *map(hostile.record, (1, 2, 3))) / "attempt-1" / "runs.jsonl"
+    first, *rest = path.read_text().splitlines()
+    path.write_text("\n".join([first, "null", *rest[1:]]) + "\n")
+    answer = cli("merge", store, tmp_path / "new")
+    assert (answer.code, answer.out) == (1, "2 runs copied, 0 already there, 0 skipped\n")
+    assert cli("list", "runs", "--store", tmp_path / "new").code == 0
 
 
 # -- records that are none ------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Hostile stores: whatever a store holds, readers show what is sound, name what is not, run nothing and write nothing."""
 
+import math
 import os
 import shutil
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
+from bench.store.reports import read_check, read_study
 from tests import hostile
 from tests.hostile import MAKE, MUTATIONS, SAFE, Guard, Mutation, tree
 
@@ -15,6 +17,8 @@ EACH = 25
 """Victims in a store."""
 QUICK, DEEP = range(4), range(4, 40)
 """Stores, by number: those of each run of the tests, and the rest."""
+STRIDE = 101
+"""Mutations of a store are far from each other in their list, so that few stores have some of all."""
 PARTS = [*QUICK, *(pytest.param(n, marks=pytest.mark.deep) for n in DEEP)]
 
 
@@ -33,6 +37,11 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(folder)
     monkeypatch.setenv("BENCH_DATA", str(tmp_path / "none"))
     return folder
+
+
+def test_all_mutations_are_made_in_forty_stores():
+    assert math.gcd(STRIDE, len(MAKE)) == 1
+    assert len(MAKE) < EACH * len(PARTS) == 1000
 
 
 def drawn(number: int) -> list[Mutation]:
@@ -57,7 +66,7 @@ def hostile_store(folder: Path, number: int) -> tuple[Path, list[tuple[str, list
     hostile.sound(store)
     first, victims = EACH * number, []
     for n, m in enumerate(drawn(number), first):
-        kind, what, how = MAKE[n % len(MAKE)]
+        kind, what, how = MAKE[n * STRIDE % len(MAKE)]
         victims.append((*hostile.spoil(store, n, kind, how, m), f"{kind}: {what}"))
     return store, victims
 
@@ -72,7 +81,7 @@ class Readers:
 
     def __call__(self, *words: object, codes: tuple[int, ...] = (0, 1)):
         """Call a command; `codes` are those that it may give."""
-        with self.guard.watching(self.store, processes=words[0] == "doctor") as seen:
+        with self.guard.watching(self.store, processes=words[0] in ("doctor", "fit")) as seen:
             answer = self.cli(*words)
         assert not seen, (words, seen)
         assert answer.code in codes, (words, answer)
@@ -81,7 +90,11 @@ class Readers:
         lines = answer.err.splitlines()
         assert all(line.startswith(("bench: ", "written to ")) for line in lines), (words, lines)
         errors = [line for line in lines if line.startswith("bench: error: ")]
-        assert len(errors) == (answer.code == 2), (words, lines)
+        # A database that breaks on the way is an error with exit code 1, and nothing is shown then.
+        assert len(errors) in ((1,) if answer.code == 2 else (0,) if answer.out or answer.code == 0 else (0, 1)), (
+            words,
+            lines,
+        )
         assert (tree(self.store), tree(self.here)) == self.before, words
         return answer
 
@@ -119,7 +132,7 @@ def test_readers_show_what_is_sound_and_name_the_rest(readers, tmp_path, number)
     if number < 2:  # which imports everything
         assert read("doctor", "--store", store, "--data", tmp_path / "none").out.count("damaged: ") > 0
     merged = read("merge", store, tmp_path / "merged")
-    assert merged.code == 1
+    assert merged.code >= listed.code  # it looks at tables too
     assert {one, other} <= {path.name for path in (tmp_path / "merged").iterdir()}
     links = [path for path in (tmp_path / "merged").rglob("*") if path.is_symlink() or path.name.startswith("evil")]
     assert not links
@@ -131,31 +144,31 @@ def test_readers_show_what_is_sound_and_name_the_rest(readers, tmp_path, number)
 
 
 @pytest.mark.parametrize("number", PARTS)
-def test_boards_show_what_is_sound(readers, tmp_path, number):  # needs branch boards
+def test_boards_show_what_is_sound(readers, tmp_path, number):
     store, _ = hostile_store(tmp_path, number)
     read = readers(store)
     for form in ("json", ("table", "md", "csv", "tex", "html")[number % 5]):
-        answer = read("leaderboard", "--board", "all", "--store", store, "--format", form)
+        answer = read("leaderboard", "--board", "all", "--mixed-versions", "--store", store, "--format", form)
         assert "gd" in answer.out
         assert "<script>alert" not in answer.out
-    read("report", "-o", read.out / "report.html", "--store", store)
+    read("report", "-o", read.out / "report.html", "--mixed-versions", "--store", store)
     page = (read.out / "report.html").read_text()
     assert "gd" in page
     assert "<script>alert" not in page
     chart = ("curves", "sensitivity", "profile", "steps", "budget")[number % 5]
-    read("plot", chart, "-o", read.out / "chart.svg", "--store", store)
-    assert (read.out / "chart.svg").is_file()
+    words = ("plot", chart, "-o", read.out / "chart.svg", "--mixed-versions", "--store", store)
+    code = read(*words, codes=(0, 1, 2)).code
+    assert (read.out / "chart.svg").is_file() == (code != 2)
+    assert chart != "curves" or code != 2
 
 
 @pytest.mark.parametrize("number", PARTS)
-def test_no_run_of_a_hostile_store_is_gone_on_with_before_it_is_looked_at(
-    readers, tmp_path, number
-):  # needs branch studies
+def test_no_run_of_a_hostile_store_is_gone_on_with_before_it_is_looked_at(readers, tmp_path, number):
     store, victims = hostile_store(tmp_path, number)
     read = readers(store)
     names = {path.name for path in store.iterdir()} | {run for _, runs, _ in victims for run in runs}
     names = {name for name in names if name.isprintable() and not name.startswith("-")}
-    for name in sorted(names)[number % 3 :: 3]:
+    for name in sorted(names):
         read("fit", "--resume", name, "--store", store, "--dry-run", codes=(0, 1, 2))
 
 
@@ -163,13 +176,14 @@ def test_no_run_of_a_hostile_store_is_gone_on_with_before_it_is_looked_at(
 
 
 @pytest.mark.parametrize("number", [0, 1, *(pytest.param(n, marks=pytest.mark.deep) for n in range(2, 6))])
-def test_readers_survive_any_study_and_check(readers, tmp_path, number):  # needs branch boards
+def test_readers_survive_any_study_and_check(readers, tmp_path, number):
     store = tmp_path / "store"
     runs = hostile.sound(store)
     hostile.study(store, "sound", runs)
     hows = list(hostile.FILES.items())
     for n, m in enumerate(drawn(1000 + number), EACH * number):
         path = hostile.study(store, f"study-{n}", runs) if n % 2 else hostile.check(store, n)
+        assert (read_study if n % 2 else read_check)(path) is not None  # before it is spoilt
         hows[n // 2 % len(hows)][1](path, m)
     read = readers(store)
     listed = read("list", "runs", "--store", store)
@@ -178,7 +192,7 @@ def test_readers_survive_any_study_and_check(readers, tmp_path, number):  # need
     read("leaderboard", "--board", "all", "--store", store)
     read("report", "-o", read.out / "report.html", "--store", store)
     assert "<script>alert" not in (read.out / "report.html").read_text()
-    read("plot", "sensitivity", "-o", read.out / "chart.svg", "--store", store)
+    read("plot", "sensitivity", "-o", read.out / "chart.svg", "--store", store, codes=(0, 1, 2))
     read("merge", store, tmp_path / "merged")
     assert (tmp_path / "merged" / "studies" / "sound.json").is_file()
     again = readers(tmp_path / "merged")
@@ -224,7 +238,7 @@ BYTES = {
 
 
 @pytest.mark.parametrize("number", [0, *(pytest.param(n, marks=pytest.mark.deep) for n in range(1, 6))])
-def test_studies_survive_any_database(readers, tmp_path, database, number):  # needs branch studies
+def test_studies_survive_any_database(readers, tmp_path, database, number):
     for n, m in enumerate(drawn(2000 + number)):
         store = tmp_path / f"{n}" / "store"
         store.mkdir(parents=True)

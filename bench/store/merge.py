@@ -77,7 +77,7 @@ def merge(sources: Sequence[Path], into: Path, say: Callable[[str], object]) -> 
                 f"{into} lies in the store {source}, which would take it for a damaged run; choose a folder outside"
             )
     for folder in (*sources, into):
-        if (folder / DONE / RUNS).exists() or attempts(folder):
+        if any(is_there(path / RUNS) for path in (folder / DONE, *(path for _, path in attempts(folder)))):
             raise UserError(f"{folder} is the folder of a run; name the store that it lies in")
     merging = _Merging(into)
     try:
