@@ -56,7 +56,10 @@ def begin(store: Path, runs: Sequence[RunResult], *, resume: bool = True, again:
         raise UserError(f"{folder} is a link, which is not followed; copy the folder itself")
     prepared = folder / f".{uuid4().hex}"
     try:
-        prepared.mkdir(parents=True)
+        for _ in range(20):  # another that leaves no trace of its attempt may remove the folder in between
+            with suppress(FileNotFoundError):
+                prepared.mkdir(parents=True)
+                break
         owner = write_claim(prepared)
     except OSError as error:
         remove(prepared)
