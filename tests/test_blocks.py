@@ -395,6 +395,24 @@ def test_results_stay_until_there_are_others(kept):
     assert no_leftovers(kept.folder)
 
 
+def test_a_folder_that_another_removes_meanwhile_is_made_again(kept, monkeypatch):
+    attempt = kept.begin(begun())
+    make = Path.mkdir
+
+    def mkdir(self: Path, *args: Any, **kwargs: Any) -> None:
+        if self.parent == attempt.folder and attempt.folder.exists():
+            monkeypatch.undo()
+            attempt.drop()
+            raise FileNotFoundError
+        make(self, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    other = kept.begin(begun())
+    train(other)
+    other.end(results())
+    assert all_there(kept)
+
+
 # -- interrupted blocks ---------------------------------------------------------------------------------------------
 
 

@@ -717,14 +717,14 @@ def test_a_store_that_cannot_be_written(cli, tmp_path, below):
 
 
 def test_a_read_only_store_is_named_before_anything_is_trained(cli, tmp_path, monkeypatch):
-    opened = os.open
+    make = os.mkdir
 
-    def read_only(path, flags, *mode, **more):  # permissions do not bind root, who may run this
-        if str(path).startswith(str(tmp_path / "store")) and flags & os.O_CREAT:
+    def read_only(path, *mode, **more):  # permissions do not bind root, who may run this
+        if str(path).startswith(str(tmp_path / "store")):
             raise OSError(errno.EROFS, "Read-only file system")
-        return opened(path, flags, *mode, **more)
+        make(path, *mode, **more)
 
-    monkeypatch.setattr(os, "open", read_only)
+    monkeypatch.setattr(os, "mkdir", read_only)
     error = fails(cli, *FIT, "--store", tmp_path / "store")
     assert f"cannot write to the store {tmp_path / 'store'}: Read-only file system" in error
 

@@ -58,6 +58,7 @@ def test_everything_that_differs_is_named(cli, store):
         "environment": {"threads": [1, 2]},
         "results": {
             "status": ["completed", "diverged"], "final": [0.25, None], "metrics.final.loss": [0.25, None],
+            "steps": [3, 4],
         },
         "curve": {
             "steps": [3, 4], "shared": 3, "differing": 2, "first_difference": 2, "largest": 0.5, "largest_at": 3,
@@ -79,6 +80,7 @@ def test_everything_that_differs_is_named(cli, store):
         "  status              completed  diverged",
         "  final               0.25       -",
         "  metrics.final.loss  0.25       -",
+        "  steps               3          4",
         "curve: 3 and 4 steps, 3 of them shared; the loss differs at 2 of them, from step 2 on,"
         " by at most 0.5 of the greater one (step 3)",
     ]
@@ -102,7 +104,7 @@ def test_curves(cli, store, one, other, line):
 
 def test_curves_of_other_lengths_are_not_equal(cli, store):
     add_run(store, "a", [0.5, 0.5])
-    add_run(store, "b", [0.5])
+    add_run(store, "b", [0.5], steps=2, thinned=True)
     assert not found(cli, "a", "b")["equal"]
     assert cli("diff", "a", "b").out.splitlines()[-1] == "equal: settings, versions, environment, results"
 

@@ -102,8 +102,8 @@ def begin(store: Path, runs: Sequence[RunResult], *, resume: bool = True, again:
 
 
 def _prepare(folder: Path) -> tuple[Path, Owner]:
-    """A hidden folder with a claim, and the claim. Before it has one, a process that ends the block may remove it."""
-    for last in (False, False, True):
+    """A hidden folder with a claim, and the claim. Before it has one, a process that ends or drops the block may remove it."""
+    for last in [False] * 20 + [True]:
         prepared = folder / f".{uuid4().hex}"
         try:
             prepared.mkdir(parents=True)
