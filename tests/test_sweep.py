@@ -691,6 +691,18 @@ def test_an_interrupted_block_goes_on_where_it_was(sweep, store, interrupt, brea
     assert all((Store(store).tables(run_id)["curve"]["step"] == np.arange(1, 21)).all() for run_id in outcome(store))
 
 
+def test_a_block_of_one_lane_goes_on_as_lanes(sweep, store, interrupt, trained, tmp_path):
+    words = (*FOUR, "--engine", "lanes", "--width", 1, *OFTEN)
+    assert sweep(*words, "--store", tmp_path / "whole").code == 0
+    interrupt(STEPS + 12)
+    assert sweep(*words).code == 130
+    assert statuses(store) == {("completed", "lanes"): 1, ("killed", "lanes"): 1}
+    trained.clear()
+    assert sweep(*words).code == 0
+    assert list(map(len, trained)) == [1, 1, 1]
+    assert same(outcome(store), outcome(tmp_path / "whole"))
+
+
 def test_a_sweep_may_be_interrupted_more_than_once(sweep, store, interrupt, whole):
     for steps in (4 * 4, 4 * 8, 4 * 16):
         interrupt(steps)
@@ -805,6 +817,15 @@ def test_what_another_process_gives_up_is_trained(sweep, store, monkeypatch, tra
     assert sweep(*FOUR, *LANES).code == 0
     assert Counter(run_id for block in trained for run_id in block) == {c.run_id: 1 for c in configs_of(store)}
     assert len(trained[0]) == 1
+
+
+def test_a_block_of_one_lane_that_another_process_trains_is_left_to_it(sweep, store, monkeypatch, trained):
+    one, *_ = configs_of(store)
+    attempt = Store(store).begin(begun([one]))
+    monkeypatch.setattr(bench.sweeps.sweep, "time", Asleep(lambda: None, attempt.drop))
+    assert sweep(*FOUR, *LANES).code == 0
+    assert [run_id for block in trained for run_id in block].count(one.run_id) == 1
+    assert trained[-1] == [one.run_id]
 
 
 def test_a_signal_ends_the_waiting(sweep, store, monkeypatch):
