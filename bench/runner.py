@@ -301,7 +301,7 @@ class AwaitedMachines:
 
 
 def awaited_machines(trainer: pl.Trainer) -> AwaitedMachines | None:
-    """What a run waits for that is started by hand on several machines; None where somebody else starts it on all of them."""
+    """What a run waits for that is started by hand on several machines; None where somebody else starts it on all."""
     strategy: Any = trainer.strategy
     environment = getattr(strategy, "cluster_environment", None)
     if trainer.num_nodes == 1 or type(environment) is not LightningEnvironment or environment.local_rank() > 0:
@@ -309,8 +309,8 @@ def awaited_machines(trainer: pl.Trainer) -> AwaitedMachines | None:
     here, count, minutes = environment.node_rank(), trainer.num_nodes, strategy._timeout.total_seconds() / 60
     others = f"the other {count - 1} machines" if count > 2 else "the other machine"
     how = (
-        f"the same command on each of the {count}, with NODE_RANK=0 to {count - 1}, MASTER_ADDR=(the address of machine 0)"
-        " and MASTER_PORT=(a free port there, the same for all)"
+        f"the same command on each of the {count}, with NODE_RANK=0 to {count - 1},"
+        " MASTER_ADDR=(the address of machine 0) and MASTER_PORT=(a free port there, the same for all)"
     )
     unset = [name for name in ("NODE_RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     lack = f"; {', '.join(unset)} {'is' if len(unset) == 1 else 'are'} not set here" if unset else ""

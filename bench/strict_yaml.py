@@ -18,8 +18,12 @@ DEEPEST = 50
 """Lists and mappings within each other; Python's own limit would be a traceback."""
 
 _KINDS = {
-    stat.S_ISDIR: "a folder", stat.S_ISFIFO: "a pipe", stat.S_ISCHR: "a device", stat.S_ISBLK: "a device", stat.S_ISSOCK: "a socket",
-}  # fmt: skip
+    stat.S_ISDIR: "a folder",
+    stat.S_ISFIFO: "a pipe",
+    stat.S_ISCHR: "a device",
+    stat.S_ISBLK: "a device",
+    stat.S_ISSOCK: "a socket",
+}
 
 
 def load(path: Path) -> Any:
