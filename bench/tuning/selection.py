@@ -33,14 +33,19 @@ def final_value(run: RunResult, above: bool) -> End:
     """
     if run.status == "diverged":
         return None
+    return _excess(run) if above else run.final
+
+
+def _excess(run: RunResult) -> End:
+    """The final loss above its infimum, if it is known."""
     excess = run.metrics.get("final", {}).get("excess")
-    return run.final if not above else None if isinstance(excess, dict) else excess
+    return None if isinstance(excess, dict) else excess
 
 
 def above_infimum(runs: Sequence[RunResult]) -> bool:
     """Whether losses can be compared above their infimum: all of these ended runs know it, where they have a value."""
     there = [run for run in runs if run.final is not None]
-    return all(run.metric == "loss" and final_value(run, above=True) is not None for run in there)
+    return all(run.metric == "loss" and _excess(run) is not None for run in there)
 
 
 def selected(run: RunResult, above: bool) -> End:
