@@ -6,20 +6,18 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from bench.boards import BOARDS, Asked, Board
 from bench.boards.collect import Collected, collect
 from bench.config import id_of, resolve
 from bench.settings import described
 from bench.store.record import RunResult
 from bench.store.reports import StudyRecord, study_path
-from bench.store.store import Store
 from bench.store.stores import Stores
-from bench.store.tables import write_parquet
+from bench.store.tables import CURVE_FIELDS
 from bench.text import plain
 from bench.tuning.selection import End
 from optimizers.plugins import bare
+from tests.stored import put
 
 VERSIONS = {"torch": "2.15.0", "lightning": "2.6.6", "task": 1, "opt": 1}
 CPU = {"cpu": "abacus", "threads": 1, "gpu": None}
@@ -58,7 +56,7 @@ def made(
     own["run_id"] = id_of(own["config"]["task"], own["config"]["opt"], own["identity"])
     values: dict[str, Any] = {
         "status": "completed", "versions": VERSIONS, "split": "test", "final": final,
-        "best": final, "best_step": 100, "steps": 100, "train_s": 10.0, "environment": CPU,
+        "best": final, "best_step": 100, "steps": 100, "train_s": 10.0, "environment": CPU, "thinned": True,
     }  # fmt: skip
     return RunResult(**(own | values | changes))
 
@@ -73,19 +71,15 @@ def seeds(opt: str, finals: Sequence[End], first: int = 0, **changes: Any) -> li
 
 
 def keep(store: Path, *runs: RunResult, measured: Mapping[str, Any] | None = None) -> None:
-    """Write runs into folders of their own; with these measurements, if any."""
+    """Write runs into blocks of their own; with these measurements, if any."""
     for run in runs:
-        (store / run.run_id).mkdir(parents=True, exist_ok=True)
-        Store(store).write(run)
-        if measured is not None:
-            write_parquet(store / run.run_id / "measurements.parquet", measured)
+        put(store, run, tables={"measurements": {run.run_id: measured}} if measured else None)
 
 
 def pack(store: Path, *runs: RunResult) -> None:
-    """Write runs into one pack."""
-    folder = Store(store).begin_pack({run.run_id: run.config for run in runs})
-    folder.append_curve(np.ones((2, len(runs), 4)))
-    folder.end(list(runs))
+    """Write runs into one block."""
+    curve = {"step": [1, 2], **{name: [1.0, 1.0] for name in CURVE_FIELDS[1:]}}
+    put(store, *runs, tables={"curve": {run.run_id: curve for run in runs}})
 
 
 def study(

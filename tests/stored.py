@@ -1,7 +1,7 @@
 """Runs, blocks and studies of a few steps, written into a store as a training would, and what of them tests look at."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -11,13 +11,14 @@ import numpy as np
 
 from bench.config import resolve
 from bench.settings import described
-from bench.store.attempt import Attempt
+from bench.store.attempt import Attempt, write_records
+from bench.store.block import DONE, RUNS, name_of
 from bench.store.claims import CLAIM
 from bench.store.files import write_json
 from bench.store.record import FINISHED, RunResult
 from bench.store.reports import study_path
 from bench.store.store import Store
-from bench.store.tables import CURVE_FIELDS, Columns
+from bench.store.tables import CURVE_FIELDS, Columns, write_columns
 
 LOSSES = (0.5, None, 0.25)
 WILD = "<script>alert(1)</script> [/bold] \"q\" 'a' | ü 漢 \x1b[31m"
@@ -69,6 +70,23 @@ def add_run(store: Path, run_id: str, losses: Sequence[float | None] = LOSSES, *
     result = record(run_id, **changes)
     _finish(begin(store, result, losses), [result])
     return store / run_id
+
+
+def put(store: Path, *runs: RunResult, tables: Mapping[str, Mapping[str, Any]] | None = None) -> Path:
+    """A block as training leaves it, made at once: results of runs that have ended, or an attempt that nobody works on.
+
+    Args:
+        store: its folder.
+        runs: of the block.
+        tables: by name (`curve`, `measurements`), then run id: columns.
+    """
+    folder = store / name_of([run.run_id for run in runs])
+    at = folder / (DONE if runs[0].status in FINISHED else "attempt-1")
+    at.mkdir(parents=True, exist_ok=True)
+    write_records(at / RUNS, runs)
+    for name, own in (tables or {}).items():
+        write_columns(at / f"{name}.parquet", own)
+    return folder
 
 
 def begin_block(

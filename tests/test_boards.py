@@ -22,12 +22,13 @@ from bench.boards.cli import main as results
 from bench.boards.entries import HUGE
 from bench.boards.formats import json_text
 from bench.errors import UserError
+from bench.store.block import DONE, RUNS
 from bench.store.record import RunResult
 from bench.store.reports import study_path
-from bench.store.store import Store
 from bench.store.stores import Stores
-from bench.store.tables import write_parquet
+from bench.store.tables import CURVE_FIELDS
 from tests.entered import board, found, keep, made, pack, rows, seeds, study, tuned
+from tests.stored import put
 
 A, B = [0.81, 0.84, 0.80, 0.86, 0.83], [0.70, 0.72, 0.69, 0.77, 0.71]
 LOSS: dict[str, Any] = {"task": "synthetic"}
@@ -360,7 +361,7 @@ def test_a_study_record_that_is_garbage_is_named(store, change):
     tuned(store, "adam", A)
     path = study_path(store, "of-adam")
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    assert Stores([store]).unreadable == [path]
+    assert [each.path for each in Stores([store]).damaged] == [path]
     assert {entry.kind for entry in found(store, settings="all").entries} == {"by hand"}
     assert everything(store)
 
@@ -474,12 +475,12 @@ def test_what_anybodys_plug_ins_brought_is_shown_without_them(store, tmp_path, m
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("BENCH_STORE", str(store))
-    thing, columns = "somebody.tasks:Thing", ("step", "loss", "raw_step", "applied_step")
+    thing, columns = "somebody.tasks:Thing", CURVE_FIELDS
     for opt, name, finals in (("adam", None, A), ("sgd", "evil.py:X", B), ("sps", f"{tmp_path}/evil.py:Y", A)):
         runs = seeds(opt, finals, name=name, on=thing)
-        keep(store, *runs, measured={"step": [0, 20], "alignment": [0.5, 1.0]})
         for run in runs:
-            write_parquet(store / run.run_id / "curve.parquet", {column: [1.0, 2.0] for column in columns})
+            curve, measured = {column: [1.0, 2.0] for column in columns}, {"step": [0, 20], "alignment": [0.5, 1.0]}
+            put(store, run, tables={"curve": {run.run_id: curve}, "measurements": {run.run_id: measured}})
     winner = made("sgd", 1000, name="evil.py:X", on=thing)
     keep(store, winner)
     study(store, {0.1: 0.5, 1.0: 0.25}, {0.1: [winner]}, winner, opt="evil.py:X", task=thing)
@@ -540,9 +541,9 @@ FOREIGN: list[tuple[str, Any]] = [
 @pytest.mark.parametrize(("name", "value"), FOREIGN, ids=str)
 def test_a_record_of_another_kind_is_named_and_left_out(store, name, value):
     keep(store, *seeds("adam", A))
-    path = store / made("adam", 2).run_id / "run.json"
+    path = store / made("adam", 2).run_id / DONE / RUNS
     path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
-    assert Stores([store]).unreadable == [path.parent]
+    assert [each.path for each in Stores([store]).damaged] == [path]
     assert [len(entry.runs) for entry in found(store).entries] == [4]
     assert everything(store)
 
@@ -566,7 +567,7 @@ def test_a_record_that_does_not_say_what_it_is_compared_on_is_named_and_left_out
 
 def test_records_without_the_newest_fields_are_shown(store):
     keep(store, *seeds("adam", A))
-    for path in store.glob("*/run.json"):
+    for path in store.glob(f"*/{DONE}/{RUNS}"):
         record = json.loads(path.read_text())
         older = {
             k: v for k, v in record.items() if k not in ("engine", "tuned_by", "facts", "part", "environment", "memory")
@@ -815,8 +816,8 @@ def test_a_run_that_diverged_is_not_aligned_and_has_no_rate(store):
 def test_runs_whose_measurements_are_lost_or_damaged_are_left_out_and_named(store):
     align(store, "ngd", [20, 40, 60, 60, 60])
     folders = [store / made("ngd", seed, **LOSS).run_id for seed in (0, 1)]
-    (folders[0] / "measurements.parquet").unlink()
-    (folders[1] / "measurements.parquet").write_bytes(b"PAR1 torn")
+    (folders[0] / DONE / "measurements.parquet").unlink()
+    (folders[1] / DONE / "measurements.parquet").write_bytes(b"PAR1 torn")
     stores = Stores([store])
     collected = found(store)
     (table,) = [BOARDS["theory"](asked_of(collected, stores))][0].tables
@@ -834,9 +835,8 @@ def asked_of(collected: Any, stores: Stores) -> Any:
 def test_the_rate_of_a_power_law_is_its_exponent(store):
     for seed in range(3):
         run = made("ngd", seed, 1e-4, **LOSS)
-        folder = Store(store).begin(run)
-        folder.append_curve([(t, 3 * t**-1.5, 1.0, 0.1, 0.1) for t in range(1, 1001)])
-        folder.end(keep_checkpoint=False)
-        assert run.status == "completed"
+        steps = np.arange(1, 1001)
+        curve = {"step": steps, "loss": 3 * steps**-1.5, **dict.fromkeys(CURVE_FIELDS[2:], np.ones(1000))}
+        put(store, run, tables={"curve": {run.run_id: curve}})
     row = rows("theory", store)["ngd"]
     assert row["rate"].mean == pytest.approx(-1.5)

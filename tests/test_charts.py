@@ -21,10 +21,10 @@ from bench.output import write
 from bench.store.files import write_json
 from bench.store.reports import StudyRecord, study_path
 from bench.store.stores import Stores
-from bench.store.tables import write_parquet
 from bench.tuning.selection import CONVERGED
 from tasks import TASKS
 from tests.entered import made
+from tests.stored import put
 
 HOSTILE = "ev_il$x^$ <script>alert(1)</script> \"q\" 'a' [/bold] ü 漢 %{x} <b>"
 """A name that means harm to a page, a formula, a terminal and Plotly."""
@@ -59,17 +59,12 @@ def add_run(
         "best_step": len(loss), "steps": len(loss), "train_s": 0.0, "metrics": {"final": {run.metric: final}},
     }  # fmt: skip
     run = replace(run, **(values | changes))
-    run_id = run.run_id
-    folder = store / run_id
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "run.json", vars(run))
     columns: dict[str, Any] = {"step": range(1, len(loss) + 1), "loss": loss}
     for name in ("grad_norm", "raw_step", "applied_step"):
         columns[name] = (more or {}).get(name, [0.1] * len(loss))
-    write_parquet(folder / "curve.parquet", columns)
-    if measured is not None:
-        write_parquet(folder / "measurements.parquet", measured)
-    return run_id
+    tables = {"curve": {run.run_id: columns}} | ({} if measured is None else {"measurements": {run.run_id: measured}})
+    put(store, run, tables=tables)
+    return run.run_id
 
 
 def add_study(

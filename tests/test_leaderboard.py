@@ -19,6 +19,7 @@ import torch
 from bench.boards.cli import BOARD_NAMES
 from bench.boards.formats import FORMATS, markdown
 from bench.check.report import Report, Verdict, Word, write_verdict
+from bench.store.block import DONE, RUNS
 from bench.store.store import Store
 from bench.text import plain
 from tests.entered import board, keep, made, pack, seeds, tuned
@@ -348,16 +349,16 @@ def test_a_store_that_is_a_file_is_refused(cli, tmp_path):
 
 def test_a_store_with_nothing_but_damage_names_it(cli, store):
     keep(store, made())
-    record = store / made().run_id / "run.json"
+    record = store / made().run_id / DONE / RUNS
     record.write_text("{")
     answer = cli("leaderboard")
     assert answer.code == 2
-    assert f"there are no runs that can be read in {store} ({record.parent})" in answer.err
+    assert f"there are no runs that can be read in {store} ({record}: " in answer.err
 
 
 def test_damaged_runs_are_named_and_left_out_and_the_exit_code_says_so(cli, filled):
     whole = cli("leaderboard").out
-    torn, foreign = (filled / run.run_id / "run.json" for run in (made("sgd", 5), made("sgd", 6)))
+    torn, foreign = (filled / run.run_id / DONE / RUNS for run in (made("sgd", 5), made("sgd", 6)))
     keep(filled, made("sgd", 5), made("sgd", 6))
     torn.write_text(torn.read_text()[:100])
     foreign.write_text('{"run_id": "x", "config": {"task": "mnist"}}')
@@ -366,7 +367,7 @@ def test_damaged_runs_are_named_and_left_out_and_the_exit_code_says_so(cli, fill
     answer = cli("leaderboard")
     assert (answer.code, answer.out) == (1, whole)
     assert len(answer.err.splitlines()) == 3
-    for path in (torn.parent, foreign.parent, study):
+    for path in (torn, foreign, study):
         assert str(path) in answer.err
 
 
@@ -381,7 +382,7 @@ def test_a_record_of_another_kind_is_named_and_left_out(cli, filled, place, valu
     whole = cli("leaderboard", "--board", "all").out
     run = made("sgd", 9)
     keep(filled, run)
-    path = filled / run.run_id / "run.json"
+    path = filled / run.run_id / DONE / RUNS
     record = json.loads(path.read_text())
     inner = record
     for name in place[:-1]:
@@ -390,12 +391,13 @@ def test_a_record_of_another_kind_is_named_and_left_out(cli, filled, place, valu
     path.write_text(json.dumps(record))
     answer = cli("leaderboard", "--board", "all")
     assert (answer.code, answer.out) == (1, whole)
-    assert answer.err.startswith(f"bench: warning: {path.parent} is damaged or not whole, so it is left out")
+    assert answer.err.startswith(f"bench: warning: {path}: ")
 
 
 def test_names_in_warnings_and_errors_do_no_harm_to_a_terminal(cli, filled):
     keep(filled, *seeds("sgd", B, name=WILD))
     (filled / "\x1b[31mred").mkdir()
+    (filled / "\x1b[31mred" / "file").touch()
     for words in (["leaderboard"], ["leaderboard", "--opt", "nobody"], ["list", "runs"]):
         answer = cli(*words)
         assert "\x1b" not in answer.out + answer.err
@@ -405,7 +407,7 @@ def test_names_in_warnings_and_errors_do_no_harm_to_a_terminal(cli, filled):
 def test_a_damaged_table_is_named_when_a_board_reads_it(cli, store):
     runs = seeds("ngd", [0.1, 0.2, 0.3, 0.4], task="synthetic")
     keep(store, *runs, measured={"step": [0, 20], "alignment": [0.5, 1.0]})
-    (store / runs[0].run_id / "measurements.parquet").write_bytes(b"PAR1")
+    (store / runs[0].run_id / DONE / "measurements.parquet").write_bytes(b"PAR1")
     assert cli("leaderboard").code == 0
     answer = cli("leaderboard", "--board", "theory", "--format", "json")
     assert answer.code == 1

@@ -22,8 +22,8 @@ from bench.boards.page import KINDS, commands, fit_words, page
 from bench.config import resolve
 from bench.errors import UserError
 from bench.settings import described
+from bench.store.block import DONE, RUNS
 from bench.store.record import RunResult
-from bench.store.store import Store
 from bench.store.stores import Stores
 from bench.words import split
 from tests.services import Chromium, Page
@@ -142,17 +142,17 @@ def test_the_same_store_gives_the_same_bytes_and_no_trace_of_the_machine(store, 
 def test_damaged_runs_are_counted(store, tmp_path, capsys):
     for seed in range(3):
         run_id = add_run(store, seed=seed)
-    (store / run_id / "run.json").write_text("{", "utf-8")
+    (store / run_id / DONE / RUNS).write_text("{", "utf-8")
     assert results(["report", "-o", str(tmp_path / "a.html")]) == 1
     assert "1 records could not be read" in (tmp_path / "a.html").read_text("utf-8")
-    assert "is damaged" in capsys.readouterr().err
+    assert f"{store / run_id / DONE / RUNS}: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", [["report"], ["plot", "curves"]])
 def test_a_run_with_a_damaged_table_is_told_and_left_out(store, tmp_path, capsys, command):
     for seed in range(4):
         run_id = add_run(store, seed=seed)
-    (store / run_id / "curve.parquet").write_bytes(b"PAR1")
+    (store / run_id / DONE / "curve.parquet").write_bytes(b"PAR1")
     out = tmp_path / ("a.html" if command == ["report"] else "a.svg")
     assert results([*command, "-o", str(out)]) == 1
     assert capsys.readouterr().err.count(f"cannot read the tables of run {run_id}") == 1
@@ -170,15 +170,6 @@ def test_what_cannot_be_reported_is_refused(store, tmp_path, words, message):
     with pytest.raises(UserError) as refused:
         results(["report", "-o", str(tmp_path / "a.html"), *words])
     assert message in str(refused.value)
-
-
-def test_a_table_reads_as_before_from_parquet_and_while_it_grows(store):
-    run_id = add_run(store, loss=[1.0, float("inf"), 0.5])
-    curve = Store(store).tables(run_id)["curve"]
-    assert [list(curve["step"]), curve["loss"][0], curve["loss"][2]] == [[1, 2, 3], 1, 0.5]
-    assert curve["step"].dtype == curve["loss"].dtype == "float64"
-    (store / run_id / "curve.jsonl").write_text('["step", "loss"]\n[1, 0.75]\n', "utf-8")
-    assert Store(store).tables(run_id)["curve"]["loss"].tolist() == [0.75]
 
 
 # -- commands -------------------------------------------------------------------------------------------------------

@@ -106,7 +106,7 @@ class CheckVerdict(TypedDict):
 
     check: Word
     verdict: Literal["pass", "fail", "not applicable", "error"]
-    measured: float | None
+    measured: float | Literal["inf", "-inf"] | None
     note: Text
     seconds: Seconds
     tolerance: float | None
