@@ -320,7 +320,7 @@ def with_twins(grid: Grid, problem: Problem, monkeypatch: pytest.MonkeyPatch) ->
         patch.setattr(bench.lanes.runs, "Lanes", Twins)
         lanes = np.array(lanes_of(doubled), dtype=object).reshape(len(grid), 2, -1)
     pairs = list(zip(lanes[:, 0].flat, lanes[:, 1].flat, strict=True))
-    of_name = ("run_id", "config")
+    of_name = ("run_id", "config", "identity", "chosen")
     same = [
         gap(without(other, *of_name, *problem.coarse), without(one, *of_name, *problem.coarse)) for one, other in pairs
     ]

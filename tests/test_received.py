@@ -1,7 +1,6 @@
 """What others may have made, records and studies that name code: nothing of it is imported, changed or followed unasked."""
 
 import hashlib
-import json
 import sqlite3
 import subprocess
 import sys
@@ -14,12 +13,12 @@ import pytest
 from bench.errors import UserError
 from bench.plugins import allowed, naming
 from bench.store.record import RunResult
-from bench.text import plain
 from bench.tuning.slurm import script
 from bench.tuning.studies import Studies
 from bench.tuning.study import Study
 from optimizers.plugins import provenance
 from tests.conftest import Answer
+from tests.stored import put
 from tests.test_studies import begin, drain, spec
 
 EVIL = "from pathlib import Path\nPath(__file__).with_name('marker').touch()\n"
@@ -158,9 +157,7 @@ def killed(here: Path, opt: str, package: str | None = None) -> str:
         },
         versions={} if package is None else {"opt_package": package},
     )  # fmt: skip
-    folder = here / "runs" / run.run_id
-    folder.mkdir(parents=True)
-    (folder / "run.json").write_text(json.dumps(plain(vars(run))))
+    put(here / "runs", run)
     return run.run_id
 
 

@@ -1115,14 +1115,14 @@ def test_a_full_disk_at_the_end_of_a_block_keeps_what_there_is(sweep, store, mon
 
 
 def test_a_store_that_may_only_be_read(sweep, store, monkeypatch):
-    opened = os.open
+    made = os.mkdir
 
-    def read_only(path, flags, *mode, **more):  # permissions do not bind root, who may run this
-        if str(path).startswith(str(store)) and flags & os.O_CREAT:
+    def read_only(path, *mode, **more):  # permissions do not bind root, who may run this
+        if str(path).startswith(str(store)):
             raise OSError(errno.EROFS, "Read-only file system")
-        return opened(path, flags, *mode, **more)
+        return made(path, *mode, **more)
 
-    monkeypatch.setattr(os, "open", read_only)
+    monkeypatch.setattr(os, "mkdir", read_only)
     answer = sweep(*FOUR, *LANES)
     assert (answer.code, last_line(answer)) == (
         2, f"cannot write to the store {store}: Read-only file system; choose another with --store DIR",

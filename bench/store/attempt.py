@@ -132,11 +132,15 @@ class Attempt:
         self._number = int(path.name.partition("-")[2])
         self._claim = os.open(path / CLAIM, os.O_RDONLY | os.O_CLOEXEC)
         self._open = ExitStack()
+        self._tables: list[RawTable] = []
         try:
             with disk_errors(store):
-                self._measurements, self._curve = (RawTable(path / f"{name}.raw", len(runs)) for name in TABLES)
+                for name in TABLES:
+                    self._tables.append(RawTable(path / f"{name}.raw", len(runs)))
+            self._measurements, self._curve = self._tables
             self._open.enter_context(beating(path))
         except BaseException:
+            self._close_tables()
             os.close(self._claim)
             raise
 
@@ -282,7 +286,7 @@ class Attempt:
             return False
 
     def _close_tables(self) -> None:
-        for table in (self._curve, self._measurements):
+        for table in self._tables:
             with suppress(OSError):  # a full disk has been told of
                 table.close()
 
