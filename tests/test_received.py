@@ -433,3 +433,13 @@ def test_damaged_tuned_settings_are_named(cli, here: Path, text: str, words: str
     answer = cli("fit", "--task", "synthetic", "--opt", "sgd", "--tuned", "--dry-run")
     assert (answer.code, answer.out) == (2, "")
     said_once(answer, f"tuned/synthetic/sgd.yaml is damaged ({words}", "mend it, or move it away and tune again")
+
+
+def test_a_study_of_somebody_writes_nowhere_else(cli, here: Path) -> None:
+    url = f"sqlite:///{here}/studies.db"
+    study = begin(url, 1)
+    study.ask(study.request.model_copy(update={"out": str(here.parent / "elsewhere")}))
+    answer = cli("tune", "--resume", study.name, "--storage", url)
+    assert answer.code == 2
+    said_once(answer, f"the study's settings go to {here.parent / 'elsewhere'}, outside of this folder: name it again")
+    assert not (here.parent / "elsewhere").exists()

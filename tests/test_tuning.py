@@ -427,9 +427,9 @@ def test_a_run_that_breaks_is_tried_again_and_then_failed_while_the_study_goes_o
     answer = cli("worker", "--study", study.name, "--storage", sqlite_url, "--engine", "lightning")
     assert answer.code == 0
     assert states(study) == {("design", "completed"): 4, ("design", "failed"): 3, ("fresh", "completed"): 1}
-    reasons = {trial.reason for trial in study.trials() if trial.state == "failed"}
-    assert len(reasons) == 1
-    assert all("broke: RuntimeError: the card fell out; the traceback is in " in str(reason) for reason in reasons)
+    reasons = [str(trial.reason) for trial in study.trials() if trial.state == "failed"]
+    assert len({reason.partition(";")[0] for reason in reasons}) == 1
+    assert all("broke: RuntimeError: the card fell out; the traceback is in " in reason for reason in reasons)
     shown = cli("studies", study.name, "--storage", sqlite_url)
     assert "5 trials of 1 seed, 1 failed\n" in shown.out
     assert "note     opt.lr 1000 failed: run synthetic-sgd-" in shown.out

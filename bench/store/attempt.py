@@ -58,6 +58,9 @@ def begin(store: Path, runs: Sequence[RunResult], *, resume: bool = True, again:
     try:
         prepared, owner = _prepare(folder)
     except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            with disk_errors(store):
+                raise
         raise UserError(
             f"cannot write to the store {store}: {error.strerror}; choose another with --store DIR"
         ) from None

@@ -54,7 +54,7 @@ def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
         if found.st_size > most:
             raise Damaged(path, f"it has {found.st_size:,} bytes, and {most:,} are the most")
         with os.fdopen(os.dup(handle), "rb") as file:
-            return file.read(most + 1)
+            return file.read(found.st_size)  # a bound beyond that would be memory asked for
     except OSError as error:
         raise Damaged(path, f"it cannot be read ({error.strerror})") from None
     finally:

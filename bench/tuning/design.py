@@ -25,8 +25,6 @@ EXTENSION_LIMIT = 8
 """Values of the main axis by which a grid may grow because its best lay at an edge, also beyond a range that was given. Ours."""
 EXTENSION_STEP = 2
 """Values that it grows by at a time: a decade. Ours."""
-MOST_POINTS = 10_000
-"""Points that a design may have. Ours."""
 LONGEST_GRID = 500
 """Half decades that a grid may span; beyond lie no numbers."""
 
@@ -85,8 +83,6 @@ class Design:
     sampler: Sampler
 
     def __post_init__(self) -> None:
-        if math.prod(len(axis) for axis in self.space.values() if not isinstance(axis, Range)) > MOST_POINTS:
-            raise UserError(f"these values make more than {MOST_POINTS:,} settings: give fewer")
         if self.sampler == "qmc":
             return
         ranges = {name: axis for name, axis in self.space.items() if isinstance(axis, Range)}

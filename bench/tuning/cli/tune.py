@@ -110,7 +110,19 @@ def _of_study(args: argparse.Namespace, settings: dict[str, Any], words: list[st
         retries=before.retries if args.retries is None else args.retries, report=before.report, out=args.out,
         seeds=len(study.spec.seeds),
     )  # fmt: skip
-    return _Asked(study, study.spec, study.name, request, args.out or Path(before.out or "tuned"))
+    return _Asked(study, study.spec, study.name, request, args.out or _remembered(before.out))
+
+
+def _remembered(out: str | None) -> Path:
+    """Where a study's settings go; one that somebody else made may name any place.
+
+    Raises:
+        UserError: it names one outside of this folder.
+    """
+    path = Path(out or "tuned")
+    if not path.resolve().is_relative_to(Path.cwd().resolve()):
+        raise UserError(f"the study's settings go to {path}, outside of this folder: name it again, --out {path}")
+    return path
 
 
 def _of_words(args: argparse.Namespace, settings: dict[str, Any], places: dict[str, Path]) -> _Asked:
