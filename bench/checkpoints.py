@@ -2,6 +2,7 @@
 
 import sys
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 
 import lightning.pytorch as pl
@@ -25,11 +26,17 @@ def save(trainer: pl.Trainer, path: Path) -> None:
         OSError: it cannot be written.
     """
     temporary = path.with_suffix(".tmp")
-    trainer.save_checkpoint(temporary)
-    if trainer.is_global_zero:
-        sync(temporary)
-        temporary.replace(path)
-        sync(path.parent)
+    try:
+        trainer.save_checkpoint(temporary)
+        if trainer.is_global_zero:
+            sync(temporary)
+            temporary.replace(path)
+            sync(path.parent)
+    except BaseException:
+        if trainer.is_global_zero:
+            with suppress(OSError):  # on a full disk this makes room for the record
+                temporary.unlink(missing_ok=True)
+        raise
 
 
 def usable(path: Path | None, runs: int = 1, *, put_aside: bool) -> bool:
@@ -58,14 +65,17 @@ def usable(path: Path | None, runs: int = 1, *, put_aside: bool) -> bool:
         curve = read_raw(tables["curve"], runs, 0).get("step", np.empty(0))
         if not all(map(is_there, tables.values())) or (curve <= steps[0]).sum() != steps[0]:
             raise ValueError(f"it is of step {steps[0]}, and the tables beside it do not come so far")
+    except MemoryError:
+        raise  # that is no fault of the file
     except Exception as error:
         if put_aside:
             aside = path.with_suffix(".unreadable")
-            path.replace(aside)
-            print(
-                f"bench: warning: the checkpoint {path} cannot be used ({first_line(error)}); it is put aside as {aside.name}, and"
-                " the training starts afresh",
-                file=sys.stderr,
-            )
+            with suppress(OSError):  # another process has just ended the run
+                path.replace(aside)
+                print(
+                    f"bench: warning: the checkpoint {path} cannot be used ({first_line(error)}); it is put aside as {aside.name}, and"
+                    " the training starts afresh",
+                    file=sys.stderr,
+                )
         return False
     return True

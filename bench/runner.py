@@ -8,7 +8,7 @@ import resource
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
@@ -88,15 +88,15 @@ def run(
     attempt = store.begin([result], resume=resume, again=rerun) if main else None
     checkpoint = attempt.checkpoint if attempt is not None else checkpoint
     stop = stop or StopRequest()
-    label = f"{config.task} {config.opt}"
-    recorder = Recorder(
-        result, config.task_spec, attempt, stop,
-        progress(plan.total_steps, label) if callable(progress) else Progress(plan.total_steps, label, enabled=progress and main),
-        task=task, val_every=val_every(config, plan, task), max_seconds=config.trainer.max_seconds,
-        checkpoint_seconds=config.trainer.checkpoint_seconds, loggers=loggers,
-    )  # fmt: skip
     awaited: AwaitedMachines | None = None
     try:
+        label = f"{config.task} {config.opt}"
+        bar = progress(plan.total_steps, label) if callable(progress) else None
+        recorder = Recorder(
+            result, config.task_spec, attempt, stop, bar or Progress(plan.total_steps, label, enabled=bool(progress) and main),
+            task=task, val_every=val_every(config, plan, task), max_seconds=config.trainer.max_seconds,
+            checkpoint_seconds=config.trainer.checkpoint_seconds, loggers=loggers,
+        )  # fmt: skip
         for logger in loggers:
             logger.log_hyperparams(result.config)
         with quiet(), stop.listening():
@@ -365,8 +365,6 @@ def _record_failure(result: RunResult, attempt: Attempt | None, error: BaseExcep
     )
     if attempt is None:
         return None
-    with suppress(OSError):
-        attempt.checkpoint.with_suffix(".tmp").unlink(missing_ok=True)  # on a full disk this makes room for the record
     trace = None if isinstance(error, KeyboardInterrupt | UserError) else attempt.keep_traceback(error)
     attempt.leave([result])
     return trace

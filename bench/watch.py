@@ -101,8 +101,8 @@ class Watch:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a record."""
-        for name, value in state["result"].items():
-            setattr(self.result, name, value)
+        for name in self._KEPT:
+            setattr(self.result, name, state["result"][name])
         self.first_loss, self.best_selected, self.capped = (state[k] for k in ("first_loss", "best_selected", "capped"))
 
     @property

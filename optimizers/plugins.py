@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import cached_property
+from functools import cached_property, lru_cache
 from importlib.metadata import EntryPoint, distributions, entry_points, packages_distributions, version
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -245,6 +245,7 @@ def _editable(name: str) -> bool:
     return found is not None and '"editable": true' in (found.read_text("direct_url.json") or "")
 
 
+@lru_cache(maxsize=256)
 def bare(name: str) -> str:
     """A name without the folder of a file: `dir/my_file.py:MyOpt` is `my_file.py:MyOpt` wherever one types it from."""
     place, colon, own = name.rpartition(":")
@@ -257,6 +258,7 @@ def absolute(name: str) -> str:
     return f"{Path(place).absolute()}:{own}" if place.endswith(".py") else name
 
 
+@lru_cache(maxsize=256)
 def slug(name: str) -> str:
     """A name as it stands in names of files and runs: `dir/my_file.py:MyOpt` becomes `my_file.MyOpt`."""
     place, _, own = name.rpartition(":")

@@ -411,7 +411,7 @@ def test_a_file_of_a_source_that_cannot_be_read(cli, source, tmp_path, monkeypat
     assert list(seen(tmp_path / "dest")) == list("bcd")
 
 
-@pytest.mark.parametrize("call", range(26))
+@pytest.mark.parametrize("call", range(22))
 def test_a_merge_that_breaks_leaves_nothing_half_and_goes_on(cli, source, tmp_path, monkeypatch, call):
     """Each copy of a file, each rename and each new folder is once the first that breaks."""
     dest = tmp_path / "dest"

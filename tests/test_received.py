@@ -443,3 +443,22 @@ def test_a_study_of_somebody_writes_nowhere_else(cli, here: Path) -> None:
     assert answer.code == 2
     said_once(answer, f"the study's settings go to {here.parent / 'elsewhere'}, outside of this folder: name it again")
     assert not (here.parent / "elsewhere").exists()
+
+
+def test_links_in_a_store_of_somebody_are_not_written_through(cli, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, outside = here / "runs", here / "outside"
+    outside.mkdir()
+    (outside / "victim").write_text("precious")
+    study = begin(f"sqlite:///{store}/studies.db", 1)
+    lock = store / "studies.db.lock"
+    lock.unlink()
+    lock.symlink_to(outside / "victim")
+    assert cli("tune", "--resume", study.name, "--store", store).code != 0
+    lock.unlink()
+    (store / "studies.db").rename(outside / "db")
+    (store / "studies.db").symlink_to(outside / "db")
+    before = (outside / "db").read_bytes()
+    answer = cli("tune", "--resume", study.name, "--store", store)
+    assert answer.code == 2
+    said_once(answer, "is a link, which is followed only if you name it")
+    assert ((outside / "victim").read_text(), (outside / "db").read_bytes()) == ("precious", before)

@@ -423,3 +423,8 @@ def test_damaged_tables_are_named_and_left_out(cli, filled, damage, run_id):
     assert answer.err.endswith("; it is left out\n")
     assert answer.err.count("\n") == 1
     assert cli("sql", "select count(*) from runs").code == 0
+
+
+def test_a_version_that_is_a_number_is_shown_as_text(cli, store):
+    add_run(store, "a", versions={"torch": 1.5, "task": None, "opt": "x"})
+    assert cli("sql", "select torch from runs", "--format", "csv").out == "torch\n1.5\n"

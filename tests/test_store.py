@@ -156,9 +156,9 @@ def test_a_damaged_record_is_skipped_and_named(kept, content):
 def test_too_large_a_file_is_damaged_and_not_read(kept, monkeypatch):
     path = runs_file(add_run(kept.folder, "a"))
     os.truncate(path, MOST_BYTES + 1)
-    monkeypatch.setattr(bench.store.load.os, "dup", no_space)
+    monkeypatch.setattr(bench.store.load.os, "read", no_space)
     (damaged,) = kept.contents().damaged
-    assert "bytes, and 67,108,864 are the most" in damaged.why
+    assert "bytes, and 536,870,912 are the most" in damaged.why
 
 
 def hashed(**changes: Any) -> RunResult:

@@ -1002,7 +1002,7 @@ def test_kill_9_at_many_steps(sweep, store, whole, tmp_path, steps):
     code, out, _ = Program(tmp_path / "killed", words, die_at, steps).end()
     assert (code, out) == (-signal.SIGKILL, "")
     assert {*statuses(store)} <= {("completed", "lanes")}
-    assert Store(store).unreadable() == []
+    assert Store(store).contents().damaged == []
     assert sweep(*SIXTEEN, *LANES, *OFTEN).code == 0
     assert same(outcome(store), whole)
 

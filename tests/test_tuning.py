@@ -357,10 +357,10 @@ def test_a_worker_with_lanes_that_is_asked_to_stop_gives_all_its_trials_back(
         assert cli(*words).code == 130
     assert states(study) == {("design", "waiting"): 5}
     assert {trial.reason for trial in study.trials()} == {"the worker was stopped by SIGTERM"}
-    assert [len(pack.configs) for pack in Store(store).unfinished_packs()] == [5]
+    assert [len(block.runs) for block in Store(store).unfinished()] == [5]
     assert cli(*words).code == 0
     assert states(study) == {("design", "completed"): 5, ("fresh", "completed"): 1}
-    assert Store(store).unfinished_packs() == []
+    assert Store(store).unfinished() == []
 
 
 # -- several workers on one database ----------------------------------------------------------------------------------

@@ -79,7 +79,7 @@ def train_block(
     Raises:
         RunBusy: another process trains this block now, or has just done so.
         UserError: the configuration cannot be run, or the store cannot be written.
-        RunFailed: the training broke, and the pack has the traceback; or the disk is full or gone.
+        RunFailed: the training broke, and the attempt has the traceback; or the disk is full or gone.
         Exception: memory is short (`bench.memory.ran_out`).
     """
     first = grid[0][0]

@@ -50,7 +50,7 @@ def begin(store: Path, runs: Sequence[RunResult], *, resume: bool = True, again:
     """
     folder = store / name_of([run.run_id for run in runs])
     what = f"run {runs[0].run_id}" if len(runs) == 1 else f"the block of runs {folder.name}"
-    before = _ended(folder)
+    before = ended(folder)
     if before and not again and _is_sound(folder):
         raise RunBusy(f"{what} has just been trained by another process")
     if folder.is_symlink():
@@ -84,8 +84,10 @@ def begin(store: Path, runs: Sequence[RunResult], *, resume: bool = True, again:
             if owner_of(path) != owner:  # a network file system may repeat a request
                 raise RunBusy(f"{what} is being trained by another process now")
     except BaseException as error:
+        if isinstance(error, RunFailed) and not prepared.exists() and store.exists():
+            return begin(store, runs, resume=resume, again=again)  # who ended the block cleared up just then
         remove(prepared)
-        if isinstance(error, RunFailed) and _ended(folder) != before:  # who ended clears up
+        if isinstance(error, RunFailed) and ended(folder) != before:  # who ended clears up
             raise RunBusy(f"{what} has just been trained by another process") from None
         raise
     try:
@@ -93,7 +95,7 @@ def begin(store: Path, runs: Sequence[RunResult], *, resume: bool = True, again:
     except BaseException:
         remove(path)
         raise
-    if _ended(folder) != before:
+    if ended(folder) != before:
         attempt.close()
         remove(path)
         raise RunBusy(f"{what} has just been trained by another process")
@@ -228,11 +230,15 @@ class Attempt:
                 write_records(out / RUNS, results)
                 self._refuse_if_gone()
                 commit(out, self.folder, self._replaces)
+        except RunBusy:  # others are there, so this attempt is of no use
+            remove(self.path)
+            raise
         finally:
             remove(out)
         self.close()
-        for _, path in attempts(self.folder):
-            remove(path)
+        for number, path in attempts(self.folder):
+            if number <= self._number:  # a rerun may have begun
+                remove(path)
         _clear_up(self.folder, ended=True)
 
     def leave(self, results: Sequence[RunResult]) -> None:
@@ -263,7 +269,7 @@ class Attempt:
         if not self._is_ours():
             return None
         try:
-            path.write_text("".join(traceback.format_exception(error)), "utf-8")
+            path.write_text("".join(traceback.format_exception(error)), "utf-8", errors="backslashreplace")
         except OSError:
             with suppress(OSError):
                 path.unlink(missing_ok=True)
@@ -309,7 +315,7 @@ def commit(out: Path, folder: Path, replaces: tuple[int, int] | None = None) -> 
     Args:
         out: the folder with them, beside its place.
         folder: of the block.
-        replaces: the results that they replace (`_ended`), or None.
+        replaces: the results that they replace (`ended`), or None.
 
     Raises:
         RunBusy: others are there.
@@ -319,7 +325,7 @@ def commit(out: Path, folder: Path, replaces: tuple[int, int] | None = None) -> 
     sync(out)
     occupied = os.path.lexists(done)  # before the next look, or results of another process might go
     try:
-        if occupied and _ended(folder) == replaces:
+        if occupied and ended(folder) == replaces:
             remove(old)
             done.rename(old)
         out.rename(done)
@@ -369,7 +375,7 @@ def _clear_up(folder: Path, *, ended: bool = False) -> None:
             remove(path)
 
 
-def _ended(folder: Path) -> tuple[int, int] | None:
+def ended(folder: Path) -> tuple[int, int] | None:
     """What tells one end of a block from another, or None before the first."""
     results = results_in(folder)
     found = None if results is None else is_there(results / RUNS)

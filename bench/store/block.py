@@ -136,10 +136,11 @@ def attempts(folder: Path) -> list[tuple[int, Path]]:
 
 def _finished(folder: Path, results: Path) -> Block:
     """The block with these results; FileNotFoundError if they are not there."""
-    text = read_bytes(results / RUNS)
+    path = results / RUNS
+    text = read_bytes(path)
     if os.path.islink(results):  # noqa: PTH114 - three times as fast
         raise Damaged(results, "it is a link")
-    records, damaged = _records(results / RUNS, text)
+    records, damaged = _records(path, text)
     return _block(folder, results, records, damaged)
 
 

@@ -64,11 +64,10 @@ def link(path: Path, to: Path) -> None:
         to.hardlink_to(path)
     except OSError:
         copy(path, to)
-        sync(to)
 
 
 def copy(path: Path, to: Path) -> None:
-    """Copy a regular file's bytes; what a link leads to is not followed.
+    """Copy a regular file's bytes onto the disk; what a link leads to is not followed.
 
     Raises:
         OSError: it cannot be read or written.
@@ -77,6 +76,8 @@ def copy(path: Path, to: Path) -> None:
     with os.fdopen(source, "rb") as file, to.open("xb") as target:
         while piece := file.read(1 << 20):
             target.write(piece)
+        target.flush()
+        os.fsync(target.fileno())
 
 
 def remove(path: Path) -> None:

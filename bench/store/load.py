@@ -15,10 +15,10 @@ from bench.text import clean
 
 T = TypeVar("T")
 
-MOST_BYTES = 64 << 20
-"""A file of records may have so many: a block of a thousand runs has 5 MB. Ours."""
-MOST_LINE = 4 << 20
-"""A record may have so many. Ours."""
+MOST_BYTES = 512 << 20
+"""A file of records may have so many: a block of a thousand runs with twenty evaluations each has 5 MB. Ours."""
+MOST_LINE = 32 << 20
+"""A record may have so many: 300,000 evaluations. Ours."""
 
 
 class Damaged(Exception):
@@ -53,8 +53,11 @@ def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
             raise Damaged(path, "it is no file")
         if found.st_size > most:
             raise Damaged(path, f"it has {found.st_size:,} bytes, and {most:,} are the most")
-        with os.fdopen(os.dup(handle), "rb") as file:
-            return file.read(found.st_size)  # a bound beyond that would be memory asked for
+        pieces, left = [], found.st_size  # a bound beyond that would be memory asked for
+        while left and (piece := os.read(handle, left)):
+            pieces.append(piece)
+            left -= len(piece)
+        return b"".join(pieces)
     except OSError as error:
         raise Damaged(path, f"it cannot be read ({error.strerror})") from None
     finally:

@@ -1,6 +1,6 @@
 """Merging stores: `bench merge`.
 
-Of a block only the files that the suite writes are copied, and only where records and tables are sound. A copy is made in a hidden
+Of a block only the files that the suite writes are copied, and only where records are sound and tables have as many rows as they say. A copy is made in a hidden
 folder of the destination and renamed into its place, so a process may be killed at any time; the same command goes on. Nothing is
 written where nothing is new.
 """
@@ -11,15 +11,15 @@ import os
 import time
 import zipfile
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from uuid import uuid4
 
 from bench.errors import RunBusy, UserError
-from bench.store.attempt import commit, write_records
+from bench.store.attempt import commit, ended, write_records
 from bench.store.block import CHECKPOINT, CHECKS, DONE, RUNS, STUDIES, Block, attempts, blocks_in, name_of, read_block
-from bench.store.claims import is_alive, write_claim
+from bench.store.claims import beating, is_alive, write_claim
 from bench.store.files import copy, disk_errors, remove, replacing
 from bench.store.load import Damaged, is_there, read_bytes
 from bench.store.record import FINISHED
@@ -101,6 +101,7 @@ class _Merging:
         self._there = Store(into).contents().runs
         self._sound: dict[Path, bool] = {}
         self._workplace: Path | None = None
+        self._beat = ExitStack()
 
     def store(self, source: Path, say: Callable[[str], object]) -> None:
         """Copy what a store holds: blocks of one run first, then others by name."""
@@ -133,6 +134,7 @@ class _Merging:
 
     def close(self) -> None:
         """Leave no trace of the work."""
+        self._beat.close()
         if self._workplace is not None:
             remove(self._workplace)
 
@@ -164,14 +166,16 @@ class _Merging:
                 write_columns(out / f"{name}.parquet", {k: own[name] for k, own in tables.items() if name in own})
             write_records(out / RUNS, [block.runs[run_id] for run_id in wanted])
         target = self.into / name_of(wanted)
+        before = ended(target)
+        if self._is_there_now(target, wanted):
+            self._skip(f"{target} has just been trained", len(wanted))
+            return
         if any(is_alive(path) for _, path in attempts(target)):
             self._skip(f"{target} is being trained now", len(wanted))
             return
         target.mkdir(parents=True, exist_ok=True)
         try:
-            with suppress(FileNotFoundError):  # what is there is damaged, or these runs would not be wanted
-                (target / DONE).rename(self._free_place() / "old")
-            commit(out, target)
+            commit(out, target, before)
         except RunBusy:
             self._skip(f"{target} has just been trained", len(wanted))
             return
@@ -179,11 +183,24 @@ class _Merging:
             with suppress(OSError):
                 target.rmdir()  # if it is empty
         for _, path in attempts(target):
-            remove(path)
+            if not is_alive(path):
+                remove(path)
         copied = read_block(target)
         assert copied is not None
         self._there |= dict.fromkeys(copied.runs, copied)
+        self._sound[target] = True
         self.merged.copied += len(wanted)
+
+    def _is_there_now(self, target: Path, wanted: Sequence[str]) -> bool:
+        """Whether a process has ended these runs since the merge began."""
+        try:
+            now = read_block(target)
+            if now is None or now.attempt is not None or not {*wanted} <= now.runs.keys():
+                return False
+            now.check_tables()
+        except Damaged:
+            return False
+        return True
 
     def _unfinished(self, block: Block) -> None:
         """Copy runs that were interrupted, if the destination has none of them."""
@@ -266,6 +283,7 @@ class _Merging:
                 prepared.mkdir()
                 write_claim(prepared)
                 self._workplace = prepared.rename(self.into / f"{_WORKPLACE}{prepared.name[1:]}")
+                self._beat.enter_context(beating(self._workplace))
             finally:
                 remove(prepared)
         place = self._workplace / uuid4().hex

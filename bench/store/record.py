@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, TypeAdapter
@@ -33,8 +33,22 @@ def _bounded(values: Any) -> Any:
 
 
 def _trainer(options: dict[str, Any]) -> dict[str, Any]:
-    TrainerOptions.model_validate(options, strict=True)
+    items = tuple(options.items())
+    if any(isinstance(value, dict | list) for _, value in items):  # no option is one
+        TrainerOptions.model_validate(options, strict=True)
+    _check_trainer(items, tuple(type(value) for _, value in items))
     return options
+
+
+@lru_cache(maxsize=256)
+def _check_trainer(items: tuple[tuple[str, Any], ...], types: tuple[type, ...]) -> None:
+    """Most runs of a store share these options, and to look at them takes as long as at the rest of a record.
+
+    Args:
+        items: the options.
+        types: of their values, since 1 equals True.
+    """
+    TrainerOptions.model_validate(dict(items), strict=True)
 
 
 FILE_NAME = r"[\w+-][\w.+-]{0,199}"

@@ -275,9 +275,13 @@ def _run_row(run: RunResult, study: str | None) -> dict[str, Any]:
     return {
         **{name: value for name, value in vars(run).items() if name in VIEWS["runs"]},
         "task": config["task"], "opt": config["opt"], "seed": config["seed"], "data_seed": config["data_seed"],
-        "machine": run.machine, "torch": run.versions.get("torch"), "versions": _json(run.versions),
+        "machine": run.machine, "torch": _text(run.versions.get("torch")), "versions": _json(run.versions),
         "settings": _json(settings_of(config)), "metrics": _json(run.metrics), "study": study,
     }  # fmt: skip
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value)
 
 
 def _json(value: Any) -> str:

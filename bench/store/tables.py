@@ -71,6 +71,11 @@ class RawTable:
         if not names:
             return
         self._refuse_if_gone()
+        if not self.names and not _can_be_columns(names):
+            raise RunFailed(
+                f"a table cannot have the columns {', '.join(names)[:500]}: names must differ in more than capitals, and none may be"
+                " step, run_id or filename; rename what the task measures"
+            )
         if not self.names:
             self.names, header = tuple(names), json.dumps(names)
             padding = " " * (-(len(header) + 1) % 8)  # so that the numbers are aligned
@@ -362,6 +367,12 @@ def _header(file: BinaryIO) -> tuple[tuple[str, ...], int]:
     if not (isinstance(names, list) and names and all(isinstance(name, str) for name in names)):
         return (), 0
     return (tuple(names), len(header)) if len({*names, "step", "run_id"}) == len(names) + 2 else ((), 0)
+
+
+def _can_be_columns(names: Sequence[str]) -> bool:
+    """Whether names differ from each other, and from those that every table and DuckDB have, in more than capitals."""
+    own = {name.casefold() for name in (*names, "step", "run_id", "filename")}
+    return len(own) == len(names) + 3 and len(json.dumps(names)) < _MOST_HEADER
 
 
 def _chunks(file: BinaryIO, width: int, count: int | None = None) -> Iterator["NDArray[np.float64]"]:

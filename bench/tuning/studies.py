@@ -92,6 +92,10 @@ class Studies:
             raise NoDatabase(self.shown)
         if self._path is not None and self._path.exists() and not self._path.is_file():
             raise UserError(f"{self.asked}: {self._path} is no file")
+        if self._path is not None and asked is not None and self._path.is_symlink():
+            raise UserError(
+                f"{self.asked}: {self._path} is a link, which is followed only if you name it: --storage sqlite:///PATH"
+            )
         if read_only:
             with self.errors(opening=True):
                 self._engine = self._reading(options)
@@ -246,7 +250,9 @@ class Studies:
         """Be the only process that changes studies; the lock goes with the process, however that ends."""
         if self._path is not None:
             self._refuse_if_gone()
-            with Path(f"{self._path}.lock").open("w") as file:
+            # A store that somebody else has made may hold a link of this name.
+            handle = os.open(f"{self._path}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+            with os.fdopen(handle, "r+") as file:
                 fcntl.flock(file, fcntl.LOCK_EX)
                 yield
         else:

@@ -4,7 +4,7 @@ from datetime import date
 from pathlib import Path
 
 from bench.config import read_tuned
-from bench.errors import UserError
+from bench.errors import RunFailed, UserError
 from bench.store.files import disk_errors, replacing, write_json
 from bench.store.reports import StudyRecord, study_path
 from bench.sweeps import sensitivity
@@ -160,4 +160,6 @@ def remember(found: Outcome, store: Path) -> None:
     path = study_path(store, found.study.name)
     with disk_errors(store):
         path.parent.mkdir(parents=True, exist_ok=True)
+        if path.parent.is_symlink():  # of a store that somebody else has made
+            raise RunFailed(f"{path.parent} is a link, which is not followed; put a folder in its place")
         write_json(path, vars(record), indent=1)
