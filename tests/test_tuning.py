@@ -278,7 +278,7 @@ def test_whatever_is_killed_nothing_is_lost_and_nothing_done_twice(
         running = [trial for trial in study.trials() if trial.state == "running" and lives(trial.worker)]
         configs = [on_device(study.spec.config(trial.point, trial.seeds[0], {})) for trial in running]
         ids = [trial.worker["pid"] for trial in running]
-        return [pid for pid, config in zip(ids, configs, strict=True) if store.checkpoint(config.run_id).exists()]
+        return [pid for pid, config in zip(ids, configs, strict=True) if store.checkpoint(config.run_id)]
 
     def ended(*words: str) -> list[str | None]:
         """Why trials that ended so, or wait again, did."""
