@@ -30,6 +30,7 @@ from bench.runner import (
     val_every,
 )
 from bench.store.attempt import Attempt
+from bench.store.claims import start_beating
 from bench.store.record import FINISHED, RunResult
 from bench.store.store import Store
 from bench.watch import Watch, look
@@ -86,6 +87,7 @@ def train_block(
     configs = [config for row in grid for config in row]
     store = Store(first.store)
     _refuse_if_taken(store, configs)
+    start_beating()  # where memory has run short once, there may be none for a thread
     lanes: Lanes | None = None
     attempt: Attempt | None = None
     try:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Annotated
 from uuid import uuid4
@@ -75,26 +76,44 @@ def is_alive(folder: Path, now: float | None = None) -> bool:
     return silent < PATIENCE_SECONDS
 
 
+_claimed: set[Path] = set()
+"""The attempts of this process that are under way."""
+
+
+@cache
+def start_beating() -> None:
+    """Start the thread that gives signs of life for all attempts of this process, before training takes the memory.
+
+    Raises:
+        MemoryError: there is too little for a thread.
+    """
+
+    def beat() -> None:
+        while True:
+            for folder in tuple(_claimed):
+                with suppress(OSError):  # who writes finds out what is wrong
+                    os.utime(folder / CLAIM)
+            time.sleep(BEAT_SECONDS)
+
+    try:
+        threading.Thread(target=beat, daemon=True).start()
+    except RuntimeError as error:
+        raise MemoryError(f"there is no memory for a thread ({error})") from None
+
+
+os.register_at_fork(after_in_child=start_beating.cache_clear)  # a child has none of its parent's threads
+
+
 @contextmanager
 def beating(folder: Path) -> Iterator[None]:
     """Give signs of life while the context lasts.
 
     Raises:
-        MemoryError: there is too little for that.
+        MemoryError: there is too little for a thread.
     """
-    done = threading.Event()
-
-    def beat() -> None:
-        while not done.wait(BEAT_SECONDS):
-            with suppress(OSError):  # who writes finds out what is wrong
-                os.utime(folder / CLAIM)
-
-    thread = threading.Thread(target=beat, daemon=True)
-    try:
-        thread.start()
-    except RuntimeError as error:
-        raise MemoryError(f"there is no memory for a thread ({error})") from None
+    start_beating()
+    _claimed.add(folder)
     try:
         yield
     finally:
-        done.set()
+        _claimed.discard(folder)
