@@ -111,7 +111,8 @@ def _fit(words: list[str]) -> int:
         config = resolve(settings, config=path, tuned="tuned" in flags, fallback=places)
     study = None
     if "tuned" in flags:
-        from bench.config import tuned_by, tuned_file
+        from bench.settings import tuned_by
+        from bench.tuned import tuned_file
 
         study = tuned_by(config)
         print(f"bench: settings from {tuned_file(config.task, config.opt)}", file=sys.stderr)

@@ -24,7 +24,9 @@ from bench.options import (
     task_values,
     type_name,
 )
+from bench.strict_yaml import flatten_yaml
 from bench.text import plain
+from bench.tuned import tuned_settings
 from optimizers import OPTIMIZERS, OptimizerSpec
 from optimizers.plugins import bare, slug
 from tasks import TASKS, TaskSpec
@@ -328,42 +330,6 @@ def settings_of(stored: Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping that a YAML file holds.
-
-    Raises:
-        UserError: the file is missing, no YAML, or no mapping.
-    """
-    from bench.strict_yaml import load
-
-    content = load(path)
-    if content is None:
-        raise UserError(f"{path} is empty; it must hold settings such as `task: mnist`")
-    if not isinstance(content, dict):
-        raise UserError(f"{path} must hold settings such as `task: mnist`, but holds {type(content).__name__}")
-    return content
-
-
-def flatten_yaml(path: Path) -> dict[str, Any]:
-    """Settings of a YAML file in dotted form; `task` and `opt` are names or mappings with `name`.
-
-    Raises:
-        UserError: the file is missing, no YAML, or no mapping.
-    """
-    content = read_yaml(path)
-    flat: dict[str, Any] = {}
-    for key, value in content.items():
-        if isinstance(value, dict):
-            own = {str(key) if n == "name" and key in ("task", "opt") else f"{key}.{n}": v for n, v in value.items()}
-        else:
-            own = {str(key): value}
-        if twice := sorted(own.keys() & flat.keys()):
-            raise UserError(f"{path}: {twice[0]} is there twice, nested and dotted; give it once")
-        flat |= own
-    flat.pop("provenance", None)
-    return {k: v for k, v in flat.items() if not k.startswith("provenance.")}
-
-
 def on_device(config: RunConfig) -> RunConfig:
     """The configuration with `device: auto` decided.
 
@@ -386,101 +352,3 @@ def on_device(config: RunConfig) -> RunConfig:
     if config.trainer.devices > count:
         raise UserError(f"--trainer.devices {config.trainer.devices}: this machine has {count} {config.device} devices")
     return config
-
-
-def configs_folder() -> Path:
-    """The folder `configs`, in a checkout or in an installed wheel."""
-    here = Path(__file__).parent
-    return here / "configs" if (here / "configs").is_dir() else here.parent / "configs"
-
-
-def tuned_file(task: str, opt: str) -> Path:
-    """The tuned settings of a task and optimizer: what `bench tune` wrote here, in `tuned`, comes before what is shipped.
-
-    Raises:
-        UserError: nothing was tuned for them.
-    """
-    places = (Path("tuned"), configs_folder() / "tuned")
-    for folder in places:
-        if (path := folder / slug(task) / f"{slug(opt)}.yaml").is_file():
-            return path
-    there = sorted({f"{path.parent.name}/{path.stem}" for folder in places for path in folder.glob("*/*.yaml")})
-    raise UserError(
-        f"nothing is tuned for {task} with {opt}; there is {', '.join(there) or 'nothing yet'};"
-        f" `bench tune --task {task} --opt {opt}` does it"
-    )
-
-
-_Value = int | float | str | bool | None
-
-
-class Provenance(BaseModel):
-    """Where tuned settings come from, as far as anything depends on it.
-
-    Attributes:
-        study: that found them.
-        settings, versions: of its runs.
-    """
-
-    model_config = ConfigDict(extra="allow", strict=True)
-
-    study: str | None = None
-    settings: dict[str, _Value | list[_Value]] = {}
-    versions: dict[str, int | str] = {}
-
-
-class Tuned(BaseModel):
-    """What a file of tuned settings holds: settings, dotted or nested, and where they come from."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
-    __pydantic_extra__: dict[str, _Value | list[_Value] | dict[str, _Value | list[_Value]]] = Field(init=False)  # type: ignore[reportIncompatibleVariableOverride]
-
-    provenance: Provenance | None = None
-
-
-def read_tuned(path: Path) -> Provenance:
-    """Where the settings of such a file come from, once the file is known to be one.
-
-    Raises:
-        UserError: it is none.
-    """
-    try:
-        return Tuned.model_validate(read_yaml(path)).provenance or Provenance()
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(map(str, first["loc"]))[:100]
-        raise UserError(
-            f"{path} is damaged ({where}: {first['msg'][:200]}); mend it, or move it away and tune again"
-        ) from None
-
-
-def tuned_settings(task: str, opt: str) -> dict[str, Any]:
-    """The tuned hyperparameters of a task and optimizer.
-
-    Raises:
-        UserError: nothing was tuned for them, or the file is damaged.
-    """
-    path = tuned_file(task, opt)
-    read_tuned(path)
-    return {k: v for k, v in flatten_yaml(path).items() if k not in ("task", "opt")}
-
-
-def tuned_by(config: RunConfig) -> str | None:
-    """The study that found a configuration's hyperparameters, if they are the tuned ones of its task and optimizer.
-
-    If the study's runs had another budget, or other versions of task and optimizer, a line on standard error says so.
-    """
-    path = tuned_file(config.task, config.opt)
-    if resolve({"task": config.task, "opt": config.opt}, tuned=True).opt_options != config.opt_options:
-        return None
-    provenance = read_tuned(path)
-    settings = settings_of(config.model_dump(mode="json"))
-    names = [f"trainer.{name}" for name in ("max_epochs", "max_steps", "max_seconds", "batch_size")]
-    for what, mark, then, now in (
-        ("for another budget", "--", provenance.settings, {name: settings[name] for name in names}),
-        ("with other code", "", provenance.versions, config.spec_versions),
-    ):
-        other = [f"{mark}{k} {v}, not {then.get(k)}" for k, v in now.items() if then and v != then.get(k)]
-        if other:
-            print(f"bench: tuned {what} (here {'; '.join(other)}): other settings may be better", file=sys.stderr)
-    return provenance.study or path.name

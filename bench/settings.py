@@ -1,10 +1,12 @@
 """What a configuration says beyond what its task and optimizer take by default: what a record tells readers who know neither."""
 
+import sys
 from typing import Any
 
 from bench.config import RunConfig, TrainerOptions, resolve, settings_of
 from bench.options import task_options
-from bench.text import plain
+from bench.text import comparable, plain
+from bench.tuned import read_tuned, tuned_file
 
 _SAME_RESULT = ("micro_batch_size", "checkpoint_seconds", "max_seconds", "devices", "num_nodes", "strategy")
 """Trainer options that do not change what is compared."""
@@ -55,9 +57,25 @@ def chosen_of(config: RunConfig) -> dict[str, Any]:
 
 
 def _differing(own: dict[str, Any], usual: dict[str, Any]) -> dict[str, Any]:
-    def key(value: Any) -> Any:
-        """0 and 0.0 are one value, and so are a list and a tuple; NaN is itself."""
-        value = plain(value)
-        return float(value) if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**53 else value
+    return {k: plain(v) for k, v in own.items() if k not in usual or comparable(v) != comparable(usual[k])}
 
-    return {k: plain(v) for k, v in own.items() if k not in usual or key(v) != key(usual[k])}
+
+def tuned_by(config: RunConfig) -> str | None:
+    """The study that found a configuration's hyperparameters, if they are the tuned ones of its task and optimizer.
+
+    If the study's runs had another budget, or other versions of task and optimizer, a line on standard error says so.
+    """
+    path = tuned_file(config.task, config.opt)
+    if resolve({"task": config.task, "opt": config.opt}, tuned=True).opt_options != config.opt_options:
+        return None
+    provenance = read_tuned(path)
+    settings = settings_of(config.model_dump(mode="json"))
+    names = [f"trainer.{name}" for name in ("max_epochs", "max_steps", "max_seconds", "batch_size")]
+    for what, mark, then, now in (
+        ("for another budget", "--", provenance.settings, {name: settings[name] for name in names}),
+        ("with other code", "", provenance.versions, config.spec_versions),
+    ):
+        other = [f"{mark}{k} {v}, not {then.get(k)}" for k, v in now.items() if then and v != then.get(k)]
+        if other:
+            print(f"bench: tuned {what} (here {'; '.join(other)}): other settings may be better", file=sys.stderr)
+    return provenance.study or path.name

@@ -119,3 +119,43 @@ def _too_many(event: Any) -> ComposerError:
 
 def _too_deep(event: Any) -> ComposerError:
     return ComposerError(None, None, f"lists and mappings lie more than {DEEPEST} deep in each other", event.start_mark)
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping that a YAML file holds.
+
+    Raises:
+        UserError: the file is missing, no YAML, or no mapping.
+    """
+    content = load(path)
+    if content is None:
+        raise UserError(f"{path} is empty; it must hold settings such as `task: mnist`")
+    if not isinstance(content, dict):
+        raise UserError(f"{path} must hold settings such as `task: mnist`, but holds {type(content).__name__}")
+    return content
+
+
+def flatten_yaml(path: Path) -> dict[str, Any]:
+    """Settings of a YAML file in dotted form; `task` and `opt` are names or mappings with `name`.
+
+    Raises:
+        UserError: the file is missing, no YAML, or no mapping.
+    """
+    content = read_yaml(path)
+    flat: dict[str, Any] = {}
+    for key, value in content.items():
+        if isinstance(value, dict):
+            own = {str(key) if n == "name" and key in ("task", "opt") else f"{key}.{n}": v for n, v in value.items()}
+        else:
+            own = {str(key): value}
+        if twice := sorted(own.keys() & flat.keys()):
+            raise UserError(f"{path}: {twice[0]} is there twice, nested and dotted; give it once")
+        flat |= own
+    flat.pop("provenance", None)
+    return {k: v for k, v in flat.items() if not k.startswith("provenance.")}
+
+
+def configs_folder() -> Path:
+    """The folder `configs`, in a checkout or in an installed wheel."""
+    here = Path(__file__).parent
+    return here / "configs" if (here / "configs").is_dir() else here.parent / "configs"

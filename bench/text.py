@@ -30,6 +30,16 @@ def plain(value: Any) -> Any:
     return value
 
 
+def comparable(value: Any) -> Any:
+    """The value as strict JSON, where equal settings are equal: 0 and 0.0, a list and a tuple; NaN is itself."""
+    if isinstance(value, dict):
+        return {plain(str(k)): comparable(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [comparable(v) for v in value]
+    small = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**53
+    return float(value) if small else plain(value)
+
+
 def cell(value: Any, digits: int = 4) -> str:
     """A value as a person reads it.
 

@@ -492,7 +492,7 @@ def test_a_killed_block_goes_on_from_its_checkpoint(kept, torn):
     assert {run.status for run in kept.runs()} == {"killed"}
     assert kept.contents().damaged == []
     for name in ("curve.raw", "measurements.raw"):
-        path = left.attempt / name
+        path = left.at / name
         os.truncate(path, path.stat().st_size - torn)
     attempt = kept.begin(begun())
     assert attempt.checkpoint.read_text() == "2"
@@ -516,7 +516,7 @@ def test_measurements_of_other_names_than_a_block_began_with_are_refused(kept):
 def test_no_run_is_finished_with_fewer_rows_than_steps(kept, content):
     interrupted(kept)
     (left,) = kept.unfinished()
-    (left.attempt / "curve.raw").write_bytes(content)
+    (left.at / "curve.raw").write_bytes(content)
     attempt = kept.begin(begun())
     attempt.truncate(2)
     train(attempt, first=2)

@@ -272,7 +272,7 @@ SAMPLES = {
     ("task", "opt"), [*(("mnist", opt) for opt in OPTIMIZERS), *((task, "sngd") for task in TASKS)]
 )
 def test_every_flag_in_the_help_parses(cli, tmp_path, monkeypatch, task, opt):
-    monkeypatch.setattr("bench.config.configs_folder", lambda: tmp_path)
+    monkeypatch.setattr("bench.tuned.configs_folder", lambda: tmp_path)
     (tmp_path / "tuned" / task).mkdir(parents=True)
     (tmp_path / "tuned" / task / f"{opt}.yaml").write_text("seed: 5\n")
     help_ = cli("fit", "--task", task, "--opt", opt, "--help").out

@@ -17,7 +17,7 @@ from bench.check.report import Report, Verdict, write_verdict
 from bench.errors import MAKE_ROOM
 from bench.store.block import DONE, RUNS, name_of
 from bench.store.record import FINISHED
-from bench.store.reports import read_study
+from bench.store.reports import StudyRecord, read_report
 from bench.store.store import Store
 from bench.store.stores import Stores
 from tests.stored import WILD, add_block, add_run, add_study, begin, begin_block, kill, record
@@ -307,9 +307,7 @@ def test_of_two_records_of_a_study_the_later_stays(cli, tmp_path, theirs, ours, 
     add_study(tmp_path / "source", "s", theirs)
     path = add_study(tmp_path / "dest", "s", ours)
     assert cli("merge", tmp_path / "source", tmp_path / "dest").code == 0
-    record = read_study(path)
-    assert record is not None
-    assert len(record.trials) == kept
+    assert len(read_report(path, StudyRecord).trials) == kept
     assert no_trace(tmp_path / "dest")
 
 

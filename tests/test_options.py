@@ -89,7 +89,7 @@ def test_an_inherited_constructor_is_found(tmp_path, monkeypatch):
 def configs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "configs"
     (folder / "tuned" / "synthetic").mkdir(parents=True)
-    monkeypatch.setattr("bench.config.configs_folder", lambda: folder)
+    monkeypatch.setattr("bench.tuned.configs_folder", lambda: folder)
     monkeypatch.chdir(tmp_path)  # where `bench tune` has written no `tuned`
     return folder
 

@@ -208,7 +208,7 @@ def _chosen(entries: Sequence[Entry], settings: str, notes: list[str]) -> list[E
             kind = settings
             best = [entry for entry in own if (entry.default if kind == "default" else entry.kind == kind)]
         if len(best) > 1 and kind == "tuned":
-            best.sort(key=lambda entry: entry.study.order() if entry.study else (0, ""), reverse=True)
+            best.sort(key=lambda entry: entry.study.weight if entry.study else (0, ""), reverse=True)
             best[0].others_tuned = [e.study.name if e.study else f"elsewhere, {differing(e, best)}" for e in best[1:]]
             best = best[:1]
         if own and not best:

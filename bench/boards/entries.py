@@ -14,7 +14,7 @@ from typing import Any
 
 from bench.store.record import FINISHED, RunResult
 from bench.store.reports import StudyRecord
-from bench.text import cell, word_of
+from bench.text import cell, comparable, word_of
 from bench.tuning.selection import CONVERGED, End, Mode
 from optimizers.plugins import bare
 
@@ -218,16 +218,7 @@ class _Places:
 
 def _text(value: Any) -> str:
     """As a key; 0 and 0.0 are one value."""
-    return json.dumps(_numbers(value), sort_keys=True)
-
-
-def _numbers(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _numbers(each) for name, each in value.items()}
-    if isinstance(value, list):
-        return [_numbers(each) for each in value]
-    small = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**53
-    return float(value) if small else value
+    return json.dumps(comparable(value), sort_keys=True)
 
 
 def _problem(key: str, task: str, run: RunResult) -> Problem:

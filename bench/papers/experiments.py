@@ -12,13 +12,14 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from bench.checks import refuse_too_many
-from bench.config import NoBooleans, RunConfig, Seed, configs_folder, read_yaml, resolve, settings_of
+from bench.config import NoBooleans, RunConfig, Seed, resolve, settings_of
 from bench.errors import UserError, unknown
 from bench.options import NO_BOOLEAN
 from bench.papers.arms import Arm
 from bench.papers.claims import judge
 from bench.papers.figures import FigureSpec, lines
 from bench.store.tables import CURVE_FIELDS
+from bench.strict_yaml import configs_folder, read_yaml
 
 Settings = dict[str, Any]
 ARM_ARGUMENTS = ("arms", "fast", "slow", "better", "worse")

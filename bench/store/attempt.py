@@ -56,7 +56,7 @@ def begin(store: Path, runs: Sequence[RunResult], *, resume: bool = True, again:
     if folder.is_symlink():
         raise UserError(f"{folder} is a link, which is not followed; copy the folder itself")
     try:
-        prepared, owner = _prepare(folder)
+        prepared, owner = prepare(folder)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             with disk_errors(store):
@@ -106,7 +106,7 @@ def begin(store: Path, runs: Sequence[RunResult], *, resume: bool = True, again:
     return attempt
 
 
-def _prepare(folder: Path) -> tuple[Path, Owner]:
+def prepare(folder: Path) -> tuple[Path, Owner]:
     """A hidden folder with a claim, and the claim. Before it has one, a process that ends or drops the block may remove it."""
     for last in [False] * 20 + [True]:
         prepared = folder / f".{uuid4().hex}"

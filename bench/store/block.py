@@ -1,13 +1,14 @@
 """A block: runs that train together, from one to many, in one folder of the store.
 
-    BLOCK/attempt-N/    claim.json while a process trains it; runs.jsonl; curve.raw, measurements.raw; last.ckpt; traceback.txt
+    BLOCK/attempt-N/    claim.json while a process trains it; runs.jsonl; curve.raw, measurements.raw; last.ckpt;
+                        traceback.txt
     BLOCK/done/         runs.jsonl; curve.parquet, measurements.parquet
 
-`runs.jsonl` has a record a line, in the order in which the runs lie beside each other. `done` comes into its place in one
-atomic step, with all that is in it; then the attempts go. An attempt comes into its place the same way, so of two processes one gets it.
-Results that others replace (`--rerun`) lie in `replaced` for a moment, and count as long as there is no `done`.
-What a process that is killed just then leaves of its attempts is read by nobody. A block of one run has the name of the run, any other
-a digest of its ids.
+`runs.jsonl` has a record a line, in the order in which the runs train beside each other. One atomic rename puts `done`
+into its place, with all that is in it; then the attempts are removed. A rename puts an attempt into its place too, so
+only one of two processes gets it. Results that are being replaced (`--rerun`) lie in `replaced` for a moment, and count
+as long as there is no `done`. Nobody reads attempts that a process which was killed in between has left. A block of one
+run has the name of the run, any other a digest of its ids.
 """
 
 import hashlib
@@ -49,8 +50,8 @@ class Block:
     Attributes:
         folder: where it lies.
         at: the folder in it with records and tables: its results, or the newest attempt at them.
-        runs: records by id, in the order in which they lie; what is damaged is left out.
-        attempt: `at` where it has no results, else None.
+        runs: records by id, in the order of the file; damaged ones are left out.
+        done: whether `at` holds results.
         busy: whether a process trains it now.
         places: of each run among all that train together.
         total: how many those are.
@@ -60,7 +61,7 @@ class Block:
     folder: Path
     at: Path
     runs: dict[str, RunResult] = field(default_factory=dict)
-    attempt: Path | None = None
+    done: bool = True
     busy: bool = False
     places: dict[str, int] = field(default_factory=dict)
     total: int = 0
@@ -72,7 +73,7 @@ class Block:
         Raises:
             Damaged: one cannot be read, or the curve of a finished run has not a row for each of its steps.
         """
-        if self.attempt is not None:
+        if not self.done:
             place = self.places[run_id]
             found = {name: read_raw(self.at / f"{name}.raw", self.total, place) for name in TABLES}
             return {name: columns for name, columns in found.items() if columns}
@@ -86,11 +87,12 @@ class Block:
         """Look whether the tables of a finished block can be there, without reading their values.
 
         Raises:
-            Damaged: one is none, or has more or fewer rows than the runs made steps.
+            Damaged: one is none, has rows of other runs, or more or fewer rows than the runs made steps.
         """
-        if self.attempt is not None:
+        if not self.done:
             return
-        found = {name: rows_of(self.at / f"{name}.parquet") or 0 for name in TABLES}
+        ids = None if self.damaged else self.runs
+        found = {name: rows_of(self.at / f"{name}.parquet", ids) for name in TABLES}
         if self.damaged:
             return
         steps, thinned = sum(run.steps for run in self.runs.values()), any(run.thinned for run in self.runs.values())
@@ -172,7 +174,7 @@ def _unfinished(folder: Path) -> Block | None:
             else run
             for run in records
         ]
-    return _block(folder, path, records, damaged, attempt=True, busy=alive)
+    return _block(folder, path, records, damaged, done=False, busy=alive)
 
 
 def _begun(folder: Path) -> Block | None:
@@ -209,7 +211,7 @@ def _block(
     records: Sequence[RunResult | None],
     damaged: Sequence[Damaged],
     *,
-    attempt: bool = False,
+    done: bool = True,
     busy: bool = False,
 ) -> Block:
     """The block, if its records are those of its name."""
@@ -224,9 +226,9 @@ def _block(
         raise Damaged(path, "it is empty")
     if len(runs) + len(damaged) != len(records) or not right:
         raise Damaged(path, f"its records are not those of {folder.name}")
-    if wrong := [run for run in runs.values() if (run.status in FINISHED) == attempt]:
+    if wrong := [run for run in runs.values() if (run.status in FINISHED) != done]:
         raise Damaged(path, f"{wrong[0].run_id} cannot be {wrong[0].status} there")
-    return Block(folder, at, runs, at if attempt else None, busy, places, len(records), tuple(damaged))
+    return Block(folder, at, runs, done, busy, places, len(records), tuple(damaged))
 
 
 def names_in(folder: Path) -> tuple[list[str], bool]:

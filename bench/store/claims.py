@@ -1,7 +1,7 @@
-"""Who trains a block: a file in its attempt, whose time is a sign of life.
+"""Who trains a block: a file in its attempt, whose modification time is a sign of life.
 
-A claim is of a process. Whether one of this machine lives the kernel says; of another machine's only the time of its file can be
-seen, which the file system gives, so that clocks which differ do no harm.
+A claim names a process. The kernel says whether a process of this machine lives. For a process of another machine the
+modification time of the file decides; the file system sets it, so clocks that differ do no harm.
 """
 
 import os
@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 from uuid import uuid4
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
 from bench.machine import lives, this_process
@@ -28,10 +28,9 @@ PATIENCE_SECONDS = 300
 """A claim of another machine that has been silent for so long is dead. Ours."""
 
 
+@with_config(ConfigDict(extra="forbid", strict=True))
 class Owner(TypedDict):
     """A process (`bench.machine.this_process`) and what tells one claim of it from another."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)  # type: ignore[misc]
 
     host: str
     boot: str
@@ -43,7 +42,7 @@ class Owner(TypedDict):
 
 def write_claim(folder: Path) -> Owner:
     """Claim what will be in this folder for this process."""
-    owner: Owner = {**this_process(), "token": uuid4().hex}  # type: ignore[typeddict-item]
+    owner = cast("Owner", {**this_process(), "token": uuid4().hex})
     write_json(folder / CLAIM, owner)
     return owner
 

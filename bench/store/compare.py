@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.config import settings_of
-from bench.errors import UserError, unknown_run
+from bench.errors import unknown_run
 from bench.store.record import FINISHED, RunResult
 from bench.store.store import Store
 from bench.store.stores import Stores
@@ -48,7 +48,7 @@ def compare(one: tuple[RunResult, Store], other: tuple[RunResult, Store]) -> dic
     found: dict[str, Any] = {
         "runs": [run.run_id for run in runs],
         "stores": [str(store.folder) for _, store in (one, other)],
-        "settings": _differing(*map(_settings, runs)),
+        "settings": _differing(*(settings_of(run.config) for run in runs)),
         "versions": _differing(*(run.versions for run in runs)),
         "environment": _differing(*(run.environment for run in runs)),
         "results": _differing(*({name: getattr(run, name) for name in _RESULTS} for run in runs)),
@@ -58,15 +58,6 @@ def compare(one: tuple[RunResult, Store], other: tuple[RunResult, Store]) -> dic
     same_curve = curve["first_difference"] is None and {*curve["steps"]} == {curve["shared"]}
     parts = ("settings", "versions", "environment", "results")
     return plain(found | {"equal": same_curve and not any(found[part] for part in parts)})
-
-
-def _settings(run: RunResult) -> dict[str, Any]:
-    try:
-        return settings_of(run.config)
-    except (KeyError, TypeError, AttributeError):
-        raise UserError(
-            f"the record of run {run.run_id} is damaged: it has no whole configuration; copy it again"
-        ) from None
 
 
 def _differing(one: Any, other: Any) -> dict[str, list[Any]]:

@@ -1,12 +1,11 @@
 """Merging stores: `bench merge`.
 
-Of a block only the files that the suite writes are copied, and only where records are sound and tables have as many rows as they say. A copy is made in a hidden
-folder of the destination and renamed into its place, so a process may be killed at any time; the same command goes on. Nothing is
-written where nothing is new.
+Of a block only the files that the suite writes are copied, and only if its records are sound and its tables have as
+many rows as the records say. A copy is made in a hidden folder of the destination and renamed into its place, so a
+process may be killed at any time; the same command goes on. Nothing is written if nothing is new.
 """
 
 import errno
-import hashlib
 import os
 import time
 import zipfile
@@ -17,13 +16,13 @@ from pathlib import Path
 from uuid import uuid4
 
 from bench.errors import RunBusy, UserError
-from bench.store.attempt import commit, ended, write_records
-from bench.store.block import CHECKPOINT, CHECKS, DONE, RUNS, STUDIES, Block, attempts, blocks_in, name_of, read_block
-from bench.store.claims import beating, is_alive, write_claim
+from bench.store.attempt import commit, ended, prepare, write_records
+from bench.store.block import CHECKPOINT, DONE, RUNS, Block, attempts, blocks_in, name_of, read_block
+from bench.store.claims import beating, is_alive
 from bench.store.files import copy, disk_errors, remove, replacing
 from bench.store.load import Damaged, is_there, read_bytes
 from bench.store.record import FINISHED
-from bench.store.reports import read_check, read_study
+from bench.store.reports import CheckRecord, StudyRecord, read_report, reports_in
 from bench.store.store import Store
 from bench.store.stores import HOW_TO_FILL
 from bench.store.tables import TABLES, write_columns
@@ -121,10 +120,9 @@ class _Merging:
                     self._block(block)
             except Damaged as error:
                 self.merged.damaged.append(error)
-        for kind, take in ((STUDIES, self._study), (CHECKS, self._check)):
-            for path in sorted((source / kind).glob("*.json")):
-                with disk_errors(self.into):
-                    take(path)
+        with disk_errors(self.into):
+            self.merged.studies += sum(self._report(*found) for found in reports_in(source, StudyRecord).items())
+            self.merged.checks += sum(self._report(*found) for found in reports_in(source, CheckRecord).items())
 
     def _clean(self) -> None:
         """Remove what killed processes have left."""
@@ -144,7 +142,7 @@ class _Merging:
             self._skip(f"{block.folder} is being trained now", len(block.runs))
             return
         block.check_tables()
-        if block.attempt is not None:
+        if not block.done:
             if not block.damaged:  # the rest could neither be read nor gone on with
                 self._unfinished(block)
             return
@@ -195,7 +193,7 @@ class _Merging:
         """Whether a process has ended these runs since the merge began."""
         try:
             now = read_block(target)
-            if now is None or now.attempt is not None or not {*wanted} <= now.runs.keys():
+            if now is None or not now.done or not {*wanted} <= now.runs.keys():
                 return False
             now.check_tables()
         except Damaged:
@@ -204,20 +202,19 @@ class _Merging:
 
     def _unfinished(self, block: Block) -> None:
         """Copy runs that were interrupted, if the destination has none of them."""
-        assert block.attempt is not None
         target = self.into / block.folder.name
         if any(run_id in self._there for run_id in block.runs) or (target.exists() and any(target.iterdir())):
             self.merged.there += len(block.runs)
             return
         for run_id in block.runs:
             block.tables(run_id)
-        checkpoint = block.attempt / CHECKPOINT
+        checkpoint = block.at / CHECKPOINT
         if is_there(checkpoint) and not zipfile.is_zipfile(checkpoint):
             raise Damaged(checkpoint, "it is no checkpoint")
         out = self._free_place()
         write_records(out / RUNS, list(block.runs.values()))
         for name in (CHECKPOINT, *(f"{table}.raw" for table in TABLES)):
-            _take(block.attempt / name, out / name)
+            _take(block.at / name, out / name)
         target.mkdir(parents=True, exist_ok=True)
         try:
             out.rename(target / "attempt-1")
@@ -245,28 +242,25 @@ class _Merging:
                 self._sound[block.folder] = False
         return block if self._sound[block.folder] else None
 
-    def _study(self, path: Path) -> None:
-        record, target = read_study(path), self.into / STUDIES / path.name
-        if record is None:
-            self.merged.damaged.append(Damaged(path, "it is no record of a study"))
-            return
-        there = read_study(target)
-        if there is not None and there.what != record.what:  # two machines gave one name to different studies
-            target = target.with_stem(f"{path.stem}-{hashlib.sha256(record.what.encode()).hexdigest()[:8]}")
-            there = read_study(target)
-        if there is None or there.order() < record.order():
-            _copy_record(path, target)
-            self.merged.studies += 1
-
-    def _check(self, path: Path) -> None:
-        report, target = read_check(path), self.into / CHECKS / path.name
-        if report is None:
-            self.merged.damaged.append(Damaged(path, "it is no report of checks"))
-            return
-        there = read_check(target)
-        if there is None or len(there.failed) < len(report.failed):  # as boards do, the worse one counts
-            _copy_record(path, target)
-            self.merged.checks += 1
+    def _report(self, path: Path, record: StudyRecord | CheckRecord | Damaged) -> bool:
+        """Copy the record of a study or of `bench check`, if it says more than that of the destination."""
+        if isinstance(record, Damaged):
+            self.merged.damaged.append(record)
+            return False
+        for target in record.places(self.into):
+            try:
+                there = read_report(target, type(record))
+            except (FileNotFoundError, Damaged):
+                there = None
+            if there is None or (there.what == record.what and record.weight > there.weight):
+                text = read_bytes(path)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with replacing(target) as temporary:
+                    temporary.write_bytes(text)
+                return True
+            if there.what == record.what:
+                break
+        return False
 
     def _skip(self, why: str, runs: int) -> None:
         self.merged.notes.append(why)
@@ -278,10 +272,8 @@ class _Merging:
             if self.into.is_file():
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
             self.into.mkdir(parents=True, exist_ok=True)
-            prepared = self.into / f".{uuid4().hex}"  # one without a claim would be taken for left
+            prepared, _ = prepare(self.into)
             try:
-                prepared.mkdir()
-                write_claim(prepared)
                 self._workplace = prepared.rename(self.into / f"{_WORKPLACE}{prepared.name[1:]}")
                 self._beat.enter_context(beating(self._workplace))
             finally:
@@ -303,10 +295,3 @@ def _take(path: Path, to: Path) -> None:
     if not os.access(path, os.R_OK):
         raise Damaged(path, "it cannot be read")
     copy(path, to)
-
-
-def _copy_record(path: Path, target: Path) -> None:
-    text = read_bytes(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(target) as temporary:
-        temporary.write_bytes(text)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, TypeAdapter
+from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, TypeAdapter, with_config
 from typing_extensions import TypedDict
 
 from bench.config import TrainerOptions, id_of
@@ -60,10 +60,9 @@ Seconds = Annotated[float, Field(ge=0)]
 Json = Annotated[dict[str, Any], AfterValidator(_bounded)]
 
 
+@with_config(ConfigDict(extra="forbid"))
 class StoredConfig(TypedDict):
     """A resolved configuration without the places of a machine (`bench.config.RunConfig`)."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[misc]
 
     task: Name
     task_options: Json

@@ -4,9 +4,9 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal, TypeVar
 
-from pydantic import ConfigDict, Field, StringConstraints
+from pydantic import ConfigDict, Field, StringConstraints, with_config
 from typing_extensions import TypedDict
 
 from bench.store.block import CHECKS, STUDIES
@@ -28,10 +28,9 @@ Scalar = (
 )
 
 
+@with_config(_STRICT)
 class StudyTrial(TypedDict):
-    """A point that was tried: its settings in dotted form, its score (None if it diverged or has none), and its runs' ids."""
-
-    __pydantic_config__ = _STRICT  # type: ignore[misc]
+    """A point that was tried: its settings in dotted form, its score, None if it diverged or has none, and its runs."""
 
     point: dict[Name, Scalar | list[Scalar]]
     kind: Word
@@ -81,17 +80,18 @@ class StudyRecord:
 
     @property
     def what(self) -> str:
-        """What tells it from others, which may have the same name on another machine."""
+        """Tells it from other studies: two machines may give one name to different ones."""
         return json.dumps([self.name, self.task, self.opt, self.seeds, self.axes])
 
-    def order(self) -> tuple[int, str]:
-        """By which of two records the later is told."""
+    def places(self, store: Path) -> list[Path]:
+        """Where the record lies in a store, and where instead if another study of this name lies there already."""
+        path = study_path(store, self.name)
+        return [path, path.with_stem(f"{self.name}-{hashlib.sha256(self.what.encode()).hexdigest()[:8]}")]
+
+    @property
+    def weight(self) -> tuple[int, str]:
+        """Of two records of one study the one of greater weight counts: that with more trials."""
         return len(self.trials), json.dumps(vars(self), sort_keys=True)
-
-
-def read_study(path: Path) -> StudyRecord | None:
-    """A study's record; None if there is none, or it is damaged."""
-    return _read(path, StudyRecord)
 
 
 def study_path(store: Path, name: str) -> Path:
@@ -99,10 +99,9 @@ def study_path(store: Path, name: str) -> Path:
     return store / STUDIES / f"{name}.json"
 
 
+@with_config(_STRICT)
 class CheckVerdict(TypedDict):
     """What came of one check (`bench.check.report.Verdict`), and what the catalogue says of it."""
-
-    __pydantic_config__ = _STRICT  # type: ignore[misc]
 
     check: Word
     verdict: Literal["pass", "fail", "not applicable", "error"]
@@ -145,10 +144,19 @@ class CheckRecord:
         """Names of the checks that failed, or in which the optimizer raised."""
         return [each["check"] for each in self.verdicts if each["verdict"] in ("fail", "error")]
 
+    @property
+    def what(self) -> str:
+        """Tells which version of which optimizer was checked."""
+        return json.dumps([self.name, self.version, self.package])
 
-def read_check(path: Path) -> CheckRecord | None:
-    """A report of `bench check`; None if there is none, or it is damaged."""
-    return _read(path, CheckRecord)
+    def places(self, store: Path) -> list[Path]:
+        """Where the record lies in a store."""
+        return [check_path(store, self.name, self.version, self.package)]
+
+    @property
+    def weight(self) -> tuple[int, str]:
+        """Of two reports on one optimizer the one of greater weight counts: that with more failures."""
+        return len(self.failed), ""
 
 
 def check_path(store: Path, opt: str, version: int | None, package: str | None) -> Path:
@@ -157,8 +165,33 @@ def check_path(store: Path, opt: str, version: int | None, package: str | None) 
     return store / CHECKS / f"{slug(opt)}-{digest}.json"
 
 
-def _read(path: Path, kind: Any) -> Any:
-    try:
-        return read(path, kind)
-    except (FileNotFoundError, Damaged):
-        return None
+Report = TypeVar("Report", bound=StudyRecord | CheckRecord)
+
+
+def read_report(path: Path, kind: type[Report]) -> Report:
+    """The record of a study, or of `bench check`.
+
+    Raises:
+        FileNotFoundError: there is nothing of this name.
+        Damaged: it cannot be read, is no such record, or is that of another study or optimizer.
+    """
+    if path.parent.is_symlink():
+        raise Damaged(path.parent, "it is a link, which is not followed")
+    record = read(path, kind)
+    places = record.places(path.parent.parent)
+    if path not in places:
+        raise Damaged(path, f"it is the record of {record.name}, whose place is {places[0].name}")
+    return record
+
+
+def reports_in(store: Path, kind: type[Report]) -> dict[Path, Report | Damaged]:
+    """All records of studies, or of `bench check`, in a store."""
+    found: dict[Path, Report | Damaged] = {}
+    for path in sorted((store / (STUDIES if kind is StudyRecord else CHECKS)).glob("*.json")):
+        try:
+            found[path] = read_report(path, kind)
+        except Damaged as error:
+            found[error.path] = error
+        except FileNotFoundError:
+            continue  # it has just been removed
+    return found

@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any
 from bench.config import settings_of
 from bench.errors import UserError
 from bench.store.block import Block
-from bench.store.load import Damaged
+from bench.store.load import Damaged, is_there
 from bench.store.record import RunResult
 from bench.store.stores import Stores
-from bench.store.tables import CURVE_FIELDS, rows_of
+from bench.store.tables import CURVE_FIELDS
 from bench.text import cell, clean, in_csv, in_markdown, plain
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ class _Views:
         before = len(self.damaged)
         for name in self._used:
             for run_id, block in self.stores.blocks.items() if name in _FILES else ():
-                if block.attempt is None and str(block.folder) not in self.damaged:
+                if block.done and str(block.folder) not in self.damaged:
                     try:
                         block.tables(run_id)
                     except Damaged as error:
@@ -207,7 +207,7 @@ class _Views:
         finished, growing, sound = [], [], dict[str, bool]()
         for run_id, block in self.stores.blocks.items():
             folder = str(block.folder)
-            if block.attempt is not None:
+            if not block.done:
                 growing += self._growing(run_id, block, name)
                 continue
             if folder not in sound:
@@ -235,7 +235,7 @@ class _Views:
         """Whether a finished block has such a table, and all are what they should be."""
         try:
             block.check_tables()
-            return rows_of(block.at / f"{_FILES[name]}.parquet") is not None
+            return is_there(block.at / f"{_FILES[name]}.parquet") is not None
         except Damaged as error:
             self.damaged[str(block.folder)] = error
             return False

@@ -87,7 +87,7 @@ class Store:
     def find(self, run_id: str) -> Block | None:
         """The block that a run is read from, or None if there is no record of it that can be read."""
         own = self._read(self.folder / run_id, run_id)
-        if own is not None and own.attempt is None:
+        if own is not None and own.done:
             return own
         return self._first(run_id, own, self._wide())
 
@@ -98,7 +98,7 @@ class Store:
         found = {}
         for run_id in run_ids:
             own = self._read(self.folder / run_id, run_id) if run_id in there else None
-            found[run_id] = own if own is not None and own.attempt is None else self._first(run_id, own, wide)
+            found[run_id] = own if own is not None and own.done else self._first(run_id, own, wide)
         return {run_id: block for run_id, block in found.items() if block is not None}
 
     def get(self, run_id: str) -> RunResult | None:
@@ -135,11 +135,11 @@ class Store:
             block = read_block(self.folder / name_of(run_ids))
         except Damaged:
             return None
-        if block is None or block.attempt is None or block.damaged:
+        if block is None or block.done or block.damaged:
             return None
         if any(run.engine != engine for run in block.runs.values()):
             return None
-        path = block.attempt / CHECKPOINT
+        path = block.at / CHECKPOINT
         return path if is_there(path) else None
 
     def unfinished(self) -> list[Block]:
@@ -150,7 +150,7 @@ class Store:
                 block = read_block(self.folder / name)
             except Damaged:
                 continue
-            if block is not None and block.attempt is not None and not block.damaged:
+            if block is not None and not block.done and not block.damaged:
                 found.append(block)
         return found
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.errors import UserError
-from bench.store.block import CHECKS, STUDIES, Block
+from bench.store.block import Block
 from bench.store.load import Damaged
 from bench.store.record import FINISHED, RunResult
-from bench.store.reports import CheckRecord, StudyRecord, read_check, read_study
+from bench.store.reports import CheckRecord, StudyRecord, reports_in
 from bench.store.store import Contents, Store, tables_of
 from bench.text import plain
 
@@ -18,8 +18,8 @@ from bench.text import plain
 class Stores:
     """Runs and studies of one or more stores; what lies in several counts once.
 
-    Of two records of one run a finished one comes first, then the one whose text comes first: the order of the stores
-    decides nothing.
+    Of two records of one run a finished one comes first, then the one whose text sorts first, so that the order of the
+    stores decides nothing.
 
     Args:
         folders: of the stores.
@@ -81,36 +81,31 @@ class Stores:
 
     @cached_property
     def studies(self) -> list[StudyRecord]:
-        """All studies that left a record, by name; of several records of one the one with the most trials.
-
-        Two machines may have given one name to different studies.
-        """
+        """All studies that left a record, by name; of several records of one the one with the most trials."""
         found: dict[str, StudyRecord] = {}
-        for record in map(read_study, self._records(STUDIES)):
-            if record is not None:
-                found[record.what] = max(found.get(record.what, record), record, key=StudyRecord.order)
+        for record in self._studies:
+            if isinstance(record, StudyRecord):
+                found[record.what] = max(found.get(record.what, record), record, key=lambda each: each.weight)
         return [found[name] for name in sorted(found)]
-
-    @cached_property
-    def damaged(self) -> list[Damaged]:
-        """What cannot be read, and why."""
-        return [
-            *(each for contents in self._contents for each in contents.damaged),
-            *(
-                Damaged(path, "it is no record of a study")
-                for path in self._records(STUDIES)
-                if read_study(path) is None
-            ),
-            *(Damaged(path, "it is no report of checks") for path in self._records(CHECKS) if read_check(path) is None),
-        ]
 
     @cached_property
     def checks(self) -> list[CheckRecord]:
         """All reports of `bench check`; stores may have several of one optimizer."""
-        return [report for report in map(read_check, self._records(CHECKS)) if report is not None]
+        return [report for report in self._checks if isinstance(report, CheckRecord)]
 
-    def _records(self, kind: str) -> list[Path]:
-        return [path for store in self.stores for path in sorted((store.folder / kind).glob("*.json"))]
+    @cached_property
+    def damaged(self) -> list[Damaged]:
+        """What cannot be read, and why."""
+        found = [each for contents in self._contents for each in contents.damaged]
+        return found + [each for each in (*self._studies, *self._checks) if isinstance(each, Damaged)]
+
+    @cached_property
+    def _studies(self) -> list[StudyRecord | Damaged]:
+        return [each for store in self.stores for each in reports_in(store.folder, StudyRecord).values()]
+
+    @cached_property
+    def _checks(self) -> list[CheckRecord | Damaged]:
+        return [each for store in self.stores for each in reports_in(store.folder, CheckRecord).values()]
 
 
 HOW_TO_FILL = (

@@ -1,12 +1,14 @@
 """The tables of a block: float64 numbers of all its runs, step by step, while it trains; one Parquet file in the end.
 
-While it trains, `NAME.raw` has a line with the names, then rows of float64: step, values (L, M). What a killed process leaves is
-whole but for a torn last row. In the end `NAME.parquet` has the rows of each run: run_id, step, values, sorted by run and step.
+While it trains, `NAME.raw` has a line with the names, then rows of float64: step, values (L, M). What a killed process
+leaves is whole but for a torn last row. In the end `NAME.parquet` has the rows of each run: run_id, step, values,
+sorted by run and step.
 """
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -17,6 +19,7 @@ from bench.store.load import Damaged, is_there
 if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
+    import pyarrow.parquet as pq
     from numpy.typing import NDArray
 
 TABLES = ("measurements", "curve")  # a column that both have is read from the first
@@ -70,7 +73,7 @@ class RawTable:
 
         if not names:
             return
-        self._refuse_if_gone()
+        self._refuse_if_changed()
         if not self.names and not _can_be_columns(names):
             raise RunFailed(
                 f"a table cannot have the columns {', '.join(names)[:500]}: names must differ in more than capitals, and none may be"
@@ -79,7 +82,7 @@ class RawTable:
         if not self.names:
             self.names, header = tuple(names), json.dumps(names)
             padding = " " * (-(len(header) + 1) % 8)  # so that the numbers are aligned
-            self._offset = self._file.write(f"{header}{padding}\n".encode())
+            self._size = self._offset = self._file.write(f"{header}{padding}\n".encode())
         if tuple(names) != self.names:
             raise RunFailed(
                 f"{self.path} was begun with the columns {', '.join(self.names)}, and the task now gives {', '.join(names)};"
@@ -87,7 +90,7 @@ class RawTable:
             )
         rows = np.empty((len(steps), self._width))
         rows[:, 0], rows[:, 1:] = steps, values.reshape(len(steps), self._width - 1)
-        self._file.write(rows.data)
+        self._size += self._file.write(rows.data)
         self._file.flush()
         self.last_step = max(steps, default=self.last_step)
 
@@ -122,16 +125,19 @@ class RawTable:
         return np.concatenate(found) if found else np.empty(0)
 
     def _cut(self, rows: int) -> None:
-        self._file.truncate(self._offset + 8 * self._width * rows)
+        self._size = self._offset + 8 * self._width * rows
+        self._file.truncate(self._size)
 
-    def _refuse_if_gone(self) -> None:
-        """A file that has no name any more takes rows, and nobody can read them."""
+    def _refuse_if_changed(self) -> None:
+        """Refuse to add rows to a file that has no name any more, or that somebody else has cut or added to."""
+        own = os.fstat(self._file.fileno())
         try:
-            gone = not os.path.samestat(os.fstat(self._file.fileno()), self.path.lstat())
+            gone = not os.path.samestat(own, self.path.lstat())
         except OSError:
             gone = True
-        if gone:
-            raise RunFailed(f"{self.path} was deleted or replaced while the run trained; train it again")
+        if gone or own.st_size != self._size:
+            what = "deleted or replaced" if gone else "changed"
+            raise RunFailed(f"{self.path} was {what} while the run trained; train it again with --rerun")
 
 
 def read_raw(path: Path, runs: int, which: int) -> Columns:
@@ -257,52 +263,60 @@ def read_parquet(path: Path, run_id: str) -> Columns:
         Damaged: it is no such table.
     """
     import numpy as np
-    import pyarrow as pa
     import pyarrow.compute as pc
-    import pyarrow.parquet as pq
 
     if is_there(path) is None:
         return {}
-    try:
-        with pq.ParquetFile(path) as file:
-            _check_schema(path, file.schema_arrow)
-            _check_size(path, file.metadata)
-            # `filters` of Parquet would look through all row groups, in ten times the time.
-            ranges = [file.metadata.row_group(i).column(0).statistics for i in range(file.num_row_groups)]
-            known = [own for own in ranges if own is not None and own.has_min_max]
-            if len(known) == len(ranges):
-                groups = [i for i, own in enumerate(known) if own.min <= run_id <= own.max]
-            else:
-                groups = list(range(len(ranges)))
-            rows = file.read_row_groups(groups, use_threads=False)
-            rows = rows.filter(pc.field("run_id") == run_id).drop(["run_id"])
-            columns = {name: rows[name].to_numpy().astype(np.float64) for name in rows.column_names}
-    except (OSError, ValueError, TypeError, MemoryError, pa.ArrowException) as error:
-        raise Damaged(path, str(error).partition("\n")[0][:200]) from None
+    with _opened(path) as file:
+        # `filters` of Parquet would look through all row groups, in ten times the time.
+        groups = [i for i, ids in enumerate(_ids(file)) if ids is None or ids[0] <= run_id <= ids[1]]
+        rows = file.read_row_groups(groups, use_threads=False)
+        rows = rows.filter(pc.field("run_id") == run_id).drop(["run_id"])
+        columns = {name: rows[name].to_numpy().astype(np.float64) for name in rows.column_names}
     for column in columns.values():
         column[~np.isfinite(column)] = np.nan
     _check_steps(path, columns["step"])
     return columns
 
 
-def rows_of(path: Path) -> int | None:
-    """How many rows a table that has ended says that it has; None if there is no table.
+def rows_of(path: Path, runs: Collection[str] | None) -> int:
+    """How many rows the metadata of a finished table say that it has; 0 if there is no table.
+
+    Args:
+        path: of the file.
+        runs: the ids of the runs that it may have rows of; any if None.
 
     Raises:
-        Damaged: it is no such table.
+        Damaged: it is no such table, or has rows of other runs.
     """
+    if is_there(path) is None:
+        return 0
+    with _opened(path) as file:
+        ids = {run_id for ends in _ids(file) if ends for run_id in ends}
+        if runs is not None and not ids <= {*runs}:
+            raise Damaged(path, f"it has rows of another run, {min(ids - {*runs})[:200]}")
+        return int(file.metadata.num_rows)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator["pq.ParquetFile"]:
+    """A table, if its metadata are those of one; all that goes wrong with it is `Damaged`."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    if is_there(path) is None:
-        return None
     try:
         with pq.ParquetFile(path) as file:
             _check_schema(path, file.schema_arrow)
             _check_size(path, file.metadata)
-            return int(file.metadata.num_rows)
+            yield file
     except (OSError, ValueError, TypeError, MemoryError, pa.ArrowException) as error:
         raise Damaged(path, str(error).partition("\n")[0][:200]) from None
+
+
+def _ids(file: "pq.ParquetFile") -> list[tuple[str, str] | None]:
+    """The first and last run of each row group, where the file says so."""
+    found = [file.metadata.row_group(i).column(0).statistics for i in range(file.num_row_groups)]
+    return [(own.min, own.max) if own is not None and own.has_min_max else None for own in found]
 
 
 def _check_steps(path: Path, steps: "NDArray[np.float64]", last: float = -1.0) -> None:

@@ -10,9 +10,10 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from bench.checks import refuse_too_many
-from bench.config import NoBooleans, configs_folder, read_yaml
+from bench.config import NoBooleans
 from bench.errors import UserError, unknown
 from bench.papers.reproduction import duration
+from bench.strict_yaml import configs_folder, read_yaml
 from bench.sweeps import sensitivity
 from bench.tuning import tuned
 from bench.tuning.outcome import Outcome, outcome

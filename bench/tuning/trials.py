@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator, with_config
 from typing_extensions import TypedDict
 
 from bench.config import RunConfig, TrainerOptions, on_device, resolve
@@ -41,22 +41,19 @@ _STATES: dict[str, State] = {
 }
 
 
+@with_config(ConfigDict(extra="forbid"))
 class _Infinite(TypedDict):
-    __pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[misc]
-
     number: Literal["inf", "-inf"]
 
 
+@with_config(ConfigDict(extra="forbid"))
 class _Values(TypedDict):
-    __pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[misc]
-
     name: Name
     values: Annotated[list[Value | _Infinite], Field(min_length=1)]
 
 
+@with_config(ConfigDict(extra="forbid"))
 class _Ends(TypedDict):
-    __pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[misc]
-
     name: Name
     low: End
     high: End
@@ -234,10 +231,9 @@ class Trial:
         return point_key(self.point), tuple(self.seeds)
 
 
+@with_config(ConfigDict(extra="allow"))
 class _Process(TypedDict):
     """`bench.machine.this_process`, as far as anything is done with it."""
-
-    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
 
     pid: Annotated[int, Field(gt=0, lt=2**31)]
     started: str | None

@@ -3,12 +3,12 @@
 from datetime import date
 from pathlib import Path
 
-from bench.config import read_tuned
 from bench.errors import RunFailed, UserError
 from bench.store.files import disk_errors, replacing, write_json
 from bench.store.reports import StudyRecord, study_path
 from bench.sweeps import sensitivity
 from bench.text import plain
+from bench.tuned import read_tuned
 from bench.tuning.outcome import Outcome, analyse
 from bench.tuning.progress import spoken
 from bench.tuning.selection import End

@@ -1,0 +1,80 @@
+"""Tuned settings: the files `tuned/TASK/OPT.yaml`, where they lie and what they hold."""
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from bench.errors import UserError
+from bench.strict_yaml import configs_folder, flatten_yaml, read_yaml
+from optimizers.plugins import slug
+
+_Value = int | float | str | bool | None
+
+
+def tuned_file(task: str, opt: str) -> Path:
+    """The tuned settings of a task and optimizer: what `bench tune` wrote here, in `tuned`, comes before what is shipped.
+
+    Raises:
+        UserError: nothing was tuned for them.
+    """
+    places = (Path("tuned"), configs_folder() / "tuned")
+    for folder in places:
+        if (path := folder / slug(task) / f"{slug(opt)}.yaml").is_file():
+            return path
+    there = sorted({f"{path.parent.name}/{path.stem}" for folder in places for path in folder.glob("*/*.yaml")})
+    raise UserError(
+        f"nothing is tuned for {task} with {opt}; there is {', '.join(there) or 'nothing yet'};"
+        f" `bench tune --task {task} --opt {opt}` does it"
+    )
+
+
+class Provenance(BaseModel):
+    """Where tuned settings come from, as far as anything depends on it.
+
+    Attributes:
+        study: that found them.
+        settings, versions: of its runs.
+    """
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    study: str | None = None
+    settings: dict[str, _Value | list[_Value]] = {}
+    versions: dict[str, int | str] = {}
+
+
+class Tuned(BaseModel):
+    """What a file of tuned settings holds: settings, dotted or nested, and where they come from."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+    __pydantic_extra__: dict[str, _Value | list[_Value] | dict[str, _Value | list[_Value]]] = Field(init=False)  # type: ignore[reportIncompatibleVariableOverride] - pydantic takes the type of all others from it
+
+    provenance: Provenance | None = None
+
+
+def read_tuned(path: Path) -> Provenance:
+    """Where the settings of such a file come from, once the file is known to be one.
+
+    Raises:
+        UserError: it is none.
+    """
+    try:
+        return Tuned.model_validate(read_yaml(path)).provenance or Provenance()
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"]))[:100]
+        raise UserError(
+            f"{path} is damaged ({where}: {first['msg'][:200]}); mend it, or move it away and tune again"
+        ) from None
+
+
+def tuned_settings(task: str, opt: str) -> dict[str, Any]:
+    """The tuned hyperparameters of a task and optimizer.
+
+    Raises:
+        UserError: nothing was tuned for them, or the file is damaged.
+    """
+    path = tuned_file(task, opt)
+    read_tuned(path)
+    return {k: v for k, v in flatten_yaml(path).items() if k not in ("task", "opt")}
