@@ -878,3 +878,15 @@ def test_a_table_that_is_replaced_under_a_run_ends_it(kept, name, replaced):
     with pytest.raises(RunFailed, match=rf"{name}.raw was deleted or replaced while the run trained"):
         train(attempt, first=2)
     attempt.drop()
+
+
+@pytest.mark.parametrize("name", ["curve", "measurements"])
+@pytest.mark.parametrize("change", [-1, 8])
+def test_a_table_that_is_changed_in_place_under_a_run_ends_it(kept, name, change):
+    attempt = kept.begin(begun())
+    train(attempt, last=2)
+    path = attempt.path / f"{name}.raw"
+    os.truncate(path, path.stat().st_size + change)
+    with pytest.raises(RunFailed, match=rf"{name}.raw was changed while the run trained"):
+        train(attempt, first=2)
+    attempt.drop()

@@ -271,6 +271,25 @@ def test_different_studies_of_one_name_are_both_kept(cli, tmp_path):
         assert len(merged) == 2
 
 
+def test_the_record_of_a_study_under_another_name_is_damaged(cli, tmp_path):
+    path = add_study(tmp_path / "source", "s")
+    path.rename(path.with_name("t.json"))
+    answer = cli("merge", tmp_path / "source", tmp_path / "dest")
+    assert answer.code == 1
+    assert "t.json: it is the record of s, whose place is s.json; " in answer.err
+    assert no_trace(tmp_path / "dest")
+
+
+def test_a_linked_folder_of_studies_is_not_followed(cli, tmp_path):
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "studies").symlink_to(add_study(tmp_path / "theirs", "s").parent)
+    answer = cli("merge", source, tmp_path / "dest")
+    assert answer.code == 1
+    assert f"{source / 'studies'}: it is a link, which is not followed; " in answer.err
+    assert no_trace(tmp_path / "dest")
+
+
 def test_a_link_out_of_a_store_is_not_followed(cli, tmp_path):
     source, dest = tmp_path / "source", tmp_path / "dest"
     add_run(tmp_path / "theirs", "c")
@@ -390,6 +409,17 @@ def test_a_curve_that_lacks_steps_is_not_copied(cli, tmp_path):
     answer = cli("merge", tmp_path / "source", tmp_path / "dest")
     assert (answer.code, answer.out) == (1, "0 runs copied, 0 already there, 0 skipped\n")
     assert f"{path}: it has 1 rows, and its runs made 3 steps" in answer.err
+
+
+def test_curves_that_were_exchanged_are_not_copied(cli, tmp_path):
+    paths = [add_run(tmp_path / "source", name) / DONE / "curve.parquet" for name in "ab"]
+    first, second = (path.read_bytes() for path in paths)
+    paths[0].write_bytes(second)
+    paths[1].write_bytes(first)
+    answer = cli("merge", tmp_path / "source", tmp_path / "dest")
+    assert (answer.code, answer.out) == (1, "0 runs copied, 0 already there, 0 skipped\n")
+    for path, other in zip(paths, "ba", strict=True):
+        assert f"{path}: it has rows of another run ({other}); " in answer.err
 
 
 def test_a_block_with_ids_that_are_no_names_is_not_copied(cli, tmp_path):

@@ -294,7 +294,7 @@ def rows_of(path: Path, runs: Collection[str] | None) -> int:
     with _opened(path) as file:
         ids = {run_id for ends in _ids(file) if ends for run_id in ends}
         if runs is not None and not ids <= {*runs}:
-            raise Damaged(path, f"it has rows of another run, {min(ids - {*runs})[:200]}")
+            raise Damaged(path, f"it has rows of another run ({min(ids - {*runs})[:200]})")
         return int(file.metadata.num_rows)
 
 
