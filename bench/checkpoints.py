@@ -1,5 +1,6 @@
 """Checkpoints: written onto the disk before they count, and looked at before a run goes on from them."""
 
+import pickle
 import sys
 import zipfile
 from contextlib import suppress
@@ -40,7 +41,7 @@ def save(trainer: pl.Trainer, path: Path) -> None:
 
 
 def usable(path: Path | None, runs: int = 1, *, put_aside: bool) -> bool:
-    """Whether runs can go on from a checkpoint, and the curve beside it; all ranks that look at the same files find the same.
+    """Whether runs can go on from a checkpoint and the curve beside it; the answer depends on the files alone.
 
     Args:
         path: of the checkpoint, or None.
@@ -72,9 +73,11 @@ def usable(path: Path | None, runs: int = 1, *, put_aside: bool) -> bool:
             aside = path.with_suffix(".unreadable")
             with suppress(OSError):  # another process has just ended the run
                 path.replace(aside)
+                unsafe = isinstance(error, pickle.UnpicklingError)  # torch would advise to load it nevertheless
+                why = "it holds more than numbers" if unsafe else first_line(error)
                 print(
-                    f"bench: warning: the checkpoint {path} cannot be used ({first_line(error)}); it is put aside as {aside.name}, and"
-                    " the training starts afresh",
+                    f"bench: warning: the checkpoint {path} cannot be used ({why}); it is put aside as {aside.name},"
+                    " and the training starts afresh",
                     file=sys.stderr,
                 )
         return False

@@ -75,21 +75,24 @@ class TrainerOptions(NoBooleans):
     micro_batch_size: int | None = Field(
         None,
         ge=1,
-        description="samples of one forward pass on one device, at most (default: the task's); changes memory, never the result",
+        description="samples of one forward pass on one device, at most (default: the task's);"
+        " changes memory, never the result",
     )
     gradient_clip_val: float | None = Field(
         None, gt=0, description="bound on the gradient's global norm; Polyak steps are computed from the unclipped norm"
     )
     schedule: Literal["constant", "cosine", "inverse_sqrt"] = Field(
         "constant",
-        description="how lr goes on after its warm-up: constant, cosine or inverse_sqrt; left out for optimizers that find their own step size",
+        description="how lr goes on after its warm-up: constant, cosine or inverse_sqrt;"
+        " left out for optimizers that find their own step size",
     )
     warmup: float = Field(0.0, ge=0, lt=1, description="share of the steps, in [0, 1), over which lr rises linearly")
     floor: float = Field(0.0, ge=0, le=1, description="least lr of a decay as a share of lr, in [0, 1]")
     val_every: int | None = Field(
         None,
         ge=1,
-        description="optimizer steps between evaluations; by default an epoch, or a twentieth of the run where that is longer",
+        description="optimizer steps between evaluations;"
+        " by default an epoch, or a twentieth of the run where that is longer",
     )
     measure_every: int | None = Field(
         None,
@@ -124,7 +127,8 @@ class RunConfig(NoBooleans):
         seed: decides problem instance, initialisation, dropout and augmentation.
         data_seed: decides the order of the samples; `seed` by default.
         precision, device: number format and kind of device.
-        data, store, logger: where data are read, where the run is kept, who else gets the curve; no part of its identity.
+        data, store, logger: where data are read, where the run is kept, who else gets the curve; not part of its
+            identity.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")  # else inf becomes None
@@ -161,7 +165,7 @@ class RunConfig(NoBooleans):
 
     @property
     def spec_versions(self) -> dict[str, Any]:
-        """Versions of task and optimizer, for plug-ins their packages, and digests of files and weights that the task's options name."""
+        """Versions of task and optimizer, packages of plug-ins, digests of files and weights that task options name."""
         contents = [f"{k} {d[:16]}" for k, v in self.task_options.items() if (d := _content(v))]
         there = {
             "task_package": self.task_spec.package,
@@ -176,11 +180,11 @@ class RunConfig(NoBooleans):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """All that decides the result, as strict JSON can hold it: what `run_id` is the hash of.
+        """All that decides the result, in strict JSON: `run_id` is its hash.
 
-        Where data and store lie and how a batch is cut into micro-batches decide nothing, so they are left out. So are options of
-        the task and the trainer at their defaults: an option that is added later leaves the runs of before what they are, and a
-        default that changes raises the task's version. Of a file or a model's folder that an option names the content counts.
+        It leaves out the places of data and store and the size of micro-batches, which decide nothing. It leaves out
+        options of task and trainer at their defaults too, so that a new option does not change the ids of earlier
+        runs; a default that changes raises the task's version. A file or a model's folder counts by its content.
         """
         decides = self.model_dump(mode="json", exclude={"data", "store", "logger", "trainer", "task_options"})
         decides["trainer"] = self.trainer.model_dump(mode="json", exclude=_NOT_DECIDING, exclude_defaults=True)
@@ -202,7 +206,7 @@ def id_of(task: str, opt: str, identity: Mapping[str, Any]) -> str:
 
 
 def _content(value: Any) -> str | None:
-    """A digest of the file that a value names, or of the weights in the folder that it names; None for anything else."""
+    """A digest of the file, or of the weights in the folder, that a value names; None for anything else."""
     if not isinstance(value, str):
         return None
     path = Path(value).expanduser()

@@ -1,4 +1,4 @@
-"""Which code of others may run because a record names it: what is installed, and what the user names on this command line."""
+"""Which code that a record names may run: what is installed, and what the user names on the command line."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -22,12 +22,16 @@ def naming(*recorded: Names) -> list[str]:
 
 
 def allowed(
-    recorded: Names, versions: Mapping[str, object], named: Mapping[str, Sequence[str]], what: str, command: Sequence[str]
-) -> dict[str, str]:  # fmt: skip
+    recorded: Names,
+    versions: Mapping[str, object],
+    named: Mapping[str, Sequence[str]],
+    what: str,
+    command: Sequence[str],
+) -> dict[str, str]:
     """The names under which the task and the optimizer of a record may be imported; nothing is imported yet.
 
-    A record may come from anybody. So a file or a module is imported only if the user names it too and it is what it was;
-    only what an installed package announces needs no word of the user.
+    A record may come from anybody. So a file or a module is imported only if the user names it too and its digest is
+    the recorded one. Entry points of installed packages need not be named.
 
     Args:
         recorded: the two names.
@@ -73,7 +77,7 @@ def _refuse_another(name: str, then: object, what: str) -> None:
     if now != then and not (then is None and now.startswith("torch ")):  # torch's version stands in the record anyway
         raise UserError(
             clean(
-                f"{what} was begun with {name} as {then or 'a package that the record does not name'}, and here it is {now},"
-                " so it is not imported; name what it was begun with, or begin anew"
+                f"{what} was begun with {name} as {then or 'a package that the record does not name'}, and here it is"
+                f" {now}, so it is not imported; name what it was begun with, or begin anew"
             )
         )

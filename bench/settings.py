@@ -1,4 +1,4 @@
-"""What a configuration says beyond what its task and optimizer take by default: what a record tells readers who know neither."""
+"""What a configuration says beyond the defaults, for readers of its record who know neither task nor optimizer."""
 
 import sys
 from typing import Any
@@ -31,7 +31,7 @@ def as_stored(config: RunConfig) -> dict[str, Any]:
 
 
 def problem_of(config: RunConfig) -> dict[str, Any]:
-    """The settings, in dotted form, that tell a run's problem from the task as it comes: its budget, and what is no default.
+    """The settings, in dotted form, that tell a run's problem from the task at its defaults.
 
     Runs are compared where these are equal. Settings that change only how the same result is computed are left out.
     """
@@ -47,7 +47,7 @@ def problem_of(config: RunConfig) -> dict[str, Any]:
 
 
 def chosen_of(config: RunConfig) -> dict[str, Any]:
-    """The settings, in dotted form, that differ from those of `bench fit --task TASK --opt OPT`; seeds and device are left out."""
+    """The settings, in dotted form, that differ from `bench fit --task TASK --opt OPT`, without seeds and device."""
     usual = settings_of(resolve({"task": config.task, "opt": config.opt}).model_dump())
     own = settings_of(config.model_dump(exclude={"data", "store", "logger"}))
     found = _differing({name: value for name, value in own.items() if name not in _PLACES}, usual)

@@ -13,7 +13,9 @@ _Value = int | float | str | bool | None
 
 
 def tuned_file(task: str, opt: str) -> Path:
-    """The tuned settings of a task and optimizer: what `bench tune` wrote here, in `tuned`, comes before what is shipped.
+    """The file with the tuned settings of a task and optimizer.
+
+    What `bench tune` wrote here, in `tuned`, comes before what is shipped.
 
     Raises:
         UserError: nothing was tuned for them.

@@ -107,7 +107,10 @@ def begin(store: Path, runs: Sequence[RunResult], *, resume: bool = True, again:
 
 
 def prepare(folder: Path) -> tuple[Path, Owner]:
-    """A hidden folder with a claim, and the claim. Before it has one, a process that ends or drops the block may remove it."""
+    """Make a hidden folder with a claim.
+
+    A process that ends or drops the block may remove the folder before it has its claim; then it is made again.
+    """
     for last in [False] * 20 + [True]:
         prepared = folder / f".{uuid4().hex}"
         try:
@@ -224,8 +227,9 @@ class Attempt:
                 for result in results:
                     if rows.get(result.run_id, 0) != result.steps and not result.thinned:
                         raise RunFailed(
-                            f"the curve of {result.run_id} in {self.path} has {rows.get(result.run_id, 0)} rows, and it made"
-                            f" {result.steps} steps: the store has changed under the run; train it again with --rerun"
+                            f"the curve of {result.run_id} in {self.path} has {rows.get(result.run_id, 0)} rows, and it"
+                            f" made {result.steps} steps: the store has changed under the run; train it again with"
+                            " --rerun"
                         )
                 write_records(out / RUNS, results)
                 self._refuse_if_gone()

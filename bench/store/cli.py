@@ -10,9 +10,9 @@ def _sql(words: list[str]) -> int:
     parser = Parser(
         prog="bench sql",
         description="Ask about runs, curves, measurements and trials of studies with SQL (DuckDB's).",
-        epilog="Views: runs, curves, measurements, trials; `bench sql 'describe runs'` lists the columns of one. settings->>'opt.lr'"
-        " is a setting of a run. Example: bench sql \"select opt, avg(final) from runs where task = 'synthetic' and study is null group by opt\"."
-        " Exit code 1: something could not be read, and was left out.",
+        epilog="Views: runs, curves, measurements, trials; `bench sql 'describe runs'` lists the columns of one."
+        " settings->>'opt.lr' is a setting of a run. Example: bench sql \"select opt, avg(final) from runs where task ="
+        " 'synthetic' and study is null group by opt\". Exit code 1: something could not be read, and was left out.",
     )
     parser.add_argument("query", help="one statement that reads; it can change nothing")
     add_stores(parser)
@@ -33,8 +33,9 @@ def _merge(words: list[str]) -> int:
     parser = Parser(
         prog="bench merge",
         description="Copy the runs of stores, and their records of studies and checks, into another one.",
-        epilog="What is there already stays, but a finished run takes the place of an unfinished one. A merge that was stopped goes on"
-        " with the same command. Databases of studies (studies.db) are not merged. Exit code 1: something could not be read.",
+        epilog="What is there already stays, but a finished run takes the place of an unfinished one. A merge that was"
+        " stopped goes on with the same command. Databases of studies (studies.db) are not merged. Exit code 1:"
+        " something could not be read.",
     )
     parser.add_argument("source", nargs="+", type=folder, help="a store; it is only read")
     parser.add_argument("dest", type=folder, help="the store that they are copied into; made if it is not there")

@@ -13,8 +13,8 @@ from bench.store.stores import Stores
 from bench.text import cell, plain
 
 _RESULTS = (
-    "status", "reason", "metric", "split", "final", "best", "best_step", "metrics", "steps", "skipped", "steps_to_target", "cap_share",
-    "part", "facts", "engine",
+    "status", "reason", "metric", "split", "final", "best", "best_step", "metrics", "steps", "skipped",
+    "steps_to_target", "cap_share", "part", "facts", "engine",
 )  # fmt: skip
 
 
@@ -135,4 +135,5 @@ def _curve_line(curve: Mapping[str, Any]) -> str:
         if curve["largest"]
         else ""
     )
-    return f"curve: {length}; the loss differs at {curve['differing']} of them, from step {curve['first_difference']} on{most}"
+    first = curve["first_difference"]
+    return f"curve: {length}; the loss differs at {curve['differing']} of them, from step {first} on{most}"

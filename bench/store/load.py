@@ -1,6 +1,6 @@
-"""The one way in which anything is read that somebody else may have written: records, blocks, studies, checks, tuned settings.
+"""The only way to read what somebody else may have written: records, blocks, studies, checks, tuned settings.
 
-What is read is data: its size, depth, types and ranges are checked, and nothing that it names is imported or followed.
+It is data: size, depth, types and ranges are checked, and nothing that it names is imported or followed.
 """
 
 import os

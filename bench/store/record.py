@@ -1,4 +1,4 @@
-"""The record of a run: what was trained, how it ended, and all that readers need to compare it without importing anything."""
+"""The record of a run: what was trained, how it ended, and what readers need to compare it without any import."""
 
 import math
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ _LARGEST = 2**63
 
 
 def _bounded(values: Any) -> Any:
-    """What a JSON object or list holds, if all numbers in it are finite and fit into 64 bits: JSON itself has no bounds."""
+    """The content of a JSON object or list, if all its numbers are finite and fit into 64 bits."""
     for value in values.values() if isinstance(values, dict) else values:
         if isinstance(value, float):
             if not math.isfinite(value):
@@ -96,7 +96,8 @@ class RunResult:
         reason: one sentence on the status, or None.
         config: the resolved configuration.
         identity: what was hashed into `run_id` (`RunConfig.identity`); empty where that is not known.
-        problem: settings, in dotted form, that tell its problem from the task as it comes: the budget, and what is not the task's default.
+        problem: settings, in dotted form, that tell its problem from the task at its defaults: the budget, and what is
+            not the task's default.
         chosen: settings, in dotted form, that differ from those of `bench fit --task TASK --opt OPT`.
         versions: of the suite, its libraries, and the specs.
         metric: name of the metric that is compared, and of the split it is reported on (`accuracy`, `test`).
@@ -107,13 +108,15 @@ class RunResult:
         traits: the optimizer's traits that hold (`optimizers.registry.Traits`).
         final, best: that metric at the last step and at the best step on the selection split.
         best_step: that step.
-        metrics: all values, by "final" and "best", then name; those on other splits (`TaskData.also`) by split, then name.
+        metrics: all values, by "final" and "best", then name; those on other splits (`TaskData.also`) by split, then
+            name.
         validations: by evaluation: step, seconds of training, values on the selection split.
         steps: optimizer steps made, of which `skipped` changed nothing (a gradient overflowed under a GradScaler).
         steps_to_target, seconds_to_target: when the target was first reached, or None.
         wall_s: seconds from first step to end, evaluation included; train_s: without evaluation.
         cap_share: share of steps whose applied step was below the raw one.
-        part: what part of the data was used, and what model if not the one the task is named for; None for the whole task.
+        part: what part of the data was used, and what model if not the one the task is named for; None for the whole
+            task.
         memory: peak bytes on host and device, of the process; lanes share it.
         environment: machine, devices, threads.
         facts: what is known of the instance of the problem (`TaskData.facts`) and of the model (`Task.facts`).
@@ -195,7 +198,10 @@ class RunResult:
 
 
 def contradiction(run: RunResult) -> str | None:
-    """What in a record contradicts the rest of it, or None: its id is the hash of its identity, which its configuration agrees with."""
+    """What in a record contradicts the rest of it, or None.
+
+    Its id is the hash of its identity, and its configuration agrees with the identity.
+    """
     config, identity = run.config, run.identity
     if not all({"step", "train_s"} <= row.keys() for row in run.validations):
         return "an evaluation has no step or no seconds"

@@ -1,13 +1,13 @@
 """SQL over the runs of one or more stores: the views of `bench sql`, in DuckDB.
 
-`runs` has a row for each run, as its record says; `settings` is its configuration in dotted form as JSON, so that
-`(settings->>'opt.lr')::double` is a learning rate; `versions` and `metrics` are JSON too, and `study` is the study of which it
-is a trial. `curves` and `measurements` have the rows of the runs' tables; DuckDB reads them from their files, and only what a
-query needs of them. `trials` has a row for each trial of the studies that left a record, in the order in which they were wanted.
-What does not exist or is not finite is NULL.
+`runs` has a row for each run, as its record says. `settings` is its configuration in dotted form as JSON, so that
+`(settings->>'opt.lr')::double` is a learning rate; `versions` and `metrics` are JSON too, and `study` names the study
+that the run is a trial of. `curves` and `measurements` have the rows of the runs' tables; DuckDB reads from their files
+only what a query needs. `trials` has a row for each trial of the studies that left a record, in the order in which they
+were wanted. What does not exist or is not finite is NULL.
 
-The database lies in memory, only statements that read are taken, and DuckDB itself reads nothing but the stores: a query can
-neither change a store nor see the rest of the machine.
+The database lies in memory, only statements that read are taken, and DuckDB itself reads nothing but the stores: a
+query can neither change a store nor see the rest of the machine.
 """
 
 import csv
@@ -93,8 +93,8 @@ def ask(stores: Stores, query: str) -> Answer:
         statements = duckdb.extract_statements(query)
         if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
             raise UserError(
-                "bench sql takes one query that reads, such as SELECT, WITH, DESCRIBE or SUMMARIZE (a PIVOT with its values:"
-                f" ON column IN (...)); views: {described()}"
+                "bench sql takes one query that reads, such as SELECT, WITH, DESCRIBE or SUMMARIZE (a PIVOT with its"
+                f" values: ON column IN (...)); views: {described()}"
             )
         views = _Views(stores, query)
         try:

@@ -52,7 +52,7 @@ class Contents:
 class Store:
     """A folder of blocks of runs.
 
-    Of a run that lies in several blocks the finished one is read, then the one that it has for itself, then the first by name.
+    A run that lies in several blocks is read from the finished one, then from its own, then from the first by name.
 
     Args:
         folder: made when the first run begins.
@@ -92,7 +92,7 @@ class Store:
         return self._first(run_id, own, self._wide())
 
     def find_all(self, run_ids: Iterable[str]) -> dict[str, Block]:
-        """The same of many runs; those that are not there are left out. The folder is looked through once."""
+        """The blocks that runs are read from, by run id, without those that are not there; the folder is read once."""
         there = _names(self.folder)
         wide = frozenset(name for name in there if name.startswith(PREFIX))
         found = {}
@@ -130,7 +130,7 @@ class Store:
         return self.last_checkpoint([run_id], "lightning")
 
     def last_checkpoint(self, run_ids: Sequence[str], engine: str) -> Path | None:
-        """The same of the block of these runs; what another engine has left, this one cannot read."""
+        """The state of a block that was interrupted, if it got so far; None if another engine trained it."""
         try:
             block = read_block(self.folder / name_of(run_ids))
         except Damaged:
@@ -166,7 +166,7 @@ class Store:
         return block if block is not None and run_id in block.runs else None
 
     def _read_wide(self, folder: Path, run_id: str) -> Block | None:
-        """The same of a block of several runs; its results are kept, since whoever asks for one of them asks for the others."""
+        """Read a block of several runs, and keep it: whoever asks for one of the runs asks for the others."""
         results = results_in(folder)
         found = None if results is None else is_there(results / RUNS)
         if found is None:
@@ -199,7 +199,8 @@ def tables_of(block: Block, run_id: str) -> dict[str, dict[str, Any]]:
         return block.tables(run_id)
     except Damaged as error:
         raise UserError(
-            f"cannot read the tables of run {run_id}: {error}; copy the folder again from where it came, or delete it and train again"
+            f"cannot read the tables of run {run_id}: {error};"
+            " copy the folder again from where it came, or delete it and train again"
         ) from None
 
 

@@ -26,7 +26,7 @@ TABLES = ("measurements", "curve")  # a column that both have is read from the f
 CURVE_FIELDS = ("step", "loss", "grad_norm", "raw_step", "applied_step")
 
 ROW_GROUP = 10_000
-"""Rows that are read together, at least one run's: with 50,000 a run of 1,000 steps takes 7 ms to read, with these 3."""
+"""Rows of a row group, at least one run's: with 50,000 a run of 1,000 steps takes 7 ms to read, with these 3."""
 _CHUNK = 64 << 20
 """Bytes of a growing table that are in memory at once."""
 _MOST_HEADER = 1 << 16
@@ -76,8 +76,8 @@ class RawTable:
         self._refuse_if_changed()
         if not self.names and not _can_be_columns(names):
             raise RunFailed(
-                f"a table cannot have the columns {', '.join(names)[:500]}: names must differ in more than capitals, and none may be"
-                " step, run_id or filename; rename what the task measures"
+                f"a table cannot have the columns {', '.join(names)[:500]}: names must differ in more than capitals,"
+                " and none may be step, run_id or filename; rename what the task measures"
             )
         if not self.names:
             self.names, header = tuple(names), json.dumps(names)
@@ -85,8 +85,8 @@ class RawTable:
             self._size = self._offset = self._file.write(f"{header}{padding}\n".encode())
         if tuple(names) != self.names:
             raise RunFailed(
-                f"{self.path} was begun with the columns {', '.join(self.names)}, and the task now gives {', '.join(names)};"
-                " train again with --rerun"
+                f"{self.path} was begun with the columns {', '.join(self.names)}, and the task now gives"
+                f" {', '.join(names)}; train again with --rerun"
             )
         rows = np.empty((len(steps), self._width))
         rows[:, 0], rows[:, 1:] = steps, values.reshape(len(steps), self._width - 1)
@@ -356,7 +356,7 @@ def _check_names(path: Path, names: Sequence[str]) -> None:
 
 
 def write_parquet(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
-    """Write any table in one atomic step. Columns of numbers are float64, but `step` and `seed` int64; others are text."""
+    """Write a table in one atomic step; numbers are float64, but `step` and `seed` int64, and all else is text."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
