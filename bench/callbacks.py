@@ -33,7 +33,10 @@ _BATCH_TAGS = ("batch/loss", "batch/grad_norm", "batch/raw_step", "batch/applied
 
 
 ONE_REQUEST_SECONDS = 0.5
-"""Signals within so many seconds are one: a Ctrl-C comes to a process, to its group, and from a parent that passes it on. Ours."""
+"""Signals within so many seconds count as one. Ours.
+
+A Ctrl-C comes to a process, to its group, and from a parent that passes it on.
+"""
 
 
 class StopRequest:

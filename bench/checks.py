@@ -45,15 +45,18 @@ def check(config: RunConfig) -> None:
         raise UserError(f"--trainer.measure_every {trainer.measure_every}: the task {config.task} measures nothing")
     if config.precision == "16-mixed" and trainer.strategy == "fsdp":
         raise UserError(
-            "--precision 16-mixed does not work with --trainer.strategy fsdp: ranks would not agree on which steps overflow; use bf16-mixed"
+            "--precision 16-mixed does not work with --trainer.strategy fsdp: ranks would not agree on which steps"
+            " overflow; use bf16-mixed"
         )
     if config.precision == "16-mixed" and traits.calls_closure_again:
         raise UserError(
-            f"--precision 16-mixed: {config.opt} evaluates the loss several times a step, which a gradient scaler cannot follow; use bf16-mixed"
+            f"--precision 16-mixed: {config.opt} evaluates the loss several times a step,"
+            " which a gradient scaler cannot follow; use bf16-mixed"
         )
     if traits.create_graph and trainer.gradient_clip_val is not None:
         raise UserError(
-            f"--trainer.gradient_clip_val: {config.opt} differentiates the gradients, which clipping would change under it"
+            f"--trainer.gradient_clip_val: {config.opt} differentiates the gradients,"
+            " which clipping would change under it"
         )
     if traits.calls_closure_again and told:
         raise UserError(

@@ -168,7 +168,8 @@ def _stored_config(run_id: str, settings: dict[str, Any], places: dict[str, Path
     config = resolve(settings_of(result.config) | names | places | settings)
     if config.run_id != run_id:
         raise UserError(
-            f"run {run_id} was begun by another version of its task or optimizer and cannot be continued; train again without --resume"
+            f"run {run_id} was begun by another version of its task or optimizer and cannot be continued;"
+            " train again without --resume"
         )
     if result.status in RESUMABLE and kept.checkpoint(run_id) is None:
         raise UserError(f"run {run_id} was {result.status} before its first checkpoint; train again without --resume")
@@ -272,14 +273,19 @@ def _in(module: str, *first: str) -> Command:
 
 COMMANDS: dict[str, tuple[Command, str]] = {
     "fit": (_fit, "train one task with one optimizer and store the result"),
-    "sweep": (_in("bench.sweeps.cli"), "train many learning rates and seeds as one program: table and plot of sensitivity"),
+    "sweep": (_in("bench.sweeps.cli"),
+              "train many learning rates and seeds as one program: table and plot of sensitivity"),
     "tune": (_in("bench.tuning.cli.tune"), "find an optimizer's hyperparameters on a task, with many workers"),
-    "suite": (_in("bench.tuning.cli.suite"), "tune optimizers on tasks at equal budgets, then run the winners, as one plan"),
+    "suite": (_in("bench.tuning.cli.suite"),
+              "tune optimizers on tasks at equal budgets, then run the winners, as one plan"),
     "studies": (_in("bench.tuning.cli.studies"), "list studies, or show what one has found, with a smaller budget too"),
     "worker": (_in("bench.tuning.cli.worker"), "join a study, from any machine that reaches its database"),
-    "leaderboard": (_in("bench.boards.cli", "leaderboard"), "rank optimizers from the stored runs, with intervals and ties"),
-    "report": (_in("bench.boards.cli", "report"), "write boards, charts and commands as one HTML page that needs no network"),
-    "plot": (_in("bench.boards.cli", "plot"), "draw stored runs for a paper: curves, sensitivity, profiles, step sizes, budgets"),
+    "leaderboard": (_in("bench.boards.cli", "leaderboard"),
+                    "rank optimizers from the stored runs, with intervals and ties"),
+    "report": (_in("bench.boards.cli", "report"),
+               "write boards, charts and commands as one HTML page that needs no network"),
+    "plot": (_in("bench.boards.cli", "plot"),
+             "draw stored runs for a paper: curves, sensitivity, profiles, step sizes, budgets"),
     "reproduce": (_in("bench.papers.cli"), "run a paper's experiment: figure, data and tested claims"),
     "sql": (_in("bench.store.cli", "sql"), "ask about runs, curves, measurements and trials with SQL"),
     "merge": (_in("bench.store.cli", "merge"), "copy the runs of stores into another one"),

@@ -41,9 +41,11 @@ def main(words: list[str]) -> int:
     """Carry out `bench data WORDS`; 1 if a file is missing or damaged."""
     parser = Parser(
         prog="bench data",
-        description="Show which files of a task's data are here, or fetch them where there is a network, and tokenise texts.",
-        epilog="`prepare` takes the task's options too: bench data prepare --task mnli --task.model DIR. Exit code 1: a file is"
-        " missing or damaged. Tokens are kept in $BENCH_CACHE, else ~/.cache/attention-optimizer-bench.",
+        description="Show which files of a task's data are here, or fetch them where there is a network,"
+                    " and tokenise texts.",
+        epilog="`prepare` takes the task's options too: bench data prepare --task mnli --task.model DIR."
+        " Exit code 1: a file is missing or damaged. Tokens are kept in $BENCH_CACHE,"
+        " else ~/.cache/attention-optimizer-bench.",
     )  # fmt: skip
     parser.add_argument("what", choices=("status", "prepare"))
     parser.add_argument("--task", help="the task; `status` shows all that have files if none is named")
@@ -180,7 +182,7 @@ def _naming(spec: "TaskSpec") -> set[str]:
 
 
 def _sets(spec: "TaskSpec", root: Path, chosen: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The options that name the task's data: those that are given, or one of each of the sets that are here, or none."""
+    """Options that name the task's data: those given, or one of each of the sets that are here, or none."""
     if chosen or not is_text(spec):
         return [chosen]
     (option,) = _naming(spec)

@@ -103,7 +103,10 @@ def unused_gpu_findings(gpus: Sequence[str], cuda_build: str | None, hidden: str
         fix = "install CUDA builds of torch and torchvision (see pytorch.org/get-started)"
     else:
         why = reason or f"torch, built with CUDA {cuda_build}, cannot use it"
-        fix = f"update the NVIDIA driver to one for CUDA {cuda_build}, or install a torch for the CUDA that nvidia-smi shows"
+        fix = (
+            f"update the NVIDIA driver to one for CUDA {cuda_build},"
+            " or install a torch for the CUDA that nvidia-smi shows"
+        )
     if "V100" in names and not (cuda_build or "").startswith(("11.", "12.")):  # CUDA 13 has no code for a V100
         fix = VOLTA_FIX
     return [Finding("FAIL", "gpu", f"{names} is here, but {why.rstrip('.')}; {fix}, or use --device cpu")]

@@ -135,7 +135,10 @@ def import_findings(
             package = name.partition(".")[0]
             fix = f"pip install --force-reinstall {package}"
             if package in ("torch", "torchvision"):
-                fix = f'they must fit each other: pip install --force-reinstall "torch=={_installed("torch")}" torchvision'
+                fix = (
+                    "they must fit each other: pip install --force-reinstall"
+                    f' "torch=={_installed("torch")}" torchvision'
+                )
             return [Finding("FAIL", "imports", f"{name} cannot be imported ({first_line(error)}); {fix}")]
     return [Finding("ok", "imports", f"{', '.join(modules)} can be imported")]
 
@@ -195,7 +198,10 @@ def text_findings(spec: "TaskSpec", data: Path) -> list[Finding]:
     ]
     missing = ", ".join(file.path.name for file in files if file.state == "missing")
     if missing:
-        how = "fetched on first use if there is a network and the package datasets; else copy them there, or name their folder with --data DIR"
+        how = (
+            "fetched on first use if there is a network and the package datasets; else copy them there,"
+            " or name their folder with --data DIR"
+        )
         found.append(Finding("note", spec.name, f"{folder} lacks {missing}; {how}"))
     parts = [f"{file.path.name} is {file.state}" for file in files if file.state.startswith("part")]
     not_whole = "; ".join([*filter(None, [spec.data_cls.find(data).stand_in]), *parts])

@@ -31,7 +31,7 @@ _ROW_HEIGHTS = {1: 2.25, 2: 2.2, 3: 1.85}
 
 LINE_WIDTH = 1.2
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9", "#882255")
-"""Okabe and Ito's colours that can be told apart by everybody, with Tol's wine in place of their yellow, which white paper swallows."""
+"""Okabe and Ito's colours, which everybody can tell apart, but Tol's wine for their yellow, too faint on white."""
 _DASHES: tuple[Any, ...] = (
     "solid",
     (0, (5, 1.5)),

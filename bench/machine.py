@@ -51,7 +51,7 @@ def lives(process: Mapping[str, Any]) -> bool | None:
 
 
 def _started(pid: int) -> str | None:
-    """When a process started, since a number may be used again; None if there is none, nothing if that cannot be seen."""
+    """Start time of a process, since its number may be used again; None if there is none, empty if unseen."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

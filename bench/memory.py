@@ -1,4 +1,4 @@
-"""Memory of this machine's devices: how much is free, what a piece of work takes, and whether an error says it is short."""
+"""Memory of this machine's devices: how much is free, what work takes, and whether an error says it is short."""
 
 import ctypes
 import os
@@ -118,7 +118,7 @@ def give_back() -> None:
 
 
 def keep_freed_memory() -> None:
-    """Let the process keep the memory of temporaries, with glibc; given back and taken again it costs half of a step."""
+    """Let the process keep the memory of temporaries (glibc): returning and taking it costs half of a step."""
     with suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_MMAP_THRESHOLD, 2**30)

@@ -74,7 +74,8 @@ def main(words: list[str]) -> int:
 
     parser = Parser(
         prog="bench new",
-        description="Write a small complete package with an optimizer or a task: class, what the suite is told of it, a test, README.",
+        description="Write a small complete package with an optimizer or a task: class, what the suite is told of it,"
+        " a test, README.",
     )
     parser.add_argument("kind", choices=KINDS)
     parser.add_argument("name", help="of the package, and what is typed after --opt or --task: my_opt")

@@ -199,8 +199,8 @@ def _source(module: str) -> Path:
 def imported_options(cls: Any, skip: int = 1) -> dict[str, Option]:
     """The keyword arguments of a class that is imported already, as `read_options` gives them.
 
-    Where the constructor passes `**keywords` on, those of its base classes count as well; what these require counts only if it
-    passes `*arguments` on too, since else it hands that over itself. Arguments of types that have no form on
+    Where the constructor passes `**keywords` on, those of its base classes count as well; what these require counts
+    only if it passes `*arguments` on too, since else it hands that over itself. Arguments of types that have no form on
     the command line (functions, modules), or with defaults that have none, are left out, and keep their defaults.
 
     Args:
@@ -285,7 +285,10 @@ def task_options(spec: Any) -> dict[str, Option]:
     else:
         options = read_options(spec.data, ("root", "seed")) | read_options(spec.module, ("data",))
     if spec.presets:
-        sets = [f"{k}: {', '.join(f'{o} {v}' for o, v in values.items()) or 'the defaults'}" for k, values in spec.presets.items()]  # fmt: skip
+        sets = [
+            f"{k}: {', '.join(f'{o} {v}' for o, v in values.items()) or 'the defaults'}"
+            for k, values in spec.presets.items()
+        ]
         help_ = f"values for options that are not given ({'; '.join(sets)})"
         options |= {"preset": Option("preset", typing.Literal[tuple(spec.presets)], next(iter(spec.presets)), help_)}
     return options

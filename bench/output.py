@@ -32,7 +32,7 @@ def stores_of(args: argparse.Namespace) -> list[Path]:
 
 
 def add_output(parser: argparse.ArgumentParser, formats: Iterable[str]) -> "argparse._ActionsContainer":
-    """Give a command the options that say where its table goes, and in which format; returned is where other places are added."""
+    """Add the options for a table's place and format; return the group to which other places are added."""
     parser.add_argument("--format", choices=formats, help="default table, or what the name of the file says")
     places = parser.add_mutually_exclusive_group()
     places.add_argument("-o", "--out", type=Path, metavar="FILE", help="write there instead of to standard output")

@@ -25,7 +25,7 @@ def begin() -> None:
 def ready() -> None:
     """Look for garbage as usual again, since it may hold the memory of a GPU; does nothing without `begin`.
 
-    What is imported by now stays, and no collection looks at it any more: it would take a quarter of a second, not a millisecond.
+    What is imported by now stays, and no collection looks at it any more, which would take 0.25 s, not 1 ms.
     """
     if _usual is not None and gc.get_threshold()[0] == _SELDOM:
         gc.freeze()
@@ -35,8 +35,8 @@ def ready() -> None:
 def end(code: int) -> NoReturn:
     """Exit with this code once threads have ended and what has been registered with `atexit` since `begin` has run.
 
-    Python would then take all imported modules apart, which takes about a second. It would also close files that are still
-    open, so this is not for a process that runs code of others, and C would flush its own.
+    Python would then take all imported modules apart, which takes about a second. It would also close files that are
+    still open, so this is not for a process that runs code of others, and C would flush its own.
     """
     global _code
     _code = code

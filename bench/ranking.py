@@ -18,8 +18,8 @@ class Pair:
 
     Attributes:
         n: common seeds.
-        difference: first minus second, oriented so that positive is better, with its paired t-interval; None if a run has no
-            value, or there is no common seed.
+        difference: first minus second, oriented so that positive is better, with its paired t-interval; None if a run
+            has no value, or there is no common seed.
         p: two-sided, of the hypothesis that the two are equal.
         lost: how many runs of each have no value.
         sign: which is better, whether that is decided or not: 1 the first, -1 the second, 0 neither.
@@ -35,10 +35,10 @@ class Pair:
 def pair(first: Values, second: Values, mode: str) -> Pair:
     """Compare two optimizers on common seeds (same initialisation, same order of the batches).
 
-    Where all runs have a value it is Student's paired t-test, which can reject from two seeds on. A run without a value is no
-    number, so the counts of such runs are compared by Boschloo's exact test, and the others by the t-test; the two tests share
-    the level (Bonferroni), and where they point in opposite directions nothing is decided. Differences that are all the same
-    number tell no deviation; then the test is of the signs, with p = 2^(1 - n).
+    Where all runs have a value it is Student's paired t-test, which can reject from two seeds on. A run without a value
+    is no number, so the counts of such runs are compared by Boschloo's exact test, and the others by the t-test; the
+    two tests share the level (Bonferroni), and where they point in opposite directions nothing is decided. Differences
+    that are all the same number tell no deviation; then the test is of the signs, with p = 2^(1 - n).
 
     Args:
         first: by common seed, shape (N,).
@@ -66,14 +66,15 @@ def pair(first: Values, second: Values, mode: str) -> Pair:
 
 
 ROUNDING = 2.0**-21
-"""Relative error of values that a model computed in float32, of which a difference may consist: four units in the last place."""
+"""Relative error of a model's values in float32, of which a difference may consist: four units in the last place."""
 
 
 def differences(first: ArrayLike, second: ArrayLike, mode: str) -> NDArray[np.float64]:
     """Paired differences, positive where the first is better, without what rounding has made of equal ones.
 
-    Values that agree to within `ROUNDING` have the difference 0, and differences that are the same to within it are made equal: else
-    0.82 - 0.81, 0.81 - 0.80 and 0.84 - 0.83 had a deviation of 1e-17, and a t-test would be as sure as that.
+    Values that agree to within `ROUNDING` have the difference 0, and differences that are the same to within it are
+    made equal: else 0.82 - 0.81, 0.81 - 0.80 and 0.84 - 0.83 had a deviation of 1e-17, and a t-test would be as sure as
+    that.
 
     Args:
         first: by common seed, shape (N,).
@@ -135,8 +136,8 @@ class Rank:
 def ranks(pairs: Mapping[tuple[int, int], Pair], n: int, level: float = 0.05) -> list[Rank]:
     """Ranks of n rows in the order of their score: rows whose difference is not resolved share one.
 
-    A new group begins where every row above is better than every row below, by Holm's procedure over all pairs at the level. So
-    if all are equal, the probability of more than one group is at most the level.
+    A new group begins where every row above is better than every row below, by Holm's procedure over all pairs at the
+    level. So if all are equal, the probability of more than one group is at most the level.
 
     Args:
         pairs: for all i < j, row i against row j; i comes first.
@@ -171,7 +172,8 @@ def seeds_to_resolve(difference: Interval, level: float = 0.05, power: float = 0
         power: wanted, in (0, 1).
 
     Returns:
-        all seeds, not those beyond the ones that are there; None if it is more than `MOST_SEEDS`, or the difference is 0.
+        all seeds, not those beyond the ones that are there; None if it is more than `MOST_SEEDS`, or the difference
+        is 0.
     """
     if difference.n < 2 or difference.mean == 0:
         return None
@@ -225,9 +227,9 @@ def standardised_gap(first: ArrayLike, second: ArrayLike, mode: str) -> NDArray[
 def hierarchical_interval(gaps: Sequence[NDArray[np.float64]], level: float = 0.95) -> Interval:
     """Mean over tasks of the mean over seeds, with an interval by a hierarchical paired bootstrap: tasks, then seeds.
 
-    Percentiles are widened as Hesterberg (2015, "What teachers should know about the bootstrap", 'expanded percentile') does,
-    since with few tasks plain ones are too narrow. One task has the t-interval of its seeds. The numbers drawn depend on the
-    shapes alone, so the same data give the same interval.
+    Percentiles are widened as Hesterberg (2015, "What teachers should know about the bootstrap", 'expanded percentile')
+    does, since with few tasks plain ones are too narrow. One task has the t-interval of its seeds. The numbers drawn
+    depend on the shapes alone, so the same data give the same interval.
 
     Args:
         gaps: by task, of each common seed, shape (N_t,) with N_t >= 2, finite.

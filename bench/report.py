@@ -63,8 +63,9 @@ def result_lines(result: RunResult, store: Path) -> list[str]:
     lines += [f"note: nothing is compared with {name}, which is {reason}" for name, reason in result.unsolved.items()]
     if result.cap_share is not None and result.cap_share > CAP_SHARE_TO_REPORT:
         lines.append(
-            f"note: the step cap bound on {result.cap_share:.0%} of the steps, so the cap and not the method set the step size"
-            " (with a fixed cap that is SGD); raise --opt.max_step to let the method choose"
+            f"note: the step cap bound on {result.cap_share:.0%} of the steps,"
+            " so the cap and not the method set the step size (with a fixed cap that is SGD);"
+            " raise --opt.max_step to let the method choose"
         )
     return lines
 

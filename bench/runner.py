@@ -59,7 +59,8 @@ def run(
     Args:
         config: from `bench.config.resolve`.
         rerun: train again even if the result is stored or could be continued.
-        progress: show a progress bar on standard error; or what makes another display, from the total of steps and a label.
+        progress: show a progress bar on standard error; or what makes another display, from the total of steps and a
+            label.
         stop: by which somebody else may ask the run to stop; it listens to signals as well.
         tuned_by: the study that its hyperparameters come from, for the record.
 
@@ -93,8 +94,9 @@ def run(
         label = f"{config.task} {config.opt}"
         bar = progress(plan.total_steps, label) if callable(progress) else None
         recorder = Recorder(
-            result, config.task_spec, attempt, stop, bar or Progress(plan.total_steps, label, enabled=bool(progress) and main),
-            task=task, val_every=val_every(config, plan, task), max_seconds=config.trainer.max_seconds,
+            result, config.task_spec, attempt, stop,
+            bar or Progress(plan.total_steps, label, enabled=bool(progress) and main), task=task,
+            val_every=val_every(config, plan, task), max_seconds=config.trainer.max_seconds,
             checkpoint_seconds=config.trainer.checkpoint_seconds, loggers=loggers,
         )  # fmt: skip
         for logger in loggers:
@@ -245,8 +247,8 @@ def _refuse_unequal_micro_batches(config: RunConfig, size: int, ranks: int) -> N
     micro = config.trainer.micro_batch_size or config.task_spec.micro_batch_size
     if size // ranks < micro_batches_per_rank(size, ranks, micro):  # the smallest share could not be cut
         raise UserError(
-            f"--trainer.micro_batch_size {micro}: {ranks} devices cannot cut {size} samples into as many micro-batches each;"
-            " use a greater one, or a batch size that the devices divide"
+            f"--trainer.micro_batch_size {micro}: {ranks} devices cannot cut {size} samples into as many"
+            " micro-batches each; use a greater one, or a batch size that the devices divide"
         )
 
 

@@ -1,7 +1,7 @@
 """Intervals over seeds, fits, shares, times and budgets: pure functions over arrays.
 
-Intervals over seeds are Student's t and no bootstrap: a percentile bootstrap over 3 seeds covers 75 % instead of 95 %. What
-they cover, and what the tests find, is simulated in `results/statistics`.
+Intervals over seeds are Student's t and no bootstrap: a percentile bootstrap over 3 seeds covers 75 % instead of 95 %.
+What they cover, and what the tests find, is simulated in `results/statistics`.
 """
 
 import math
@@ -21,7 +21,7 @@ LEAST_POINTS = 3
 
 
 Values = Sequence[float | None]
-"""A value for each seed; None for a run that has none since it diverged or missed its target: worse than every number."""
+"""A value for each seed; None, worse than every number, for a run that diverged or missed its target."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,9 @@ def slope(x: ArrayLike, y: ArrayLike) -> tuple[float, float, float]:
 
 
 def thin(x: NDArray[np.float64]) -> list[int]:
-    """Which points to keep so that they spread evenly over log x, since of points at every step most lie at the right end.
+    """Which points to keep so that they spread evenly over log x.
+
+    Of points at every step, most lie at the right end.
 
     Args:
         x: shape (N,), positive, not decreasing.
@@ -130,8 +132,8 @@ def power_law_decades(x: NDArray[np.float64], y: NDArray[np.float64], low: float
     """Length of the longest stretch of x in which y goes as a power of x with a local exponent in [low, high].
 
     The local exponent at a point is the least-squares slope of log y on log x over the points `WINDOW` / 2 decades to
-    either side, or over the nearest `LEAST_POINTS` if fewer lie there. It is taken at thinned points; a stretch goes from
-    the first to the last in a row whose exponents lie in the range.
+    either side, or over the nearest `LEAST_POINTS` if fewer lie there. It is taken at thinned points; a stretch goes
+    from the first to the last in a row whose exponents lie in the range.
 
     Args:
         x: shape (N,), positive, not decreasing, with at least `LEAST_POINTS` different values.
@@ -193,7 +195,8 @@ class MedianTime:
 
     Attributes:
         median: infinite if more than half of the runs miss it.
-        low, high: ends of the interval, infinite where it reaches runs that miss it; None if there are too few runs for one.
+        low, high: ends of the interval, infinite where it reaches runs that miss it; None if there are too few runs for
+            one.
         last: until when the runs were seen.
     """
 
@@ -206,8 +209,8 @@ class MedianTime:
 def median_time(reached: Sequence[float | None], ended: Sequence[float]) -> MedianTime:
     """Median time to an event, by Kaplan and Meier's estimate, with an interval by order statistics.
 
-    The interval holds the median with at least 95 % whatever the distribution, from 6 runs on. For its lower end a run that was
-    cut off early counts as if it had reached the event then, for its upper end as if it never did.
+    The interval holds the median with at least 95 % whatever the distribution, from 6 runs on. For its lower end a run
+    that was cut off early counts as if it had reached the event then, for its upper end as if it never did.
 
     Args:
         reached: when the event came, positive; None where it has not.
@@ -218,7 +221,7 @@ def median_time(reached: Sequence[float | None], ended: Sequence[float]) -> Medi
     cut = [end if math.isfinite(end) and end < last else math.inf for end in ended]
     early = sorted(end if time is None else time for time, end in zip(reached, cut, strict=True))
     late = sorted(math.inf if time is None else time for time in reached)
-    # The median lies outside of k-th smallest and k-th greatest only if fewer than k of n fair coins show heads, or tails.
+    # The median lies outside of k-th smallest and greatest only if fewer than k of n fair coins show heads, or tails.
     k = int((bdtr(np.arange(n), n, 0.5) <= 0.025).sum())
     bounds = (early[k - 1], late[n - k]) if k else (None, None)
     if early == late:

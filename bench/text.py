@@ -1,4 +1,4 @@
-"""Values and names as text: for people, and in Markdown, TeX and CSV. Names may hold anything; they do no harm in any."""
+"""Values and names as text: for people, and in Markdown, TeX and CSV; names may hold anything and do no harm."""
 
 import html
 import math
@@ -11,7 +11,10 @@ if TYPE_CHECKING:
     from bench.stats import MedianTime
 
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]+")
-"""Control characters and those that turn the direction of text, which a terminal would obey; halves of characters, which no file can hold."""
+"""Control characters, characters that turn the direction of text, and halves of characters.
+
+A terminal would obey the former two; no file can hold the latter.
+"""
 
 
 def plain(value: Any) -> Any:
@@ -122,7 +125,8 @@ def _is_wild(word: str) -> bool:
 
 _TEX = {
     "\\": "\\textbackslash{}", "{": "\\{", "}": "\\}", "$": "\\$", "&": "\\&", "#": "\\#", "%": "\\%", "_": "\\_",
-    "^": "\\textasciicircum{}", "~": "\\textasciitilde{}", "<": "\\textless{}", ">": "\\textgreater{}", "|": "\\textbar{}",
+    "^": "\\textasciicircum{}", "~": "\\textasciitilde{}", "<": "\\textless{}", ">": "\\textgreater{}",
+    "|": "\\textbar{}",
 }  # fmt: skip
 
 

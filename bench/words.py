@@ -99,7 +99,8 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
     """Give a command --engine."""
     parser.add_argument(
         "--engine", choices=("auto", "lanes", "lightning"), default="auto",
-        help="lanes: many runs as one program; lightning: one after the other; auto (default): what a short measurement finds faster",
+        help="lanes: many runs as one program; lightning: one after the other; auto (default):"
+             " what a short measurement finds faster",
     )  # fmt: skip
 
 

@@ -68,7 +68,7 @@ class Step:
 
 
 def measure(quick: bool) -> list[Row]:
-    """Ratios by length: the attention layers alone and whole blocks, in time, in memory and, at one length, compiled."""
+    """Ratios by length: attention layers alone and whole blocks, in time, memory and, at one length, compiled."""
     rounds = 2 if quick else 7
     rows = []
     for length in LENGTHS[:1] if quick else LENGTHS:

@@ -58,7 +58,7 @@ def measure(quick: bool) -> list[Row]:
 
 
 def command(*words: str) -> Cost:
-    """Carry out a command in a process of its own, which tells its own peak: the kernel's figure for it has ours in it."""
+    """Carry out a command in a process that tells its own peak: the kernel's figure for it has ours in it."""
     code = "import sys; from bench.boards.cli import main; main(sys.argv[1:]); print(open('/proc/self/status').read())"
     begun = time.perf_counter()
     done = subprocess.run([sys.executable, "-c", code, *words], check=True, capture_output=True, text=True)
@@ -98,8 +98,8 @@ def fill(store: Path, trials: int, fresh: int) -> int:
                 count += 1
             if best is not None:
                 record = StudyRecord(
-                    f"{task}-{opt}", task, opt, list(range(1000, 1005)), [f"opt.{axis}"], TASKS[task].mode, "grid", False, made,
-                    best["runs"][0], False, metric=TASKS[task].metric,
+                    f"{task}-{opt}", task, opt, list(range(1000, 1005)), [f"opt.{axis}"], TASKS[task].mode, "grid",
+                    False, made, best["runs"][0], False, metric=TASKS[task].metric,
                 )  # fmt: skip
                 path = study_path(store, record.name)
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -136,7 +136,8 @@ def write_run(
         **(base | {"run_id": run_id, "config": own | changed, "identity": identity, "chosen": chosen}),
         status="completed", versions={"task": spec.version, "opt": opt.version, "torch": "2", "lightning": "2"},
         split="test", final=final, best=final, best_step=POINTS, metrics={"final": {spec.metric: final}},
-        validations=[{"step": step, "train_s": step / 50, spec.metric: float(draw.random())} for step in range(25, POINTS + 1, 25)],
+        validations=[{"step": step, "train_s": step / 50, spec.metric: float(draw.random())}
+                     for step in range(25, POINTS + 1, 25)],
         steps=POINTS, steps_to_target=int(draw.integers(1, POINTS)), seconds_to_target=5.0, wall_s=12.0, train_s=10.0,
         cap_share=0.25 if opt.traits.needs_loss else 0.0, environment={"cpu": "made up", "threads": 1, "gpu": None},
     )  # fmt: skip

@@ -37,7 +37,7 @@ WIDTHS = (1, 4, 16, 64, 256, 1024)
 
 
 def measure(quick: bool) -> list[Row]:
-    """Time of a step of one run: in lanes, in a bare loop, in `bench fit`; what storing costs; time by number of lanes."""
+    """Time of a run's step: in lanes, in a bare loop, in `bench fit`; what storing costs; time by number of lanes."""
     keep_freed_memory()
     # The max-margin problems of an instance are solved before training, and take longer than it here.
     with TemporaryDirectory() as folder, patch("tasks.max_margin.MOST_CONSTRAINTS", 0):
@@ -52,7 +52,7 @@ def measure(quick: bool) -> list[Row]:
 
 
 def against_loops(quick: bool, store: Path) -> list[Row]:
-    """256 lanes as `bench sweep` trains them, curves kept: against a bare loop the training, against `bench fit` all of it."""
+    """256 lanes as `bench sweep` trains them, with curves: training against a bare loop, all against `bench fit`."""
     steps, long, rounds, seeds = (5, 5, 2, 1) if quick else (100, 1000, 5, 16)
     count = RATES * seeds
     rows = []

@@ -47,7 +47,7 @@ def measure(quick: bool) -> list[Row]:
 
 @contextmanager
 def texts() -> Iterator[tuple[Path, str]]:
-    """A data folder with SST-2, and what is in it: made-up phrases with its spread of lengths where the real ones are not."""
+    """A data folder with SST-2, and what is in it: without the real phrases, made-up ones of like lengths."""
     data = Path(os.environ.get("BENCH_DATA", "data"))
     if (data / "sst2" / "train.parquet").is_file():
         yield data, "SST-2"
@@ -67,7 +67,8 @@ def configure(opt: str, steps: int, folder: Path, store: Path) -> RunConfig:
     return resolve(
         {
             "task": "sst2", "opt": opt, "device": "cpu", "data": folder, "store": store, "task.scratch": True,
-            "task.n_train": 4000, "trainer.max_steps": steps, "trainer.val_every": steps, "trainer.checkpoint_seconds": 1e9,
+            "task.n_train": 4000, "trainer.max_steps": steps, "trainer.val_every": steps,
+            "trainer.checkpoint_seconds": 1e9,
         }
     )  # fmt: skip
 

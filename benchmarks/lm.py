@@ -24,10 +24,14 @@ _CPU = torch.device("cpu")
 
 
 def measure(quick: bool) -> list[Row]:
-    """Tokens per second against a loop by hand, for a normalised method and for AdamW; seconds of a batch against a step's."""
+    """Tokens per second against a loop by hand: a normalised method and AdamW; a batch's seconds against a step's."""
     steps, rounds = (4, 2) if quick else (20, 5)
     rows = []
-    with TemporaryDirectory() as folder, text(Path(folder), quick) as (root, source), patch.dict(os.environ, BENCH_CACHE=f"{folder}/cache"):  # fmt: skip
+    with (
+        TemporaryDirectory() as folder,
+        text(Path(folder), quick) as (root, source),
+        patch.dict(os.environ, BENCH_CACHE=f"{folder}/cache"),
+    ):
         for opt in ("sngd", "adamw"):
             config = configure("lm", opt, steps, Path(folder)).model_copy(update={"data": root})
             measured = alternate(by_hand(config), {opt: by_bench(config)}, rounds)[opt]

@@ -1,4 +1,4 @@
-"""How long the program takes to start and to end: `bench --help` must not import torch, `bench fit` little more than Lightning."""
+"""Time to start and to end: `bench --help` must not import torch, `bench fit` little more than Lightning."""
 
 import os
 import subprocess

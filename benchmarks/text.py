@@ -45,7 +45,7 @@ def measure(quick: bool) -> list[Row]:
 
 
 def tokenising(data: MNLIData, root: Path, source: str, quick: bool) -> list[Row]:
-    """Reading, checking, tokenising and packing the training pairs, against the tokenizer alone with the texts at hand."""
+    """Reading, checking, tokenising and packing the training pairs, against the tokenizer alone on texts at hand."""
     path = data.source.paths(root)["train"]
     table = pq.read_table(path)
     texts = list(zip(*(table[name].to_pylist() for name in data.source.texts), strict=True))
@@ -91,7 +91,7 @@ def batches(data: MNLIData, source: str, quick: bool) -> list[Row]:
 
 @contextmanager
 def pairs(folder: Path, quick: bool) -> Iterator[tuple[Path, str]]:
-    """A data folder with MNLI, and what is in it: made-up pairs with its spread of lengths where the real ones are not."""
+    """A data folder with MNLI, and what is in it: without the real pairs, made-up ones of like lengths."""
     data = Path(os.environ.get("BENCH_DATA", "data"))
     if (data / "mnli" / "train.parquet").is_file() and not quick:
         yield data, "MNLI"

@@ -1,4 +1,7 @@
-"""What makes optimizers with other habits follow the suite's protocol: `step(closure)`, with loss and gradients there already."""
+"""Adapters that make optimizers with other habits follow the suite's protocol.
+
+That is `step(closure)`, with loss and gradients there already.
+"""
 
 import inspect
 import warnings
@@ -17,8 +20,8 @@ from optimizers.registry import Traits
 def adapted(cls: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
     """The class itself, or a subclass whose `step` takes a closure, as torch's protocol says.
 
-    A `step` without an argument `closure` is told the loss if it takes `loss` (`step(loss)`), else nothing; the closure is called
-    once before it, with gradients enabled. Instances can be copied and pickled if the class's own can.
+    A `step` without an argument `closure` is told the loss if it takes `loss` (`step(loss)`), else nothing; the closure
+    is called once before it, with gradients enabled. Instances can be copied and pickled if the class's own can.
 
     Args:
         cls: any optimizer.

@@ -1,7 +1,7 @@
 """Optimizers and tasks that others bring, from installed packages and from a user's own files.
 
-A package announces them by entry points of the groups `bench.optimizers` and `bench.tasks`: they are listed without being
-imported. What is not announced is named as `module:Class` or `file.py:Class`.
+A package announces them by entry points of the groups `bench.optimizers` and `bench.tasks`: they are listed without
+being imported. What is not announced is named as `module:Class` or `file.py:Class`.
 """
 
 import hashlib
@@ -99,7 +99,8 @@ class Registry(MutableMapping[str, Spec], Generic[Spec]):
             takers = ["the suite"] * (name in self.own) + [_package(point) for point in points]
             others = " or ".join(point.value for point in points)
             raise PluginError(
-                f"the {self.kind} name {name!r} is taken by {' and by '.join(takers)}: uninstall one, or say which: {others}"
+                f"the {self.kind} name {name!r} is taken by {' and by '.join(takers)}: uninstall one,"
+                f" or say which: {others}"
             )
         if name in self.own:
             return self.own[name]
@@ -207,9 +208,10 @@ def _file(path: Path) -> Any:
 
 
 def provenance(target: str) -> str:
-    """Which package an importable target comes from, with its version; what may change under that has a digest of its source.
+    """Which package an importable target comes from, with its version.
 
-    That is the file, or all of the package that a module lies in. Nothing is imported.
+    What may change under a version has a digest of its source: the file, or all of the package that a module lies in.
+    Nothing is imported.
     """
     place = target.rpartition(":")[0]
     if place.endswith(".py"):

@@ -79,8 +79,8 @@ class SPS(StepSizeOptimizer):
             closure: re-evaluates the model and returns the loss, averaged like the gradient (not divided by the
                 number of micro-batches, and equal on all ranks).
             loss: the loss, instead of a closure.
-            loss_grad_norm: norm of the loss's gradient, where `.grad` no longer holds that gradient because it was clipped:
-                the step then comes from loss and gradient as they were, and moves along the clipped gradient.
+            loss_grad_norm: norm of the loss's gradient, where `.grad` no longer holds that gradient because it was
+                clipped: the step then comes from loss and gradient as they were, and moves along the clipped gradient.
                 Computed from `.grad` if not given.
 
         Returns:
@@ -92,7 +92,8 @@ class SPS(StepSizeOptimizer):
         value = run_closure(closure) if closure is not None else loss
         if value is None:
             raise ValueError(
-                f"{type(self).__name__} needs the loss: call step(closure) with a closure that returns it, or step(loss=...)"
+                f"{type(self).__name__} needs the loss: call step(closure) with a closure that returns it,"
+                " or step(loss=...)"
             )
         groups, norm = self._collect(loss_grad_norm)
         if norm is None:

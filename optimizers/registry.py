@@ -19,7 +19,8 @@ class Traits:
         full_batch: the method is defined on the full batch; that is its default batch.
         calls_closure_again: `step` evaluates the closure more than once, so gradients must be recomputable in it.
         create_graph: `step` differentiates the gradients, so that these keep their graph (second-order methods).
-        unscheduled: a schedule of `lr` makes no sense, since the method finds its own step size or is meant to do without one.
+        unscheduled: a schedule of `lr` makes no sense, since the method finds its own step size or is meant to do
+            without one.
     """
 
     needs_loss: bool = False
@@ -49,7 +50,7 @@ STEP_KEYWORDS = {
     "grad_norm": "norm of the gradient as it is in `.grad`",
     "loss_grad_norm": "norm of the loss's gradient, before clipping",
 }
-"""What an optimizer's `step` or pure update is told beside the rest, if it has a keyword of that name: 0-dim tensors."""
+"""What an optimizer's `step` or pure update is also told, if it has a keyword of that name: 0-dim tensors."""
 
 
 @dataclass(frozen=True)
@@ -79,8 +80,8 @@ class OptimizerSpec:
     floating dtype, float32 or float64.
 
      - `grads`, `params`: lists in the same order; parameters without a gradient are left out. Returned are new tensors.
-     - `state`: `{}` at the first step, then what the last step returned: a dict of tensors, lists and tuples of tensors,
-       whose structure stays the same. `step_sizes`, if there, is the pair (raw, applied) that the curve shows
+     - `state`: `{}` at the first step, then what the last step returned: a dict of tensors, lists and tuples of
+       tensors, whose structure stays the same. `step_sizes`, if there, is the pair (raw, applied) that the curve shows
        in place of lr: the step before and after its cap, 0-dim.
      - `loss`: of the batch, 0-dim.
      - `hparams`: all of the constructor's arguments by name. `lr` is there and always a 0-dim tensor; any other
@@ -145,7 +146,8 @@ def _plugin(name: str, value: Any, origin: Origin) -> OptimizerSpec:
 
     from optimizers.adapters import adapted, traits_of
 
-    # The version of torch stands in every run's record, and is no part of the identity of runs with the suite's own methods either.
+    # The version of torch stands in every run's record, and is no part of the identity of runs with the suite's own
+    # methods either.
     package = None if origin.package.startswith("torch ") else origin.package
     if isinstance(value, OptimizerSpec):
         return replaced(value, name=name, package=package)
@@ -162,19 +164,27 @@ def _plugin(name: str, value: Any, origin: Origin) -> OptimizerSpec:
         traits_of(adapted(value)), unscheduled=not has_lr or hasattr(value, "eval")
     )  # as schedule-free ones have
     return OptimizerSpec(
-        name=name, target=origin.target, formula=doc or value.__name__, source=origin.package, search=searched, package=package,
-        traits=traits,
+        name=name, target=origin.target, formula=doc or value.__name__, source=origin.package, search=searched,
+        package=package, traits=traits,
     )  # fmt: skip
 
 
 _ANY_LR = LogUniform(1e-5, 1e0)
-"""Range of the learning rate of an optimizer that declares none. Ours; a grid grows beyond it where the best lies at its edge."""
+"""Range of the learning rate of an optimizer that declares none. Ours.
+
+A grid grows beyond it where the best lies at its edge.
+"""
 
 OPTIMIZERS = Registry(
     "optimizer",
     "bench.optimizers",
     (
-        OptimizerSpec(name="gd", defaults={"lr": 0.1}, traits=Traits(full_batch=True), **_SGD),  # type: ignore[arg-type]
+        OptimizerSpec(
+            name="gd",
+            defaults={"lr": 0.1},
+            traits=Traits(full_batch=True),
+            **_SGD,  # type: ignore[arg-type]
+        ),
         OptimizerSpec(name="sgd", defaults={"lr": 0.1}, **_SGD),  # type: ignore[arg-type]
         OptimizerSpec(
             name="ngd",

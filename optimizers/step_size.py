@@ -107,7 +107,7 @@ class StepSizeOptimizer(Optimizer):
 
 
 def safe_divide(numerator: Tensor | float, norm: Tensor) -> Tensor:
-    """Return numerator / norm, at most the largest finite number, and 0 where the norm is 0: no gradient gives a NaN."""
+    """Return numerator / norm, at most the largest finite number; 0 where the norm is 0: no gradient gives a NaN."""
     # `float / tensor` would multiply by the reciprocal, which overflows for norms that the quotient bears.
     numerator = numerator if isinstance(numerator, Tensor) else torch.full_like(norm, numerator)
     return torch.where(norm > 0, numerator / norm, 0.0).clamp(max=torch.finfo(norm.dtype).max)

@@ -22,8 +22,8 @@ _ROTARY_BASE = 10_000
 class MultiHeadAttention(nn.Module):
     """Self-attention of one layer.
 
-    Queries, keys and values are heads of size K, made of the input by `qkv`; logits are divided by sqrt(K); `proj` maps the
-    heads, of size H K together, back to the width.
+    Queries, keys and values are heads of size K, made of the input by `qkv`; logits are divided by sqrt(K); `proj` maps
+    the heads, of size H K together, back to the width.
 
     Args:
         width: D, of a token.
@@ -36,7 +36,8 @@ class MultiHeadAttention(nn.Module):
         rotary: queries and keys are turned by their position (`rotated`); K must be even.
         dropout: rate in [0, 1) on attention weights.
         proj_dropout: rate in [0, 1) on the output.
-        query_chunk: `dcmha` composes the heads of so many queries at a time, which changes memory and time but no result.
+        query_chunk: `dcmha` composes the heads of so many queries at a time, which changes memory and time but no
+            result.
 
     Raises:
         ValueError: a number is out of range, or heads and width do not fit.
@@ -64,8 +65,8 @@ class MultiHeadAttention(nn.Module):
                 raise ValueError(f"{name}={value} is out of range: it must be at least 1")
         if rotary and head_dim % 2:
             raise ValueError(
-                f"head_dim={head_dim} (width={width}, num_heads={num_heads}) is odd, so its features cannot be turned in pairs;"
-                " take an even one"
+                f"head_dim={head_dim} (width={width}, num_heads={num_heads}) is odd,"
+                " so its features cannot be turned in pairs; take an even one"
             )
         self.num_heads, self.head_dim = num_heads, head_dim
         self.causal, self.window, self.rotary, self.query_chunk = causal, window, rotary, query_chunk
@@ -109,8 +110,8 @@ def head_size(
 ) -> int:
     """The size of a head.
 
-    By default it is width / num_heads, but for `fixed_head` the length of the sequences, from which on every pattern of attention can be
-    reached (Theorem 1 of paper C).
+    By default it is width / num_heads, but for `fixed_head` the length of the sequences, from which on every pattern of
+    attention can be reached (Theorem 1 of paper C).
 
     Args:
         kind: of attention.
@@ -161,8 +162,8 @@ def plain_attention(
         mask: bool, broadcastable to (B, 1, T, S), True where a query may see a key; not with `causal`.
         causal: tokens see none that come later.
         scale: factor of the logits; 1 / sqrt(K) by default.
-        dropout: dropout of the attention weights, with its rate as `p`. It is a module of the model, since torch's fused
-            attention draws from a global stream.
+        dropout: dropout of the attention weights, with its rate as `p`. It is a module of the model, since torch's
+            fused attention draws from a global stream.
 
     Returns:
         Shape (B, H, T, K).
@@ -201,7 +202,9 @@ def query_blocks(length: int, size: int, causal: bool, window: int | None) -> li
 
 
 def rotated(x_BHTK: Tensor) -> Tensor:
-    """Queries or keys turned by their position (RoPE; Su et al., Neurocomputing 2024), so that their product knows the distance only.
+    """Turn queries or keys by their position, so that their product depends on the distance only.
+
+    This is RoPE (Su et al., Neurocomputing 2024).
 
     Features i and i + K/2 make a pair, which token t turns by t / 10000^(2i/K).
 

@@ -1,4 +1,4 @@
-"""One head's attention weights, fitted to given ones: which of them a head of a given size can make (paper C, theorem 1)."""
+"""One head's attention weights, fitted to given ones: what a head of a given size can make (paper C, theorem 1)."""
 
 import math
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ MOST_TOKENS = 256
 
 
 class Columns(NamedTuple):
-    """Some columns of a target: tokens of the sequence (d, n), its queries (d, B), the logarithm of the weights wanted (n, B)."""
+    """Some columns of a target: the sequence's tokens (d, n), its queries (d, B), log of the wanted weights (n, B)."""
 
     tokens: Tensor
     queries: Tensor
@@ -26,12 +26,13 @@ class Columns(NamedTuple):
 
 
 class AttentionMatrixData(TaskData):
-    """A sequence X of shape (d, n) and a positive column-stochastic matrix P of shape (n, n): what each token should attend to.
+    """A sequence X (d, n) and a positive column-stochastic matrix P (n, n): what each token should attend to.
 
-    A column of P is the softmax of a column of logits, which may be shifted by any constant without changing P. So what matters is
-    the rank of log P after its column means are removed, at most n - 1: weights W_k, W_q of shape (head_dim, d) with
-    softmax(X^T W_k^T W_q X / sqrt(head_dim)) = P exist if head_dim is at least that rank, and only if log P + 1 c^T has rank at most
-    head_dim for some c (Bhojanapalli et al., ICML 2020, theorem 1, which states it for head_dim >= n, and X of full column rank).
+    A column of P is the softmax of a column of logits, which may be shifted by any constant without changing P. So what
+    matters is the rank of log P after its column means are removed, at most n - 1: weights W_k, W_q of shape
+    (head_dim, d) with softmax(X^T W_k^T W_q X / sqrt(head_dim)) = P exist if head_dim is at least that rank, and only
+    if log P + 1 c^T has rank at most head_dim for some c (Bhojanapalli et al., ICML 2020, theorem 1, which states it
+    for head_dim >= n, and X of full column rank).
 
     Args:
         root: unused; nothing is read.
@@ -40,8 +41,8 @@ class AttentionMatrixData(TaskData):
         d: width of a token, at least n (ours).
         rank: of log P less its column means, in [1, n - 1]; by default n - 1.
         spread: root mean square of these logits, in (0, inf) (ours).
-        tokens: `gaussian`, independent standard normal entries, or `counterexample`, the paper's X = [1, 0] with n = 2 and d = 1,
-            where every W gives the second column the weights 1/2, 1/2.
+        tokens: `gaussian`, independent standard normal entries, or `counterexample`, the paper's X = [1, 0] with n = 2
+            and d = 1, where every W gives the second column the weights 1/2, 1/2.
     """
 
     select = report = "train"
@@ -80,7 +81,7 @@ class AttentionMatrixData(TaskData):
         self.logits_nn = logits_nn
         self.log_target_nn = logits_nn.log_softmax(0)
         self.sizes = {"train": n}
-        # The loss is the divergence from P, which has its zero where P is reached; the cross-entropy has that much more.
+        # The loss is the divergence from P, which is 0 where P is reached; the cross-entropy has that much more.
         self.loss_offset = {"train": -float((self.log_target_nn.exp() * self.log_target_nn).sum(0).mean())}
         self.f_star = self.loss_offset["train"]  # reached by heads that are large enough, and for all a lower bound
 
@@ -99,7 +100,7 @@ class AttentionMatrixData(TaskData):
         return Columns(self.tokens_dn, self.tokens_dn[:, rows], self.log_target_nn[:, rows])
 
     def best_logits(self, head_dim: int) -> Tensor:
-        """Logits of rank head_dim at most nearest to those of P, in the norm of Frobenius after column means are removed (n, n)."""
+        """Logits (n, n) of rank at most head_dim nearest to P's less its column means, in the Frobenius norm."""
         left, values, right = torch.linalg.svd(self.logits_nn)
         return (left[:, :head_dim] * values[:head_dim]) @ right[:head_dim]
 
@@ -107,9 +108,9 @@ class AttentionMatrixData(TaskData):
 class AttentionMatrix(Task):
     """W_k and W_q of one head; the loss is the mean over queries of the divergence KL(P || softmax(logits)).
 
-    Measured: `error`, the greatest |weight - P|; `divergence`; and of the construction from a truncated singular value decomposition
-    of log P less its column means, which needs no training and can be reached by every head of this size, `construction_error` and
-    `construction_divergence`.
+    Measured: `error`, the greatest |weight - P|; `divergence`; and of the construction from a truncated singular value
+    decomposition of log P less its column means, which needs no training and can be reached by every head of this size,
+    `construction_error` and `construction_divergence`.
 
     Args:
         data: what is to be reached.
@@ -152,7 +153,9 @@ class AttentionMatrix(Task):
         return values
 
     def _construction(self) -> Tensor:
-        """Logits (n, n) that weights of this head give: W_k^T W_q = sqrt(head_dim) (X^+)^T M X^+, M of rank head_dim at most.
+        """Logits (n, n) that weights of this head give.
+
+        These have W_k^T W_q = sqrt(head_dim) (X^+)^T M X^+ with M of rank head_dim at most.
 
         With X of full column rank X^+ X = 1, so that they are M.
         """
@@ -165,8 +168,8 @@ class AttentionMatrix(Task):
 def _divergence(log_weights: Tensor, log_target: Tensor) -> Tensor:
     """KL(target || weights), the mean over the columns of (..., n, B); shape (...).
 
-    The weights sum to 1 as the target does, so e^x - 1 of x = log(weight / target) may be added: each term then is near its zero
-    as small as it should be, and none is negative.
+    The weights sum to 1 as the target does, so e^x - 1 of x = log(weight / target) may be added: each term then is near
+    its zero as small as it should be, and none is negative.
     """
     x = log_weights - log_target
     return (log_target.exp() * (x.expm1() - x)).sum(-2).mean(-1)

@@ -32,11 +32,12 @@ class TaskData(ABC):
         report: the split whose metric is the run's result.
         also: splits that are evaluated in the end beside `report`.
         part: what part of the data this is ("10,000 of 55,000 training samples"), or None for the whole.
-        lengths: tokens of each row of "train", int64 on the CPU, for samples that are padded to their batch's longest; or None.
+        lengths: tokens of each row of "train", int64 on the CPU, for samples that are padded to their batch's longest;
+            or None.
         seeded: whether the samples depend on the seed; where they do not, runs of several seeds share them.
         f_star: least value of the training loss, where it is known.
-        loss_offset: by split, the mean over its samples of what `loss` leaves out, so that a loss near its minimum keeps
-            its digits. Added back to what is recorded; for a mini-batch that is the mean's, not its own.
+        loss_offset: by split, the mean over its samples of what `loss` leaves out, so that a loss near its minimum
+            keeps its digits. Added back to what is recorded; for a mini-batch that is the mean's, not its own.
     """
 
     sizes: dict[str, int]
@@ -98,7 +99,7 @@ class Task(pl.LightningModule, ABC):
         """Fresh metrics by name; each is updated with (predictions, labels)."""
 
     def facts(self) -> dict[str, Any]:
-        """What is known of the model and belongs into the run's record beside `TaskData.facts`; plain numbers and words."""
+        """What is known of the model, for the run's record beside `TaskData.facts`; plain numbers and words."""
         return {}
 
     def specimen(self) -> str | None:
@@ -213,11 +214,11 @@ class Task(pl.LightningModule, ABC):
             best: the weights are those of `load_best_weights`, which are for evaluation already.
 
         Returns:
-            Values by name, "loss" among them, and "excess", the loss above its infimum, where `data.loss_offset` has that
-            of the split. They may be infinite or NaN if the weights are.
+            Values by name, "loss" among them, and "excess", the loss above its infimum, where `data.loss_offset` has
+            that of the split. They may be infinite or NaN if the weights are.
         """
         metrics = MetricCollection(dict(self.metrics())).to(self.device)
-        # In float64, where the device has it. Not torchmetrics' mean, which without its check for NaN forgets the weights.
+        # In float64, where the device has it. Without its check for NaN torchmetrics' mean forgets the weights.
         total = torch.zeros((), dtype=torch.float32 if self.device.type == "mps" else torch.float64, device=self.device)
         for metric in metrics.values():
             metric.sync_on_compute = False

@@ -29,7 +29,9 @@ def cache_folder() -> Path:
 
 
 def cached_tokens(digest: str) -> list[dict[str, Any]]:
-    """What the cache has of a file: for each tokenizer and length its record, with `vocabulary`, and its size as `bytes`.
+    """What the cache has of a file.
+
+    For each tokenizer and length that is its record, with `vocabulary`, and its size as `bytes`.
 
     Args:
         digest: SHA-256 of the file.
@@ -141,7 +143,9 @@ def _alone(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise  # whoever called us says so
-        raise DataError(f"cannot write the cache {path.parent} ({error.strerror}); name another folder with BENCH_CACHE") from None  # fmt: skip
+        raise DataError(
+            f"cannot write the cache {path.parent} ({error.strerror}); name another folder with BENCH_CACHE"
+        ) from None
 
 
 def digest_of(*parts: Any) -> str:

@@ -31,8 +31,9 @@ def _source(folder: str, test: str, rows: int, test_rows: int, hub: bool, stand_
 class CivilCommentsData(TextData):
     """Civil Comments (Borkan et al. 2019) from Parquet files in `<root>/civil_comments`.
 
-    A comment is toxic, label 1, where at least half of its raters said so (`toxicity` >= 0.5). Identity columns, if they are there,
-    are read likewise. Without Civil Comments, but with Jigsaw's comments in `<root>/jigsaw_toxicity`, these stand in for it.
+    A comment is toxic, label 1, where at least half of its raters said so (`toxicity` >= 0.5). Identity columns, if
+    they are there, are read likewise. Without Civil Comments, but with Jigsaw's comments in `<root>/jigsaw_toxicity`,
+    these stand in for it.
     """
 
     report = "test"

@@ -1,7 +1,8 @@
 """Dynamically composable heads (Xiao et al., ICML 2024, "paper D"): heads that mix anew for each pair of tokens.
 
-What query t gives to key s in each of the M heads is a vector A_ts. Once as logits and once as attention weights, it becomes
-A_ts (I + C(t) + C'(s)), where C(t) = w1(t)^T w2(t) + diag gate(t) is made of token t, and C'(s) likewise of token s.
+What query t gives to key s in each of the M heads is a vector A_ts. Once as logits and once as attention weights, it
+becomes A_ts (I + C(t) + C'(s)), where C(t) = w1(t)^T w2(t) + diag gate(t) is made of token t, and C'(s) likewise of
+token s.
 
 Dimensions: B rows, T queries, S keys, D width, M heads, K head size, R rank.
 """
@@ -41,8 +42,8 @@ class Composers(NamedTuple):
 class HeadComposition(nn.Module):
     """Makes the compositions of the layer's input.
 
-    It has 4 D J + 8 R J M + 4 D M parameters, where J = 4 M is the width of its hidden layer. They begin so small that the heads
-    begin as nearly plain ones.
+    It has 4 D J + 8 R J M + 4 D M parameters, where J = 4 M is the width of its hidden layer. They begin so small that
+    the heads begin as nearly plain ones.
 
     Args:
         width: D, of a token.
@@ -144,7 +145,8 @@ def composed_attention(
 ) -> Tensor:
     """Attention with composed heads.
 
-    In this order: q / sqrt(K), logits, composition, mask, softmax in at least float32, composition, mask again, dropout, times v.
+    In this order: q / sqrt(K), logits, composition, mask, softmax in at least float32, composition, mask again,
+    dropout, times v.
 
     Args:
         q_BMTK: queries.
@@ -194,7 +196,10 @@ def _exact(x: Tensor) -> torch.dtype:
 
 
 def _bias(mask: Tensor, like: Tensor) -> Tensor:
-    """What makes logits vanish where the mask is False: added, which is far faster than to fill, and small enough not to overflow."""
+    """What makes logits vanish where the mask is False.
+
+    It is added, which is far faster than to fill, and is small enough not to overflow.
+    """
     return (~mask).to(like.dtype) * (torch.finfo(like.dtype).min / 2)
 
 
@@ -277,7 +282,9 @@ class _Weights(NamedTuple):
 
 
 class _Pairs:
-    """The arithmetic on pairs of queries and keys, with its memory, which is taken once: fresh memory costs more than the arithmetic.
+    """The arithmetic on pairs of queries and keys, with its memory.
+
+    The memory is taken once: fresh memory costs more than the arithmetic.
 
     Args:
         like: what the pairs are made of.
@@ -356,7 +363,10 @@ class _Pairs:
         total_k: Tensor,
         name: str,
     ) -> Tensor:
-        """The gradient with respect to A, by that of what A is composed to; those of the composition are added to the totals."""
+        """The gradient with respect to A, from that with respect to the composed A.
+
+        Gradients of the composition are added to the totals.
+        """
         w1, w2, gate = _parts(k)
         g, a = G.flatten(0, 1), A.flatten(0, 1)
         total_q.add_(torch.bmm(a, g.mT).view(q.shape))

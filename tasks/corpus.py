@@ -1,8 +1,9 @@
-"""Corpora for language models: a text as one stream of tokens, packed once, cached, and cut into windows of equal length.
+"""Corpora for language models: a text as one stream of tokens, packed once, cached, cut into windows of equal length.
 
-A split of N tokens has N - 1 predictions: every token but the first, from those before it. With windows of T predictions
-there are ceil((N - 1) / T) rows. Row i predicts the tokens iT + 1 to iT + T; the last row begins earlier, so that it is
-full, and counts only what no row before it has predicted. So every token is predicted once, in training as in evaluation.
+A split of N tokens has N - 1 predictions: every token but the first, from those before it. With windows of T
+predictions there are ceil((N - 1) / T) rows. Row i predicts the tokens iT + 1 to iT + T; the last row begins earlier,
+so that it is full, and counts only what no row before it has predicted. So every token is predicted once, in training
+as in evaluation.
 """
 
 import hashlib
@@ -56,7 +57,8 @@ class Corpus:
     Attributes:
         folder: below the data folder; absolute for a file of one's own.
         files: by split, the name of a file and its official rows (a text's bytes), None where nothing is known of that.
-            "train" is always there; a file NAME_part stands for one that is missing. Parquet files have a column `text`.
+            "train" is always there; a file NAME_part stands for one that is missing. Parquet files have a column
+            `text`.
         separator: what is put behind every row of a Parquet file.
         hub: where to fetch it.
         stand_in: what is to be said if this is not the data that it is used for.
@@ -110,8 +112,8 @@ class CorpusData(TaskData):
     Args:
         root: the data folder.
         seed: unused; the text is the same for every seed.
-        corpus: `tiny_shakespeare`, `wikitext103`, `wiki_quac`, `lm1b`, `pile`, or a file of one's own: a text in UTF-8, or a
-            Parquet file with a column `text`.
+        corpus: `tiny_shakespeare`, `wikitext103`, `wiki_quac`, `lm1b`, `pile`, or a file of one's own: a text in UTF-8,
+            or a Parquet file with a column `text`.
         tokens: `character`, those of all splits; `byte`; or `bpe`, byte pairs trained on the training text.
         vocab: tokens of `bpe`, in [256, 65536]; there are fewer where the text has too few pairs.
         length: tokens T that a row predicts, each from those before it in the row; at least 1.
@@ -157,8 +159,9 @@ class CorpusData(TaskData):
         for split, ids in arrays.items():
             if len(ids) < length + 1:
                 raise DataError(
-                    f"the {split} split of {paths.get(split, paths['train'])} has {len(ids):,} tokens; with length={length} at least"
-                    f" {length + 1:,} are needed: take a longer text, or a smaller --task.length"
+                    f"the {split} split of {paths.get(split, paths['train'])} has {len(ids):,} tokens;"
+                    f" with length={length} at least {length + 1:,} are needed: take a longer text,"
+                    " or a smaller --task.length"
                 )
         if len(self.vocabulary) < 2:
             raise DataError(
@@ -203,7 +206,7 @@ class CorpusData(TaskData):
         return [name for name, corpus in CORPORA.items() if (root / corpus.folder).is_dir()]
 
     def facts(self) -> dict[str, Any]:
-        """What tells whether two runs had the same stream: digests of files and of the text kept for validation, tokens."""
+        """What tells whether two runs had the same stream: digests of files and of the validation text, tokens."""
         return {
             "files": {name: value[:16] for name, value in self._digests.items()},
             "validation": self._packed["val"]["sha256"][:16],
@@ -263,8 +266,8 @@ def _require(source: Corpus, paths: Mapping[str, Path]) -> None:
     missing = [split for split, path in paths.items() if not path.is_file()]
     if missing and paths[missing[0]].suffix != ".parquet":
         raise DataError(
-            f"missing data: {paths[missing[0]].name} expected in {paths[missing[0]].parent}; copy it there, or name the folder"
-            " that has it with --data DIR or BENCH_DATA"
+            f"missing data: {paths[missing[0]].name} expected in {paths[missing[0]].parent};"
+            " copy it there, or name the folder that has it with --data DIR or BENCH_DATA"
         )
     require_tables(paths, ("text",), source.hub)
 
@@ -287,7 +290,9 @@ def _chunks(path: Path, separator: str) -> Iterator[str]:
                 while chunk := file.read(_CHUNK):
                     yield chunk + file.readline()
         except UnicodeDecodeError as error:
-            raise DataError(f"{path} is not a text in UTF-8 ({error.reason} at byte {error.start}); write it again in UTF-8") from None  # fmt: skip
+            raise DataError(
+                f"{path} is not a text in UTF-8 ({error.reason} at byte {error.start}); write it again in UTF-8"
+            ) from None
         return
     import pyarrow.parquet as pq
 
@@ -300,7 +305,9 @@ def _chunks(path: Path, separator: str) -> Iterator[str]:
             try:
                 texts = batch["text"].to_pylist()
             except UnicodeDecodeError as error:
-                raise DataError(f"{path}: column 'text' has a text that is not UTF-8 ({error.reason}); write it again") from None  # fmt: skip
+                raise DataError(
+                    f"{path}: column 'text' has a text that is not UTF-8 ({error.reason}); write it again"
+                ) from None
             for text in texts:
                 if not isinstance(text, str):
                     raise DataError(f"{path}: row {row} has no text but {text!r}; leave out such rows")
@@ -325,7 +332,7 @@ def _parts(source: Corpus, paths: Mapping[str, Path]) -> Iterator[str]:
 
 
 def _vocabulary(texts: Mapping[str, _Text], kind: str, size: int, key: Any) -> Vocabulary:
-    """The tokens of a corpus: a function of its text, the same on every machine; made once, then read from the cache."""
+    """Tokens of a corpus: a function of its text, equal on every machine; made once, then read from the cache."""
     if kind == "byte":
         return Bytes()
 
@@ -342,7 +349,7 @@ def _vocabulary(texts: Mapping[str, _Text], kind: str, size: int, key: Any) -> V
 def _packed(
     path: Path, digest: str, texts: Mapping[str, _Text], vocabulary: Vocabulary
 ) -> tuple[dict[str, NDArray[np.uint16]], dict[str, Any]]:
-    """The streams of a file's splits and, by split, `bytes` and `sha256` of its text: from the cache, or made and put there."""
+    """Streams of a file's splits and, by split, `bytes` and `sha256` of its text; made once, then cached."""
     parts = {split: [text.separator, text.start, text.stop] for split, text in texts.items()}
 
     def make() -> tuple[dict[str, NDArray[np.uint16]], dict[str, Any]]:

@@ -71,7 +71,7 @@ class BatchDropout(nn.Module):
         self.stream = stream
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return x with elements zeroed with probability p and the others scaled by 1 / (1 - p); x itself in eval mode."""
+        """Return x with elements zeroed with probability p, others scaled by 1 / (1 - p); x itself in eval mode."""
         if not self.training or self.p == 0:
             return x
         keep = self.randomness.draw(self.stream, x, lambda mask, source: mask.bernoulli_(1 - self.p, generator=source))

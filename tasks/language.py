@@ -27,7 +27,9 @@ _HEAD_SIZE = 64  # of all BERTs that were published
 
 
 class Encoder(Task):
-    """An encoder of the BERT family with a head; the subclass says which. What a checkpoint lacks of the head is drawn from the seed.
+    """An encoder of the BERT family with a head; the subclass says which.
+
+    What a checkpoint lacks of the head is drawn from the seed.
 
     Args:
         data: the texts; its vocabulary must be the model's.
@@ -35,10 +37,10 @@ class Encoder(Task):
         scratch: a small BERT with random weights and the data's vocabulary instead; nothing is loaded.
         layers: number of transformer blocks from scratch, at least 1.
         width: width of a token from scratch, at least 1; the MLPs are four times as wide.
-        attention: kind of attention: `standard`, `fixed_head` with heads of any size, or `dcmha` with dynamically composed
-            ones; pretrained weights are for `standard` only.
-        num_heads: attention heads of a block, which must divide the width where that decides the heads' size; by default
-            the model's own, from scratch one for each 64 of the width, but at least one.
+        attention: kind of attention: `standard`, `fixed_head` with heads of any size, or `dcmha` with dynamically
+            composed ones; pretrained weights are for `standard` only.
+        num_heads: attention heads of a block, which must divide the width where that decides the heads' size; by
+            default the model's own, from scratch one for each 64 of the width, but at least one.
         head_dim: size of a head; by default width / num_heads, for `fixed_head` the data's max_length.
         heads: what another number of heads means for a pretrained model: `regroup` keeps all weights and cuts the same
             projections into other heads, of size width / num_heads, by whose root the logits are divided; `fresh`
@@ -81,8 +83,8 @@ class Encoder(Task):
         drawn = scratch or heads == "fresh"
         if attention != "standard" and not drawn:
             raise ValueError(
-                f"attention={attention} would change what a checkpoint's weights mean; take its architecture with random"
-                " weights by heads=fresh, or a small model by scratch=true"
+                f"attention={attention} would change what a checkpoint's weights mean;"
+                " take its architecture with random weights by heads=fresh, or a small model by scratch=true"
             )
         self.num_classes, self.group_names = data.num_classes, data.group_names
         if scratch:
@@ -160,7 +162,7 @@ class TextClassifier(Encoder):
         return Outcome(cross_entropy(logits, labels), logits, shown)
 
     def metrics(self) -> dict[str, Metric]:
-        """Share of texts whose greatest logit is the label's, of all and, where texts carry groups, of the worst group."""
+        """Accuracy, by the greatest logit, on all texts and, where texts carry groups, on the worst group."""
         if not self.group_names:
             return {"accuracy": MulticlassAccuracy(self.num_classes, average="micro", validate_args=False)}
         return {
@@ -185,7 +187,9 @@ def _attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor,
     *, scaling: float, dropout: float, **_: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
-    """Attention as transformers calls it, with dropout by the module's own layer: transformers' draws from a global stream.
+    """Attention as transformers calls it, with dropout by the module's own layer.
+
+    The dropout of transformers draws from a global stream.
 
     Args:
         module: the attention layer.
@@ -236,7 +240,9 @@ def _replace_attention(model: Any, num_heads: int, head_dim: int, kind: Literal[
 
 
 def model_folder(model: str, *, weights: bool = True) -> Path:
-    """The folder with a model's config.json and model.safetensors: itself, or in the Hub's cache, which is filled if need be.
+    """The folder with a model's config.json and model.safetensors.
+
+    That is `model` itself, or a folder in the Hub's cache, which is filled if need be.
 
     Args:
         model: a folder, or a name on the Hugging Face Hub.
@@ -266,9 +272,9 @@ def model_folder(model: str, *, weights: bool = True) -> Path:
                 return _from_hub(model, needed)
         except Exception as error:
             raise DataError(
-                f"missing model {model!r}: no such folder, {' and '.join(needed)} not in the Hub's cache {HF_HUB_CACHE},"
-                f" and downloading failed ({one_line(error)}); name a folder that has that with --task.model DIR,"
-                " set HF_HOME to a cache that has it, or train a small model with --task.scratch true"
+                f"missing model {model!r}: no such folder, {' and '.join(needed)} not in the Hub's cache"
+                f" {HF_HUB_CACHE}, and downloading failed ({one_line(error)}); name a folder that has that with"
+                " --task.model DIR, set HF_HOME to a cache that has it, or train a small model with --task.scratch true"
             ) from error
     if weights and _WEIGHTS not in found and any(name.startswith("pytorch_model") for name in found):
         raise DataError(
@@ -277,7 +283,8 @@ def model_folder(model: str, *, weights: bool = True) -> Path:
         )
     if missing := [name for name in needed if name not in found]:
         raise DataError(
-            f"model {model!r} has no {' and no '.join(missing)}; name a folder or a model of the Hub with {' and '.join(needed)}"
+            f"model {model!r} has no {' and no '.join(missing)}; name a folder or a model of the Hub with"
+            f" {' and '.join(needed)}"
         )
     return folder
 
@@ -349,8 +356,8 @@ class _Accuracy(MulticlassAccuracy):
 class WorstGroupAccuracy(Metric):
     """Least accuracy over the groups (identity x label) that have samples.
 
-    As WILDS defines it for Civil Comments (Koh et al., ICML 2021): groups overlap, for a text may mention several identities;
-    texts that mention none count nowhere. Where no group has samples it is NaN.
+    As WILDS defines it for Civil Comments (Koh et al., ICML 2021): groups overlap, for a text may mention several
+    identities; texts that mention none count nowhere. Where no group has samples it is NaN.
 
     Args:
         num_classes: labels are in [0, num_classes).
@@ -368,7 +375,7 @@ class WorstGroupAccuracy(Metric):
         self.add_state("right", zeros.clone(), dist_reduce_fx="sum")
 
     def update(self, predictions: Tensor, labels: Tensor) -> None:
-        """Take logits, shape (rows, classes), and labels, shape (rows, 1 + G): the label, then 1 or 0 for each identity."""
+        """Take logits (rows, classes) and labels (rows, 1 + G): the label, then 1 or 0 for each identity."""
         y = labels[:, 0]
         cells = labels[:, 1:, None] * (y[:, None] == torch.arange(self.classes, device=y.device))[:, None]
         self.samples = self.samples + cells.sum(0)

@@ -21,7 +21,9 @@ _TEMPERATURE = 0.8
 
 
 class MLP(nn.Module):
-    """Two linear maps with a nonlinearity between them: GELU, or SiLU of one half times the other (SwiGLU; Shazeer 2020).
+    """Two linear maps with a nonlinearity between them.
+
+    That is GELU, or SiLU of one half times the other (SwiGLU; Shazeer 2020).
 
     Args:
         width: D, of a token.
@@ -69,9 +71,9 @@ class Block(nn.Module):
 class Decoder(nn.Module):
     """Tokens to logits of the next token: embedding, blocks, norm, linear head.
 
-    Linear maps begin with standard deviation 0.2 / sqrt(D), about that of paper D (0.006) at its width, 1024. Embeddings begin with
-    1 / D and are multiplied by sqrt(D) (Vaswani et al. 2017, section 3.4). So logits begin small, tied or not, and the loss
-    begins at log V.
+    Linear maps begin with standard deviation 0.2 / sqrt(D), about that of paper D (0.006) at its width, 1024.
+    Embeddings begin with 1 / D and are multiplied by sqrt(D) (Vaswani et al. 2017, section 3.4). So logits begin small,
+    tied or not, and the loss begins at log V.
 
     Args:
         vocab_size: V.
@@ -106,9 +108,9 @@ class Decoder(nn.Module):
 class LanguageModel(Task):
     """A decoder-only transformer (pre-norm with RMSNorm, RoPE, no biases); the loss is nats per token.
 
-    The loss of a batch is the sum over its predictions, divided by its rows and by the predictions that a row of the split has in
-    the mean. That is their mean, but for the batch with the split's last row, which may have fewer; over a split it is
-    the mean of all.
+    The loss of a batch is the sum over its predictions, divided by its rows and by the predictions that a row of the
+    split has in the mean. That is their mean, but for the batch with the split's last row, which may have fewer; over a
+    split it is the mean of all.
 
     Args:
         data: the corpus.
@@ -116,9 +118,10 @@ class LanguageModel(Task):
         width: width D of a token, at least 1.
         num_heads: attention heads of a block, at least 1.
         head_dim: size of a head, even; by default width / num_heads, and with fixed_head the length of a row.
-        attention: `standard`; `fixed_head`, heads of any size (Bhojanapalli et al. 2020); or `dcmha`, heads that are composed anew
-            for each pair of tokens (Xiao et al. 2024).
-        window: the first block, the third and so on see no more than so many tokens before each; by default all see all.
+        attention: `standard`; `fixed_head`, heads of any size (Bhojanapalli et al. 2020); or `dcmha`, heads that are
+            composed anew for each pair of tokens (Xiao et al. 2024).
+        window: the first block, the third and so on see no more than so many tokens before each; by default all see
+            all.
         mlp: nonlinearity of the MLPs: `gelu` or `swiglu`.
         mlp_width: width between the two maps of an MLP, at least 1.
         tied: whether the head's weights are those of the embedding.
@@ -178,7 +181,7 @@ class LanguageModel(Task):
 
     @torch.no_grad()
     def specimen(self) -> str:
-        """A text of some 240 bytes, drawn from the model at temperature 0.8, which begins with the training text's first token."""
+        """A text of some 240 bytes, drawn at temperature 0.8, that begins with the training text's first token."""
         vocabulary, length = self.corpus.vocabulary, self.corpus.length
         size, most = 0, _SPECIMEN_BYTES
         ids = [self.corpus.first]

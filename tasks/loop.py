@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Outcome(NamedTuple):
-    """Of one micro-batch: its mean loss, shape (), and the predictions (logits or classes) and labels that metrics read."""
+    """A micro-batch's mean loss, shape (), with the predictions (logits or classes) and labels that metrics read."""
 
     loss: Tensor
     predictions: Tensor
@@ -76,7 +76,9 @@ class CurveRow(NamedTuple):
 
 @dataclass
 class Record:
-    """What the training step leaves for whoever watches: steps and measurements since the last look, the last micro-batch.
+    """What the training step leaves for whoever watches.
+
+    These are steps and measurements since the last look, and the last micro-batch.
 
     Measurements are the numbers of optimizer steps done, and the values by name at these points, shape (K,).
     """
@@ -160,7 +162,7 @@ class Loop:
             self.record.measurements.append((list(points), self.task.measure_at(stacked)))
 
     def evaluate(self, step: int) -> tuple[Tensor, dict[str, Tensor], list[Tensor]]:
-        """Loss of the batch; norms by `STEP_KEYWORDS`; the parameters that have a gradient, in `.grad`, unscaled, clipped."""
+        """Loss of the batch; norms by `STEP_KEYWORDS`; parameters with a gradient, in `.grad`, unscaled, clipped."""
         loss = self.backward(step)
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)

@@ -7,7 +7,10 @@ N_VAL = 5_000
 SALT = "mnli"
 ROWS = 392_702
 SPLIT_HASHES = {ROWS: "fe3c8a10f840ba49", 87_405: "5f2b6d06294758db"}
-"""What `tasks.split.split_hash` gives, by rows of the training file: of the whole one, and of the part that the suite was tested with."""
+"""What `tasks.split.split_hash` gives, by rows of the training file.
+
+These are of the whole one, and of the part that the suite was tested with.
+"""
 
 _SPLITS = {"train": "train", "matched": "validation_matched", "mismatched": "validation_mismatched"}
 
@@ -15,8 +18,8 @@ _SPLITS = {"train": "train", "matched": "validation_matched", "mismatched": "val
 class MNLIData(TextData):
     """Multi-genre natural language inference (Williams, Nangia, Bowman 2018) from Parquet files in `<root>/mnli`.
 
-    Labels are 0 entailment, 1 neutral, 2 contradiction. The labels of the test set are hidden, so results are reported on
-    the validation set of the genres that are trained on, and beside it on that of other genres ("mismatched").
+    Labels are 0 entailment, 1 neutral, 2 contradiction. The labels of the test set are hidden, so results are reported
+    on the validation set of the genres that are trained on, and beside it on that of other genres ("mismatched").
     """
 
     report = "matched"

@@ -1,4 +1,4 @@
-"""The multi-head attention classifier of paper B, all heads in one matrix product, on its two kinds of synthetic data."""
+"""Paper B's multi-head attention classifier, all heads in one matrix product, on its two kinds of synthetic data."""
 
 from collections.abc import Mapping
 from math import log, sqrt
@@ -19,7 +19,10 @@ Samples = tuple[Tensor, Tensor, Tensor]
 """Tokens (N, T, d), signs +1 or -1 (N,), labels 1 or 0 (N,)."""
 
 _CPU_LOGITS, _LOGITS = 2**17, 2**24
-"""Attention logits in one piece of work: on a CPU they stay in its cache (up to twice as fast); elsewhere memory is bounded."""
+"""Attention logits in one piece of work.
+
+On a CPU they stay in its cache (up to twice as fast); elsewhere memory is bounded.
+"""
 
 _MOST_DRAWS = 100
 """A margin that fewer than one sample in so many has is refused."""
@@ -202,9 +205,9 @@ def _generator(seed: int, purpose: str) -> torch.Generator:
 
 # -- model ----------------------------------------------------------------------------------------------------------
 #
-# Letters of shapes: B sequences, H heads, T tokens, d width; S the attended tokens, Q = T H the rows of attention, query
-# token by query token; K points of the run. With the attended tokens before the rows, a softmax runs over whole vectors of
-# rows at once.
+# Letters of shapes: B sequences, H heads, T tokens, d width; S the attended tokens, Q = T H the rows of attention,
+# query token by query token; K points of the run. With the attended tokens before the rows, a softmax runs over whole
+# vectors of rows at once.
 
 
 def side_by_side(W_Hdd: Tensor) -> Tensor:
@@ -224,7 +227,7 @@ def attention_logits(tokens_BTd: Tensor, W_dHd: Tensor) -> Tensor:
 
 
 def attended(tokens_BTd: Tensor, weights_BSQ: Tensor, U_Qd: Tensor) -> Tensor:
-    """What is summed up to sum_h <U_h, weights_h X>, shape (B, S, Q); its gradient for saturated logits would cancel."""
+    """Terms of sum_h <U_h, weights_h X>, shape (B, S, Q); its gradient for saturated logits would cancel."""
     return (tokens_BTd.flatten(0, 1) @ U_Qd.T).view_as(weights_BSQ).mul_(weights_BSQ)
 
 
@@ -272,8 +275,8 @@ def model_outputs(tokens_BTd: Tensor, W_KHdd: Tensor, U_KHTd: Tensor) -> Tensor:
 class MultiHeadClassifier(Task):
     """Phi(X) = (1/sqrt(H)) sum_h <U_h, softmax(X W_h X^T) X>, W_h of shape (d, d) and U_h of shape (T, d) trained.
 
-    The softmax runs over the rows, the loss is the logistic one of the margin y Phi(X). Model of Deora, Ghaderi, Taheri,
-    Thrampoulidis: On the Optimization and Generalization of Multi-head Attention (TMLR 2024).
+    The softmax runs over the rows, the loss is the logistic one of the margin y Phi(X). Model of Deora, Ghaderi,
+    Taheri, Thrampoulidis: On the Optimization and Generalization of Multi-head Attention (TMLR 2024).
 
     Args:
         data: sequences and labels.
@@ -310,9 +313,9 @@ class MultiHeadClassifier(Task):
     def measure_at(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The paper's measurements, over all samples.
 
-        Test sequences that are float64, most of the work, go through the model in float32: test_loss has a relative error
-        of about 1e-6, test_error counts a sequence wrongly where an output is that near to 0. All else has the precision
-        of the weights, also where attention is saturated.
+        Test sequences that are float64, most of the work, go through the model in float32: test_loss has a relative
+        error of about 1e-6, test_error counts a sequence wrongly where an output is that near to 0. All else has the
+        precision of the weights, also where attention is saturated.
 
         Keys:
             avg_norm_W: (1/H) sum_h ||W_h||_F.
@@ -322,8 +325,8 @@ class MultiHeadClassifier(Task):
             off_relevant: 1 - attn_score, summed up from the other tokens, so that it does not round to 0.
             train_error, test_error: share of sequences on the wrong side of 0.
             test_loss: mean logistic loss.
-            align_W, align_U: cosine between all W_h (U_h) as one vector and W* (U*) repeated H times, where the data are
-                planted; 0 at zero weights.
+            align_W, align_U: cosine between all W_h (U_h) as one vector and W* (U*) repeated H times, where the data
+                are planted; 0 at zero weights.
         """
         W_KHdd, U_KHTd = weights["heads.W"], weights["heads.U"]
         data, (K, H, T, _) = self.data, U_KHTd.shape
@@ -369,7 +372,7 @@ class MultiHeadClassifier(Task):
 
 
 def log_sum_(powers_BSQ: Tensor, sum_B1Q: Tensor) -> Tensor:
-    """Log of sums over S, shape (B, 1, Q), exact also near 0, of powers in [0, 1] with a 1 among them; overwrites both."""
+    """Log of sums over S, shape (B, 1, Q), exact near 0, of powers in [0, 1] with a 1 among them; overwrites both."""
     rest_B1Q = powers_BSQ.frac_().sum(1, keepdim=True)  # without the ones, beside which it would lose its digits
     ones_B1Q = sum_B1Q.sub_(rest_B1Q).round_()
     return ones_B1Q.sub_(1).add_(rest_B1Q).log1p_()

@@ -19,8 +19,8 @@ def micro_batches_per_rank(batch_size: int, ranks: int, micro_batch_size: int) -
 class BatchOrder:
     """Rows of each batch: every epoch is a fresh permutation, and a last incomplete batch is left out.
 
-    Rows that have lengths are put into batches with rows of like length: the permutation is cut into pools of 64 batches,
-    each pool is sorted by length and cut into batches, and the epoch's batches are shuffled.
+    Rows that have lengths are put into batches with rows of like length: the permutation is cut into pools of 64
+    batches, each pool is sorted by length and cut into batches, and the epoch's batches are shuffled.
 
     Args:
         n: number of training samples, at least 1.

@@ -27,14 +27,15 @@ class TaskSpec:
         source: where model and constants come from.
         version: raised when a change alters results; part of every run's identity.
         batch_size: samples of one optimizer step; "full" for all of them.
-        micro_batch_size: default of `--trainer.micro_batch_size`; also the samples of one forward pass in evaluation, at most.
+        micro_batch_size: default of `--trainer.micro_batch_size`; also the samples of one forward pass in evaluation,
+            at most.
         precision: default of `--precision`.
         steps_per_call: optimizer steps per `training_step`: more make a small model faster, fewer make Ctrl-C and the
             progress bar prompter.
         measure_every: optimizer steps between measurements (`Task.measure_at`); None if the task has none.
         measures: what is measured, for people.
-        datasets: where it can be trained on several: their folders in the data folder, the one that it is named for first.
-            Its option `dataset` names one, by default the first that is there.
+        datasets: where it can be trained on several: their folders in the data folder, the one that it is named for
+            first. Its option `dataset` names one, by default the first that is there.
         presets: named values of its options; the first preset's are the defaults. Its option `preset` names one.
         lanes: the loss is a function of weights and batch alone, so many runs can be trained as one program: no buffers
             that training changes, nothing drawn but through the batch's randomness.
@@ -83,7 +84,10 @@ _PAPER_A = (
     "Vasudeva, Deora, Thrampoulidis (TMLR 2025); sizes and distributions are ours,"
     " or of Tarzanagh et al., Transformers as Support Vector Machines"
 )
-_MEASURES_A = "norm_W, alignment, distance, min_margin, mean_margin, on_optimal, off_optimal, entropy, train_error, test_loss, test_error"
+_MEASURES_A = (
+    "norm_W, alignment, distance, min_margin, mean_margin, on_optimal, off_optimal, entropy, train_error,"
+    " test_loss, test_error"
+)
 _MEASURES_B = "avg_norm_W, avg_norm_U, entropy, train_error, test_loss, test_error"
 _PAPER_B = "Deora, Ghaderi, Taheri, Thrampoulidis (TMLR 2024); open constants are ours"
 
@@ -173,7 +177,8 @@ TASKS = Registry(
             title="one attention head, fitted to given attention weights",
             module="tasks.attention_matrix:AttentionMatrix",
             data="tasks.attention_matrix:AttentionMatrixData",
-            source="Bhojanapalli et al., Low-Rank Bottleneck in Multi-head Attention Models (ICML 2020), theorem 1; sizes and distributions are ours",
+            source="Bhojanapalli et al., Low-Rank Bottleneck in Multi-head Attention Models (ICML 2020), theorem 1;"
+            " sizes and distributions are ours",
             measures="error, divergence, construction_error, construction_divergence",
         ),
         TaskSpec(
@@ -235,7 +240,8 @@ TASKS = Registry(
             mode="min",
             target=None,
             budget={"max_steps": 2000},
-            source="sizes of 6l-*: Bhojanapalli et al. (ICML 2020), of 405m: Xiao et al. (ICML 2024); its vocabulary and length, and the rest, are ours; its windows by --task.window 256",
+            source="sizes of 6l-*: Bhojanapalli et al. (ICML 2020), of 405m: Xiao et al. (ICML 2024);"
+            " its vocabulary and length, and the rest, are ours; its windows by --task.window 256",
             batch_size=32,
             micro_batch_size=32,
             steps_per_call=4,

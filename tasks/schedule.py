@@ -1,4 +1,4 @@
-"""Schedules: how the learning rate changes over a run, as a pure function of the step, so that nothing is kept or resumed."""
+"""Schedules: the learning rate over a run, as a pure function of the step, so that nothing is kept or resumed."""
 
 import math
 from dataclasses import dataclass
@@ -16,7 +16,8 @@ class Schedule:
     After w steps of warm-up, in which step t (from 0) has the factor (t + 1) / w, of n steps in all:
 
      - `constant`: 1;
-     - `cosine`: floor + (1 - floor) (1 + cos(pi (t - w) / (n - w))) / 2 (Loshchilov and Hutter, arXiv 1608.03983, without restarts);
+     - `cosine`: floor + (1 - floor) (1 + cos(pi (t - w) / (n - w))) / 2 (Loshchilov and Hutter, arXiv 1608.03983,
+       without restarts);
      - `inverse_sqrt`: sqrt(w / (t + 1)), with w at least 1 (Vaswani et al., arXiv 1706.03762), but not below the floor.
 
     Attributes:
@@ -44,7 +45,7 @@ class Schedule:
         return 1.0
 
     def apply(self, optimizer: Optimizer, step: int) -> None:
-        """Set `lr` of all groups for a step; what they began with is kept as torch's own schedulers do, in `initial_lr`."""
+        """Set `lr` of all groups for a step; `initial_lr` keeps the first one, as in torch's own schedulers."""
         factor = self.factor(step)
         for group in optimizer.param_groups:
             group["lr"] = group.setdefault("initial_lr", group["lr"]) * factor

@@ -27,8 +27,9 @@ LONGEST = 30
 class SpanExtractor(Encoder):
     """An encoder of the BERT family with two logits for each token; the loss is the mean of two cross-entropies.
 
-    They are those of the answer's first token and of its last one, over the tokens of a window; both are the window's first token where it
-    does not hold the answer. The model is transformers' own for question answering: a linear layer on the last hidden states.
+    They are those of the answer's first token and of its last one, over the tokens of a window; both are the window's
+    first token where it does not hold the answer. The model is transformers' own for question answering: a linear layer
+    on the last hidden states.
 
     Token numbers of shape (rows, width), with their mask, give logits of shape (rows, width, 2).
     """
@@ -53,7 +54,9 @@ class SpanExtractor(Encoder):
 
 
 class SpanScore(Metric):
-    """A score of SQuAD v1.1 (Rajpurkar et al. 2016), in [0, 100]: its mean over questions, the best over a question's answers.
+    """A score of SQuAD v1.1 (Rajpurkar et al. 2016), in [0, 100].
+
+    It is the mean over questions of the best over a question's answers.
 
     The answer that is given to a question is the span of greatest sum of logits, begin and end, in all windows of its
     paragraph: within the paragraph, of at most 30 tokens. All such spans are looked at.
@@ -73,7 +76,7 @@ class SpanScore(Metric):
         self.add_state("scores", [], dist_reduce_fx="cat")
 
     def update(self, predictions: Tensor, labels: Tensor) -> None:
-        """Take logits, shape (rows, width, 2), and labels, shape (rows, 5): `tasks.squad.Windows.spans` and the window."""
+        """Take logits (rows, width, 2) and labels (rows, 5): `tasks.squad.Windows.spans` and the window."""
         *_, first, stop, window = labels.unbind(1)
         column = torch.arange(predictions.shape[1], device=labels.device)
         inside = (column >= first[:, None]) & (column < stop[:, None])
@@ -108,7 +111,7 @@ def exact_match(text: str, answer: str) -> float:
 
 
 def f1(text: str, answer: str) -> float:
-    """Harmonic mean of precision and recall of the words after `normalised`, each as often as it occurs; 0 without words."""
+    """Harmonic mean of precision and recall of words, `normalised`, each as often as it occurs; 0 without words."""
     words, right = normalised(text).split(), normalised(answer).split()
     common = (Counter(words) & Counter(right)).total()
     # 2 / (1 / precision + 1 / recall)

@@ -19,8 +19,9 @@ from tasks.text_source import TextSource, read_table, texts_of, values_of
 N_VAL = 80
 SALT = "squad"
 SPLIT_HASHES = {442: "397b1e88605a7799", 800: "9cb3917f086d0152"}
-"""What `tasks.split.split_hash` gives, by articles of the training file: of the whole one, and by paragraphs of the part that the
-suite was tested with, which names no articles."""
+"""What `tasks.split.split_hash` gives, by articles of the training file.
+
+These are of the whole one, and by paragraphs of the part that the suite was tested with, which names no articles."""
 
 
 class Windows(NamedTuple):
@@ -30,11 +31,12 @@ class Windows(NamedTuple):
         ids: tokens of all windows, one after the other.
         ends: where each window ends in them, int64 of shape (n,).
         second: how many of a window's tokens, at its end, have type 1, uint16 of shape (n,).
-        spans: the answer's first and last token, both 0 where the window does not hold it whole; the paragraph's first token in the
-            window, and the one behind its last; int32 of shape (n, 4).
+        spans: the answer's first and last token, both 0 where the window does not hold it whole; the paragraph's first
+            token in the window, and the one behind its last; int32 of shape (n, 4).
         question: row of the file, int32 of shape (n,).
         at: which token of all paragraphs a window's token 0 would be, int64 of shape (n,).
-        offsets: where each token of all paragraphs begins and ends in its paragraph, in characters, int32 of shape (P, 2).
+        offsets: where each token of all paragraphs begins and ends in its paragraph, in characters, int32 of shape
+            (P, 2).
         articles: each question's, counted from 0 in the file's order, int32 of shape (questions,).
     """
 
@@ -51,9 +53,9 @@ class Windows(NamedTuple):
 class SquadData(TextData):
     """The Stanford question answering dataset (Rajpurkar et al. 2016), v1.1, from Parquet files in `<root>/squad`.
 
-    A row is a question with a window of its paragraph; a paragraph that is too long has several, which overlap. The test set is
-    hidden, so results are reported on the validation set. A tenth of the training file's articles is held out for selection, with all
-    their questions; where a title is empty the paragraph counts as the article.
+    A row is a question with a window of its paragraph; a paragraph that is too long has several, which overlap. The
+    test set is hidden, so results are reported on the validation set. A tenth of the training file's articles is held
+    out for selection, with all their questions; where a title is empty the paragraph counts as the article.
 
     `TextBatch.labels` is of shape (rows, 5): `Windows.spans` and the window's number, by which `answered` knows it.
 
@@ -63,8 +65,8 @@ class SquadData(TextData):
         model: whose tokenizer is used: a local folder, or a name on the Hugging Face Hub.
         scratch: train a word-piece vocabulary on the training texts, unless `model` is a local folder with a tokenizer.
         vocab: tokens of a vocabulary from scratch, in [100, 65536]; there are fewer where the texts have too few words.
-        max_length: tokens of a window, question and special ones included, in [8, 65536]. A question is cut to half of what the
-            overlap leaves.
+        max_length: tokens of a window, question and special ones included, in [8, 65536]. A question is cut to half of
+            what the overlap leaves.
         stride: tokens of the paragraph that a window shares with the one before it, at least 0.
         n_train: use only this many of the training questions; all by default.
 
@@ -115,7 +117,9 @@ class SquadData(TextData):
     def _truncate(self, max_length: int) -> None:
         most = max_length - self.tokenizer.num_special_tokens_to_add(True) - 2
         if not 0 <= self._stride <= most:
-            raise ValueError(f"stride={self._stride} is out of range: with max_length={max_length} it must lie in [0, {most}]")  # fmt: skip
+            raise ValueError(
+                f"stride={self._stride} is out of range: with max_length={max_length} it must lie in [0, {most}]"
+            )
         self.tokenizer.enable_truncation(max_length, stride=self._stride, strategy="only_second")
 
     def _encoded(self, path: Path, digest: str) -> Encoded:
@@ -161,10 +165,11 @@ class SquadData(TextData):
 
         Args:
             windows_N: windows by number.
-            scores_N: how good the best span of a window is; of a question's windows the best counts, of equal ones the first.
+            scores_N: how good the best span of a window is; of a question's windows the best counts, of equal ones the
+                first.
             first_N: the span's first token.
-            last_N: its last token; the answer is the paragraph's text from the one to the other, and empty where the score is
-                not finite.
+            last_N: its last token; the answer is the paragraph's text from the one to the other, and empty where the
+                score is not finite.
         """
         question_N = self._question[windows_N]
         order_N = np.lexsort((windows_N, -scores_N, question_N))
@@ -230,7 +235,8 @@ def _windows(source: TextSource, path: Path, tokenizer: Tokenizer) -> Windows:
     ]
     return Windows(
         np.concatenate([np.zeros(0, kind), *ids]), np.cumsum(lengths), second.astype(np.uint16),
-        np.stack(spans, axis=1, dtype=np.int32), row.astype(np.int32), at, np.concatenate(offsets), np.array(articles, np.int32),
+        np.stack(spans, axis=1, dtype=np.int32), row.astype(np.int32), at, np.concatenate(offsets),
+        np.array(articles, np.int32),
     )  # fmt: skip
 
 
@@ -239,12 +245,14 @@ def _answers(path: Path, table: Any, contexts: list[str]) -> list[tuple[int, int
     spans = []
     for row, (found, context) in enumerate(zip(values_of(path, table, "answers"), contexts, strict=True)):
         match found:
-            case {"text": [str() as text, *more], "answer_start": [int() as begin, *_]} if all(isinstance(m, str) for m in more):  # fmt: skip
+            case {"text": [str() as text, *more], "answer_start": [int() as begin, *_]} if all(
+                isinstance(m, str) for m in more
+            ):
                 end = begin + len(text)
             case _:
                 raise DataError(
-                    f"{path}: row {row} has the answers {str(found)[:100]}; they must be a struct of two lists, text and"
-                    " answer_start, with at least one answer"
+                    f"{path}: row {row} has the answers {str(found)[:100]};"
+                    " they must be a struct of two lists, text and answer_start, with at least one answer"
                 )
         if begin < 0 or not text.strip() or context[begin:end] != text:
             raise DataError(

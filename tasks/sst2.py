@@ -13,8 +13,8 @@ SPLIT_HASHES = {ROWS: "f07b716c77de0027"}
 class SST2Data(TextData):
     """The Stanford sentiment treebank with two classes, as in GLUE, from Parquet files in `<root>/sst2`.
 
-    Labels are 0 negative, 1 positive. Training rows are phrases, so some that are held out for selection are parts of sentences that
-    are trained on; results are reported on GLUE's validation set of whole sentences.
+    Labels are 0 negative, 1 positive. Training rows are phrases, so some that are held out for selection are parts of
+    sentences that are trained on; results are reported on GLUE's validation set of whole sentences.
     """
 
     report = "validation"

@@ -1,4 +1,4 @@
-"""Task `synthetic`: paper A's attention classifier (Vasudeva et al., TMLR 2025) with a fixed decoder, on random tokens."""
+"""Task `synthetic`: paper A's attention classifier (Vasudeva et al., TMLR 2025), decoder fixed, on random tokens."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
@@ -37,9 +37,9 @@ class FixedDecoderData(TokenData):
     The score of token t is gamma_{i,t} = y_i u.x_{i,t}; the optimal token has the greatest. With all attention on the
     optimal tokens the loss is at its infimum f_star = mean_i log(1 + exp(-gamma_{i,opt_i})).
 
-    Sizes and distributions of paper A are not published. The default is ours: it meets the assumption of the theory that
-    all tokens but the optimal one have equal scores, and its constants were chosen so that its NGD, PS and GD runs agree
-    with the values known for n=20, T=6, d=64.
+    Sizes and distributions of paper A are not published. The default is ours: it meets the assumption of the theory
+    that all tokens but the optimal one have equal scores, and its constants were chosen so that its NGD, PS and GD runs
+    agree with the values known for n=20, T=6, d=64.
 
     Args:
         root: unused; nothing is read.
@@ -48,8 +48,8 @@ class FixedDecoderData(TokenData):
         n_test: number of test sequences, at least 1 (ours).
         T: tokens per sequence, at least 2 (ours).
         d: width of a token, at least 2 (ours).
-        recipe: "equal_scores": Gaussian tokens orthogonal to u, and one optimal token at a random place moved by y gap u
-            (ours); "sphere": tokens uniform on the unit sphere (Tarzanagh et al.).
+        recipe: "equal_scores": Gaussian tokens orthogonal to u, and one optimal token at a random place moved by y
+            gap u (ours); "sphere": tokens uniform on the unit sphere (Tarzanagh et al.).
         sigma: standard deviation of a token's coordinates under "equal_scores", at least 0 (ours).
         gap: score of the optimal token under "equal_scores", at least 0 (ours).
     """
@@ -109,9 +109,9 @@ def scored(sequences: Sequences, gaps: Tensor, best: Tensor) -> ScoredSequences:
 class AttentionClassifier(TokenClassifier):
     """Phi(X) = u^T X^T softmax(X W x_1): one attention head W, shape (d, d), trained; the linear decoder u is fixed.
 
-    The loss is the logistic loss of the margin m_i = y_i Phi(X_i), less its infimum (`FixedDecoderData.f_star`), computed
-    as log1p(sigmoid(-gamma_opt) expm1(gamma_opt - m)), where gamma_opt - m = sum_t p_t (gamma_opt - gamma_t): exact to
-    rounding however small. Curves and metrics report the loss itself. Model of Vasudeva et al. (TMLR 2025).
+    The loss is the logistic loss of the margin m_i = y_i Phi(X_i), less its infimum (`FixedDecoderData.f_star`),
+    computed as log1p(sigmoid(-gamma_opt) expm1(gamma_opt - m)), where gamma_opt - m = sum_t p_t (gamma_opt - gamma_t):
+    exact to rounding however small. Curves and metrics report the loss itself. Model of Vasudeva et al. (TMLR 2025).
 
     Args:
         data: tokens, labels and decoder.
@@ -136,5 +136,5 @@ class AttentionClassifier(TokenClassifier):
 
 
 def excess(batch: ScoredSequences, below: Tensor) -> tuple[Tensor, Tensor]:
-    """How far losses are above the least ones, and the margins, if scores are so far below the optimal; shape (..., B)."""
+    """How far losses are above the least, and margins, at scores so far below the optimal; shape (..., B)."""
     return torch.log1p(batch.sigmoid * torch.expm1(below)), batch.best - below.detach()

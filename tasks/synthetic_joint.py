@@ -18,8 +18,8 @@ from tasks.token_classifier import AttentionHead, Sequences, TokenClassifier, To
 class MixtureTokenData(TokenData):
     """Sequences with one token around y mu among tokens of noise: a Gaussian mixture with one optimal token each.
 
-    Token t of sequence i is noise z_{i,t} with independent coordinates, and at one random place opt_i it is y_i mu + z. Paper
-    A's own distribution and constants are not published in what we could read.
+    Token t of sequence i is noise z_{i,t} with independent coordinates, and at one random place opt_i it is y_i mu + z.
+    Paper A's own distribution and constants are not published in what we could read.
 
     Args:
         root: unused; nothing is read.
@@ -80,8 +80,8 @@ class Decoder(nn.Module):
 class JointClassifier(TokenClassifier):
     """Phi(X) = u^T X^T softmax(X W x_1) with the head W, shape (d, d), and the decoder u, shape (d,), trained together.
 
-    The loss is the logistic loss log(1 + exp(-y Phi(X))), whose infimum is 0 on separable data. Model of Vasudeva et al.
-    (TMLR 2025). At 0, where training starts, W has no gradient until u has moved.
+    The loss is the logistic loss log(1 + exp(-y Phi(X))), whose infimum is 0 on separable data. Model of Vasudeva
+    et al. (TMLR 2025). At 0, where training starts, W has no gradient until u has moved.
 
     Args:
         data: sequences with one optimal token each.

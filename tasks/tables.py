@@ -12,7 +12,7 @@ from tasks.files import DataError
 
 
 class Hub(NamedTuple):
-    """A data set on the Hugging Face Hub: its name, its configuration, the names of our splits there, and a revision."""
+    """A data set on the Hugging Face Hub: its name, its configuration, the names of our splits, and a revision."""
 
     name: str
     configuration: str | None
@@ -89,7 +89,9 @@ def readable(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, pa.ArrowException) as error:
-        raise DataError(f"damaged data file {path} ({one_line(error)}); delete it and copy or download it again") from None  # fmt: skip
+        raise DataError(
+            f"damaged data file {path} ({one_line(error)}); delete it and copy or download it again"
+        ) from None
 
 
 def amount(path: Path) -> int:

@@ -35,7 +35,8 @@ class TextBatch(NamedTuple):
     Attributes:
         ids: tokens, int64 of shape (rows, width), padded with the tokenizer's pad id.
         mask: True at tokens, shape (rows, width).
-        types: 0 at the first text and 1 at the second, where the tokenizer tells them apart, int64 of shape (rows, width).
+        types: 0 at the first text and 1 at the second, where the tokenizer tells them apart, int64 of shape
+            (rows, width).
         labels: int64 of shape (rows,).
         groups: which identities a text mentions, bool of shape (rows, G); None where the data have none.
     """
@@ -50,8 +51,8 @@ class TextBatch(NamedTuple):
 class TextData(TaskData):
     """Labelled texts from Parquet files; validation is carved from the training file.
 
-    Rows of "train" are in an order decided by hashes, so that a prefix is a fair sample; rows of other splits are in the
-    order of their lengths, so that little of a batch is padding.
+    Rows of "train" are in an order decided by hashes, so that a prefix is a fair sample; rows of other splits are in
+    the order of their lengths, so that little of a batch is padding.
 
     Args:
         root: the data folder.
@@ -69,7 +70,8 @@ class TextData(TaskData):
         num_classes: labels lie in [0, num_classes).
         vocab_size: tokens that the tokenizer knows: one more than the greatest id.
         pad_id: the token of padding.
-        group_names: identities that `TextBatch.groups` tells of; () where there are none, or none in a split that is evaluated.
+        group_names: identities that `TextBatch.groups` tells of; () where there are none, or none in a split that is
+            evaluated.
         tokenizer: a `tokenizers.Tokenizer`.
         lengths: tokens of each row of "train", int64 on the CPU.
 
@@ -103,7 +105,8 @@ class TextData(TaskData):
         if scratch and not has_tokenizer(folder := Path(model).expanduser()):
             if folder.is_dir():
                 raise DataError(
-                    f"there is no tokenizer in {model}, and scratch=true takes nothing else of a model; leave out --task.model"
+                    f"there is no tokenizer in {model}, and scratch=true takes nothing else of a model;"
+                    " leave out --task.model"
                 )
             self.tokenizer = _trained_tokenizer(source, paths["train"], self.digests["train"], vocab)
         else:
@@ -158,10 +161,13 @@ class TextData(TaskData):
         return Encoded(**arrays)
 
     def _carved(self, n: int, what: str = "rows") -> tuple[Tensor, Tensor]:
-        """Which of the training file's n rows, or whatever else is not torn apart, are held out; and the others, by their hashes."""
+        """Which of the n training rows, or other indivisible units, are held out, and the others, by their hashes."""
         source, self._n = self.source, n
         if n < 10:
-            raise DataError(f"{source.files['train'][0]} has {n} {what}; at least 10 are needed, of which one is kept for validation")  # fmt: skip
+            raise DataError(
+                f"{source.files['train'][0]} has {n} {what}; at least 10 are needed,"
+                " of which one is kept for validation"
+            )
         return validation_rows(n, source.held_out(n), source.salt)
 
     def _carved_rows(self, n: int) -> tuple[Tensor, Tensor]:
@@ -208,7 +214,7 @@ class TextData(TaskData):
         self._columns, self._bits = torch.arange(max_length), torch.arange(len(self.group_names))
 
     def facts(self) -> dict[str, Any]:
-        """What tells whether two runs had the same rows and tokens: digests of files, of rows held out, of the tokenizer."""
+        """What tells whether two runs had the same rows and tokens: digests of files, held-out rows, tokenizer."""
         return {
             "files": {self.source.files[split][0]: value[:16] for split, value in self.digests.items()},
             "validation": split_hash(self._n, self.source.held_out(self._n), self.source.salt),
@@ -241,7 +247,7 @@ class TextData(TaskData):
 
 
 def _trained_tokenizer(source: TextSource, path: Path, digest: str, size: int) -> Tokenizer:
-    """A word-piece tokenizer of the training texts, the same on every machine; trained once, then read from the cache."""
+    """A word-piece tokenizer of the training texts, equal on every machine; trained once, then cached."""
 
     def trained() -> str:
         table = read_table(source, path, source.texts)

@@ -74,7 +74,9 @@ def read_table(source: TextSource, path: Path, names: Iterable[str]) -> Any:
     for name in names:
         if name not in there:
             hint = f", as {source.hub[0]} on the Hugging Face Hub does" if source.hub else ""
-            raise DataError(f"{path} has no column {name!r}, only {', '.join(there)}; it must have {', '.join(names)}{hint}")  # fmt: skip
+            raise DataError(
+                f"{path} has no column {name!r}, only {', '.join(there)}; it must have {', '.join(names)}{hint}"
+            )
     with readable(path):
         return pq.read_table(path, columns=names)
 
@@ -103,7 +105,9 @@ def labels_of(source: TextSource, path: Path, table: Any) -> NDArray[np.uint8]:
     """Labels of all rows. Rows whose label is hidden (-1 on the Hub) are not dropped quietly, but refused."""
     values, high = table[source.label].to_numpy(), source.num_classes - 1 if source.threshold is None else 1
     if values.dtype.kind not in "buif":
-        raise DataError(f"{path}: column {source.label!r} holds {table[source.label].type}; it must hold numbers in [0, {high}]")  # fmt: skip
+        raise DataError(
+            f"{path}: column {source.label!r} holds {table[source.label].type}; it must hold numbers in [0, {high}]"
+        )
     legal = (values >= 0) & (values <= high)  # NaN, which stands for a missing one too, is not
     if source.threshold is None:
         legal &= values == np.floor(values)
@@ -111,8 +115,8 @@ def labels_of(source: TextSource, path: Path, table: Any) -> NDArray[np.uint8]:
         row = int(legal.argmin())
         kind = "a whole number" if source.threshold is None else "a share"
         raise DataError(
-            f"{path}: row {row} has {source.label} {values[row]:g}; it must be {kind} in [0, {high}]; leave out such rows"
-            " (-1 marks a label that is hidden)"
+            f"{path}: row {row} has {source.label} {values[row]:g}; it must be {kind} in [0, {high}];"
+            " leave out such rows (-1 marks a label that is hidden)"
         )
     return (values if source.threshold is None else values >= source.threshold).astype(np.uint8)
 

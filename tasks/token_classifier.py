@@ -1,4 +1,4 @@
-"""What the synthetic attention classifiers of paper A share: labelled sequences of tokens, the head, and the measurements.
+"""What paper A's synthetic attention classifiers share: labelled sequences of tokens, the head, the measurements.
 
 Paper A is Vasudeva, Deora, Thrampoulidis (TMLR 2025). One head attends from the first token of a sequence, and a linear
 decoder u reads what it attends to: Phi(X) = u^T X^T softmax(X W x_1). All is computed in forms that stay exact when
@@ -44,8 +44,8 @@ class Sequences(NamedTuple):
 class TokenData(TaskData):
     """Sequences of random tokens, each with one optimal token: what the tasks of paper A share.
 
-    Subclasses make the splits "train" and "test", and `samples`, what batches are made of, if that is something else. The
-    loss is reported on the training samples, since the theory is on optimization.
+    Subclasses make the splits "train" and "test", and `samples`, what batches are made of, if that is something else.
+    The loss is reported on the training samples, since the theory is on optimization.
     """
 
     select = "train"
@@ -214,7 +214,7 @@ class TokenClassifier(Task):
 
     @cached_property
     def _measured(self) -> tuple[Any, Tensor]:
-        """All training sequences and then all test sequences as one batch; the training tokens' order, optimal one first."""
+        """All training, then all test sequences as one batch; the training tokens' order, optimal one first."""
         train, test = (self.data.batch(split, slice(None)) for split in ("train", "test"))
         optimal = self.data.splits["train"].optimal[:, None, None]
         others = torch.arange(train.tokens.shape[1], device=optimal.device)[:, None] != optimal

@@ -43,7 +43,9 @@ def load_tokenizer(model: str) -> Tokenizer:
 
             tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True).backend_tokenizer
     except Exception as error:  # `tokenizers` raises nothing more special
-        raise DataError(f"the tokenizer in {folder} cannot be read ({one_line(error)}); copy the model's files there again") from None  # fmt: skip
+        raise DataError(
+            f"the tokenizer in {folder} cannot be read ({one_line(error)}); copy the model's files there again"
+        ) from None
     if (size := tokenizer.get_vocab_size()) < LEAST_VOCABULARY:
         raise DataError(
             f"the tokenizer in {folder} knows {size} tokens, fewer than {LEAST_VOCABULARY}: its vocabulary is missing;"
@@ -85,7 +87,7 @@ def _tokenizer_folder(model: str) -> Path:
 
 
 def _lowercase(folder: Path) -> bool:
-    """Whether a BERT's texts are put into lower case; its models in the time of `vocab.txt` were, unless they say no."""
+    """Whether a BERT lowercases its texts; models of the time of `vocab.txt` did, unless they say no."""
     with suppress(OSError, ValueError):
         return bool(json.loads((folder / "tokenizer_config.json").read_text("utf-8")).get("do_lower_case", True))
     return True

@@ -111,9 +111,11 @@ class ViTClassifier(Task):
         data: the images.
         patch_size: side of a square patch, in pixels; must divide the image.
         depth: number of transformer blocks.
-        attention: kind of attention: `standard`, `fixed_head` with heads of any size, or `dcmha` with dynamically composed ones.
+        attention: kind of attention: `standard`, `fixed_head` with heads of any size, or `dcmha` with dynamically
+            composed ones.
         num_heads: attention heads per block; must divide embed_dim where that decides the heads' size.
-        head_dim: size of a head; by default embed_dim / num_heads, for `fixed_head` the number of tokens: patches and class token.
+        head_dim: size of a head; by default embed_dim / num_heads, for `fixed_head` the number of tokens: patches and
+            class token.
         mlp_width: hidden width of a block's MLP.
         embed_dim: width of a token.
         dropout: rate in [0, 1).

@@ -71,7 +71,10 @@ class Characters(Vocabulary):
 
     def __init__(self, characters: Sequence[str]) -> None:
         if len(characters) > MOST:
-            raise DataError(f"the text has {len(characters):,} different characters, more than {MOST:,}; take --task.tokens byte or bpe")  # fmt: skip
+            raise DataError(
+                f"the text has {len(characters):,} different characters, more than {MOST:,};"
+                " take --task.tokens byte or bpe"
+            )
         self._characters = "".join(characters)
         self._points = _code_points(self._characters)
         self.sizes = np.array([len(c.encode()) for c in characters], np.int64)

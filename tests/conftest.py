@@ -29,7 +29,8 @@ gc.disable()  # until all is imported, half a million objects that stay
 
 
 LONGEST = (
-    "tuning", "lanes", "plugins", "studies", "check", "sweep", "equivalence", "matrix", "runner", "real_data", "synthetic", "slurm",
+    "tuning", "lanes", "plugins", "studies", "check", "sweep", "equivalence", "matrix", "runner", "real_data",
+    "synthetic", "slurm",
 )  # fmt: skip
 """Files that take a minute or more; they go first, so that no process is left alone with one of them at the end."""
 
@@ -46,7 +47,7 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Half as many more processes than processors, since tests wait: for servers, other processes, signals and limits."""
+    """Three processes for two processors, since tests wait: for servers, other processes, signals and limits."""
     return 3 * len(os.sched_getaffinity(0)) // 2
 
 

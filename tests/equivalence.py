@@ -174,7 +174,7 @@ def by_suite(
 
 
 def plain_model(task: Any) -> tuple[nn.Module, Callable[[Any], Tensor]]:
-    """The task's model without the suite, in float64, and what makes the loss of a batch: transformers' own attention for text."""
+    """The task's model without the suite, in float64, and its loss of a batch; texts by transformers' attention."""
     cross_entropy = nn.functional.cross_entropy
     if isinstance(task, LanguageModel):
         decoder = task.model.double()

@@ -1,6 +1,7 @@
-"""Stores as somebody else may hand them over: sound blocks, and what may be wrong with one. All of it is written in code.
+"""Stores as somebody else may hand them over: sound blocks, and what may be wrong with one, all written in code.
 
-A mutation is how a victim is spoilt, and what it is spoilt with. Files with code lie in the stores; a `Guard` sees whoever runs them.
+A mutation is how a victim is spoilt, and what it is spoilt with. Files with code lie in the stores; a `Guard` sees
+whoever runs them.
 """
 
 import json
@@ -56,8 +57,9 @@ def record(seed: int, opt: str = "ngd", **changes: Any) -> RunResult:
     """The record of a run as a training leaves it."""
     run_id, own = _resolved(opt, seed)
     values: dict[str, Any] = {
-        "status": "completed", "versions": {"torch": "2.15.0", "lightning": "2.6.6", "task": 2, "opt": 1}, "metric": "loss", "split": "train",
-        "final": 0.25, "best": 0.25, "best_step": STEPS, "steps": STEPS, "measures": True, "train_s": 1.5, "wall_s": 2.0,
+        "status": "completed", "versions": {"torch": "2.15.0", "lightning": "2.6.6", "task": 2, "opt": 1},
+        "metric": "loss", "split": "train", "final": 0.25, "best": 0.25, "best_step": STEPS, "steps": STEPS,
+        "measures": True, "train_s": 1.5, "wall_s": 2.0,
         "metrics": {which: {"loss": 0.25, "excess": 0.125, "accuracy": 1.0} for which in ("final", "best")},
         "validations": [{"step": STEPS, "train_s": 1.0, "loss": 0.25, "excess": 0.125, "accuracy": 1.0}],
         "environment": {"cpu": "abacus", "threads": 1, "gpu": None}, "facts": {"f_star": 0.125},
@@ -106,8 +108,8 @@ def study(store: Path, name: str, runs: list[RunResult]) -> Path:
         for n, run in enumerate(runs, 1)
     ]
     content = {
-        "name": name, "task": "synthetic", "opt": "ngd", "seeds": [1000], "axes": ["opt.lr"], "mode": "min", "sampler": "grid",
-        "prune": False, "trials": trials, "winner": runs[0].run_id, "lr_at_boundary": False,
+        "name": name, "task": "synthetic", "opt": "ngd", "seeds": [1000], "axes": ["opt.lr"], "mode": "min",
+        "sampler": "grid", "prune": False, "trials": trials, "winner": runs[0].run_id, "lr_at_boundary": False,
     }  # fmt: skip
     path = study_path(store, name)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -120,7 +122,8 @@ def check(store: Path, n: int) -> Path:
     path = check_path(store, "ngd", n, None)
     path.parent.mkdir(parents=True, exist_ok=True)
     verdict = {
-        "check": "finite", "verdict": "pass", "measured": 0.5, "note": "", "seconds": 0.5, "tolerance": 1.0, "meaning": "?", "advice": "",
+        "check": "finite", "verdict": "pass", "measured": 0.5, "note": "", "seconds": 0.5, "tolerance": 1.0,
+        "meaning": "?", "advice": "",
     }  # fmt: skip
     path.write_text(json.dumps({"name": "ngd", "ok": True, "options": {}, "version": n, "verdicts": [verdict]}))
     return path
@@ -129,16 +132,18 @@ def check(store: Path, n: int) -> Path:
 # -- what is put into them ------------------------------------------------------------------------------------------
 
 NAMES = (
-    "", ".", "..", "../outside/good", "/etc/passwd", "a\nbench: error: b", "<script>alert(1)</script>", "\x1b[31mred", "\x00",
-    "x" * 100_000, "ü漢\u202e", f"mine/{EVIL}.py:X", f"{EVIL}_module:X", f"{EVIL}.module:X", "{{7*7}}", "'; drop table runs --",
-    "%s%n%(x)s", "=cmd|' /C calc'!A0", "$(touch here)", "attempt-1", "done", "studies", "synthetic", "nan", "-", "--store",
+    "", ".", "..", "../outside/good", "/etc/passwd", "a\nbench: error: b", "<script>alert(1)</script>", "\x1b[31mred",
+    "\x00", "x" * 100_000, "ü漢\u202e", f"mine/{EVIL}.py:X", f"{EVIL}_module:X", f"{EVIL}.module:X", "{{7*7}}",
+    "'; drop table runs --", "%s%n%(x)s", "=cmd|' /C calc'!A0", "$(touch here)", "attempt-1", "done", "studies",
+    "synthetic", "nan", "-", "--store",
 )  # fmt: skip
 
 _RAW = (
-    "null", "true", "5", "-1", "0", "1.5", "1e308", "-1e308", "1e999", "NaN", "Infinity", '"Infinity"', str(2**63), str(-(2**64)),
-    "1" * 5000, "[]", "{}", "[null]", '{"": null}', '"\\ud800"', '"\\u0000"', "[" * 10_000 + "]" * 10_000,
-    '{"a":' * 300 + "1" + "}" * 300, "[" + "0," * 100_000 + "0]", '{"a": 1, "a": 2}', "nul", '"', "", "{'a': 1}", "01", "1,",
-    '{"loss": {"loss": {"loss": 1}}}', '[{"step": 1}]', '[{"step": "1", "train_s": null}]', '"completed"', '"running"', '"lanes"',
+    "null", "true", "5", "-1", "0", "1.5", "1e308", "-1e308", "1e999", "NaN", "Infinity", '"Infinity"', str(2**63),
+    str(-(2**64)), "1" * 5000, "[]", "{}", "[null]", '{"": null}', '"\\ud800"', '"\\u0000"',
+    "[" * 10_000 + "]" * 10_000, '{"a":' * 300 + "1" + "}" * 300, "[" + "0," * 100_000 + "0]", '{"a": 1, "a": 2}',
+    "nul", '"', "", "{'a': 1}", "01", "1,", '{"loss": {"loss": {"loss": 1}}}', '[{"step": 1}]',
+    '[{"step": "1", "train_s": null}]', '"completed"', '"running"', '"lanes"',
 )  # fmt: skip
 """Texts that stand where a value of JSON should; some are none."""
 
@@ -568,7 +573,8 @@ def folder_mutations() -> dict[str, Spoil]:
         "code below the current folder": _code(lambda victim: f"mine/{EVIL}.py:X"),
         "code of a module": _code(lambda victim: f"{EVIL}_module:X"),
         "an attempt beside the results": lambda victim, m: (victim / "attempt-3").mkdir(),
-        "a file for a folder": lambda victim, m: (shutil.rmtree(victim), victim.write_text(m.name[:9], "utf-8", "replace")),
+        "a file for a folder": lambda victim, m: (shutil.rmtree(victim),
+                                                  victim.write_text(m.name[:9], "utf-8", "replace")),
         "a format of before": lambda victim, m: (
             (victim / "done" / "runs.jsonl").rename(victim / "run.json"), shutil.rmtree(victim / "done")
         ),
@@ -639,7 +645,8 @@ def database_mutation(path: Path, m: Mutation) -> str:
     with sqlite3.connect(path) as con:
         tables = [name for (name,) in con.execute("select name from sqlite_master where type = 'table' order by name")]
         cells = [
-            (table, column[1]) for table in tables for column in con.execute(f'select * from pragma_table_info("{table}")')
+            (table, column[1]) for table in tables
+            for column in con.execute(f'select * from pragma_table_info("{table}")')
             if con.execute(f'select count(*) from "{table}"').fetchone()[0]
         ]  # fmt: skip
         table, column = cells[m.among(len(cells))]
@@ -658,13 +665,13 @@ def database_mutation(path: Path, m: Mutation) -> str:
 
 _STARTS = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.forkpty")
 _WRITES = (
-    "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.truncate", "os.utime", "os.chmod", "os.chown",
-    "shutil.rmtree", "shutil.move", "os.setxattr", "os.mkfifo",
+    "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.truncate", "os.utime", "os.chmod",
+    "os.chown", "shutil.rmtree", "shutil.move", "os.setxattr", "os.mkfifo",
 )  # fmt: skip
 
 
 class Guard:
-    """Sees imports and calls of code that a store holds or names, new processes, connections, and writing below a folder.
+    """Sees imports and calls of code in a store or named by it, new processes, connections, writes below a folder.
 
     A hook stays as long as the process, so there is one, which sees nothing but within `watching`.
     """
@@ -714,7 +721,7 @@ class Guard:
 
 
 def tree(folder: Path) -> dict[str, tuple[Any, ...]]:
-    """All that lies below a folder: kind, mode, size, times and what it holds; where a link leads, not what is there."""
+    """All below a folder: kind, mode, size, times and what it holds; where a link leads, not what is there."""
     found: dict[str, tuple[Any, ...]] = {}
     for here, folders, files in os.walk(os.fsencode(folder)):
         for name in [*folders, *files]:

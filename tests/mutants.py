@@ -30,15 +30,15 @@ def mutant(*faults: str, update: str | None = None, **traits: bool) -> Callable[
     def noted(cls: type) -> type:
         FAULTS[cls.__name__] = set(faults)
         SPECS[cls.__name__] = OptimizerSpec(
-            name=cls.__name__, target=f"tests.mutants:{cls.__name__}", formula="", source="tests", traits=Traits(**traits),
-            update=update and f"tests.mutants:{update}",
+            name=cls.__name__, target=f"tests.mutants:{cls.__name__}", formula="", source="tests",
+            traits=Traits(**traits), update=update and f"tests.mutants:{update}",
         )  # fmt: skip
         return cls
 
     return noted
 
 
-# ---- Sound ones, of which the others derive ---------------------------------------------------------------------------
+# ---- Sound ones, of which the others derive --------------------------------------------------------------------------
 
 
 @mutant(update="heavy_ball")
@@ -251,7 +251,7 @@ def wrong_reference(w: Any, g: Any, loss: float, k: int, memory: Any, *, lr: flo
     return w - lr * memory["b"]
 
 
-# ---- Steps --------------------------------------------------------------------------------------------------------------
+# ---- Steps -----------------------------------------------------------------------------------------------------------
 
 
 @mutant("quadratic", "attention")
@@ -281,7 +281,7 @@ def gradient_descent(grads: Any, state: Any, params: Any, loss: Any, hparams: An
     return [p - hparams["lr"] * g for p, g in zip(params, grads, strict=True)], {}
 
 
-# ---- State --------------------------------------------------------------------------------------------------------------
+# ---- State -----------------------------------------------------------------------------------------------------------
 
 
 @mutant("resume", "resume_bf16", "copies")
@@ -334,14 +334,14 @@ class FunctionInDefaults(Sound):
 
 
 NOISE = EVERYTHING - {
-    "quadratic", "attention", "reference", "lr_zero", "zero_gradient", "bf16", "closure", "closure_calls", "norm_keywords",
-    "syncs", "leaks", "ddp",
+    "quadratic", "attention", "reference", "lr_zero", "zero_gradient", "bf16", "closure", "closure_calls",
+    "norm_keywords", "syncs", "leaks", "ddp",
 }  # fmt: skip
 
 
 @mutant(*NOISE)
 class Unseeded(Sound):
-    """Draws from a generator of its own, which no seed reaches, enough to show in bfloat16; ranks, which are forked, draw the same."""
+    """Draws noise that bfloat16 shows from its own generator, which no seed reaches; forked ranks draw the same."""
 
     own: ClassVar[torch.Generator] = torch.Generator().manual_seed(0)
 
@@ -364,7 +364,7 @@ class OneAtATime(Sound):
         return super().step(closure)
 
 
-# ---- Groups -------------------------------------------------------------------------------------------------------------
+# ---- Groups ----------------------------------------------------------------------------------------------------------
 
 
 @mutant("groups")
@@ -439,7 +439,7 @@ class DividesByNorm(SoundNorm):
         return group["lr"] / norm
 
 
-# ---- Tensors ------------------------------------------------------------------------------------------------------------
+# ---- Tensors ---------------------------------------------------------------------------------------------------------
 
 
 @mutant("noncontiguous")
@@ -477,7 +477,7 @@ class ForgetsHalf(Sound):
             target.sub_(wide, alpha=group["lr"])
 
 
-# ---- Closures, batches --------------------------------------------------------------------------------------------------
+# ---- Closures, batches -----------------------------------------------------------------------------------------------
 
 
 @mutant("closure")
@@ -539,7 +539,7 @@ class ClaimsToScale(Sound):
     _step_supports_amp_scaling = True
 
 
-# ---- Ranks --------------------------------------------------------------------------------------------------------------
+# ---- Ranks -----------------------------------------------------------------------------------------------------------
 
 
 @mutant("ddp", "fsdp")
@@ -577,7 +577,7 @@ class NormOfShards(SoundNorm):
         return global_norm([g.to_local() if hasattr(g, "to_local") else g for g in grads])
 
 
-# ---- Cost ---------------------------------------------------------------------------------------------------------------
+# ---- Cost ------------------------------------------------------------------------------------------------------------
 
 
 @mutant("syncs")
@@ -620,7 +620,7 @@ class Leaks(Sound):
         super().move(group, params)
 
 
-# ---- Misbehaviour: none of it may get out ---------------------------------------------------------------------------------
+# ---- Misbehaviour: none of it may get out ----------------------------------------------------------------------------
 
 
 @mutant()

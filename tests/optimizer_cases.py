@@ -1,7 +1,7 @@
 """One entry or more for each registered optimizer: constructor arguments and its formula, transcribed to float64 numpy.
 
-A transcription gets all weights and all gradients as one flat vector each, so it knows nothing of shapes and groups. It is
-written from the papers and torch's documentation, not from `optimizers/`. Its keyword arguments are the constructor's.
+A transcription gets all weights and all gradients as one flat vector each, so it knows nothing of shapes and groups. It
+is written from the papers and torch's documentation, not from `optimizers/`. Its keywords are the constructor's.
 """
 
 from collections.abc import Callable
@@ -62,7 +62,7 @@ def torch_loss(params: list[nn.Parameter]) -> Tensor:
     return nn.functional.softplus(-labels * (s * (torch.tanh(inputs @ a + b) @ v))).mean()
 
 
-# ---- Formulas: new weights from weights w, gradient g, loss and step number k = 0, 1, ... -----------------------------
+# ---- Formulas: new weights from weights w, gradient g, loss and step number k = 0, 1, ... ----------------------------
 
 
 def sgd(
@@ -117,7 +117,7 @@ def adamw(
     return adam(w, g, loss, k, memory, lr=lr, **more) - lr * weight_decay * w
 
 
-# ---- Cases ------------------------------------------------------------------------------------------------------------
+# ---- Cases -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -211,7 +211,8 @@ _SGD_VALUES: dict[str, tuple[Any, ...]] = {
     "lr": (0.05, 0.4), "momentum": (0.0, 0.3, 0.9), "dampening": (0.0, 0.4), "weight_decay": (0.0, 0.2),
 }  # fmt: skip
 _ADAM_VALUES: dict[str, tuple[Any, ...]] = {
-    "lr": (0.003, 0.05), "betas": ((0.9, 0.999), (0.0, 0.95), (0.6, 0.0)), "eps": (1e-8, 1e-2), "weight_decay": (0.0, 0.2),
+    "lr": (0.003, 0.05), "betas": ((0.9, 0.999), (0.0, 0.95), (0.6, 0.0)), "eps": (1e-8, 1e-2),
+    "weight_decay": (0.0, 0.2),
 }  # fmt: skip
 _NGD_VALUES: dict[str, tuple[Any, ...]] = {
     "lr": (0.02, 0.2),

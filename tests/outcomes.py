@@ -1,4 +1,4 @@
-"""What runs found out, without the seconds that it took: what must be equal bit for bit however often they were stopped."""
+"""What runs found out, without the seconds it took: equal bit for bit, however often they were stopped."""
 
 from dataclasses import asdict
 from pathlib import Path

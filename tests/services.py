@@ -1,4 +1,4 @@
-"""Fixtures with real servers, for tests that need them; such a test is skipped, with the reason, where packages lack."""
+"""Fixtures with real servers; a test that needs one is skipped, with the reason, where packages lack."""
 
 import base64
 import json
@@ -68,7 +68,7 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Chromium]":
 
 
 class Chromium:
-    """Chromium, driven by its own protocol over a pipe: JSON messages that end in a zero byte. No name resolves in it."""
+    """Chromium, driven by its own protocol over a pipe: JSON messages that end in a zero byte. It resolves no name."""
 
     def __init__(self, program: str, folder: Path) -> None:
         self.events: list[dict[str, Any]] = []
@@ -76,15 +76,16 @@ class Chromium:
         theirs_in, self._out = os.pipe()
         self._in, theirs_out = os.pipe()
         words = [
-            program, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--remote-debugging-pipe",
-            "--no-first-run", "--disable-background-networking", "--host-resolver-rules=MAP * ~NOTFOUND",
-            f"--user-data-dir={folder}", "about:blank",
+            program, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
+            "--remote-debugging-pipe", "--no-first-run", "--disable-background-networking",
+            "--host-resolver-rules=MAP * ~NOTFOUND", f"--user-data-dir={folder}", "about:blank",
         ]  # fmt: skip
         pipes = f'exec "$@" 3<&{theirs_in} 4>&{theirs_out}'
         with (folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 ["setpriv", "--pdeathsig=TERM", "--", "bash", "-c", pipes, "bash", *words],
-                pass_fds=(theirs_in, theirs_out), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                pass_fds=(theirs_in, theirs_out), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                start_new_session=True,
             )  # fmt: skip
         os.close(theirs_in)
         os.close(theirs_out)

@@ -297,8 +297,9 @@ def test_composition_begins_with_the_papers_standard_deviations() -> None:
 
 
 def test_heads_begin_as_far_from_plain_ones_as_the_first_values_predict() -> None:
-    # For input of variance 1, an element of h = x dw1 has variance 2 D / (D + J), and GELU leaves a share of it: w2, and so each
-    # entry of w1^T w2, gets sqrt(J E[gelu^2]) times the deviation of qkw; of R such terms, of two sides. Gates add theirs.
+    # For input of variance 1, an element of h = x dw1 has variance 2 D / (D + J), and GELU leaves a share of it: w2,
+    # and so each entry of w1^T w2, gets sqrt(J E[gelu^2]) times the deviation of qkw; of R such terms, of two sides.
+    # Gates add theirs.
     width, M = 256, 8
     J, R = 4 * M, 2
     composition, x = HeadComposition(width, M), torch.randn(8, 32, width)
@@ -326,7 +327,8 @@ def test_fixed_heads_of_any_size_fit_the_width(heads: int, size: int) -> None:
     assert module(torch.randn(B, T, D)).shape == (B, T, D)
     shapes = {name: tuple(p.shape) for name, p in module.named_parameters()}
     assert shapes == {
-        "qkv.weight": (3 * heads * size, D), "qkv.bias": (3 * heads * size,), "proj.weight": (D, heads * size), "proj.bias": (D,),
+        "qkv.weight": (3 * heads * size, D), "qkv.bias": (3 * heads * size,), "proj.weight": (D, heads * size),
+        "proj.bias": (D,),
     }  # fmt: skip
     assert sum(p.numel() for p in module.parameters()) == 4 * D * heads * size + 3 * heads * size + D
 

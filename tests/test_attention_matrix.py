@@ -40,7 +40,9 @@ def test_loss_and_measurements_are_those_of_a_plain_reference(seed: int) -> None
     divergence = float((P * np.log(P / A)).sum(0).mean())
     outcome = task.loss(task.wanted.batch("train", slice(0, 7)))
     assert outcome.loss.item() == pytest.approx(divergence, rel=1e-12)
-    assert outcome.loss.item() + task.wanted.loss_offset["train"] == pytest.approx(float(-(P * np.log(A)).sum(0).mean()), rel=1e-12)  # fmt: skip
+    assert outcome.loss.item() + task.wanted.loss_offset["train"] == pytest.approx(
+        float(-(P * np.log(A)).sum(0).mean()), rel=1e-12
+    )
     np.testing.assert_allclose(outcome.predictions.detach(), A.T.astype(float), rtol=1e-12)
     measured = {name: value.item() for name, value in task.measure_at(weights_of(task)).items()}
     assert measured["error"] == pytest.approx(float(abs(A - P).max()), rel=1e-12)
@@ -106,7 +108,8 @@ def test_the_counterexample_leaves_the_second_column_alone() -> None:
 
 
 def test_training_ends_where_the_rank_says(store) -> None:
-    words = {"task": "attention_matrix", "opt": "adam", "opt.lr": 0.03, "device": "cpu", "task.n": 4, "task.d": 5, "task.rank": 2, "trainer.max_steps": 600, "trainer.schedule": "cosine"}  # fmt: skip
+    words = {"task": "attention_matrix", "opt": "adam", "opt.lr": 0.03, "device": "cpu", "task.n": 4, "task.d": 5,
+             "task.rank": 2, "trainer.max_steps": 600, "trainer.schedule": "cosine"}  # fmt: skip
     errors = {}
     for head_dim in (1, 2):
         result = run(resolve({**words, "task.head_dim": head_dim}, fallback={"store": store}), progress=False)

@@ -232,7 +232,8 @@ def test_who_else_entered_changes_no_score_no_interval_and_no_order(tmp_path_fac
             "deviation",
         )
         return {
-            name: [(row["opt"], [row.get(key) for key in keys]) for row in board(name, store, opts=opts).tables[-1].rows]
+            name: [(row["opt"], [row.get(key) for key in keys])
+                   for row in board(name, store, opts=opts).tables[-1].rows]
             for name in ("quality", "speed", "robustness")
         }  # fmt: skip
 
@@ -332,10 +333,10 @@ def test_a_study_that_gives_no_row_is_named(store):
     study(store, {1.0: 0.5}, {}, made("sngd", 1000), name="elsewhere", opt="adam")
     assert found(store).notes == [
         "mnist: sgd has no row from its study all-lost: none of its 1 trials has a score",
-        "mnist: adam has no row from its study elsewhere: the runs of its trials are not in these stores, so which settings it"
-        " found is not known here",
-        "mnist: adamw has no row from its study no-seeds: no run of its winner on other seeds than those of the tuning has"
-        " ended (bench tune --resume no-seeds)",
+        "mnist: adam has no row from its study elsewhere: the runs of its trials are not in these stores,"
+        " so which settings it found is not known here",
+        "mnist: adamw has no row from its study no-seeds:"
+        " no run of its winner on other seeds than those of the tuning has ended (bench tune --resume no-seeds)",
     ]
 
 
@@ -488,7 +489,8 @@ def test_what_anybodys_plug_ins_brought_is_shown_without_them(store, tmp_path, m
     seen = []
     try:
         for words in (
-            ["leaderboard", "--board", "all", "-o", "board.json"], ["report", "-o", "report.html"], ["plot", "curves", "-o", "curves.png"],
+            ["leaderboard", "--board", "all", "-o", "board.json"], ["report", "-o", "report.html"],
+            ["plot", "curves", "-o", "curves.png"],
             ["leaderboard", "--task", "somebody.tasks:Thing", "--opt", "elsewhere/evil.py:X", "-o", "own.json"],
         ):  # fmt: skip
             assert results(words) == 0
@@ -519,7 +521,8 @@ def test_what_anybodys_plug_ins_brought_is_shown_without_them(store, tmp_path, m
 
 
 @pytest.mark.parametrize(
-    ("change", "words"), [({"metric": "f1"}, "metric f1"), ({"mode": "min"}, "mode min"), ({"target": 0.5}, "target 0.5")]
+    ("change", "words"),
+    [({"metric": "f1"}, "metric f1"), ({"mode": "min"}, "mode min"), ({"target": 0.5}, "target 0.5")]
 )  # fmt: skip
 def test_a_task_that_is_another_under_one_name_is_another_problem(store, change, words):
     keep(store, *seeds("adam", A), *seeds("sgd", B, **change))
@@ -585,7 +588,8 @@ def test_what_is_chosen_keeps_its_reference(store):
 
 
 @pytest.mark.parametrize(
-    ("only", "n"), [({"trainer.max_steps": "1e2"}, 5), ({"opt.lr": "0.001"}, 5), ({"engine": "lanes"}, 2), ({"seed": "3"}, 1)]
+    ("only", "n"),
+    [({"trainer.max_steps": "1e2"}, 5), ({"opt.lr": "0.001"}, 5), ({"engine": "lanes"}, 2), ({"seed": "3"}, 1)]
 )  # fmt: skip
 def test_runs_are_chosen_by_settings(store, only, n):
     keep(store, *seeds("adam", A[:3]), *seeds("adam", A[3:], first=3, engine="lanes"))

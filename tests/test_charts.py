@@ -76,7 +76,8 @@ def add_study(
         for lr, score in scores.items()
     ]
     record = StudyRecord(
-        f"{task}-{opt}-study", task, opt, [1000, 1001], ["opt.lr"], TASKS[task].mode, "grid", False, trials, winner, False
+        f"{task}-{opt}-study", task, opt, [1000, 1001], ["opt.lr"], TASKS[task].mode, "grid", False, trials, winner,
+        False
     )  # fmt: skip
     path = study_path(store, record.name)
     path.parent.mkdir(parents=True, exist_ok=True)

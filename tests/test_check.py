@@ -1,4 +1,4 @@
-"""The conformance kit finds each fault and no other, passes the suite's own optimizers, and survives whatever it is given."""
+"""The conformance kit finds each fault and no other, passes the suite's optimizers, and survives what it is given."""
 
 import json
 import os
@@ -50,7 +50,7 @@ def table(report: Report) -> str:
     return "\n" + report.text()
 
 
-# ---- What it finds ----------------------------------------------------------------------------------------------------------
+# ---- What it finds ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.matrix(keep=4)
@@ -144,7 +144,7 @@ def test_a_spec_is_checked_as_it_is_given(reports: dict[str, Report]) -> None:
     assert (report.about["version"], report.about["arguments"]) == (4, {"lr": 0.3})
 
 
-# ---- What cannot get out ----------------------------------------------------------------------------------------------------
+# ---- What cannot get out ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.deep
@@ -230,7 +230,7 @@ def test_a_class_that_no_other_process_can_import_is_refused() -> None:
         conformance(Mine)
 
 
-# ---- Requests ---------------------------------------------------------------------------------------------------------------
+# ---- Requests --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -300,7 +300,7 @@ def test_importing_the_kit_imports_no_torch() -> None:
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=60, cwd=tiny.ROOT)
 
 
-# ---- The store --------------------------------------------------------------------------------------------------------------
+# ---- The store -------------------------------------------------------------------------------------------------------
 
 
 def test_verdicts_are_stored_by_version_and_damaged_ones_named(tmp_path: Path) -> None:

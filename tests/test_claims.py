@@ -547,7 +547,10 @@ def test_lower_averages_the_last_share_of_the_steps():
 
 
 def test_lower_at_the_end_of_runs_of_unequal_length():
-    short, long = arm("a", *(run(np.linspace(1, 0.5 + k, 10)) for k in (0, 1))), arm("b", *(run(np.linspace(1, 0.6 + k, 30)) for k in (0, 1)))  # fmt: skip
+    short, long = (
+        arm("a", *(run(np.linspace(1, 0.5 + k, 10)) for k in (0, 1))),
+        arm("b", *(run(np.linspace(1, 0.6 + k, 30)) for k in (0, 1))),
+    )
     budget = [False, False]  # neither ended since it could go no further
     found = lower(replace(short, converged=budget), replace(long, converged=budget), last=None)
     assert (found.verdict, found.effect) == ("holds", pytest.approx(-0.1))
@@ -733,12 +736,14 @@ def test_numbers_may_be_words(test):
         ("reaches", {"measure": None}, "reaches: measure=None: input should be a valid string"),
         ("reaches", {"arms": "a"}, "reaches: arms='a': input should be a valid list"),
         ("reaches", {"arms": []}, "reaches: arms=[]: list should have at least 1 item after validation, not 0"),
-        ("reaches", {"below": "low"}, "reaches: below='low': input should be a valid number, unable to parse string as a number"),
+        ("reaches", {"below": "low"}, ("reaches: below='low': input should be a valid number,"
+                                       " unable to parse string as a number")),
         ("reaches", {"below": math.nan}, "reaches: below=nan: input should be a finite number"),
         ("reaches", {"below": 1, "above": 0}, "below=1.0 and above=0.0: give one of the two"),
         ("reaches", {"below": None}, "below=None and above=None: give one of the two"),
         ("sooner", {"factor": 0}, "sooner: factor=0: input should be greater than 0"),
-        ("slope", {"scale": "log"}, "slope: scale='log': input should be 'linear', 'loglog', 'semilogx', 'semilogy' or 'stretched'"),
+        ("slope", {"scale": "log"}, ("slope: scale='log': input should be 'linear', 'loglog', 'semilogx',"
+                                     " 'semilogy' or 'stretched'")),
         ("slope", {"at_most": None}, "slope: nothing is claimed; give at_least, at_most or min_r2"),
         ("slope", {"at_least": 2}, "at_least and at_most: 2 is greater than 1; give the lesser one first"),
         ("slope", {"window": [9, 3]}, "window: 9 is greater than 3; give the lesser one first"),
@@ -746,7 +751,8 @@ def test_numbers_may_be_words(test):
         ("slope", {"min_r2": 1.5}, "slope: min_r2=1.5: input should be less than or equal to 1"),
         ("lower", {"last": 0}, "lower: last=0: input should be greater than 0"),
         ("trend", {"arms": ["a"]}, "trend: arms=['a']: list should have at least 2 items after validation, not 1"),
-        ("trend", {"arms": ["a", "a"]}, "trend: arms=['a', 'a']: two have the same task.H; name arms that differ in it"),
+        ("trend", {"arms": ["a", "a"]},
+         "trend: arms=['a', 'a']: two have the same task.H; name arms that differ in it"),
         ("slope_region", {"between": [0, -2]}, "between: 0 is greater than -2; give the lesser one first"),
     ],
 )  # fmt: skip

@@ -23,8 +23,8 @@ from tests.stored import read_curve
 FIT = ("fit", "--task", "synthetic", "--opt", "sngd", "--trainer.max_steps", "20", "--device", "cpu")
 RESULT_KEYS = ["run_id", "task", "opt", "status", "metric", "final", "best", "steps", "wall_s", "store"]
 TINY_VIT = (
-    "--task.patch_size", "14", "--task.depth", "1", "--task.num_heads", "2", "--task.embed_dim", "8", "--task.mlp_width", "8",
-    "--trainer.batch_size", "20", "--device", "cpu",
+    "--task.patch_size", "14", "--task.depth", "1", "--task.num_heads", "2", "--task.embed_dim", "8",
+    "--task.mlp_width", "8", "--trainer.batch_size", "20", "--device", "cpu",
 )  # fmt: skip
 
 
@@ -235,7 +235,10 @@ def test_the_greatest_seed_can_be_trained_and_is_shown_to_the_last_digit(cli):
 
 def test_a_stored_run_is_returned_without_importing_torch(cli, store):
     cli(*FIT)
-    code = f"import sys; from bench.cli import _dispatch; _dispatch({[*FIT, '--store', str(store)]!r}); assert 'torch' not in sys.modules"
+    code = (
+        f"import sys; from bench.cli import _dispatch; _dispatch({[*FIT, '--store', str(store)]!r});"
+        " assert 'torch' not in sys.modules"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "already stored; --rerun trains again" in done.stderr
     assert done.stdout.startswith("synthetic sngd: completed")
@@ -681,7 +684,8 @@ EMPTY = ": it names no folder; name one, or leave it out for ./"
 
 @pytest.mark.parametrize(
     "words",
-    ["fit --task synthetic --opt ngd", "fit --resume x", "sweep", "tune", "suite theory", "studies", "worker --study x", "leaderboard", "report"]
+    ["fit --task synthetic --opt ngd", "fit --resume x", "sweep", "tune", "suite theory", "studies", "worker --study x",
+     "leaderboard", "report"]
     + ["plot curves -o x.png", "reproduce", "sql x", "diff a b", "check sgd", "list runs", "doctor"],
 )  # fmt: skip
 @pytest.mark.parametrize("value", ["", " "])
@@ -695,7 +699,8 @@ def test_an_empty_store_is_not_the_folder_that_one_is_in(cli, monkeypatch, tmp_p
 
 @pytest.mark.parametrize(
     "words",
-    ["fit --task synthetic --opt ngd", "sweep", "tune", "suite theory", "worker --study x", "reproduce", "doctor", "data status"],
+    ["fit --task synthetic --opt ngd", "sweep", "tune", "suite theory", "worker --study x", "reproduce", "doctor",
+     "data status"],
 )  # fmt: skip
 def test_an_empty_folder_of_data_is_not_the_one_that_one_is_in(cli, monkeypatch, words):
     assert f"--data (or BENCH_DATA) ''{EMPTY}data" in fails(cli, *words.split(), "--data=")

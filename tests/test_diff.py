@@ -36,8 +36,8 @@ def test_equal_runs(cli, store):
     answer = cli("diff", "a", "b")
     assert answer == (0, "a and b are equal in settings, versions, environment, results and curve\n", "")
     assert found(cli, "a", "b") == {
-        "runs": ["a", "b"], "stores": [str(store)] * 2, "settings": {}, "versions": {}, "environment": {}, "results": {},
-        "curve": {
+        "runs": ["a", "b"], "stores": [str(store)] * 2, "settings": {}, "versions": {}, "environment": {},
+        "results": {}, "curve": {
             "steps": [3, 3], "shared": 3, "differing": 0, "first_difference": None, "largest": None, "largest_at": None,
         },
         "equal": True,
@@ -48,7 +48,8 @@ def test_everything_that_differs_is_named(cli, store):
     add_run(store, "a")
     add_run(
         store, "b", [0.5, 0.5, 0.125, 0.0], lr=float("inf"), status="diverged", final=None, metrics={"final": {}},
-        versions={"torch": "2.16.0", "suite": "0.1.0", "new": 1}, environment={"cpu": "abacus", "threads": 2, "gpu": None},
+        versions={"torch": "2.16.0", "suite": "0.1.0", "new": 1},
+        environment={"cpu": "abacus", "threads": 2, "gpu": None},
     )  # fmt: skip
     assert found(cli, "a", "b") == {
         "runs": ["a", "b"],
@@ -93,7 +94,8 @@ def test_everything_that_differs_is_named(cli, store):
         ([0.5, 0.5], [0.5], "2 and 1 steps, 1 of them shared; no loss differs"),
         ([0.5], [], "1 and 0 steps, 0 of them shared; no loss differs"),
         ([0.5], [None], "1 and 1 steps, 1 of them shared; the loss differs at 1 of them, from step 1 on"),
-        ([0.0], [-0.5], "1 and 1 steps, 1 of them shared; the loss differs at 1 of them, from step 1 on, by at most 1 of the greater one (step 1)"),
+        ([0.0], [-0.5], ("1 and 1 steps, 1 of them shared; the loss differs at 1 of them, from step 1 on,"
+                         " by at most 1 of the greater one (step 1)")),
     ],
 )  # fmt: skip
 def test_curves(cli, store, one, other, line):

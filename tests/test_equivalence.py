@@ -52,7 +52,7 @@ def plain(case: Case) -> Trained:
 def ranks(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, "subprocess.CompletedProcess[str]"]:
-    """Two ranks that have trained what is selected with each strategy: the folder with what they have, and how they ended."""
+    """Two ranks that trained the selected cases with each strategy: the folder of their results, how they ended."""
     folder = tmp_path_factory.mktemp("ranks")
     command = [
         sys.executable,

@@ -121,7 +121,8 @@ TOO_MANY = "runs; a command makes from 1 to 100,000, so ask for fewer values, se
         ("1", {"opt__lr": "1e-3:1:999999999"}, f"--opt.lr 1e-3:1:999999999: 999,999,999 {TOO_MANY}"),
         ("1", {"task__sigma": "1:2:999999999"}, f"--task.sigma 1:2:999999999: 999,999,999 {TOO_MANY}"),
         ("3", {"opt__lr": "1e-3:1:1000", "opt__weight_decay": "1e-3:1:1000"}, f" x 3 seeds: 3,000,000 {TOO_MANY}"),
-        ("1", {f"{key}": "1e-30:1e30:50000" for key in ("opt__lr", "opt__weight_decay", "task__sigma", "task__init_std")},
+        ("1", {f"{key}": "1e-30:1e30:50000"
+               for key in ("opt__lr", "opt__weight_decay", "task__sigma", "task__init_std")},
          TOO_MANY),
         ("6000", {"opt": "ngd,gd"}, f"6,000 seeds: 108,000 {TOO_MANY}"),
     ],
@@ -255,7 +256,8 @@ def test_the_order_of_samples_follows_the_seed_unless_given():
         {"opt.lr": "1e-3:1e1:3"},
         {"opt": "adam", "opt.betas": "0.8,0.9", "opt.lr": "0.1,1", "opt.amsgrad": True},
         {"opt": "sps", "opt.max_step": "0.1,inf", "trainer.batch_size": "5", "opt.f_star": "-0.5"},
-        {"opt": "sgd", "opt.lr": "1", "task.n": "10,20", "trainer.max_epochs": "1.5,3", "trainer.gradient_clip_val": "1"},
+        {"opt": "sgd", "opt.lr": "1", "task.n": "10,20", "trainer.max_epochs": "1.5,3",
+         "trainer.gradient_clip_val": "1"},
         {"opt.lr": "1", "data_seed": "3", "precision": "32-true", "trainer.val_every": "2,4"},
     ],
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Hostile stores: whatever a store holds, readers show what is sound, name what is not, run nothing and write nothing."""
+"""Hostile stores: readers show what is sound in them, name what is not, run nothing and write nothing."""
 
 import math
 import os

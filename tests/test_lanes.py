@@ -353,7 +353,7 @@ def test_a_chaotic_lane_is_told_from_a_stable_one_and_steps_as_it_should(
     assert_the_same_steps(grid, 100)
 
 
-# -- every lane, chaotic ones too, takes the step of a plain PyTorch loop -----------------------------------------------
+# -- every lane, chaotic ones too, takes the step of a plain PyTorch loop ----------------------------------------------
 
 
 class PlainLoop:
@@ -448,7 +448,7 @@ def test_lanes_that_differ_in_every_number_each_make_their_own_steps(opt: str, s
     assert_the_same_steps(block(store, "net", opt, lanes, seeds=(1,)))
 
 
-# -- optimizers without a pure update, clipping, parameters without a gradient ------------------------------------------
+# -- optimizers without a pure update, clipping, parameters without a gradient -----------------------------------------
 
 
 def moved(params: Sequence[Tensor], moves: Sequence[Tensor], by: float) -> None:
@@ -671,7 +671,7 @@ def test_in_single_precision_the_facts_are_those_of_fit_and_the_rest_agrees_to_t
         assert gap(lane, alone) < 1e-3
 
 
-# -- lanes that end, and those that go on --------------------------------------------------------------------------------
+# -- lanes that end, and those that go on ------------------------------------------------------------------------------
 
 
 def numbers(told: Any) -> list[float]:
@@ -752,7 +752,7 @@ def test_a_measurement_that_a_problem_lacks_is_missing_in_its_lanes_only(store: 
         assert gap(lane, run) < 1e-9
 
 
-# -- randomness ----------------------------------------------------------------------------------------------------------
+# -- randomness --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("words", [{"task__dropout": 0.3}, {"task__flip": True}, {"task__crop": 2}, {}], ids=str)
@@ -768,7 +768,7 @@ def test_what_is_drawn_belongs_to_seed_and_step_and_not_to_the_lane(words: Setti
     assert [float(abs(other)) > 1e-6 for other in others] == [bool(words)] * 2
 
 
-# -- metrics of many runs ------------------------------------------------------------------------------------------------
+# -- metrics of many runs ----------------------------------------------------------------------------------------------
 
 
 def drawn(rows: int, kind: str) -> tuple[Tensor, Tensor]:
@@ -833,7 +833,7 @@ def test_a_split_that_is_evaluated_in_uneven_pieces_is_all_there(task: str, size
                     assert found[name][g, r] == pytest.approx(expected, rel=1e-6)
 
 
-# -- blocks that are interrupted ------------------------------------------------------------------------------------------
+# -- blocks that are interrupted ---------------------------------------------------------------------------------------
 
 
 def elsewhere(grid: Grid) -> Grid:

@@ -31,8 +31,8 @@ from tests.tiny_text import GROUPS, VOCABULARY, TinyText
 pytestmark = pytest.mark.numeric
 
 SHAPE = {
-    "vocab_size": VOCABULARY, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 16,
-    "max_position_embeddings": 20, "num_labels": 3,
+    "vocab_size": VOCABULARY, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3,
+    "intermediate_size": 16, "max_position_embeddings": 20, "num_labels": 3,
 }  # fmt: skip
 FAMILY = {
     "bert": (BertConfig(**SHAPE), BertForSequenceClassification),
@@ -143,7 +143,7 @@ def test_many_points_at_once_are_each_as_alone(float64: None) -> None:
         torch.testing.assert_close(at_once.predictions[k], alone.predictions)
 
 
-# -- dropout and precision ----------------------------------------------------------------------------------------------
+# -- dropout and precision ---------------------------------------------------------------------------------------------
 
 
 def test_attention_drops_by_the_masks_of_its_own_layer() -> None:
@@ -232,7 +232,7 @@ def test_bfloat16_agrees_to_its_precision() -> None:
     assert rounded[-1][0] < 0.98 * rounded[0][0]
 
 
-# -- heads and sizes ------------------------------------------------------------------------------------------------------
+# -- heads and sizes ---------------------------------------------------------------------------------------------------
 
 
 def test_regrouping_into_as_many_heads_is_the_original_bit_for_bit(folder: Folder) -> None:
@@ -289,7 +289,7 @@ def test_heads_from_scratch_are_64_wide_by_default() -> None:
     assert found == {8: 1, 128: 2, 192: 3}
 
 
-# -- weights ----------------------------------------------------------------------------------------------------------------
+# -- weights -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_pretrained_encoder_gets_a_classifier_from_the_seed(folder: Folder) -> None:
@@ -425,7 +425,7 @@ def test_without_a_network_one_line_says_what_is_expected_where(
     assert capfd.readouterr() == ("", "")
 
 
-# -- metrics ----------------------------------------------------------------------------------------------------------------
+# -- metrics -----------------------------------------------------------------------------------------------------------
 
 
 def by_sklearn(predicted: np.ndarray, labels: np.ndarray, groups: np.ndarray) -> float:
@@ -498,7 +498,7 @@ def test_a_run_with_groups_reports_both(cli: Any, store: Path) -> None:
     assert set(result.metrics["final"]) == {"loss", "accuracy", "worst_group"}
 
 
-# -- real weights ---------------------------------------------------------------------------------------------------------------
+# -- real weights ------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -531,7 +531,8 @@ def on_2000_rows(task: str, minilm: str) -> dict[str, Any]:
     data = folder_with(f"{task}/train.parquet")
     return {
         "task": task, "task.model": minilm, "task.n_train": 2000, "task.max_length": 64,
-        "opt": "adamw", "opt.lr": 5e-5, "trainer.batch_size": 16, "trainer.max_epochs": 1, "device": "cpu", "data": data,
+        "opt": "adamw", "opt.lr": 5e-5, "trainer.batch_size": 16, "trainer.max_epochs": 1, "device": "cpu",
+        "data": data,
     }  # fmt: skip
 
 

@@ -374,8 +374,8 @@ def test_damaged_runs_are_named_and_left_out_and_the_exit_code_says_so(cli, fill
 @pytest.mark.parametrize(
     ("place", "value"),
     [
-        (("versions", "opt"), [1]), (("config", "trainer", "devices"), "auto"), (("config", "trainer", "max_steps"), 10**400),
-        (("steps",), 10**400), (("config", "task"), ["mnist"]),
+        (("versions", "opt"), [1]), (("config", "trainer", "devices"), "auto"),
+        (("config", "trainer", "max_steps"), 10**400), (("steps",), 10**400), (("config", "task"), ["mnist"]),
     ],
 )  # fmt: skip
 def test_a_record_of_another_kind_is_named_and_left_out(cli, filled, place, value):
@@ -434,8 +434,9 @@ def test_stores_of_several_machines_are_read_as_one(cli, filled, tmp_path):
     [
         (("--only", "lr"), "write NAME=VALUE"), (("--only", "status=completed"), "never left out"),
         (("--only", "opt.lrr=1"), "did you mean 'opt.lr'"), (("--opt", "addam"), "did you mean 'adam'"),
-        (("--task", ","), "it names nothing"), (("--target", "nan"), "no finite number"), (("--target", "x"), "no finite number"),
-        (("--reference", "sgdd"), "did you mean 'sgd'"), (("--settings", "worst"), "unknown --settings 'worst'"),
+        (("--task", ","), "it names nothing"), (("--target", "nan"), "no finite number"),
+        (("--target", "x"), "no finite number"), (("--reference", "sgdd"), "did you mean 'sgd'"),
+        (("--settings", "worst"), "unknown --settings 'worst'"),
     ],
 )  # fmt: skip
 def test_misspelt_words_are_one_line(cli, filled, words, says):

@@ -1,4 +1,4 @@
-"""Language modelling: the stream and its rows, vocabularies, files that are not what they should be, the decoder, what it writes."""
+"""Language modelling: the stream and its rows, vocabularies, faulty files, the decoder, what it writes."""
 
 import json
 import subprocess
@@ -146,10 +146,13 @@ def test_the_streams_are_the_text(text: str, kind: Any, tmp_path_factory: pytest
 def test_rows_of_files_follow_one_another(root: Path) -> None:
     data = CorpusData(root, corpus="wikitext103", tokens="byte", length=8)
     expected = {"train": lines(60, "apple"), "val": lines(30, "pear"), "test": lines(31, "plum")}
-    assert {split: bytes(ids).decode() for split, ids in streams(data).items()} == {k: "".join(v) for k, v in expected.items()}  # fmt: skip
+    assert {split: bytes(ids).decode() for split, ids in streams(data).items()} == {
+        k: "".join(v) for k, v in expected.items()
+    }
     assert (data.select, data.report) == ("val", "test")
     assert data.part == (
-        "60 of 1,801,350 rows of train.parquet; 30 of 3,760 rows of validation.parquet; 31 of 4,358 rows of test.parquet"
+        "60 of 1,801,350 rows of train.parquet; 30 of 3,760 rows of validation.parquet;"
+        " 31 of 4,358 rows of test.parquet"
     )
     write_rows(root / "lm1b" / "train.parquet", ["one two"] * 20)
     write_rows(root / "lm1b" / "test.parquet", ["three"] * 5)
@@ -280,17 +283,29 @@ def test_a_damaged_cache_is_made_again(harm: str, root: Path, own_cache: Path, p
 
 
 FAULTS: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "no text": (lambda root: (root / "tiny_shakespeare" / "input.txt").unlink(), r"missing data: input.txt expected in .*tiny_shakespeare; copy it there, or name the folder that has it with --data DIR or BENCH_DATA"),
-    "no table": (lambda root: (root / "wikitext103" / "test.parquet").unlink(), r"missing data: test.parquet expected in .*wikitext103, with the column text; fetching from the Hub failed \(the package datasets is not installed\)"),
-    "not UTF-8": (lambda root: (root / "tiny_shakespeare" / "input.txt").write_bytes(b"abc\xff" * 50), "input.txt is not a text in UTF-8"),
-    "empty text": (lambda root: write_text(root / "tiny_shakespeare" / "input.txt", ""), r"the train split of .*input.txt has 0 tokens; with length=8 at least 9 are needed"),
-    "short text": (lambda root: write_text(root / "tiny_shakespeare" / "input.txt", "a" * 80), r"the val split of .*input.txt has 8 tokens; with length=8 at least 9"),
-    "cut table": (lambda root: (root / "wikitext103" / "train_part.parquet").write_bytes(b"PAR1"), r"damaged data file .*train_part.parquet \(.*\); delete it"),
-    "no column": (lambda root: write_rows(root / "wikitext103" / "test.parquet", ["a"], "texts"), r"test.parquet has no column 'text', only texts"),
-    "no row": (lambda root: write_rows(root / "wikitext103" / "test.parquet", pa.array([], pa.string())), r"the test split of .*test.parquet has 0 tokens"),
-    "null": (lambda root: write_rows(root / "wikitext103" / "test.parquet", ["a", None]), r"test.parquet: row 1 has no text but None; leave out such rows"),
+    "no text": (lambda root: (root / "tiny_shakespeare" / "input.txt").unlink(),
+                ("missing data: input.txt expected in .*tiny_shakespeare; copy it there,"
+                 " or name the folder that has it with --data DIR or BENCH_DATA")),
+    "no table": (lambda root: (root / "wikitext103" / "test.parquet").unlink(),
+                 ("missing data: test.parquet expected in .*wikitext103, with the column text;"
+                  r" fetching from the Hub failed \(the package datasets is not installed\)")),
+    "not UTF-8": (lambda root: (root / "tiny_shakespeare" / "input.txt").write_bytes(b"abc\xff" * 50),
+                  "input.txt is not a text in UTF-8"),
+    "empty text": (lambda root: write_text(root / "tiny_shakespeare" / "input.txt", ""),
+                   r"the train split of .*input.txt has 0 tokens; with length=8 at least 9 are needed"),
+    "short text": (lambda root: write_text(root / "tiny_shakespeare" / "input.txt", "a" * 80),
+                   r"the val split of .*input.txt has 8 tokens; with length=8 at least 9"),
+    "cut table": (lambda root: (root / "wikitext103" / "train_part.parquet").write_bytes(b"PAR1"),
+                  r"damaged data file .*train_part.parquet \(.*\); delete it"),
+    "no column": (lambda root: write_rows(root / "wikitext103" / "test.parquet", ["a"], "texts"),
+                  r"test.parquet has no column 'text', only texts"),
+    "no row": (lambda root: write_rows(root / "wikitext103" / "test.parquet", pa.array([], pa.string())),
+               r"the test split of .*test.parquet has 0 tokens"),
+    "null": (lambda root: write_rows(root / "wikitext103" / "test.parquet", ["a", None]),
+             r"test.parquet: row 1 has no text but None; leave out such rows"),
     "numbers": (lambda root: write_rows(root / "wikitext103" / "test.parquet", [1, 2]), r"row 0 has no text but 1"),
-    "odd bytes": (lambda root: write_rows(root / "wikitext103" / "test.parquet", pa.array([b"\xff"]).view(pa.string())), r"test.parquet: column 'text' has a text that is not UTF-8"),
+    "odd bytes": (lambda root: write_rows(root / "wikitext103" / "test.parquet", pa.array([b"\xff"]).view(pa.string())),
+                  r"test.parquet: column 'text' has a text that is not UTF-8"),
 }  # fmt: skip
 
 
@@ -302,7 +317,11 @@ def test_a_corpus_that_cannot_be_used_is_named_in_one_line(
     monkeypatch.setitem(sys.modules, "datasets", None)
     harm, message = FAULTS[fault]
     harm(root)
-    name = "wikitext103" if "wikitext" in message or "test" in message or "row 0" in message or "train_part" in message else "tiny_shakespeare"  # fmt: skip
+    name = (
+        "wikitext103"
+        if "wikitext" in message or "test" in message or "row 0" in message or "train_part" in message
+        else "tiny_shakespeare"
+    )
     with pytest.raises(DataError, match=message) as caught:
         CorpusData(root, corpus=name, tokens=tokens, length=8)
     assert "\n" not in str(caught.value)
@@ -373,7 +392,8 @@ def test_the_decoder_is_the_one_written_out(options: dict[str, Any]) -> None:
 
 
 KINDS: list[dict[str, Any]] = [
-    {}, {"attention": "fixed_head", "head_dim": 6}, {"attention": "dcmha"}, {"attention": "dcmha", "window": 3}, {"window": 3},
+    {}, {"attention": "fixed_head", "head_dim": 6}, {"attention": "dcmha"}, {"attention": "dcmha", "window": 3},
+    {"window": 3},
 ]  # fmt: skip
 
 

@@ -189,14 +189,15 @@ def test_all_checks_but_the_reference_are_made() -> None:
     assert set(MATRIX_CHECKS) == CHECKS.keys() - {"reference"}
 
 
-# ---- Requests ---------------------------------------------------------------------------------------------------------------
+# ---- Requests --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.matrix(keep=4)
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--matrix", "torchvison,sgd"], "no module 'torchvison' here; is its package installed.* Did you mean 'torchvision'"),
+        (["--matrix", "torchvison,sgd"],
+         "no module 'torchvison' here; is its package installed.* Did you mean 'torchvision'"),
         (["--matrix", "snggd"], "Did you mean 'sngd'"),
         (["--matrix", "torch.optim:Adm"], "did you mean 'Adam'"),
         (["--matrix", "json"], "no public torch.optim.Optimizer class in json"),

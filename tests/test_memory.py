@@ -21,8 +21,9 @@ NO_LIMIT = 2**63 - 4096  # as version 1 of control groups writes it
 @pytest.mark.parametrize(
     ("text", "size"),
     [
-        ("8G", 8 * 2**30), ("8g", 8 * 2**30), ("8GB", 8 * 2**30), ("8GiB", 8 * 2**30), ("8 G", 8 * 2**30), (" 8G ", 8 * 2**30),
-        ("500M", 500 * MB), ("0.5k", 512), (".5K", 512), ("2T", 2**41), ("1.5G", 3 * 2**29), ("4096", 4096), ("4096B", 4096), ("1", 1),
+        ("8G", 8 * 2**30), ("8g", 8 * 2**30), ("8GB", 8 * 2**30), ("8GiB", 8 * 2**30), ("8 G", 8 * 2**30),
+        (" 8G ", 8 * 2**30), ("500M", 500 * MB), ("0.5k", 512), (".5K", 512), ("2T", 2**41), ("1.5G", 3 * 2**29),
+        ("4096", 4096), ("4096B", 4096), ("1", 1),
     ],
 )  # fmt: skip
 def test_memory_may_be_a_size(text, size):
@@ -37,7 +38,8 @@ def test_memory_may_be_a_share_of_what_is_free(monkeypatch, text, share):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "lots", "G", "%", "0", "0G", "0%", "-5%", "-8G", "+8G", "101%", "1e9", "inf", "nan", "nan%", "8X", "8KM", "80%%"]
+    ["", "lots", "G", "%", "0", "0G", "0%", "-5%", "-8G", "+8G", "101%", "1e9", "inf", "nan", "nan%", "8X", "8KM",
+     "80%%"]
     + ["8G%", "8%G", "8,5G", "1.2.3", "0.0001", "8Gi B", "8 9"],
 )  # fmt: skip
 def test_anything_else_is_refused(text):
@@ -186,9 +188,11 @@ def test_a_system_that_tells_nothing_still_gives_a_number(monkeypatch):
     "error",
     [
         MemoryError(), torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
-        RuntimeError("[enforce fail at alloc_cpu.cpp:119] DefaultCPUAllocator: can't allocate memory: you tried to allocate"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:119] DefaultCPUAllocator: can't allocate memory:"
+                     " you tried to allocate"),
         RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes."),
-        RuntimeError("CUDA error: out of memory\nCompile with"), RuntimeError("MPS backend out of memory (MPS allocated: 1 GB"),
+        RuntimeError("CUDA error: out of memory\nCompile with"),
+        RuntimeError("MPS backend out of memory (MPS allocated: 1 GB"),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
         RuntimeError("unable to mmap 8 bytes from file: Cannot allocate memory (12)"),
     ],
@@ -199,7 +203,9 @@ def test_memory_is_short(error):
 
 
 @pytest.mark.parametrize(
-    "error", [RuntimeError("mat1 and mat2 shapes cannot be multiplied"), ValueError(), OSError(28, "No space left"), KeyError("memory")]
+    "error",
+    [RuntimeError("mat1 and mat2 shapes cannot be multiplied"), ValueError(), OSError(28, "No space left"),
+     KeyError("memory")]
 )  # fmt: skip
 def test_other_errors_are_others(error):
     assert not ran_out(error)

@@ -412,7 +412,7 @@ def test_heads_along_the_planted_one_are_aligned() -> None:
 
 @pytest.mark.parametrize("lead", [5.0, 60.0, 600.0])
 def test_saturated_attention_is_measured_without_rounding_to_0(lead: float) -> None:
-    # Without noise every token has a product of 1 with the sum of all means, so every query leads to the relevant token.
+    # Without noise every token's product with the sum of all means is 1: every query leads to the relevant token.
     data = MixtureData(n=20, n_test=5, T=10, d=8, M=3, sigma=0.0)
     task = make_task(data, 2)
     task.heads.W.data[:] = lead * torch.outer(torch.cat([data.mu, data.nu]).sum(0), data.mu.sum(0))

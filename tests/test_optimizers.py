@@ -81,7 +81,7 @@ def same(a: list[Any], b: list[Any]) -> bool:
     return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
-# ---- Formulas ---------------------------------------------------------------------------------------------------------
+# ---- Formulas --------------------------------------------------------------------------------------------------------
 
 
 def test_every_registered_optimizer_has_a_case() -> None:
@@ -131,7 +131,7 @@ def test_float32_follows_float64(case: Case) -> None:
     torch.testing.assert_close([p.double() for p in params], exact, rtol=1e-3, atol=1e-4)
 
 
-# ---- Properties of normalised steps --------------------------------------------------------------------------------------
+# ---- Properties of normalised steps ----------------------------------------------------------------------------------
 
 vectors = st.lists(st.floats(-100, 100), min_size=1, max_size=5).filter(lambda v: max(map(abs, v)) > 1e-3)
 rates = st.floats(1e-4, 1e2)
@@ -192,7 +192,7 @@ def test_the_norm_may_be_given() -> None:
         torch.testing.assert_close(given_, own, rtol=1e-14, atol=0)
 
 
-# ---- Properties of Polyak steps --------------------------------------------------------------------------------------------
+# ---- Properties of Polyak steps --------------------------------------------------------------------------------------
 
 
 @properties
@@ -273,7 +273,7 @@ def test_smoothing_survives_a_step_of_length_zero(loss: float, gradient: float, 
     assert before - p.item() == (0.25 if first else 0.5)
 
 
-# ---- Groups, schedules, frozen parameters -------------------------------------------------------------------------------
+# ---- Groups, schedules, frozen parameters ----------------------------------------------------------------------------
 
 
 @every_case
@@ -379,7 +379,7 @@ def test_a_step_without_any_gradient_does_nothing(case: Case) -> None:
     assert same(params, start())
 
 
-# ---- Zero and tiny gradients ---------------------------------------------------------------------------------------------
+# ---- Zero and tiny gradients -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("case", [case for case in OWN_CASES if not case.arguments.get("weight_decay")], ids=str)
@@ -437,7 +437,7 @@ def test_a_gradient_that_is_not_a_number_shows_in_the_weights(cls: Any) -> None:
     assert p.isnan().any()
 
 
-# ---- State ------------------------------------------------------------------------------------------------------------------
+# ---- State -----------------------------------------------------------------------------------------------------------
 
 
 @every_case
@@ -479,7 +479,7 @@ def test_a_copy_keeps_the_choice_of_the_update_path(cls: Any) -> None:
     assert copy.deepcopy(cls(start(), fused=False)).fused is False
 
 
-# ---- Closures -----------------------------------------------------------------------------------------------------------------
+# ---- Closures --------------------------------------------------------------------------------------------------------
 
 
 @every_case
@@ -505,7 +505,7 @@ def test_without_a_closure_nothing_is_returned() -> None:
     assert SNGD([point(1.0, grad=(1.0,))]).step() is None
 
 
-# ---- Update paths and odd tensors -----------------------------------------------------------------------------------------
+# ---- Update paths and odd tensors ------------------------------------------------------------------------------------
 
 TOLERANCE = {torch.float64: 1e-13, torch.float32: 1e-5, torch.bfloat16: 2**-7, torch.float16: 2**-9}
 
@@ -654,7 +654,7 @@ def test_sparse_gradients_are_refused(cls: Any) -> None:
         cls([p]).step(lambda: 1.0)
 
 
-# ---- Illegal hyperparameters --------------------------------------------------------------------------------------------
+# ---- Illegal hyperparameters -----------------------------------------------------------------------------------------
 
 illegal = pytest.mark.parametrize(
     ("name", "argument", "value", "legal"),
@@ -698,7 +698,7 @@ def test_the_edges_of_the_legal_ranges_are_legal(name: str, arguments: dict[str,
     assert all(p.isfinite().all() for p in params)
 
 
-# ---- The global norm ------------------------------------------------------------------------------------------------------
+# ---- The global norm -------------------------------------------------------------------------------------------------
 
 BLOCK = 65_536
 SIZES = ((), (1,), (0,), (3, 5), (BLOCK - 1,), (BLOCK,), (BLOCK + 1,), (257, 300), (2 * BLOCK + 12_345,))
@@ -738,7 +738,7 @@ def test_the_global_norm_leaves_its_input_alone() -> None:
     assert same(parts, before)
 
 
-# ---- The registry ------------------------------------------------------------------------------------------------------------
+# ---- The registry ----------------------------------------------------------------------------------------------------
 
 
 def test_listing_the_optimizers_imports_no_torch() -> None:

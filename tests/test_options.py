@@ -1,4 +1,4 @@
-"""Settings: options as the constructors declare them, their sources in order of strength, and what makes a run the same."""
+"""Settings: options as constructors declare them, sources in order of strength, and what makes a run the same."""
 
 import inspect
 import json

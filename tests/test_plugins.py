@@ -115,7 +115,8 @@ def test_a_changed_file_is_another_optimizer(here: Path, store: Path) -> None:
     assert resolve({"task": "synthetic", "opt": "mine.py:Plain"}).run_id == first
     write(here, "mine.py", before="closure and closure()  # the same")
     fresh = subprocess.run(
-        [sys.executable, "-c", "from bench.config import resolve; print(resolve({'task': 'synthetic', 'opt': 'mine.py:Plain'}).run_id)"],
+        [sys.executable, "-c", ("from bench.config import resolve;"
+                                " print(resolve({'task': 'synthetic', 'opt': 'mine.py:Plain'}).run_id)")],
         capture_output=True, text=True, cwd=here, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True,
     )  # fmt: skip
     assert fresh.stdout.strip() != first
@@ -140,10 +141,12 @@ def test_settings_that_were_tuned_with_another_text_are_noted(cli, here: Path) -
     [
         ("import torch\n\nclass Bad(:\n", "bad.py:Bad", "bad.py, line 3: invalid syntax"),
         ("import torch\n1 / 0\n", "bad.py:Bad", "importing bad.py raises ZeroDivisionError: division by zero"),
-        ("import no_such_module_at_all\n", "bad.py:Bad", "raises ModuleNotFoundError: No module named 'no_such_module_at_all'"),
+        ("import no_such_module_at_all\n", "bad.py:Bad",
+         "raises ModuleNotFoundError: No module named 'no_such_module_at_all'"),
         ("raise SystemExit(3)\n", "bad.py:Bad", "importing bad.py raises SystemExit: 3"),
         ("class Bod: pass\n", "bad.py:Bad", "bad.py has no 'Bad'; did you mean 'Bod'?"),
-        ("class Bad: pass\n", "bad.py:Bad", "bad.py:Bad is the class Bad; an optimizer is a class that derives from torch.optim.Optimizer"),
+        ("class Bad: pass\n", "bad.py:Bad",
+         "bad.py:Bad is the class Bad; an optimizer is a class that derives from torch.optim.Optimizer"),
         ("Bad = 3\n", "bad.py:Bad", "bad.py:Bad is a int; an optimizer is"),
         ("", "missing.py:Bad", "there is no file missing.py"),
         ("", "no_such_package.sub:Bad", "there is no module 'no_such_package.sub' here"),
@@ -214,11 +217,14 @@ def test_second_order_methods_get_gradients_with_a_graph(here: Path, store: Path
     (here / "second.py").write_text(
         PLAIN.replace("SIGNATURE", "closure=None").replace(
             "BEFORE",
-            "closure()\n        with torch.enable_grad():\n            ps = [p for g in self.param_groups for p in g['params']]\n"
-            "            hv = torch.autograd.grad(sum((p.grad ** 2).sum() for p in ps), ps)\n        assert any(h.any() for h in hv)",
+            "closure()\n        with torch.enable_grad():\n"
+            "            ps = [p for g in self.param_groups for p in g['params']]\n"
+            "            hv = torch.autograd.grad(sum((p.grad ** 2).sum() for p in ps), ps)\n"
+            "        assert any(h.any() for h in hv)",
         )
         + "\nfrom optimizers import OptimizerSpec, Traits\n"
-        "SPEC = OptimizerSpec(name='x', target='second.py:Plain', formula='', source='', traits=Traits(create_graph=True))\n"
+        "SPEC = OptimizerSpec(name='x', target='second.py:Plain', formula='', source='',"
+        " traits=Traits(create_graph=True))\n"
     )
     config = {
         "task": "synthetic",
@@ -298,7 +304,8 @@ def test_a_name_that_is_taken_says_by_whom(announce) -> None:
     )
     with pytest.raises(
         PluginError,
-        match=r"'lion' is taken by ark 1.2 and by zoo 1.2: uninstall one, or say which: torch.optim:Adam or torch.optim:SGD",
+        match=r"'lion' is taken by ark 1.2 and by zoo 1.2: uninstall one, or say which:"
+        r" torch.optim:Adam or torch.optim:SGD",
     ):
         registry["lion"]
     with pytest.raises(PluginError, match=r"'sgd' is taken by the suite and by copy 1.2"):
@@ -330,7 +337,8 @@ def bench(installed: Path, *words: object, ok: bool = True, cwd: Path | None = N
     """Run `bench` in the environment, as on a machine with one processor; what it prints."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("BENCH_", "PYTHONPATH"))}
     answer = subprocess.run(
-        ["taskset", "-c", str(max(os.sched_getaffinity(0))), installed / "env/bin/python", "-m", "bench.cli", *map(str, words)],
+        ["taskset", "-c", str(max(os.sched_getaffinity(0))), installed / "env/bin/python", "-m", "bench.cli",
+         *map(str, words)],
         capture_output=True, text=True, cwd=cwd or installed, env=environment | {"OMP_NUM_THREADS": "1"}, check=False,
     )  # fmt: skip
     assert (answer.returncode == 0) == ok, answer.stderr

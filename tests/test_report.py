@@ -327,7 +327,10 @@ def test_every_chart_is_drawn_with_all_its_lines(chromium: Chromium, shown):
     assert {chart["key"].partition("-")[0] for chart in drawn} == set(CHARTS)
     with chromium.page(shown) as tab:
         for chart in drawn:
-            lines = f'document.getElementById("{chart["key"]}").querySelectorAll(".scatterlayer .trace .lines path.js-line")'
+            lines = (
+                f'document.getElementById("{chart["key"]}")'
+                '.querySelectorAll(".scatterlayer .trace .lines path.js-line")'
+            )
             bands = sum(trace["band"] is not None for trace in chart["traces"])
             assert tab.evaluate(f"{lines}.length") >= len(chart["traces"])
             assert tab.evaluate(f'document.querySelectorAll("#{chart["key"]} .fills path.js-fill").length') == bands
@@ -385,7 +388,10 @@ def colours(tab: Page, path: Path) -> tuple[float, list[Any]]:
     tab.screenshot(path)
     with Image.open(path) as image:
         bright = ImageStat.Stat(image.convert("L")).mean[0]
-    script = '[...document.querySelectorAll("#curves-0 .legendtext, #curves-0 path.js-line")].map((e) => e.style.fill + e.style.stroke)'
+    script = (
+        '[...document.querySelectorAll("#curves-0 .legendtext, #curves-0 path.js-line")]'
+        ".map((e) => e.style.fill + e.style.stroke)"
+    )
     return bright, tab.evaluate(script)
 
 

@@ -25,7 +25,8 @@ TINY: dict[str, Any] = {
     "title": "Two ways downhill",
     "paper": "Nobody (never), figure 1",
     "notes": ["everything is ours"],
-    "common": {"task": "synthetic", "trainer.measure_every": 10, "task.recipe": "sphere", "task.n": 6, "task.T": 4, "task.d": 3},
+    "common": {"task": "synthetic", "trainer.measure_every": 10, "task.recipe": "sphere", "task.n": 6, "task.T": 4,
+               "task.d": 3},
     "seeds": [0, 1],
     "arms": {
         "GD": {"opt": "gd", "opt.lr": 0.5, "trainer.max_steps": 30},
@@ -33,8 +34,10 @@ TINY: dict[str, Any] = {
     },
     "figure": {"panels": [{"y": "norm_W", "log": "xy"}, {"y": "loss", "arms": ["GD"]}]},
     "claims": [
-        {"name": "grows", "paper": "the norm | grows", "test": "reaches", "measure": "norm_W", "arms": ["NGD"], "above": 0.5},
-        {"name": "tiny", "paper": "the norm stays tiny", "test": "reaches", "measure": "norm_W", "arms": ["NGD"], "below": 0.5},
+        {"name": "grows", "paper": "the norm | grows", "test": "reaches", "measure": "norm_W", "arms": ["NGD"],
+         "above": 0.5},
+        {"name": "tiny", "paper": "the norm stays tiny", "test": "reaches", "measure": "norm_W", "arms": ["NGD"],
+         "below": 0.5},
     ],
     "quick": {"seeds": [0], "settings": {"trainer.max_steps": 5}, "arms": {"GD": {"trainer.max_steps": 6}}},
     "search": {"why": "d is open", "grid": {"task.d": [3, 4], "task.T": [4]}, "seeds": [0, 1], "claims": ["grows"]},
@@ -81,8 +84,8 @@ def test_steps_of_claims_lie_before_the_end_in_every_version(name: str) -> None:
 
 
 def test_a_step_may_be_a_share_of_the_budget(folder: Path) -> None:
-    early = {"name": "early", "paper": "", "test": "slope", "arms": ["GD", "NGD"], "x": "step", "y": "loss", "scale": "loglog",
-             "at_most": 0, "window": ["0.1 budget", "1 budget"]}  # fmt: skip
+    early = {"name": "early", "paper": "", "test": "slope", "arms": ["GD", "NGD"], "x": "step", "y": "loss",
+             "scale": "loglog", "at_most": 0, "window": ["0.1 budget", "1 budget"]}  # fmt: skip
     rewrite(folder, claims=[early], search=TINY["search"] | {"settings": {"trainer.max_steps": 10}, "claims": None})
     full = load("nobody/tiny")
 
@@ -136,8 +139,9 @@ def test_an_experiment_writes_figure_data_claims_and_page(cli: Any, folder: Path
     assert claims["environments"][0]["cpu"]
     assert claims["versions"][0]["torch"]
     page = (out / "report.md").read_text()
-    for text in ("# Two ways downhill", "Nobody (never), figure 1", "![figure](figure.png)", "the norm \\| grows", "**holds**",
-                 "**fails**", "everything is ours", "--opt.lr 0.1", "`bench reproduce nobody/tiny`", "torch"):  # fmt: skip
+    for text in ("# Two ways downhill", "Nobody (never), figure 1", "![figure](figure.png)", "the norm \\| grows",
+                 "**holds**", "**fails**", "everything is ours", "--opt.lr 0.1", "`bench reproduce nobody/tiny`",
+                 "torch"):  # fmt: skip
         assert text in page, text
     assert "no evidence" not in page
     assert "\n\n\n" not in page
@@ -201,8 +205,8 @@ def test_settings_and_seeds_from_the_command_line_are_in_every_run_and_on_the_pa
 
 
 def test_settings_of_one_arm_from_the_command_line(cli: Any, folder: Path, store: Path) -> None:
-    rewrite(folder, arms={"GD": TINY["arms"]["GD"], "N = 1": TINY["arms"]["NGD"]}, claims=[TINY["claims"][0] | {"arms": ["N = 1"]}],
-            quick={"seeds": [0]}, search=None)  # fmt: skip
+    rewrite(folder, arms={"GD": TINY["arms"]["GD"], "N = 1": TINY["arms"]["NGD"]},
+            claims=[TINY["claims"][0] | {"arms": ["N = 1"]}], quick={"seeds": [0]}, search=None)  # fmt: skip
     words = ("--trainer.max_steps", "9", "--arm", "N = 1", "opt.lr", "0.3", "--arm", "N = 1", "trainer.max_steps", "7")
     answer = cli("reproduce", "nobody/tiny", *words)
     assert answer.code == 0, answer.err
@@ -404,7 +408,8 @@ def test_bad_requests_are_one_line(cli: Any, folder: Path, words: tuple[str, ...
 
 
 CLAIM = {"name": "x", "paper": "y", "test": "reaches", "arms": ["GD"], "measure": "loss", "below": 1}
-TREND = {"name": "x", "paper": "y", "test": "trend", "arms": ["GD", "NGD"], "measure": "loss", "factor": "task.d", "direction": "increases"}  # fmt: skip
+TREND = {"name": "x", "paper": "y", "test": "trend", "arms": ["GD", "NGD"], "measure": "loss", "factor": "task.d",
+         "direction": "increases"}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -413,42 +418,62 @@ TREND = {"name": "x", "paper": "y", "test": "trend", "arms": ["GD", "NGD"], "mea
         ({"seeds": []}, "tiny.yaml: seeds: list should have at least 1 item"),
         ({"seeds": [0, "x"]}, "tiny.yaml: seed 2: input should be a valid integer"),
         ({"colour": "red"}, "tiny.yaml: colour: extra inputs are not permitted"),
-        ({"arms": {"GD": {"opt": "gd"}, "NGD": {"opt": "sdg"}}}, "tiny.yaml: arm NGD: unknown optimizer 'sdg'; did you mean 'sgd'?"),
+        ({"arms": {"GD": {"opt": "gd"}, "NGD": {"opt": "sdg"}}},
+         "tiny.yaml: arm NGD: unknown optimizer 'sdg'; did you mean 'sgd'?"),
         ({"claims": [{"name": "x", "test": "reaches"}]}, "tiny.yaml: claim x: paper: field required"),
         ({"claims": [{"paper": "y", "test": "reaches"}]}, "tiny.yaml: claim 1: name: field required"),
-        ({"claims": [CLAIM | {"test": "reches"}]}, "tiny.yaml: claim x: unknown claim test 'reches'; did you mean 'reaches'?"),
+        ({"claims": [CLAIM | {"test": "reches"}]},
+         "tiny.yaml: claim x: unknown claim test 'reches'; did you mean 'reaches'?"),
         ({"claims": [CLAIM | {"arms": 5}]}, "tiny.yaml: claim x: unknown arm '5'; known: GD, NGD"),
         ({"claims": [CLAIM | {"arms": "GD"}]}, "tiny.yaml: claim x: reaches: arms='GD': input should be a valid list"),
         ({"claims": [CLAIM | {"arms": ["DG"]}]}, "tiny.yaml: claim x: unknown arm 'DG'; did you mean 'GD'?"),
-        ({"claims": [CLAIM | {"measur": "loss"}]}, "tiny.yaml: claim x: unknown argument of reaches 'measur'; did you mean 'measure'?"),
+        ({"claims": [CLAIM | {"measur": "loss"}]},
+         "tiny.yaml: claim x: unknown argument of reaches 'measur'; did you mean 'measure'?"),
         ({"claims": [CLAIM | {"measure": "los"}]}, "tiny.yaml: claim x: unknown column 'los'; did you mean 'loss'?"),
-        ({"claims": [CLAIM | {"below": "low"}]}, "tiny.yaml: claim x: reaches: below='low': input should be a valid number"),
+        ({"claims": [CLAIM | {"below": "low"}]},
+         "tiny.yaml: claim x: reaches: below='low': input should be a valid number"),
         ({"claims": [CLAIM | {"below": None}]}, "tiny.yaml: claim x: below=None and above=None: give one of the two"),
-        ({"claims": [CLAIM | {"at": "half budget"}]}, "tiny.yaml: claim x: 'half budget' is no share of the budget; write `0.1 budget` for a"),
+        ({"claims": [CLAIM | {"at": "half budget"}]},
+         "tiny.yaml: claim x: 'half budget' is no share of the budget; write `0.1 budget` for a"),
         ({"claims": [CLAIM | {"at": "2 budget"}]}, "tiny.yaml: claim x: '2 budget' is no share of the budget"),
-        ({"claims": [CLAIM | {"at": "0.1 budget"}], "arms": {"GD": {"opt": "gd"}}, "quick": {"seeds": [0]}, "figure": {"panels": [{"y": "loss"}]}},
+        ({"claims": [CLAIM | {"at": "0.1 budget"}], "arms": {"GD": {"opt": "gd"}}, "quick": {"seeds": [0]},
+          "figure": {"panels": [{"y": "loss"}]}},
          "tiny.yaml: claim x: '0.1 budget': its arms have no trainer.max_steps to take a share of; name a step"),
-        ({"claims": [TREND]}, "tiny.yaml: claim x: trend: arms=['GD', 'NGD']: two have the same task.d; name arms that differ in it"),
+        ({"claims": [TREND]}, ("tiny.yaml: claim x: trend: arms=['GD', 'NGD']: two have the same task.d;"
+                               " name arms that differ in it")),
         ({"claims": [CLAIM] * 2}, "tiny.yaml: two claims are called 'x'; names must differ"),
-        ({"figure": {"panels": [{"y": "norm_V"}]}}, "tiny.yaml: panel norm_V: unknown column 'norm_V'; did you mean 'norm_W'?"),
-        ({"figure": {"panels": [{"y": "loss", "x": "norm_W"}]}}, "tiny.yaml: panel loss: cannot draw 'loss' over 'norm_W': GD has no table with"),
-        ({"figure": {"panels": [{"y": "loss", "title": "Loss", "arms": ["DG"]}]}}, "tiny.yaml: panel Loss: unknown arm 'DG'; did you mean 'GD'?"),
-        ({"figure": {"panels": [{"y": "loss"}, {"y": "loss", "title": "Loss", "log": "yx"}]}}, "tiny.yaml: figure: panel Loss: log: input should be '', 'x', 'y' or 'xy'"),
-        ({"figure": {"panels": [{"y": "loss", "guides": [{"slope": 1}]}]}}, "tiny.yaml: figure: panel loss: guide 1: label: field required"),
+        ({"figure": {"panels": [{"y": "norm_V"}]}},
+         "tiny.yaml: panel norm_V: unknown column 'norm_V'; did you mean 'norm_W'?"),
+        ({"figure": {"panels": [{"y": "loss", "x": "norm_W"}]}},
+         "tiny.yaml: panel loss: cannot draw 'loss' over 'norm_W': GD has no table with"),
+        ({"figure": {"panels": [{"y": "loss", "title": "Loss", "arms": ["DG"]}]}},
+         "tiny.yaml: panel Loss: unknown arm 'DG'; did you mean 'GD'?"),
+        ({"figure": {"panels": [{"y": "loss"}, {"y": "loss", "title": "Loss", "log": "yx"}]}},
+         "tiny.yaml: figure: panel Loss: log: input should be '', 'x', 'y' or 'xy'"),
+        ({"figure": {"panels": [{"y": "loss", "guides": [{"slope": 1}]}]}},
+         "tiny.yaml: figure: panel loss: guide 1: label: field required"),
         ({"quick": TINY["quick"] | {"arms": {"DG": {}}}}, "tiny.yaml: quick: unknown arm 'DG'; did you mean 'GD'?"),
-        ({"quick": TINY["quick"] | {"settings": {"task.D": 3}}}, "tiny.yaml: quick: arm GD: unknown option '--task.D'; did you mean"),
-        ({"search": TINY["search"] | {"claims": ["grow"]}}, "tiny.yaml: search: unknown claim 'grow'; did you mean 'grows'?"),
+        ({"quick": TINY["quick"] | {"settings": {"task.D": 3}}},
+         "tiny.yaml: quick: arm GD: unknown option '--task.D'; did you mean"),
+        ({"search": TINY["search"] | {"claims": ["grow"]}},
+         "tiny.yaml: search: unknown claim 'grow'; did you mean 'grows'?"),
         ({"search": TINY["search"] | {"arms": ["DG"]}}, "tiny.yaml: search: unknown arm 'DG'; did you mean 'GD'?"),
-        ({"search": TINY["search"] | {"grid": {"task.d": ["wide"]}}}, "tiny.yaml: search: arm GD: --task.d 'wide': input should be a valid integer"),
-        ({"search": TINY["search"] | {"grid": {"times.opt.momentum": [2]}}}, "tiny.yaml: search: times.opt.momentum: the arm GD does not set opt.momentum"),
+        ({"search": TINY["search"] | {"grid": {"task.d": ["wide"]}}},
+         "tiny.yaml: search: arm GD: --task.d 'wide': input should be a valid integer"),
+        ({"search": TINY["search"] | {"grid": {"times.opt.momentum": [2]}}},
+         "tiny.yaml: search: times.opt.momentum: the arm GD does not set opt.momentum"),
         ({"search": None}, "nobody/tiny has no open constants to search; leave --search out"),
-        ({"seeds": 999999999}, "tiny.yaml: seeds 999999999: 999,999,999 runs; a command makes from 1 to 100,000, so ask"),
+        ({"seeds": 999999999}, ("tiny.yaml: seeds 999999999: 999,999,999 runs;"
+                                " a command makes from 1 to 100,000, so ask")),
         ({"seeds": True}, "tiny.yaml: seeds: it takes list, and no boolean"),
         ({"seeds": [0, True]}, "tiny.yaml: seeds: it takes list, and no boolean"),
         ({"seeds": [2**63]}, "tiny.yaml: seed 1: input should be less than or equal to 9223372036854775807"),
-        ({"figure": {"panels": [{"y": "loss", "smooth": True}]}}, "tiny.yaml: figure: panel loss: smooth: it takes int or none, and no boolean"),
-        ({"arms": TINY["arms"] | {"NGD": {"opt": "ngd", "opt.lr": True}}}, "tiny.yaml: arm NGD: --opt.lr needs a value; it takes float, and no"),
-        ({"search": TINY["search"] | {"grid": {"times.opt.lr": [True]}}}, "tiny.yaml: search: times.opt.lr True: it takes a number, and no boolean"),
+        ({"figure": {"panels": [{"y": "loss", "smooth": True}]}},
+         "tiny.yaml: figure: panel loss: smooth: it takes int or none, and no boolean"),
+        ({"arms": TINY["arms"] | {"NGD": {"opt": "ngd", "opt.lr": True}}},
+         "tiny.yaml: arm NGD: --opt.lr needs a value; it takes float, and no"),
+        ({"search": TINY["search"] | {"grid": {"times.opt.lr": [True]}}},
+         "tiny.yaml: search: times.opt.lr True: it takes a number, and no boolean"),
         ({"search": TINY["search"] | {"grid": {f"task.{name}": [*range(300)] for name in "nTd"}}},
          "tiny.yaml: search: this experiment: 108,000,000 runs; a command makes from 1 to 100,000"),
     ],

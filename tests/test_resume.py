@@ -23,8 +23,9 @@ from tasks import TASKS
 from tests.stored import read_curve, read_tables
 
 VIT = (
-    "fit", "--task", "mnist", "--task.patch_size", "14", "--task.depth", "1", "--task.num_heads", "2", "--task.embed_dim", "8",
-    "--task.mlp_width", "8", "--task.dropout", "0.3", "--task.flip", "--task.crop", "2", "--trainer.max_steps", "40", "--device", "cpu",
+    "fit", "--task", "mnist", "--task.patch_size", "14", "--task.depth", "1", "--task.num_heads", "2",
+    "--task.embed_dim", "8", "--task.mlp_width", "8", "--task.dropout", "0.3", "--task.flip", "--task.crop", "2",
+    "--trainer.max_steps", "40", "--device", "cpu",
 )  # fmt: skip
 SYNTHETIC = (
     "fit",

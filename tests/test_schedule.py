@@ -158,7 +158,11 @@ def test_a_bad_schedule_is_refused(words: dict[str, str], said: str) -> None:
 
 def test_runs_from_before_an_option_was_there_are_of_the_same_problem(store) -> None:
     """Records lack options that came later, which are at their defaults in new ones."""
-    older, newer, scheduled = seeds("adam", [0.5, 0.6]), seeds("sgd", [0.4, 0.5]), seeds("sngd", [0.3, 0.4], words={"trainer.schedule": "cosine"})  # fmt: skip
+    older, newer, scheduled = (
+        seeds("adam", [0.5, 0.6]),
+        seeds("sgd", [0.4, 0.5]),
+        seeds("sngd", [0.3, 0.4], words={"trainer.schedule": "cosine"}),
+    )
     for run_ in older:
         for name in ("schedule", "warmup", "floor"):
             del run_.config["trainer"][name]

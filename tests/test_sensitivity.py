@@ -1,4 +1,4 @@
-"""Sensitivity: medians, quartiles, intervals, divergence, usable ranges and edges by hand, and files that can be read."""
+"""Sensitivity: medians, quartiles, intervals, divergence, usable ranges and edges by hand; readable files."""
 
 import csv
 import errno
@@ -312,10 +312,12 @@ def test_json_is_strict_and_says_what_the_table_says():
         "x": "opt.lr", "varied": ["opt.lr"], "metric": "train/loss", "mode": "min",
         "runs": {"completed": 2, "diverged": 2},
         "curves": [{
-            "name": "gd", "x": "opt.lr", "best": 0, "usable": [0, 0], "at_edge": True, "may_be_wider": True, "unscored": {},
-            "points": [
-                {"x": 0.1, "seeds": 2, "diverged": 0, "median": 1.5, "quartiles": [1, 2], "interval": None, "choice": None},
-                {"x": 0.2, "seeds": 2, "diverged": 2, "median": None, "quartiles": [None, None], "interval": None, "choice": None},
+            "name": "gd", "x": "opt.lr", "best": 0, "usable": [0, 0], "at_edge": True, "may_be_wider": True,
+            "unscored": {}, "points": [
+                {"x": 0.1, "seeds": 2, "diverged": 0, "median": 1.5, "quartiles": [1, 2], "interval": None,
+                 "choice": None},
+                {"x": 0.2, "seeds": 2, "diverged": 2, "median": None, "quartiles": [None, None], "interval": None,
+                 "choice": None},
             ],
         }],
     }  # fmt: skip
@@ -343,8 +345,8 @@ def test_files_are_written_and_the_same_every_time(tmp_path, mode):
     text = md.read_text("utf-8")
     for words in (
         "Made by `bench sweep --task synthetic`", "216 runs, seeds 0 to 5", "Machine: A fine CPU (216 runs)",
-        "torch: 2.15.0 (216 runs)", "Engine: lightning (216 runs)", "--task synthetic --device cpu --trainer.max_steps 100",
-        "chosen on these very seeds", "## adam", "best opt.lr",
+        "torch: 2.15.0 (216 runs)", "Engine: lightning (216 runs)",
+        "--task synthetic --device cpu --trainer.max_steps 100", "chosen on these very seeds", "## adam", "best opt.lr",
     ):  # fmt: skip
         assert words in text
     assert {row.count("|") for row in re.findall(r"^\|.*", text, re.M)} == {7}

@@ -43,7 +43,8 @@ def lines(log: Path) -> list[str]:
 
 def test_a_server_that_does_not_start_is_an_error_with_the_end_of_its_log(tmp_path: Path) -> None:
     words = ["sh", "-c", "echo no such port; exit 3"]
-    with pytest.raises(RuntimeError, match=r"sh: does not start \(ended with 3\); its log ends:\nno such port"):  # noqa: SIM117
+    message = r"sh: does not start \(ended with 3\); its log ends:\nno such port"
+    with pytest.raises(RuntimeError, match=message):  # noqa: SIM117
         with daemon(words, tmp_path / "log", lambda: False):
             pass
 

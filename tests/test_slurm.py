@@ -18,7 +18,7 @@ from tests.slow import SLOW
 
 WORDS = ["--task", "synthetic", "--opt", SLOW, "--opt.lr", "1e-2:1e0"]
 WORDS += ["--trials", "3", "--seeds", "1", "--report_seeds", "2"]
-# Three seconds of sleep, to be caught in the middle: each evaluation and measurement is a moment at which a signal is heard.
+# Three seconds of sleep, to be caught in the middle: each evaluation and measurement hears a signal.
 WORDS += ["--trainer.max_steps", "300", "--trainer.val_every", "20", "--engine", "lightning"]
 
 

@@ -57,7 +57,8 @@ def message(call, *args, **kwargs) -> str:
         ("sps", {"opt.batches_per_epoch": "1:100:3", "opt.max_step": "1"},
          {"opt.batches_per_epoch": (1, 10, 100)}, {"opt.max_step": "1"}),
         ("ngd", {"task": "synthetic", "opt": "ngd", "task.n": "20", "trainer.max_steps": "5", "store": "a:b,c"},
-         {"opt.lr": LR}, {"task": "synthetic", "opt": "ngd", "task.n": "20", "trainer.max_steps": "5", "store": "a:b,c"}),
+         {"opt.lr": LR},
+         {"task": "synthetic", "opt": "ngd", "task.n": "20", "trainer.max_steps": "5", "store": "a:b,c"}),
     ],
 )  # fmt: skip
 def test_what_is_searched_and_what_is_fixed(opt, words, space, fixed):
@@ -323,13 +324,15 @@ def test_values_alone_are_their_product():
          "--trials 10: each value of opt.lr is tried with 3 combinations of the others, so that it has to be a multiple"
          " of 3: 9 or 12"),
         ({"opt.lr": LR, "opt.c": (1, 2, 3)}, 2, 0,
-         "--trials 2: each value of opt.lr is tried with 3 combinations of the others, so that it has to be a multiple of 3: 3"),
+         ("--trials 2: each value of opt.lr is tried with 3 combinations of the others,"
+          " so that it has to be a multiple of 3: 3")),
         ({"opt.lr": (1, 2), "opt.c": (1, 2)}, 9, 0, "--trials 9: these values make 4 settings: write --trials 4"),
         ({"opt.lr": (1,)}, 2, 0, "--trials 2: these values make 1 setting: write --trials 1"),
         ({"opt.lr": (1, 2)}, 2, 3,
          "there cannot be 3 settings: these values make 2 settings; give a range (LOW:HIGH) instead"),
         ({"opt.lr": LR}, 501, 0, "--trials 501: a grid of half decades has at most 500 points here"),
-        ({"opt.lr": LR, "opt.c": (1, 2)}, 2, 1001, "--trials 1001: a grid of half decades has at most 1000 points here"),
+        ({"opt.lr": LR, "opt.c": (1, 2)}, 2, 1001,
+         "--trials 1001: a grid of half decades has at most 1000 points here"),
     ],
 )  # fmt: skip
 def test_grids_that_are_refused(space, trials, total, error):
@@ -638,5 +641,8 @@ def test_the_neighbours_of_a_point():
 
 
 def test_torch_and_optuna_are_not_imported():
-    code = "import bench.tuning.design, bench.tuning.space, bench.tuning.selection, sys; print({'torch', 'optuna', 'scipy'} & sys.modules.keys())"
+    code = (
+        "import bench.tuning.design, bench.tuning.space, bench.tuning.selection, sys;"
+        " print({'torch', 'optuna', 'scipy'} & sys.modules.keys())"
+    )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"

@@ -53,8 +53,8 @@ def filled(store: Path) -> Path:
 
 def test_runs(filled):
     query = (
-        "select run_id, task, opt, status, seed, data_seed, metric, split, final, best_step, steps, engine, machine, torch,"
-        " study from runs order by run_id"
+        "select run_id, task, opt, status, seed, data_seed, metric, split, final, best_step, steps, engine,"
+        " machine, torch, study from runs order by run_id"
     )
     lanes = (
         "synthetic",
@@ -81,8 +81,9 @@ def test_runs(filled):
 
 def test_settings_versions_and_metrics_are_json(filled):
     query = (
-        "select (settings->>'opt.lr')::double, (settings->>'opt.max_step')::double, settings->>'seed', settings->>'trainer.max_steps',"
-        " versions->>'suite', (metrics->'final'->>'loss')::double from runs where run_id = 'a'"
+        "select (settings->>'opt.lr')::double, (settings->>'opt.max_step')::double, settings->>'seed',"
+        " settings->>'trainer.max_steps', versions->>'suite', (metrics->'final'->>'loss')::double"
+        " from runs where run_id = 'a'"
     )
     assert rows(query, filled) == [(0.5, float("inf"), "1", "3", "0.1.0", 0.25)]
 
@@ -102,7 +103,10 @@ def test_measurements_have_a_column_for_each_thing_that_was_measured(filled):
 
 
 def test_trials(filled):
-    query = "select study, task, opt, number, kind, state, score, (point->>'lr')::double, runs, is_winner from trials order by number"
+    query = (
+        "select study, task, opt, number, kind, state, score, (point->>'lr')::double, runs, is_winner"
+        " from trials order by number"
+    )
     assert rows(query, filled) == [
         ("s", "synthetic", "ngd", 0, "design", "done", 0.5, 0.1, ["a"], False),
         ("s", "synthetic", "ngd", 1, "design", "done", 0.25, 0.2, ["b"], True),
@@ -111,8 +115,8 @@ def test_trials(filled):
 
 def test_views_join(filled):
     query = (
-        "select number, final, max(loss) from trials join runs on list_contains(trials.runs, run_id) join curves using (run_id)"
-        " group by all order by number"
+        "select number, final, max(loss) from trials join runs on list_contains(trials.runs, run_id)"
+        " join curves using (run_id) group by all order by number"
     )
     assert rows(query, filled) == [(0, 0.25, 0.5), (1, None, 0.5)]
 
@@ -220,14 +224,15 @@ def test_no_rows(cli, filled, kind, text):
 
 def test_json_is_strict_and_columns_of_json_are_what_they_hold(cli, filled):
     query = (
-        "select settings, point, 'nan'::double as a, 'inf'::double as b, 1.5 as c, [1, null] as d, {'x': 'nan'::double} as e,"
-        " date '2026-01-02' as f, 2 as c from runs, trials where run_id = 'a' and number = 0"
+        "select settings, point, 'nan'::double as a, 'inf'::double as b, 1.5 as c, [1, null] as d,"
+        " {'x': 'nan'::double} as e, date '2026-01-02' as f, 2 as c from runs, trials where run_id = 'a' and number = 0"
     )
     (row,) = strict_json(cli("sql", query, "--format", "json").out)
     assert row["settings"]["opt.lr"] == 0.5
     assert row["settings"]["opt.max_step"] == "inf"
     assert {name: row[name] for name in row if name != "settings"} == {
-        "point": {"lr": 0.1}, "a": None, "b": "inf", "c": 1.5, "d": [1, None], "e": {"x": None}, "f": "2026-01-02", "c_1": 2,
+        "point": {"lr": 0.1}, "a": None, "b": "inf", "c": 1.5, "d": [1, None], "e": {"x": None}, "f": "2026-01-02",
+        "c_1": 2,
     }  # fmt: skip
 
 
@@ -270,7 +275,7 @@ def test_wild_names_do_no_harm(cli, store, kind):
     assert rows("select count(*) from runs where task like '%[/bold] \"q\" ''a'' | ü 漢%'", store) == [(1,)]
 
 
-# -- queries that cannot be carried out ---------------------------------------------------------------------------------
+# -- queries that cannot be carried out --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -328,7 +333,8 @@ def test_no_torch_is_needed(filled, words):
     program = (
         "import sys\nfrom bench.cli import main\n"
         "try:\n    main(sys.argv[1:])\n"
-        "finally:\n    heavy = {'torch', 'lightning', 'matplotlib', 'optuna'} & set(sys.modules)\n    assert not heavy, heavy\n"
+        "finally:\n    heavy = {'torch', 'lightning', 'matplotlib', 'optuna'} & set(sys.modules)\n"
+        "    assert not heavy, heavy\n"
     )
     done = subprocess.run([sys.executable, "-W", "error", "-c", program, *words], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
@@ -340,10 +346,11 @@ def test_no_torch_is_needed(filled, words):
 @pytest.mark.parametrize(
     "query",
     [
-        "from read_text('{0}/secret.csv')", "from read_csv('{0}/secret.csv')", "from '{0}/secret.csv'", "from glob('{0}/*')",
-        "from read_text('{0}/runs/../secret.csv')", "from read_text('{0}/runs/link.csv')", "from read_text('/proc/self/environ')",
-        "select getenv('HOME')", "from read_text('{0}/run*/../secret.csv')", "from sniff_csv('{0}/secret.csv')",
-        "from read_blob('{0}/secret.csv')", "from read_json('{0}/secret.csv')", "from 'https://127.0.0.1/x.csv'",
+        "from read_text('{0}/secret.csv')", "from read_csv('{0}/secret.csv')", "from '{0}/secret.csv'",
+        "from glob('{0}/*')", "from read_text('{0}/runs/../secret.csv')", "from read_text('{0}/runs/link.csv')",
+        "from read_text('/proc/self/environ')", "select getenv('HOME')", "from read_text('{0}/run*/../secret.csv')",
+        "from sniff_csv('{0}/secret.csv')", "from read_blob('{0}/secret.csv')", "from read_json('{0}/secret.csv')",
+        "from 'https://127.0.0.1/x.csv'",
     ],
 )  # fmt: skip
 def test_a_query_sees_nothing_but_the_stores(cli, filled, tmp_path, query):
@@ -382,7 +389,8 @@ def test_damaged_records_are_named_and_left_out(cli, filled):
 
 @pytest.mark.parametrize(
     "change",
-    [{"final": "big"}, {"steps": "3"}, {"steps": 2**70}, {"config": []}, {"config": {"task": "x"}}, {"environment": 1}, {"part": "\ud800"}],
+    [{"final": "big"}, {"steps": "3"}, {"steps": 2**70}, {"config": []}, {"config": {"task": "x"}}, {"environment": 1},
+     {"part": "\ud800"}],
 )  # fmt: skip
 def test_records_with_values_of_other_types_are_named_and_left_out(cli, filled, change):
     path = add_run(filled, "odd") / DONE / RUNS

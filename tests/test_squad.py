@@ -1,4 +1,4 @@
-"""SQuAD: its score, its windows, which rows are held out, the model that marks spans, and files that are not what they should be."""
+"""SQuAD: its score, its windows, which rows are held out, the model that marks spans, and faulty files."""
 
 import itertools
 import sys
@@ -61,8 +61,9 @@ def rows_of(seed: int, articles: int, titled: bool = True) -> list[dict[str, Any
             at = len(" ".join([*words[:start], ""]))
             answers = {"text": [text] * (1 + question % 2), "answer_start": [at] * (1 + question % 2)}
             rows.append(
-                {"id": f"{article}-{paragraph}-{question}", "title": f"Article_{article}" * titled, "context": " ".join(words),
-                 "question": " ".join(words_of(draw, 2, 8)).capitalize() + "?", "answers": answers}
+                {"id": f"{article}-{paragraph}-{question}", "title": f"Article_{article}" * titled,
+                 "context": " ".join(words), "question": " ".join(words_of(draw, 2, 8)).capitalize() + "?",
+                 "answers": answers}
             )  # fmt: skip
     return rows
 
@@ -160,7 +161,7 @@ def test_scores_are_those_of_torchmetrics(text: str, answers: list[str]) -> None
 
 
 class Seen(NamedTuple):
-    """A window as it should be: its row in the batch, its question, the tokens of the paragraph before it, and all their offsets."""
+    """A window as it should be: its batch row, question, tokens of the paragraph before it, and all their offsets."""
 
     row: int
     question: int
@@ -449,7 +450,8 @@ def test_logits_are_those_of_transformers_own_model_and_the_loss_is_over_tokens(
     torch.testing.assert_close(outcome.loss, torch.stack(losses).mean())
     assert torch.equal(outcome.labels, batch.labels)
     (alone,) = (data.batch("train", torch.tensor([3])),)  # nothing is padded: their loss is ours
-    (own,) = (theirs(alone.ids, start_positions=alone.labels[:, 0], end_positions=alone.labels[:, 1], token_type_ids=alone.types if kind == "bert" else None).loss,)  # fmt: skip
+    (own,) = (theirs(alone.ids, start_positions=alone.labels[:, 0], end_positions=alone.labels[:, 1],
+                     token_type_ids=alone.types if kind == "bert" else None).loss,)  # fmt: skip
     torch.testing.assert_close(task.loss(alone).loss, own)
 
 
@@ -514,8 +516,9 @@ def test_options_that_data_and_model_share_are_alike() -> None:
 
 def words(root: Path, store: Path, **more: Any) -> dict[str, Any]:
     given = {
-        "task": "squad", "opt": "adamw", "data": root, "store": store, "trainer.max_steps": 12, "trainer.batch_size": 20,
-        "precision": "64-true", "device": "cpu", "task.layers": 1, "task.width": 16, "task.dropout": 0.2,
+        "task": "squad", "opt": "adamw", "data": root, "store": store, "trainer.max_steps": 12,
+        "trainer.batch_size": 20, "precision": "64-true", "device": "cpu", "task.layers": 1, "task.width": 16,
+        "task.dropout": 0.2,
     } | {f"task.{name}": value for name, value in SMALL.items()}  # fmt: skip
     return given | more
 
@@ -569,13 +572,19 @@ def answer(text: str | None, at: int) -> Mapping[str, Any]:
 
 
 FAULTS: dict[str, tuple[Callable[[list[dict[str, Any]]], list[dict[str, Any]]], str]] = {
-    "no title": (lambda rows: [{k: v for k, v in row.items() if k != "title"} for row in rows], r"has no column 'title', only id, context, question, answers; it must have question, context, answers, title, as rajpurkar/squad"),
+    "no title": (lambda rows: [{k: v for k, v in row.items() if k != "title"} for row in rows],
+                 ("has no column 'title', only id, context, question, answers; it must have question, context,"
+                  " answers, title, as rajpurkar/squad")),
     "no question": (changed(question=None), r"row 7 has no text in column 'question' but None"),
-    "no answer": (changed(answers={"text": [], "answer_start": []}), r"row 7 has the answers \{.*\}; they must be a struct of two lists"),
-    "no answers": (changed(answers=None), r"row 7 has the answers None; they must be a struct of two lists, text and answer_start"),
+    "no answer": (changed(answers={"text": [], "answer_start": []}),
+                  r"row 7 has the answers \{.*\}; they must be a struct of two lists"),
+    "no answers": (changed(answers=None),
+                   r"row 7 has the answers None; they must be a struct of two lists, text and answer_start"),
     "no text": (changed(answers=answer(None, 3)), r"row 7 has the answers .*None"),
-    "empty": (changed(answers=answer(" ", 3)), r"row 7 has the answer ' ' at character 3 of its context, where there is"),
-    "another place": (changed(answers=answer("no such words", 0)), r"row 7 has the answer 'no such words' at character 0 .*; leave out such rows"),
+    "empty": (changed(answers=answer(" ", 3)),
+              r"row 7 has the answer ' ' at character 3 of its context, where there is"),
+    "another place": (changed(answers=answer("no such words", 0)),
+                      r"row 7 has the answer 'no such words' at character 0 .*; leave out such rows"),
     "before": (changed(answers=answer("a", -1)), r"row 7 has the answer 'a' at character -1"),
     "behind": (changed(answers=answer("a", 10**6)), r"at character 1000000 of its context, where there is ''"),
     "words": (lambda rows: [row | {"answers": "x"} for row in rows], r"row 0 has the answers x; they must be"),

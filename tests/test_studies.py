@@ -745,7 +745,8 @@ def refused(url: str, code: int = 2) -> str:
         ("sqlite://", "name a file, such as sqlite:///studies.db"),
         ("sqlite:///:memory:", "name a file, such as sqlite:///studies.db"),
         ("postgresql+nonsense://bench:geheim@host/x", "unknown driver; write sqlite:///studies.db or"),
-        ("postgresql+psycopg2://bench:geheim@host/x", "the package psycopg2 is not installed; write postgresql+psycopg:"),
+        ("postgresql+psycopg2://bench:geheim@host/x",
+         "the package psycopg2 is not installed; write postgresql+psycopg:"),
     ],
 )  # fmt: skip
 def test_a_wrong_url_is_refused_in_one_line_without_its_password(url: str, words: str) -> None:
@@ -857,7 +858,8 @@ def test_a_full_disk_under_the_database_is_said_at_once_and_the_study_goes_on_wi
     with pytest.raises(Stuck) as full:
         study.complete(trial, runs)
     assert str(full.value) == (
-        f"the disk is full: --storage {sqlite_url}: database or disk is full; make room, then give the same command again"
+        f"the disk is full: --storage {sqlite_url}: database or disk is full; make room,"
+        " then give the same command again"
     )
     assert full.value.exit_code == 1
     event.remove(study.studies.rdb.engine, "connect", no_more_pages)

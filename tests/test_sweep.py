@@ -262,7 +262,10 @@ def test_the_same_command_trains_nothing_again(sweep, store, trained):
 def test_stored_runs_are_shown_without_what_trains(sweep, store, here):
     sweep(*FOUR, *LANES)
     words = ["sweep", *map(str, SMALL), *map(str, FOUR), "--store", str(store)]
-    code = f"import sys; from bench.cli import _dispatch; _dispatch({words}); assert not {{'torch', 'lightning'}} & set(sys.modules)"
+    code = (
+        f"import sys; from bench.cli import _dispatch; _dispatch({words});"
+        " assert not {'torch', 'lightning'} & set(sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "all 4 runs are stored\n")
 
@@ -906,7 +909,7 @@ def test_a_run_that_bench_fit_trains_now_is_waited_for(sweep, store, monkeypatch
 
 
 class Program:
-    """A command in a process of its own, which a server that has imported everything forks off: importing takes long."""
+    """A command in its own process, forked off a server that has imported everything: importing takes long."""
 
     def __init__(self, folder: Path, words: tuple[object, ...], begin: Callable[..., None], *args: object) -> None:
         self.out, self.err = folder / "out", folder / "err"

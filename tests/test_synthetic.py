@@ -208,8 +208,8 @@ def test_a_problem_instance_belongs_to_its_seed(data_cls: Any) -> None:
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"n": 0}, r"n=0 .* in \[1, inf\)"), ({"T": 1}, r"T=1 .* in \[2, inf\)"), ({"n_test": 0}, "n_test=0"), ({"d": 1}, "d=1"),
-     ({"sigma": -1.0}, r"sigma=-1.0 .* in \[0, inf\)")],
+    [({"n": 0}, r"n=0 .* in \[1, inf\)"), ({"T": 1}, r"T=1 .* in \[2, inf\)"), ({"n_test": 0}, "n_test=0"),
+     ({"d": 1}, "d=1"), ({"sigma": -1.0}, r"sigma=-1.0 .* in \[0, inf\)")],
 )  # fmt: skip
 @pytest.mark.parametrize("data_cls", [FixedDecoderData, MixtureTokenData])
 def test_bad_sizes_name_the_value_and_the_range(data_cls: Any, options: dict[str, Any], message: str) -> None:
@@ -345,7 +345,7 @@ def train(task: TokenClassifier, optimizer: torch.optim.Optimizer, steps: int) -
 
 
 def numpy_run(data: FixedDecoderData, steps: int, size: Callable[[float, float], float]) -> np.ndarray:
-    """Gradient descent in numpy with the softmax's derivative as sum_s p_s (v_t - v_s); `size(excess, norm)` is the step."""
+    """Gradient descent in numpy, softmax derivative as sum_s p_s (v_t - v_s); `size(excess, norm)` is the step."""
     x, optimal, y = (
         z.numpy() for z in (data.splits["train"].tokens, data.splits["train"].optimal, data.splits["train"].signs)
     )

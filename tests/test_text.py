@@ -193,8 +193,8 @@ def test_the_stand_in_says_that_it_is_one(tmp_path: Path) -> None:
 
 def test_runs_on_the_stand_in_and_on_the_real_data_are_two(tmp_path: Path, store: Path) -> None:
     words = {
-        "task": "civil_comments", "opt": "sgd", "data": tmp_path, "store": store, "trainer.max_steps": 1, "trainer.batch_size": 4,
-        "device": "cpu", "task.layers": 1, "task.width": 16,
+        "task": "civil_comments", "opt": "sgd", "data": tmp_path, "store": store, "trainer.max_steps": 1,
+        "trainer.batch_size": 4, "device": "cpu", "task.layers": 1, "task.width": 16,
     } | {f"task.{name}": value for name, value in SMALL.items()}  # fmt: skip
     nothing_there = resolve(words)
     write_toxicity(tmp_path, "jigsaw_toxicity", "test_balanced")
@@ -239,7 +239,8 @@ def test_where_no_text_of_a_split_mentions_an_identity_there_is_no_worst_group(t
 def test_parts_of_the_data_are_prefixes_and_say_so(root: Path, data: MNLIData) -> None:
     some = MNLIData(root, n_train=30, **SMALL)
     assert data.part == (
-        "80 of 392,702 rows of train.parquet; 21 of 9,815 rows of validation_matched.parquet; 13 of 9,832 rows of validation_mismatched.parquet"
+        "80 of 392,702 rows of train.parquet; 21 of 9,815 rows of validation_matched.parquet;"
+        " 13 of 9,832 rows of validation_mismatched.parquet"
     )
     assert some.part == f"{data.part}; 30 of 72 training rows"
     assert some.sizes == data.sizes | {"train": 30}
@@ -541,12 +542,15 @@ FAULTS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "great label": (changed("label", 3, 3), r"row 3 has label 3; .*\[0, 2\]"),
     "broken label": (changed("label", 3, 0.5), r"row 3 has label 0.5; it must be a whole number"),
     "no label": (changed("label", 5, None), r"row 5 has label nan"),
-    "label in words": (lambda c: c.update(label=["neutral"] * 80), r"column 'label' holds string; .*numbers in \[0, 2\]"),
+    "label in words": (lambda c: c.update(label=["neutral"] * 80),
+                       r"column 'label' holds string; .*numbers in \[0, 2\]"),
     "no text": (changed("premise", 9, None), r"row 9 has no text in column 'premise' but None"),
     "numbers": (lambda c: c.update(premise=list(range(80))), r"row 0 has no text in column 'premise' but 0"),
-    "no UTF-8": (lambda c: c.update(premise=pa.array([b"\xff"] * 80).view(pa.string())), "has a text that is not UTF-8"),
+    "no UTF-8": (lambda c: c.update(premise=pa.array([b"\xff"] * 80).view(pa.string())),
+                 "has a text that is not UTF-8"),
     "few rows": (lambda c: c.update({k: v[:9] for k, v in c.items()}), r"train.parquet has 9 rows; at least 10"),
-    "no rows": (lambda c: c.update({k: pa.array(v[:0], pa.string() if k in ("premise", "hypothesis") else pa.int64()) for k, v in c.items()}), r"has 0 rows"),
+    "no rows": (lambda c: c.update({k: pa.array(v[:0], pa.string() if k in ("premise", "hypothesis") else pa.int64())
+                                    for k, v in c.items()}), r"has 0 rows"),
 }  # fmt: skip
 
 
@@ -578,13 +582,16 @@ def test_damaged_and_missing_files_are_named(root: Path, tmp_path: Path, monkeyp
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(
         DataError,
-        match=r"missing data: train.parquet, validation_matched.parquet, validation_mismatched.parquet expected in .*mnli, with"
-        r" the columns premise, hypothesis, label; .*\(the package datasets is not installed\); .*--data DIR or BENCH_DATA",
+        match="missing data: train.parquet, validation_matched.parquet,"
+        " validation_mismatched.parquet expected in .*mnli, with the columns premise, hypothesis, label;"
+        r" .*\(the package datasets is not installed\); .*--data DIR or BENCH_DATA",
     ):
         MNLIData(tmp_path / "nowhere", **SMALL)
 
 
-@pytest.mark.parametrize(("options", "message"), [({"vocab": 99}, r"vocab=99 .*\[100, 65536\]"), ({"max_length": 7}, "max_length=7")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "message"), [({"vocab": 99}, r"vocab=99 .*\[100, 65536\]"), ({"max_length": 7}, "max_length=7")]
+)
 def test_options_out_of_range_are_named(options: dict[str, Any], message: str, root: Path) -> None:
     with pytest.raises(ValueError, match=message):
         MNLIData(root, **SMALL | options)
@@ -715,7 +722,8 @@ def test_metrics_on_both_validation_sets_are_those_of_scikit_learn(root: Path) -
 
 def test_little_of_a_batch_of_real_pairs_is_padding(real_text: Path, tmp_path: Path) -> None:
     (tmp_path / "mnli").mkdir()
-    names = {"train": "validation_mismatched", "validation_matched": "validation_matched", "validation_mismatched": "validation_matched"}  # fmt: skip
+    names = {"train": "validation_mismatched", "validation_matched": "validation_matched",
+             "validation_mismatched": "validation_matched"}  # fmt: skip
     for name, real in names.items():  # not the training file: to tokenise it takes ten seconds
         (tmp_path / "mnli" / f"{name}.parquet").symlink_to((real_text / "mnli" / f"{real}.parquet").resolve())
     data = MNLIData(tmp_path, scratch=True)

@@ -325,7 +325,8 @@ def test_whatever_is_killed_nothing_is_lost_and_nothing_done_twice(
     assert all(map(gone, workers))
     assert {state for _, state in states(study)} <= {"waiting", "completed", "failed"}
     assert tuning.said.read_text().endswith(
-        f"bench: stopped; nothing is lost, and the same command (or bench tune --resume {study.name} --opt {SLOW}) goes on\n"
+        f"bench: stopped; nothing is lost, and the same command (or bench tune --resume {study.name} --opt"
+        f" {SLOW}) goes on\n"
     )
 
     # The same command finishes.
@@ -523,7 +524,8 @@ def test_where_no_store_can_be_the_store_is_named(cli) -> None:
     answer = cli("tune", *SMALL, "--store", "/proc/foo")
     assert answer.code == 2
     assert last_line(answer) == (
-        "--store /proc/foo: No such file or directory; may we write to /proc/foo? Else choose another --store or --storage"
+        "--store /proc/foo: No such file or directory;"
+        " may we write to /proc/foo? Else choose another --store or --storage"
     )
 
 
@@ -549,7 +551,8 @@ def test_settings_that_are_not_ours_and_runs_that_are_gone_are_noted(cli, here: 
     assert "study: one\n" in path.read_text()
     use = next(line for line in first.out.splitlines() if line.startswith("use it: "))
     assert use == (
-        "use it: bench fit --task synthetic --opt sgd --config there/synthetic/sgd.yaml --device cpu --trainer.max_steps 40"
+        "use it: bench fit --task synthetic --opt sgd --config there/synthetic/sgd.yaml --device cpu"
+        " --trainer.max_steps 40"
     )
     # Another study of the same runs: nothing is trained, and the file is of another.
     again = cli(*words, "--name", "two", "--out", "there")
@@ -840,8 +843,8 @@ def test_a_suite_that_cannot_be_is_refused_with_its_file(
 
 def test_a_plan_makes_nothing_and_a_suite_what_it_says(cli, here: Path) -> None:
     suite = {
-        "title": "a suite", "tasks": {"synthetic": {"trainer.max_steps": 20, "device": "cpu"}}, "optimizers": ["gd", "ngd"],
-        "tune": {"trials": 3, "seeds": 1}, "seeds": 2,
+        "title": "a suite", "tasks": {"synthetic": {"trainer.max_steps": 20, "device": "cpu"}},
+        "optimizers": ["gd", "ngd"], "tune": {"trials": 3, "seeds": 1}, "seeds": 2,
     }  # fmt: skip
     (here / "my.yaml").write_text(yaml.safe_dump(suite))
     plan = cli("suite", "my.yaml", "--plan")

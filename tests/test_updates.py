@@ -103,7 +103,7 @@ def same(a: Any, b: Any) -> bool:
     return all(torch.equal(x, y) for x, y in zip(tree_leaves(a), tree_leaves(b), strict=True))
 
 
-# ---- The data of these tests ------------------------------------------------------------------------------------------
+# ---- The data of these tests -----------------------------------------------------------------------------------------
 
 
 @every_name
@@ -119,11 +119,11 @@ def test_a_fallback_would_be_seen() -> None:
         torch.func.vmap(lambda x: x.clone().addcmul_(x, x))(torch.ones(2, 3))
 
 
-# ---- One run ----------------------------------------------------------------------------------------------------------
+# ---- One run ---------------------------------------------------------------------------------------------------------
 
 
 def assert_as_the_class(name: str, arguments: Arguments, hparams: Arguments, steps: int, factor: float = 1.0) -> None:
-    """The class and its pure form agree at every step; `factor` scales the norms that both are told (1: none is told)."""
+    """The class and its pure form agree at every step; `factor` scales the norms both are told (1: none is told)."""
     spec = OPTIMIZERS[name]
     weights, params, state = start(), begin(), {}
     opt = spec.cls(weights, **arguments)
@@ -231,7 +231,7 @@ def test_the_first_moves_in_float32_are_those_in_float64(name: str, arguments: A
     torch.testing.assert_close(moves[0], moves[1], rtol=3e-6, atol=0)
 
 
-# ---- Many runs --------------------------------------------------------------------------------------------------------
+# ---- Many runs -------------------------------------------------------------------------------------------------------
 
 
 def sweep(name: str, swept: list[str], seed: int = 0) -> list[Arguments]:
@@ -306,7 +306,7 @@ def test_stacked_runs_are_one_graph_for_a_compiler(name: str) -> None:
         params, state = update(grads, state, params, loss)
 
 
-# ---- Registry and documents -------------------------------------------------------------------------------------------
+# ---- Registry and documents ------------------------------------------------------------------------------------------
 
 
 def test_an_optimizer_may_have_no_pure_update() -> None:

@@ -18,7 +18,9 @@ LENGTH = 6
 
 
 class TinyCorpus(CorpusData):
-    """64 rows of 6 predictions, of which the last has 2, for training, and 30 for validation; half of the tokens follow from the ones before.
+    """64 training rows of 6 predictions, the last with 2, and 30 validation rows.
+
+    Half of the tokens follow from the ones before.
 
     Args:
         root: unused.
@@ -50,7 +52,7 @@ SIZES = {"task.layers": 2, "task.width": 8, "task.num_heads": 2, "task.mlp_width
 
 
 def plain_logits(model: Decoder, ids: Tensor, heads: int = 2, window: int | None = None) -> Tensor:
-    """What a decoder with standard attention makes of tokens of shape (B, T), with nothing of its own but the weights."""
+    """What a decoder with standard attention makes of tokens (B, T), with nothing of its own but the weights."""
     w = dict(model.named_parameters())
     B, T = ids.shape
     x = w["embedding.weight"][ids]

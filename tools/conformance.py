@@ -2,8 +2,8 @@
 
     python -m tools.conformance [--environment FOLDER] [--tests]
 
-Makes an environment of its own with this suite and the packages (`uv`, network), and runs `bench check --matrix` there; with
-`--tests`, the tests that need these packages instead.
+Makes an environment of its own with this suite and the packages (`uv`, network), and runs `bench check --matrix` there;
+with `--tests`, the tests that need these packages instead.
 """
 
 import argparse
@@ -93,14 +93,20 @@ def introduction() -> str:
     return f"""# The optimizers of the package index, checked
 
 Made by `make matrix` (`tools/conformance.py`) on {datetime.now(UTC):%-d %B %Y}: {os.cpu_count()} CPU cores, no GPU,
-{platform.python_implementation()} {platform.python_version()}. Every optimizer was made with its default arguments and checked as it
-is installed, on small problems, with one thread; steps that call `torch.compile` ran uncompiled. [The same as a page](matrix.html) has each measured
-number behind its cell. `bench check module:Class` checks one again and says what to do; `bench check --list` says what is checked, and how closely.
+{platform.python_implementation()} {platform.python_version()}. Every optimizer was made with its default arguments \
+and checked as it
+is installed, on small problems, with one thread; steps that call `torch.compile` ran uncompiled. \
+[The same as a page](matrix.html) has each measured
+number behind its cell. `bench check module:Class` checks one again and says what to do; \
+`bench check --list` says what is checked, and how closely.
 
 Included are all public optimizer classes of torch.optim, of {", ".join(list(PACKAGES)[:-1])} and {list(PACKAGES)[-1]},
-in the versions that the table names, and this suite's own. Not included: packages that are not on the package index (the original
-SPS and ALI-G are installed from their repositories), and what an optimizer does beyond its defaults. Those that need further
-arguments, such as wrappers of other optimizers, are rows that say so. All but `resume`, `resume_bf16`, `bf16`, `grad_scaler`, `memory` and `time`
+in the versions that the table names, and this suite's own. \
+Not included: packages that are not on the package index (the original
+SPS and ALI-G are installed from their repositories), and what an optimizer does beyond its defaults. \
+Those that need further
+arguments, such as wrappers of other optimizers, are rows that say so. \
+All but `resume`, `resume_bf16`, `bf16`, `grad_scaler`, `memory` and `time`
 step in float64: what takes float32 only, as some of heavyball do, fails them with that error.
 `time` is in copies of the parameters, and was measured while others used the machine.
 

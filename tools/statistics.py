@@ -1,4 +1,7 @@
-"""Simulate what intervals cover and what ties and ranks find, and write `results/statistics/README.md`: make statistics."""
+"""Simulate what intervals cover and what ties and ranks find: `make statistics`.
+
+It writes `results/statistics/README.md`.
+"""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -41,7 +44,10 @@ def coverage(draw: Draw, n: int, repeats: int = 10_000, *, paired: bool = False)
 
 
 def ranked(values: NDArray[np.float64], lost: NDArray[np.bool_] | None = None) -> tuple[list[int], set[frozenset[int]]]:
-    """Ranks, by optimizer, and the pairs that are told apart, of values of shape (A, S) that are better when greater; lost ones have none."""
+    """Ranks by optimizer, and the pairs that are told apart, of values of shape (A, S).
+
+    Greater values are better; lost ones count as None.
+    """
     rows = [
         [None if lost is not None and lost[a, s] else float(values[a, s]) for s in range(values.shape[1])]
         for a in range(len(values))
@@ -61,7 +67,9 @@ def ranked(values: NDArray[np.float64], lost: NDArray[np.bool_] | None = None) -
 def false_splits(
     optimizers: int, n: int, repeats: int, draw: Draw = normal, diverging: float = 0.0
 ) -> tuple[float, float]:
-    """Share of tables of equal optimizers in which any two have different ranks, and in which any pair is told apart; seeds have an effect of their own.
+    """Shares of tables of equal optimizers: any two have different ranks; any pair is told apart.
+
+    Seeds have an effect of their own.
 
     Args:
         optimizers: that are equal.
@@ -81,7 +89,9 @@ def false_splits(
 
 
 def power(optimizers: int, n: int, effect: float, repeats: int) -> tuple[float, float]:
-    """Share of tables in which the one optimizer that is better than the others, which are equal, has another rank than a given other, and in which these two are told apart.
+    """Shares of tables: the best optimizer has another rank than a given other; these two are told apart.
+
+    All optimizers but the best are equal.
 
     Args:
         optimizers: in the table, at least 2.
@@ -101,7 +111,10 @@ def power(optimizers: int, n: int, effect: float, repeats: int) -> tuple[float, 
 
 
 def tasks_coverage(tasks: int, n: int, repeats: int) -> float:
-    """Share of the 95 % intervals over tasks that hold the mean over all tasks there could be: their effects vary as seeds do."""
+    """Share of the 95 % intervals over tasks that hold the mean over all possible tasks.
+
+    Effects of tasks vary as seeds do.
+    """
     rng = np.random.default_rng([tasks, n])
     held = 0
     for _ in range(repeats):
@@ -131,24 +144,30 @@ def page() -> list[str]:
         row("paired difference of normal values", [coverage(normal, n, paired=True) for n in SEEDS]),
         row("mean of log-normal values, sigma 0.5", [coverage(lognormal(0.5), n) for n in SEEDS]),
         row("mean of log-normal values, sigma 1", [coverage(lognormal(1), n) for n in SEEDS]),
-        row("paired difference of log-normal values, sigma 1", [coverage(lognormal(1), n, paired=True) for n in SEEDS]), "",
-        "What boards compare is the paired difference. A mean of values as skewed as a log-normal with sigma 1 is covered less often than 95 %.", "",
-        "## Equal optimizers: how often any two get different ranks / any pair is told apart (4,000 simulations, at most 5 % wanted)", "", head, line,
+        row("paired difference of log-normal values, sigma 1", [coverage(lognormal(1), n, paired=True) for n in SEEDS]),
+        "",
+        ("What boards compare is the paired difference. A mean of values as skewed as a log-normal with sigma 1 is"
+         " covered less often than 95 %."), "",
+        ("## Equal optimizers: how often any two get different ranks / any pair is told apart (4,000 simulations,"
+         " at most 5 % wanted)"), "", head, line,
         *(row(f"{a} optimizers", [false_splits(a, n, 4000) for n in SEEDS]) for a in (2, 4, 10)),
         row("10 optimizers, log-normal values, sigma 1", [false_splits(10, n, 4000, lognormal(1)) for n in SEEDS]),
         row("10 optimizers, of whose runs 20 % diverge", [false_splits(10, n, 4000, diverging=0.2) for n in SEEDS]), "",
         "## Power (4,000 simulations)", "",
-        "One optimizer is better than the others, which are equal, by so many standard deviations of the paired difference. How often it has another rank than"
-        " a given other one / these two are told apart (column `could be`). A rank is shared along a chain of ties, so it takes all pairs across the gap:", "",
+        "One optimizer is better than the others, which are equal, by so many standard deviations of the paired"
+        " difference. How often it has another rank than a given other one / these two are told apart (column"
+        " `could be`). A rank is shared along a chain of ties, so it takes all pairs across the gap:", "",
     ]  # fmt: skip
     for effect in (1.0, 2.0, 3.0):
         lines += [f"A difference of {effect:g} standard deviations:", "", head, line]
         lines += [row(f"{a} optimizers", [power(a, n, effect, 4000) for n in SEEDS]) for a in (2, 4, 10)] + [""]
     lines += [
-        "Five seeds tell a pair with 2 standard deviations apart, but not one among ten optimizers: that takes ten seeds or more, or a table of fewer (`--opt A,B`, decided before looking).", "",
+        ("Five seeds tell a pair with 2 standard deviations apart, but not one among ten optimizers:"
+         " that takes ten seeds or more, or a table of fewer (`--opt A,B`, decided before looking)."), "",
         "## Over tasks", "",
-        "Coverage of the interval of the overall gap by a hierarchical bootstrap, if tasks are a sample of all tasks and differ among each other as"
-        " much as seeds do (1,000 simulations, 5 seeds; the fewer tasks, the less it says about others):", "",
+        "Coverage of the interval of the overall gap by a hierarchical bootstrap,"
+        " if tasks are a sample of all tasks and differ among each other as much as seeds do (1,000 simulations,"
+        " 5 seeds; the fewer tasks, the less it says about others):", "",
         "| tasks | " + " | ".join(map(str, TASKS)) + " |", "|---" * (len(TASKS) + 1) + "|",
         row("coverage", [tasks_coverage(t, 5, 1000) for t in TASKS]), "",
     ]  # fmt: skip

@@ -322,7 +322,7 @@ def sensitivity(asked: Asked) -> list[Chart]:
 
 
 def _trials(name: str, study: StudyRecord, metric: str) -> tuple[list[Trace], list[str]]:
-    """The trials of a study over its first axis: joined where that is all it searched; and what is to be said of them."""
+    """Traces of a study's trials over its first axis, joined if it searched no other; and notes on them."""
     axis = next(iter(study.axes), None)
     scored, lost = [], []
     for trial in study.trials:

@@ -22,11 +22,13 @@ def add_choice(parser: argparse.ArgumentParser) -> None:
     add_stores(parser)
     parser.add_argument(
         "--settings", choices=("best", "tuned", "default", "all"), default="best",
-        help="of each optimizer: best takes the tuned ones, else the defaults, else those set by hand if there is one such",
+        help="of each optimizer: best takes the tuned ones, else the defaults,"
+             " else those set by hand if there is one such",
     )  # fmt: skip
     parser.add_argument(
         "--only", action="append", default=[], metavar="NAME=VALUE",
-        help="only runs with this setting (trainer.max_steps=1000, task.H=4), version (versions.torch=2.15.0) or engine",
+        help="only runs with this setting (trainer.max_steps=1000, task.H=4),"
+             " version (versions.torch=2.15.0) or engine",
     )  # fmt: skip
     parser.add_argument("--mixed-versions", action="store_true", help="compare runs of different versions all the same")
     parser.add_argument(
@@ -90,9 +92,11 @@ def warn(stores: Any, found: Any) -> int:
 def _leaderboard(words: list[str]) -> int:
     parser = Parser(
         prog="bench leaderboard",
-        description="Rank optimizers from the stored runs: means and intervals over seeds, and one rank for those that are not told apart.",
-        epilog="Boards: quality (final metric at the tuned settings), speed (steps and seconds to the target), tuning (what a budget of trials"
-        " gives), robustness (divergence, seeds), theory (alignment, rates). Exit code 1: a run could not be read.",
+        description="Rank optimizers from the stored runs: means and intervals over seeds,"
+        " and one rank for those that are not told apart.",
+        epilog="Boards: quality (final metric at the tuned settings), speed (steps and seconds to the target),"
+        " tuning (what a budget of trials gives), robustness (divergence, seeds), theory (alignment, rates)."
+        " Exit code 1: a run could not be read.",
     )
     parser.add_argument("--board", type=names_of, default=["quality"], metavar="A,B", help="or `all`; default quality")
     add_output(parser, FORMAT_NAMES).add_argument(
@@ -123,7 +127,8 @@ def _leaderboard(words: list[str]) -> int:
 def _report(words: list[str]) -> int:
     parser = Parser(
         prog="bench report",
-        description="Write all boards, charts and the commands behind each row as one HTML page, which needs no network.",
+        description="Write all boards, charts and the commands behind each row as one HTML page,"
+        " which needs no network.",
         epilog="The same store gives the same bytes. Exit code 1: a run could not be read.",
     )
     parser.add_argument(
@@ -145,9 +150,10 @@ def _plot(words: list[str]) -> int:
     parser = Parser(
         prog="bench plot",
         description="Draw stored runs for a paper, a panel for each problem: PNG, PDF or SVG, as the file's name ends.",
-        epilog="curves: training loss, or --y COLUMN, against optimizer steps; sensitivity: score of each trial against what was searched;"
-        " profile: share of runs at the target against the budget; steps: step sizes before and after their cap; budget: expected best of"
-        " k trials. Exit code 1: a run could not be read.",
+        epilog="curves: training loss, or --y COLUMN, against optimizer steps;"
+        " sensitivity: score of each trial against what was searched;"
+        " profile: share of runs at the target against the budget; steps: step sizes before and after their cap;"
+        " budget: expected best of k trials. Exit code 1: a run could not be read.",
     )
     parser.add_argument("chart", choices=CHART_NAMES)
     parser.add_argument("-o", "--out", type=Path, required=True, metavar="FILE", help="ends in .png, .pdf or .svg")

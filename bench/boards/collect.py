@@ -1,4 +1,4 @@
-"""What boards show: the entries of some stores, less what was not asked for, is damaged, or cannot stand beside the rest."""
+"""What boards show: entries of stores, without what was not asked for, is damaged, or is not comparable."""
 
 import shlex
 from collections import Counter
@@ -69,18 +69,21 @@ def collect(
         tasks: names to keep; None for all.
         opts: likewise; the reference is read too, but not shown.
         only: settings, in dotted form, that runs must have, as words; `versions.torch` and `engine` too.
-        settings: of each optimizer on each problem: `best` takes the tuned settings, else the defaults, else those set by hand
-            if there is one such; `tuned`, `default` or `all` takes what the name says.
+        settings: of each optimizer on each problem: `best` takes the tuned settings, else the defaults, else those set
+            by hand if there is one such; `tuned`, `default` or `all` takes what the name says.
         mixed_versions: let runs of several versions stand beside each other.
         reference: optimizer that the others are compared with.
 
     Raises:
         UserError: nothing is left, a name is unknown, or versions are mixed.
     """
-    # The budget is part of every problem, so a record without one was written before records said what they are compared on.
+    # The budget is part of every problem: a record without one is older than what it can be compared on.
     runs = [run for run in stores.runs if run.problem]
     damaged = [
-        f"run {run.run_id} in {stores.place(run.run_id)} does not say what it can be compared on, as an older version wrote it"
+        (
+            f"run {run.run_id} in {stores.place(run.run_id)} does not say what it can be compared on,"
+            " as an older version wrote it"
+        )
         for run in stores.runs
         if not run.problem
     ]
@@ -201,8 +204,8 @@ def _chosen(entries: Sequence[Entry], settings: str, notes: list[str]) -> list[E
             best = [entry for entry in own if entry.kind == kind]
             if kind == "default" and (rest := len(own) - len(best)):
                 notes.append(
-                    f"{own[0].problem.name}: {own[0].opt} is shown at its defaults, and {rest} other settings by hand are not:"
-                    " tune it, or show all with --settings all"
+                    f"{own[0].problem.name}: {own[0].opt} is shown at its defaults,"
+                    f" and {rest} other settings by hand are not: tune it, or show all with --settings all"
                 )
         else:
             kind = settings
@@ -217,8 +220,9 @@ def _chosen(entries: Sequence[Entry], settings: str, notes: list[str]) -> list[E
             chosen += best
         elif best:
             notes.append(
-                f"{best[0].problem.name}: {best[0].opt} is not shown, since it has {len(best)} settings by hand and none of them is"
-                f" chosen: tune it (bench tune --task {best[0].problem.task} --opt {best[0].opt}), or show all with --settings all"
+                f"{best[0].problem.name}: {best[0].opt} is not shown, since it has {len(best)} settings by hand and"
+                f" none of them is chosen: tune it (bench tune --task {best[0].problem.task} --opt {best[0].opt}),"
+                " or show all with --settings all"
             )
     return chosen
 
@@ -234,7 +238,8 @@ def _refuse_mixed(entries: Sequence[Entry]) -> None:
                 most = min(count, key=lambda version: (-count[version], version))
                 raise UserError(
                     f"{problem.name} has runs of several versions of {of}: {found}; choose one with --only"
-                    f" versions.{what}={shlex.quote(most)} (and --task {problem.task}), or compare them all the same with --mixed-versions"
+                    f" versions.{what}={shlex.quote(most)} (and --task {problem.task}),"
+                    " or compare them all the same with --mixed-versions"
                 )
 
 

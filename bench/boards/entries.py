@@ -1,8 +1,8 @@
 """From runs to what boards compare: entries, an optimizer with its settings on a problem, with a run for each seed.
 
-A problem is a task with everything that must be equal for a comparison: its options, budget, batch, precision, part of the
-data, metric and target. All of it stands in the records: nothing here asks a task or an optimizer, which may be anybody's.
-Nothing here depends on who else entered, but which entries there are.
+A problem is a task with everything that must be equal for a comparison: its options, budget, batch, precision, part of
+the data, metric and target. All of it stands in the records: nothing here asks a task or an optimizer, which may be
+anybody's. Nothing here depends on who else entered, but which entries there are.
 """
 
 import json
@@ -70,10 +70,11 @@ class Entry:
         others: how many did not end, by status.
         studies: those that it won; the one with most trials first.
         others_tuned: further studies of this optimizer on this problem, with fewer trials.
-        tuned_elsewhere: whether the study that found the settings is not in these stores; it may have had another budget.
+        tuned_elsewhere: whether the study that found the settings is not in these stores; it may have had another
+            budget.
         twice: seeds of which there are several runs; one of them is taken.
-        conformance: what `bench check` said of this version of the optimizer: `pass`, or the names of checks that failed;
-            None if it was not asked.
+        conformance: what `bench check` said of this version of the optimizer: `pass`, or the names of checks that
+            failed; None if it was not asked.
     """
 
     problem: Problem
@@ -179,7 +180,7 @@ def _add(entry: Entry, run: RunResult) -> None:
     seed = run.config["seed"], run.config["data_seed"]
     there = entry.runs.get(seed)
     entry.twice += there is not None
-    # Of two, one with its whole budget, then the newest versions; else the first by name: the order of files decides nothing.
+    # Of two, one with its whole budget, then the newest versions; else the first by name, not by order of files.
     if there is None or (_standing(run), there.run_id) > (_standing(there), run.run_id):
         entry.runs[seed] = run
 

@@ -1,4 +1,4 @@
-"""Boards as text: for a terminal, as Markdown, CSV, JSON, TeX and HTML. Names may hold anything; they do no harm in any."""
+"""Boards as text: for a terminal, as Markdown, CSV, JSON, TeX and HTML; names may hold anything and do no harm."""
 
 import csv
 import html
@@ -84,7 +84,8 @@ def tex(boards: Sequence[Board]) -> str:
                 f"\\begin{{tabular}}{{{'l' * len(table.columns)}}}", "\\toprule",
                 " & ".join(map(in_tex, _head(table))) + " \\\\", "\\midrule",
                 *(" & ".join(map(in_tex, row)) + " \\\\" for row in _rows(table)),
-                "\\bottomrule", "\\end{tabular}", *(f"% {clean(note)}" for note in (*table.notes, *board.notes)), "\\end{table}", "",
+                "\\bottomrule", "\\end{tabular}", *(f"% {clean(note)}" for note in (*table.notes, *board.notes)),
+                "\\end{table}", "",
             ]  # fmt: skip
     return "\n".join(lines)
 
@@ -103,7 +104,8 @@ def html_tables(boards: Sequence[Board]) -> str:
                 "<tr>" + "".join(f"<td>{html.escape(word)}</td>" for word in row) + "</tr>" for row in _rows(table)
             )
             parts.append(
-                f"<table><caption>{html.escape(clean(table.title))}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+                f"<table><caption>{html.escape(clean(table.title))}</caption>"
+                f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
             )
             parts.append("<ul>" + "".join(f"<li>{html.escape(clean(n))}</li>" for n in table.notes) + "</ul>")
         parts.append("".join(f"<p>{html.escape(clean(note))}</p>" for note in board.notes))
@@ -190,7 +192,9 @@ FORMATS: dict[str, Callable[[Sequence[Board]], str]] = {
 
 
 def into(path: Path, boards: Sequence[Board]) -> None:
-    """Write boards as Markdown into a file, each between its markers `<!-- leaderboard NAME -->` and `<!-- /leaderboard -->`.
+    """Write boards as Markdown into a file, each between its markers.
+
+    The markers are `<!-- leaderboard NAME -->` and `<!-- /leaderboard -->`.
 
     Raises:
         UserError: the file is not there, lacks a marker, or cannot be written.

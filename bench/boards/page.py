@@ -1,4 +1,4 @@
-"""The report: boards, charts and the commands behind them as one HTML page that needs no network and nothing beside it."""
+"""The report: boards, charts and the commands behind them as one HTML page that needs no network or other file."""
 
 import base64
 import hashlib
@@ -23,7 +23,8 @@ from bench.text import cell
 KINDS = {
     "curves": ("Training loss", "How the loss falls with the optimizer steps, at the settings of the tables."),
     "sensitivity": ("Sensitivity", "How the score depends on the first setting that was searched."),
-    "profile": ("Runs at the target", "The share of runs that have reached the task's target by a fraction of the budget."),
+    "profile": ("Runs at the target",
+                "The share of runs that have reached the task's target by a fraction of the budget."),
     "steps": ("Step sizes", "The steps of methods that compute them, before (raw) and after (applied) their cap."),
     "budget": ("Tuning budget", "What is to be expected of the best of k trials."),
 }  # fmt: skip
@@ -54,15 +55,18 @@ def page(asked: Asked, runs: int, stores: Sequence[str], damaged: int = 0) -> st
     charts = {kind: make(asked) for kind, make in CHARTS.items()}
     damaged += len({*asked.found.damaged})  # which boards and charts may have found more of
     environment = Environment(
-        loader=PackageLoader("bench.boards", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=PackageLoader("bench.boards", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True
     )  # fmt: skip
     environment.filters |= {"digest": _digest, "clean": cell}
     return environment.get_template("page.html.j2").render(
-        version=__version__, runs=runs, shown=len(made), stores=stores, damaged=damaged, notes=list(map(cell, asked.found.notes)),
-        boards=boards, reference=asked.reference,
-        kinds=[{"key": kind, "title": KINDS[kind][0], "help": KINDS[kind][1], "charts": own} for kind, own in charts.items()],
+        version=__version__, runs=runs, shown=len(made), stores=stores, damaged=damaged,
+        notes=list(map(cell, asked.found.notes)), boards=boards, reference=asked.reference,
+        kinds=[{"key": kind, "title": KINDS[kind][0], "help": KINDS[kind][1], "charts": own}
+               for kind, own in charts.items()],
         data=_in_script([_values(chart) for own in charts.values() for chart in own]),
-        styles=_in_script(_styles([trace.name for own in charts.values() for chart in own for trace in chart.traces], [entry.name for entry in entries])),
+        styles=_in_script(_styles([trace.name for own in charts.values() for chart in own for trace in chart.traces],
+                                  [entry.name for entry in entries])),
         entries=[_made(i, entry) for i, entry in enumerate(entries)], plotly=get_plotlyjs(),
     )  # fmt: skip
 
@@ -132,7 +136,8 @@ def _values(chart: Chart) -> dict[str, Any]:
         for trace in chart.traces
     ]  # fmt: skip
     return {
-        "key": chart.key, "x": cell(chart.x), "y": cell(chart.y), "log": chart.log, "limits": chart.limits, "traces": traces
+        "key": chart.key, "x": cell(chart.x), "y": cell(chart.y), "log": chart.log, "limits": chart.limits,
+        "traces": traces
     }  # fmt: skip
 
 
@@ -151,8 +156,10 @@ def _styles(names: Iterable[str], entries: Iterable[str]) -> dict[str, dict[str,
     styles = drawing.entry_styles(entries, names)
     return {
         cell(name): {
-            "light": style.color, "dark": LINES.get(style.color, style.color), "symbol": _SYMBOLS.get(style.marker, "circle"),
-            "dash": "solid" if style.linestyle == "solid" else ",".join(f"{2 * part:g}px" for part in style.linestyle[1]),
+            "light": style.color, "dark": LINES.get(style.color, style.color),
+            "symbol": _SYMBOLS.get(style.marker, "circle"),
+            "dash": ("solid" if style.linestyle == "solid"
+                     else ",".join(f"{2 * part:g}px" for part in style.linestyle[1])),
         }
         for name, style in styles.items()
     }  # fmt: skip
@@ -166,8 +173,8 @@ def _made(place: int, entry: Entry) -> dict[str, Any]:
     studies = {entry.study.name} if entry.study else {run.tuned_by for run in entry.runs.values() if run.tuned_by}
     versions = {"torch": "torch", "lightning": "lightning", "task": "task version", "opt": "optimizer version"}
     return {
-        "place": place, "name": cell(entry.name), "problem": cell(entry.problem.name), "kind": entry.kind, "n": len(entry.runs),
-        "study": cell(sorted(studies)) if studies else None,
+        "place": place, "name": cell(entry.name), "problem": cell(entry.problem.name), "kind": entry.kind,
+        "n": len(entry.runs), "study": cell(sorted(studies)) if studies else None,
         "versions": {words: cell(entry.versions[name]) for name, words in versions.items()},
         "machines": cell(entry.machines), "commands": list(map(cell, commands(entry.runs.values()))),
     }  # fmt: skip

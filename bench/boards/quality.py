@@ -59,9 +59,11 @@ def quality(found: Collected, reference: str = "adam") -> Board:
         better = "positive is better"
         columns = [
             *RANK, *WHO,
-            Column("final", metric, f"at the last step, mean over seeds with 95 % t-interval; {'greater' if mode == 'max' else 'smaller'} is better"),
+            Column("final", metric, ("at the last step, mean over seeds with 95 % t-interval;"
+                                     f" {'greater' if mode == 'max' else 'smaller'} is better")),
             Column("difference", f"against {named}", f"paired by seed, mean with 95 % t-interval; {better}"),
-            Column("best", "at the best step", "the same at the step that was best on the selection split: secondary, and flattered by the choice"),
+            Column("best", "at the best step",
+                   "the same at the step that was best on the selection split: secondary, and flattered by the choice"),
             Column("trials", "trials", "settings that were tried to find these"),
             *EVERY,
         ]  # fmt: skip
@@ -78,9 +80,15 @@ def quality(found: Collected, reference: str = "adam") -> Board:
     if len(tables) > 1 and any(find_reference(found, problem, reference) for problem in found.problems):
         tables.insert(0, _overall(found, reference))
     notes = [
-        "rows that share a rank are not told apart by paired t-tests over common seeds (Holm over all pairs of a table, 5 % a table)",
+        (
+            "rows that share a rank are not told apart by paired t-tests over common seeds (Holm over all pairs of a"
+            " table, 5 % a table)"
+        ),
         "a run that diverged is worse than any number, so a row with one has no mean",
-        "tuned settings were chosen by the metric on the selection split, which for tasks without one is the training split",
+        (
+            "tuned settings were chosen by the metric on the selection split,"
+            " which for tasks without one is the training split"
+        ),
     ]
     return Board("quality", "Quality at a fixed budget", tables, notes)
 
@@ -113,8 +121,8 @@ def _overall(found: Collected, reference: str) -> Table:
         Column(
             "gap",
             f"gap to {reference} (in seed deviations)",
-            "paired difference in units of the deviation over seeds, mean over tasks; positive is better; 95 % interval by a"
-            " hierarchical paired bootstrap (tasks, then seeds)",
+            "paired difference in units of the deviation over seeds, mean over tasks; positive is better;"
+            " 95 % interval by a hierarchical paired bootstrap (tasks, then seeds)",
             3,
         ),
         Column("tasks", "tasks", f"problems with runs of it, of the {len(problems)} that the reference has"),

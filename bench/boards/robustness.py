@@ -31,15 +31,18 @@ def robustness(found: Collected, reference: str = "adam") -> Board:
                 who(entry) | {
                     "diverged": stats.share_interval(entry.diverged, len(entry.runs)),
                     "diverged_trials": f"{diverged} of {len(ended)}" if ended else None,
-                    "deviation": _deviation(values), "worst": lost(entry) if None in values else _worst(values, problem.mode),
+                    "deviation": _deviation(values),
+                    "worst": lost(entry) if None in values else _worst(values, problem.mode),
                 }
             )  # fmt: skip
         rows.sort(key=lambda row: (row["diverged"].mean, row["opt"]))
         columns = [
             *WHO,
             Column("diverged", "diverged", "share of the runs of this row, exact 95 % interval", 2),
-            Column("diverged_trials", "diverged in tuning", "runs of all trials of its study, of those that ended; it depends on the settings that were tried"),
-            Column("deviation", "seed deviation", f"of the {metric}, 95 % interval for normal values; none if a run has no value"),
+            Column("diverged_trials", "diverged in tuning",
+                   "runs of all trials of its study, of those that ended; it depends on the settings that were tried"),
+            Column("deviation", "seed deviation",
+                   f"of the {metric}, 95 % interval for normal values; none if a run has no value"),
             Column("worst", "worst seed", f"{metric}; a run that diverged is the worst there is"),
             *EVERY,
         ]  # fmt: skip
@@ -78,7 +81,9 @@ def _over_tasks(found: Collected, reference: str) -> Table:
     columns = [
         Column("opt", "optimizer", "name"),
         Column("worst", "worst task", f"where it is furthest behind {reference}"),
-        Column("gap", f"gap to {reference} there (in seed deviations)", "paired difference in units of the deviation over seeds, 95 % t-interval, which flatters the reference since the task was chosen; positive is better", 3),
+        Column("gap", f"gap to {reference} there (in seed deviations)",
+               ("paired difference in units of the deviation over seeds, 95 % t-interval,"
+                " which flatters the reference since the task was chosen; positive is better"), 3),
         Column("tasks", "tasks", f"problems with runs of it, of the {len(problems)} that the reference has"),
         Column("lacking", "not compared", "problems without a gap"),
     ]  # fmt: skip

@@ -1,7 +1,7 @@
 """What all boards share: who a row is, its flags, the order of rows, and which of them are told apart.
 
-A row's score, its interval and its place before or behind another depend on these two and on the fixed reference alone, not on who
-else is on the board. Only how many pairs are told apart at once (Holm) depends on the number of rows.
+A row's score, its interval and its place before or behind another depend on these two and on the fixed reference alone,
+not on who else is on the board. Only how many pairs are told apart at once (Holm) depends on the number of rows.
 """
 
 import math
@@ -47,8 +47,9 @@ def who(entry: Entry) -> dict[str, Any]:
     """The values of a row that every board has."""
     return {
         "opt": entry.name, "settings": entry.kind, "task": entry.problem.task, "problem": entry.problem.name,
-        "options": entry.options, "n": len(entry.runs), "runs": entry.statuses, "conformance": entry.conformance, "flags": flags(entry),
-        "versions": entry.versions, "machines": entry.machines, "run_ids": sorted(run.run_id for run in entry.runs.values()),
+        "options": entry.options, "n": len(entry.runs), "runs": entry.statuses, "conformance": entry.conformance,
+        "flags": flags(entry), "versions": entry.versions, "machines": entry.machines,
+        "run_ids": sorted(run.run_id for run in entry.runs.values()),
     }  # fmt: skip
 
 
@@ -80,7 +81,7 @@ def common_seeds(first: Entry, second: Entry) -> list[Seed]:
 def metric_of(problem: Problem, entries: Sequence[Entry], reference: Entry | None) -> tuple[str, bool]:
     """What is compared, in words, and whether it is a loss above its infimum, as far as the reference knows that.
 
-    Without a reference all entries' runs are asked; whether the infimum is known belongs to the instance, not to the optimizer.
+    Without a reference all entries' runs are asked; whether the infimum is known is a property of the instance.
     """
     own = [run for entry in (entries if reference is None else [reference]) for run in entry.runs.values()]
     excess = [run.excess() is not None for run in own if run.final is not None]
@@ -182,7 +183,10 @@ def unresolved(pairs: Sequence[Mapping[str, Any]], order: Sequence[str], without
             what = "a difference this small would take thousands of seeds"
         else:
             seeds = float(f"{pair['more_seeds']:.2g}" if pair["more_seeds"] >= 100 else pair["more_seeds"])
-            what = f"some {seeds:,.0f} more seeds would tell with 80 % probability, if difference and deviation are as these say"
+            what = (
+                f"some {seeds:,.0f} more seeds would tell with 80 % probability,"
+                " if difference and deviation are as these say"
+            )
         lines.append(f"{first} and {second} are not told apart by {pair['n']} common seeds: {what}")
     return lines
 

@@ -73,8 +73,10 @@ def speed(found: Collected, target: float | None = None) -> Board:
             *RANK, *WHO,
             Column("count", "reached", f"runs whose selection {problem.metric} reached {goal:g}"),
             Column("reached", "share", "of runs that reached the target, exact 95 % interval", 2),
-            Column("steps", "median steps", "optimizer steps to the target, 95 % interval from 6 runs on; runs that missed it are censored"),
-            *(Column(f"seconds on {name}", "median seconds" + f" ({i})" * (len(machines) > 1), f"of training to the target, of the runs on {name}")
+            Column("steps", "median steps",
+                   "optimizer steps to the target, 95 % interval from 6 runs on; runs that missed it are censored"),
+            *(Column(f"seconds on {name}", "median seconds" + f" ({i})" * (len(machines) > 1),
+                     f"of training to the target, of the runs on {name}")
               for i, name in enumerate(machines, 1)),
             *EVERY,
         ]  # fmt: skip
@@ -83,7 +85,8 @@ def speed(found: Collected, target: float | None = None) -> Board:
         own += [f"{e.name} has no rank: time stopped runs before the target" for e in entries if not may_rank(e)]
         if all(len(run.validations) <= 1 for entry in entries for run in entry.runs.values()):
             own.append(
-                "runs were evaluated once, at their end: steps and seconds say no more than who reached the target by then"
+                "runs were evaluated once, at their end: steps and seconds say no more than who reached"
+                " the target by then"
             )
         own.append("steps are those of the evaluation that first saw the target")
         numbered = [f"({i}) {name}" for i, name in enumerate(machines, 1)] if len(machines) > 1 else machines
@@ -91,7 +94,10 @@ def speed(found: Collected, target: float | None = None) -> Board:
         if len(machines) > 1:
             own.append("seconds are compared within one type of machine only, so each has a column for its runs")
         tables.append(Table(f"{problem.name}: {problem.metric} {goal:g}", columns, rows, own, pairs_shown))
-    ties = "ranks: paired t-tests of log steps, and of how many runs missed the target (Boschloo), Holm over all pairs; a miss is worse than any number of steps"
+    ties = (
+        "ranks: paired t-tests of log steps, and of how many runs missed the target (Boschloo),"
+        " Holm over all pairs; a miss is worse than any number of steps"
+    )
     return Board("speed", "Speed to a target", tables, [ties, *notes])
 
 

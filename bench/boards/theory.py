@@ -89,11 +89,18 @@ def theory(found: Collected, tables: Tables) -> Board:
             *(RANK if column else []), *WHO,
             *([
                 Column("aligned", "aligned", f"runs whose {column} reached {ALIGNED}"),
-                Column("steps", "median steps", f"optimizer steps until {column} is {ALIGNED}, 95 % interval from 6 runs on; runs that do not get there are censored"),
+                Column("steps", "median steps",
+                       (f"optimizer steps until {column} is {ALIGNED}, 95 % interval from 6 runs on;"
+                        " runs that do not get there are censored")),
                 Column("alignment", "at the end", "alignment at the last step, mean over seeds with 95 % t-interval"),
             ] if column else []),
-            Column("rate", "loss exponent", "b of loss ~ t^b over the last decade of steps before the training loss (above its infimum, where that is known) is within rounding of 0, mean over seeds; a run that diverged or has too few values has none; 95 % t-interval", 3),
-            *([Column("direction", "direction exponent", "b of distance of directions ~ t^b over the last decade of steps, mean over seeds with 95 % t-interval", 3)] if column == "alignment" else []),
+            Column("rate", "loss exponent",
+                   ("b of loss ~ t^b over the last decade of steps before the training loss (above its infimum,"
+                    " where that is known) is within rounding of 0, mean over seeds;"
+                    " a run that diverged or has too few values has none; 95 % t-interval"), 3),
+            *([Column("direction", "direction exponent",
+                      ("b of distance of directions ~ t^b over the last decade of steps,"
+                       " mean over seeds with 95 % t-interval"), 3)] if column == "alignment" else []),
             Column("solved", "W_mm feasible", "instances whose max-margin problem has a solution to compare with"),
             Column("trials", "trials", "settings that were tried to find these"),
             *EVERY,
@@ -106,7 +113,10 @@ def theory(found: Collected, tables: Tables) -> Board:
         notes += _reasons(entries) + lost
         shown.append(Table(problem.name, columns, rows, notes, pairs_shown))
     none = ["no runs of a task of the theory: `bench suite theory` makes some"] * (not shown)
-    ties = "ranks: paired t-tests of log steps, and of how many runs are not aligned (Boschloo), Holm over all pairs; settings were tuned for the loss, not for alignment"
+    ties = (
+        "ranks: paired t-tests of log steps, and of how many runs are not aligned (Boschloo), Holm over all pairs;"
+        " settings were tuned for the loss, not for alignment"
+    )
     exponents = ["exponents: b of value ~ t^b over the last decade of steps t before rounding takes over"] * bool(shown)
     return Board("theory", "The theory's tasks", shown, [ties, *exponents, *missing, *none])
 

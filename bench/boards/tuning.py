@@ -1,4 +1,4 @@
-"""Tuning: what a budget of trials gives, how wide the range of good settings is, and what is gained over the defaults."""
+"""Tuning: what a budget of trials gives, how wide the range of good settings is, and the gain over the defaults."""
 
 import math
 
@@ -33,8 +33,8 @@ def tuning(found: Collected) -> Board:
             basin = basin_width(entry)
             rows.append(
                 who(entry) | {f"k{k}": expected[k - 1] if k <= len(expected) else None for k in budgets} | {
-                    "trials": len(expected), "expected": expected, "basin": basin and basin[0], "open": basin and basin[1],
-                    "basin_text": _basin_text(basin), "gain": _gain(entry, found),
+                    "trials": len(expected), "expected": expected, "basin": basin and basin[0],
+                    "open": basin and basin[1], "basin_text": _basin_text(basin), "gain": _gain(entry, found),
                     "diverged_trials": sum(trial["score"] is None for trial in entry.study.trials),
                 }
             )  # fmt: skip
@@ -43,10 +43,14 @@ def tuning(found: Collected) -> Board:
         columns = [
             *WHO,
             Column("trials", "trials", "settings that were tried"),
-            *(Column(f"k{k}", f"k = {k}", f"expected {score} of the best of k of the trials, drawn at random; none while all k may diverge") for k in budgets),
-            Column("basin_text", "good range (decades)", "of the first searched setting, around the best, with scores nearly as good (as `bench sweep` counts); at least, where it reaches the grid's edge"),
+            *(Column(f"k{k}", f"k = {k}", (f"expected {score} of the best of k of the trials, drawn at random;"
+                                           " none while all k may diverge")) for k in budgets),
+            Column("basin_text", "good range (decades)",
+                   ("of the first searched setting, around the best, with scores nearly as good (as `bench sweep`"
+                    " counts); at least, where it reaches the grid's edge")),
             Column("diverged_trials", "no score", "trials of which half of the seeds or more diverged, or that failed"),
-            Column("gain", "tuned against default", "paired by seed on the reporting split, 95 % t-interval; positive: tuning helps"),
+            Column("gain", "tuned against default",
+                   "paired by seed on the reporting split, 95 % t-interval; positive: tuning helps"),
             *EVERY,
         ]  # fmt: skip
         lacking = sorted({entry.opt for entry in tuned if found.default_of(entry) is None})
@@ -75,7 +79,7 @@ def expected_scores(entry: Entry) -> list[float | None]:
 
 
 def basin_width(entry: Entry) -> tuple[float, bool] | None:
-    """Width in decades of the good range of the first searched setting, and whether it may be wider; None if there is none."""
+    """Width in decades of the first searched setting's good range, and whether it may be wider; None without one."""
     study = entry.study
     assert study is not None
     axis = next(iter(study.axes), None)

@@ -5,11 +5,12 @@ For the tests of one's own optimizer:
     from bench.check import conformance
 
     def test_conformance():
-        report = conformance("my_package.my_module:MyOptimizer")  # or the class, an OptimizerSpec, "file.py:MyOptimizer"
+        # The module's class, or the class itself, an OptimizerSpec, "file.py:MyOptimizer".
+        report = conformance("my_package.my_module:MyOptimizer")
         assert report.ok, report.text()
 
-The checks are listed in `bench/check/catalogue.py`. They run in a process of their own, on small problems on the CPU. Importing
-this package imports no torch.
+The checks are listed in `bench/check/catalogue.py`. They run in a process of their own, on small problems on the CPU.
+Importing this package imports no torch.
 """
 
 from bench.check.report import Report, Verdict, write_verdict

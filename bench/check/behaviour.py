@@ -70,8 +70,9 @@ def reference(subject: Subject) -> Finding:
 
         reference(weights, gradient, loss, step, memory, **hyperparameters) -> new weights
 
-    Weights and gradient are float64 numpy vectors of all elements, loss is a float, step counts from 0, memory is a dict for what
-    the method remembers, empty at first. The function is given those of the constructor's arguments that it names; with `**more` also all that were set by hand.
+    Weights and gradient are float64 numpy vectors of all elements, loss is a float, step counts from 0, memory is a
+    dict for what the method remembers, empty at first. The function is given those of the constructor's arguments that
+    it names; with `**more` also all that were set by hand.
     """
     formula = subject.reference
     if formula is None:

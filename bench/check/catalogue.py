@@ -1,6 +1,6 @@
 """What is checked: names, meanings, tolerances and advice. Importing this file imports no torch.
 
-A gap is the greatest difference of two results, relative to the greatest way that a weight has come in the checked steps.
+A gap is the greatest difference of two results, relative to the greatest way of a weight in the checked steps.
 """
 
 from dataclasses import dataclass
@@ -38,7 +38,10 @@ _ALL = (
         "it is made from a list and from a generator of parameters, and makes a step",
         None,
         "it works or it does not",
-        "see what it raised, and where: it must be made with its defaults (or --opt.NAME VALUE) and step on dense gradients of small matrices and vectors",
+        (
+            "see what it raised, and where: it must be made with its defaults (or --opt.NAME VALUE) and step on dense"
+            " gradients of small matrices and vectors"
+        ),
     ),
     Check(
         "quadratic",
@@ -54,7 +57,10 @@ _ALL = (
         "it lowers the loss of a small attention head, at its lr or a power of 10 times it",
         0.5,
         "the loss after 60 steps over that before; working methods come far below",
-        "look for a wrong sign, state that parameters of different shapes share, or a loss that is not used as it is given",
+        (
+            "look for a wrong sign, state that parameters of different shapes share,"
+            " or a loss that is not used as it is given"
+        ),
     ),
     Check(
         "reference",
@@ -70,7 +76,10 @@ _ALL = (
         "a run that goes on from state_dict() equals the uninterrupted one (float32)",
         0.0,
         _EXACT,
-        "keep all that steps remember in self.state[p] or in the groups, as tensors and plain numbers, which weights_only=True reads",
+        (
+            "keep all that steps remember in self.state[p] or in the groups, as tensors and plain numbers,"
+            " which weights_only=True reads"
+        ),
     ),
     Check(
         "resume_bf16",
@@ -78,8 +87,8 @@ _ALL = (
         "the same with bfloat16 parameters",
         0.0,
         _EXACT,
-        "load_state_dict casts floating-point state to its parameter's dtype: keep wider state in the group, or override"
-        " load_state_dict to put it back",
+        "load_state_dict casts floating-point state to its parameter's dtype:"
+        " keep wider state in the group, or override load_state_dict to put it back",
     ),
     Check(
         "copies",
@@ -87,7 +96,10 @@ _ALL = (
         "copies by deepcopy and by pickle go on as the original does",
         0.0,
         _EXACT,
-        "Optimizer.__getstate__ keeps only defaults, state and param_groups: add your attributes in __getstate__ and __setstate__",
+        (
+            "Optimizer.__getstate__ keeps only defaults, state and param_groups: add your attributes in __getstate__"
+            " and __setstate__"
+        ),
     ),
     Check(
         "deterministic",
@@ -95,7 +107,10 @@ _ALL = (
         "the same seeds give the same bits",
         0.0,
         _EXACT,
-        "draw random numbers from torch's, numpy's or Python's seeded generators; keep nothing in the class or the module",
+        (
+            "draw random numbers from torch's, numpy's or Python's seeded generators;"
+            " keep nothing in the class or the module"
+        ),
     ),
     Check(
         "groups",
@@ -103,7 +118,10 @@ _ALL = (
         "two parameter groups equal one, also if the second is added later",
         1e-9,
         "the order of summation may differ between groups, no more: " + _ROUNDING,
-        "walk through all of self.param_groups, and take norms and other sums over all groups before the first weight moves",
+        (
+            "walk through all of self.param_groups, and take norms and other sums over all groups before the"
+            " first weight moves"
+        ),
     ),
     Check(
         "schedule",
@@ -207,7 +225,10 @@ _ALL = (
         "a GradScaler changes nothing where it scales by a power of 2, and an overflow skips the step",
         1e-5,
         "float32 with a power of 2 rounds nowhere; the bound leaves room for norms",
-        "take the closure by position, and do not set _step_supports_amp_scaling unless step uses grad_scale and found_inf",
+        (
+            "take the closure by position, and do not set _step_supports_amp_scaling unless step uses"
+            " grad_scale and found_inf"
+        ),
     ),
     Check(
         "ddp",
@@ -215,7 +236,10 @@ _ALL = (
         "under DDP two processes stay equal to the bit, and equal one process",
         1e-9,
         _ROUNDING,
-        "gradients and loss are averaged over ranks already: do not reduce or divide them again, and use nothing that differs by rank",
+        (
+            "gradients and loss are averaged over ranks already: do not reduce or divide them again,"
+            " and use nothing that differs by rank"
+        ),
     ),
     Check(
         "fsdp",
@@ -223,8 +247,9 @@ _ALL = (
         "under FSDP2 two processes equal one",
         1e-6,
         "sums over shards are made in another order, some of them by torch in float32",
-        "norms and other sums must run over all shards: optimizers.global_norm does, .to_local() and float() see one shard;"
-        " where it raises, an operation has no form for sharded tensors (DTensor)",
+        "norms and other sums must run over all shards: optimizers.global_norm does,"
+        " .to_local() and float() see one shard; where it raises,"
+        " an operation has no form for sharded tensors (DTensor)",
     ),
     Check(
         "lanes",
@@ -232,7 +257,10 @@ _ALL = (
         "many runs as one program: its pure update equals the class, or its instances do not disturb each other",
         1e-9,
         _ROUNDING,
-        "with OptimizerSpec.update: compare the function with step line by line; without: keep nothing in the class or the module",
+        (
+            "with OptimizerSpec.update: compare the function with step line by line;"
+            " without: keep nothing in the class or the module"
+        ),
     ),
     Check(
         "syncs",
@@ -253,7 +281,10 @@ _ALL = (
     Check(
         "own_loss",
         "bench.check.ranks:own_loss",
-        "how far replicas drift apart under DDP where each rank's closure returns its own loss (the suite's return the mean)",
+        (
+            "how far replicas drift apart under DDP where each rank's closure returns its own loss (the suite's"
+            " return the mean)"
+        ),
         None,
         "so do all methods that use the loss, unless they average it themselves",
         "",

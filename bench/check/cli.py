@@ -22,7 +22,8 @@ def main(words: list[str]) -> int:
     """
     parser = Parser(
         prog="bench check",
-        description="Check that an optimizer does what training code expects: resume, groups, schedules, odd tensors, closures, DDP, FSDP2, ...",
+        description="Check that an optimizer does what training code expects: resume, groups, schedules, odd tensors,"
+        " closures, DDP, FSDP2, ...",
         epilog="--opt.lr 0.1 and the like set its hyperparameters. Exit code 1: a check failed.",
         usage="bench check [-h] NAME | module:Class | file.py:Class | --matrix A,B [--opt.NAME VALUE ...] [options]",
     )
@@ -33,12 +34,13 @@ def main(words: list[str]) -> int:
         "--matrix",
         type=names_of,
         metavar="A,B",
-        help="check many, each a row of a table: all optimizer classes of a module (torch.optim) or file, module:Class, names",
+        help="check many, each a row of a table: all optimizer classes of a module (torch.optim) or file,"
+        " module:Class, names",
     )
     parser.add_argument(
         "-o", dest="outputs", type=Path, metavar="FILE", action="append", default=[],
-        help="where the matrix is written: .html, .md, .csv, .json, .tex or .txt (default: Markdown on standard output);"
-        " may be given again",
+        help="where the matrix is written: .html, .md, .csv, .json, .tex or .txt (default:"
+        " Markdown on standard output); may be given again",
     )  # fmt: skip
     parser.add_argument("--only", type=names_of, metavar="A,B", help="only these checks")
     parser.add_argument(

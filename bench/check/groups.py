@@ -21,7 +21,7 @@ def groups(subject: Subject) -> Finding:
 
 
 def schedule(subject: Subject) -> Finding:
-    """Half of lr by a scheduler, against half of lr from the constructor; the scheduler must make a difference at all."""
+    """Compare lr halved by a scheduler with lr halved in the constructor; the scheduler must make a difference."""
     scheduled, plain = subject.pair(), subject.pair()
     _check_lr(scheduled)
     LambdaLR(scheduled.optimizer, lambda step: 0.5)

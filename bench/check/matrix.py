@@ -125,7 +125,7 @@ def rows(
             yield from (Row(packages[report.name], report) for report in found)
 
 
-# ---- As a board -------------------------------------------------------------------------------------------------------
+# ---- As a board ------------------------------------------------------------------------------------------------------
 
 
 def board(found: Sequence[Row], notes: Sequence[str] = ()) -> Board:
@@ -138,8 +138,8 @@ def board(found: Sequence[Row], notes: Sequence[str] = ()) -> Board:
     checks = [c for c in CHECKS if any(v.check == c for row in found for v in row.report.verdicts)]
     versions = next((row.report.about["versions"] for row in found if row.report.about), {})
     legend = (
-        "FAIL: the property does not hold; ERROR: the optimizer raised, ended its process or came to no end; n.a.: not applicable,"
-        " or not run since the optimizer does not build; a number is reported, and no fault"
+        "FAIL: the property does not hold; ERROR: the optimizer raised, ended its process or came to no end;"
+        " n.a.: not applicable, or not run since the optimizer does not build; a number is reported, and no fault"
     )
     made = [f"made with {', '.join(f'{name} {version}' for name, version in versions.items())}"] if versions else []
     return Board(
@@ -203,7 +203,8 @@ def _totals(found: Sequence[Row], checks: Sequence[str]) -> Table:
         check: Counter(v.verdict for row in found for v in row.report.verdicts if v.check == check) for check in checks
     }
     values = [
-        {"check": c, "meaning": CHECKS[c].meaning, "tolerance": CHECKS[c].tolerance} | {word: count[c][word] for word in WORDS}
+        {"check": c, "meaning": CHECKS[c].meaning, "tolerance": CHECKS[c].tolerance}
+        | {word: count[c][word] for word in WORDS}
         for c in checks
     ]  # fmt: skip
     return Table("By check", columns, values)
@@ -241,13 +242,14 @@ def _page(found: Sequence[Row], whole: Board) -> str:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
-        loader=PackageLoader("bench", "check"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=PackageLoader("bench", "check"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True
     )  # fmt: skip
     verdicts = {row.report.name: {v.check: v for v in row.report.verdicts} for row in found}
     return environment.get_template("matrix.html.j2").render(board=whole, verdicts=verdicts, said=said, cell=cell)
 
 
-# ---- The command ------------------------------------------------------------------------------------------------------
+# ---- The command -----------------------------------------------------------------------------------------------------
 
 
 def command(words: Sequence[str], only: Sequence[str] | None, limit: float, outputs: Sequence[Path], kind: str) -> None:

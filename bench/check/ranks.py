@@ -23,7 +23,10 @@ _CUT = 5  # the first rank's samples, the second has the others
 
 
 class _Shared(Attention):
-    """The attention head, of which each rank sees its samples; ranks average gradients, and losses too unless `own_loss`."""
+    """The attention head on ranks that see their own samples each.
+
+    Ranks average gradients, and losses too unless `own_loss`.
+    """
 
     network: Any = None
     """What is called: this module, or its DDP wrapper."""
@@ -55,7 +58,10 @@ def ddp(subject: Subject) -> Finding:
 
 
 def own_loss(subject: Subject) -> Finding:
-    """How far replicas are apart under DDP where the closure tells each rank its own loss, as that of a plain training loop does."""
+    """How far replicas drift apart under DDP if the closure tells each rank its own loss.
+
+    The closure of a plain training loop does so.
+    """
     _, apart = _replicas(subject, own_loss=True)
     return Finding(apart, "replicas drift apart" if apart else "replicas stay equal")
 

@@ -41,7 +41,8 @@ class Report:
     Attributes:
         name: what was asked for.
         options: hyperparameters that were given.
-        about: target, package, versions, and arguments that its constructor was called with; empty if it could not be loaded.
+        about: target, package, versions, and arguments that its constructor was called with; empty if it could not be
+            loaded.
         verdicts: in the order of the catalogue.
     """
 

@@ -1,4 +1,4 @@
-"""Steps of an optimizer: on a model as the suite makes them, or with made-up gradients; and how far results are apart."""
+"""Steps of an optimizer, on a model as the suite makes them or with made-up gradients, and gaps between results."""
 
 import random
 from collections.abc import Callable, Sequence

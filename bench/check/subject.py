@@ -45,8 +45,8 @@ class Subject:
         limit: seconds that one check may take.
 
     Attributes:
-        arguments: what its constructor is called with. Caps on the step are lifted unless they were given, since a cap that
-            binds would hide the loss and the norm from the checks.
+        arguments: what its constructor is called with. Caps on the step are lifted unless they were given, since a cap
+            that binds would hide the loss and the norm from the checks.
         hparams: all of the constructor's arguments by name.
         matrices: whether it takes matrices only, so that models of matrices are what it is checked on.
 

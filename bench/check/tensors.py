@@ -17,7 +17,10 @@ def _gradients(shapes: list[Any], step: int) -> list[Tensor]:
 
 
 def _against(subject: Subject, odd: list[Any], plain: list[Any]) -> Finding:
-    """The gap of parameters to others with the same elements, pushed by the same gradients, in each one's layout and contiguous."""
+    """The gap between parameters in odd layouts and contiguous ones with the same elements and gradients.
+
+    Gradients have their parameter's layout, and in one step are contiguous.
+    """
     start = values(plain)
     a, b = subject.make(odd), subject.make(plain)
     for step in range(_PUSHES):

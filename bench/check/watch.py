@@ -20,8 +20,8 @@ _METHODS = {"cpu", "numpy", "tolist", "__array__"}
 class Reads(TorchDispatchMode):
     """Counts reads of values that would lie on a GPU if the parameters did.
 
-    What would lie there: the tensors it is given, what operations make of them, and what is made for an explicit device, since
-    that is then a parameter's. A counter made by `torch.tensor(0.0)` stays on the host, and is free to read.
+    What would lie there: the tensors it is given, what operations make of them, and what is made for an explicit
+    device, since that is then a parameter's. A counter made by `torch.tensor(0.0)` stays on the host, free to read.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """The process that imports an optimizer and runs the checks on it.
 
-What to do comes as a pickle on standard input. Verdicts leave as lines of JSON through a file descriptor of their own, so that what
-the optimizer prints does not get among them.
+What to do comes as a pickle on standard input. Verdicts leave as lines of JSON through a file descriptor of their own,
+so that what the optimizer prints does not get among them.
 """
 
 import json
@@ -163,7 +163,7 @@ def _package(name: str) -> str:
 
 
 def _members(name: str) -> list[str]:
-    """The public optimizer classes of a module, each under its first name; torch's own only where they are asked for."""
+    """Public optimizer classes of a module, each under its first name; torch's own only where they are asked for."""
     from torch.optim import Optimizer
 
     found: dict[Any, str] = {}

@@ -82,7 +82,7 @@ class Lanes:
         self._whole: Any = None
         cuts = micro_batches_per_rank(self.plan.batch_size, 1, self.plan.micro_batch_size)
         self.cuts = [(self.plan.batch_size * i // cuts, self.plan.batch_size * (i + 1) // cuts) for i in range(cuts)]
-        # Dropout and augmentation are drawn problem by problem, buffers may belong to one, and widths of batches differ.
+        # Dropout and augmentation are drawn by problem, buffers may belong to one, and widths of batches differ.
         self.apart = self._draws() or any(True for _ in tasks[0].buffers()) or tasks[0].data.lengths is not None
         self.stepper = Together(self.weights, plans, spec, compiled=compiled) if spec.pure_update else OneByOne(self)
 

@@ -14,7 +14,7 @@ from torchmetrics import Metric
 
 @contextmanager
 def without_warning() -> Iterator[None]:
-    """Let torch call a kernel that it cannot batch, such as attention on a CPU, lane by lane: that costs little here."""
+    """Let torch call kernels that it cannot batch, such as attention on a CPU, lane by lane: it costs little here."""
     functorch: Any = import_module("torch._C._functorch")  # which torch's stubs do not know
     functorch._set_vmap_fallback_warning_enabled(False)
     try:

@@ -21,8 +21,8 @@ class Arm:
         seeds: one for each run; arms with the same seeds are paired.
         tables: by seed, the run's tables: measurements and the curve of its optimizer steps.
         statuses: by seed, how the run ended.
-        converged: by seed, whether the run ended since it could go no further, so that its last value stands for all later
-            steps; None: every completed run did.
+        converged: by seed, whether the run ended since it could go no further, so that its last value stands for all
+            later steps; None: every completed run did.
         settings: in dotted form, what was set (`task.H`, `opt.lr`).
     """
 
@@ -36,7 +36,8 @@ class Arm:
     def series(self, *names: str, lenient: bool = False) -> tuple[Array, ...]:
         """Step numbers, shape (P,), and for each name its values, shape (S, P), all from one table.
 
-        A run that ended early has NaN from there on, and everywhere if it ended before it had such a table; there is always a step.
+        A run that ended early has NaN from there on, and everywhere if it ended before it had such a table; there is
+        always a step.
 
         Args:
             names: columns that some one table has.

@@ -1,9 +1,9 @@
 """Claims: what a paper says, tested on results; each test gives holds, fails or undecided, with effect and interval.
 
-Intervals are 95 % over seeds. What all tests share: an interval that straddles the bound is undecided; a claim whose data
-are missing (a run diverged, was cut off, or never got there; there is one seed) never holds; comparisons are paired by the
-seeds that the arms have in common; numbers are finite or None. Of several arms all must hold, and one that fails is enough
-to fail; the effect is then that of the worst one.
+Intervals are 95 % over seeds. What all tests share: an interval that straddles the bound is undecided; a claim whose
+data are missing (a run diverged, was cut off, or never got there; there is one seed) never holds; comparisons are
+paired by the seeds that the arms have in common; numbers are finite or None. Of several arms all must hold, and one
+that fails is enough to fail; the effect is then that of the worst one.
 """
 
 import math
@@ -80,8 +80,8 @@ def reaches(
 ) -> Finding:
     """Every arm's measure is at or below (above) a level at a step, or at the end.
 
-    Holds if the interval of every arm lies on that side. Fails if that of an arm lies wholly on the other, or one of its
-    runs diverged. Else undecided; so is an arm with a run that was cut off before the step, or with one seed.
+    Holds if the interval of every arm lies on that side. Fails if that of an arm lies wholly on the other, or one of
+    its runs diverged. Else undecided; so is an arm with a run that was cut off before the step, or with one seed.
 
     Args:
         results: arms by name.
@@ -89,8 +89,8 @@ def reaches(
         arms: names.
         below: the level, in units of the measure; this or `above`.
         above: the level, in units of the measure; this or `below`.
-        at: the step; the latest measurement up to it counts. A run that completed earlier, since it had converged, keeps
-            its last value. None: the last value of each run, which has to have completed.
+        at: the step; the latest measurement up to it counts. A run that completed earlier, since it had converged,
+            keeps its last value. None: the last value of each run, which has to have completed.
     """
     low, high = _level(below, above)
     parts = []
@@ -120,8 +120,8 @@ def sooner(
     the level counts with its last step: the ratio is then a lower bound ("at least") and has no upper end.
 
     Holds if the low end is at least the factor for every fast arm. Fails if the high end is below it for one, or one of
-    its runs diverged, or completed without reaching the level that the slow arm did reach. Else undecided; so is one with
-    a run that was cut off before it.
+    its runs diverged, or completed without reaching the level that the slow arm did reach. Else undecided; so is one
+    with a run that was cut off before it.
 
     Args:
         results: arms by name.
@@ -155,7 +155,10 @@ def sooner(
             text = f"{other.label} needed {'at least ' * bool(censored.any())}{in_words(ratio)} times as many steps as"
             text += f" {arm.label} until {goal}"
             if censored.any():
-                text += f"; in {censored.sum()} of {censored.size} runs {other.label} never got there, and the last step counts"
+                text += (
+                    f"; in {censored.sum()} of {censored.size} runs {other.label} never got there,"
+                    " and the last step counts"
+                )
             parts.append(within(x, math.log(factor), math.inf, unit, text, shown=ratio))
     return together(parts)
 
@@ -175,20 +178,20 @@ def slope(
 ) -> Finding:
     """The least-squares slope of y on x, one for each seed, lies in a range.
 
-    Logarithms are natural. Against log x the points are first thinned (`stats.thin`), since with points at every step the
-    right end would decide alone. Points without a logarithm are left out.
+    Logarithms are natural. Against log x the points are first thinned (`stats.thin`), since with points at every step
+    the right end would decide alone. Points without a logarithm are left out.
 
     Holds if the interval of the slopes lies in [at_least, at_most] for every arm, and R^2 is at least min_r2 for every
-    seed. Fails if the interval of an arm lies wholly outside, or R^2 is less for every seed. Else undecided; so is an arm
-    with fewer than 3 points for a seed (after thinning), with a run that did not complete, or with one seed.
+    seed. Fails if the interval of an arm lies wholly outside, or R^2 is less for every seed. Else undecided; so is an
+    arm with fewer than 3 points for a seed (after thinning), with a run that did not complete, or with one seed.
 
     Args:
         results: arms by name.
         arms: names.
         x: a column, or `step`.
         y: a column of the same table.
-        scale: whether logarithms are taken: of neither, of both, of x, of y; "stretched": ln(-ln y) over ln x, whose slope
-            is the exponent p of a stretched exponential y = exp(-c x^p).
+        scale: whether logarithms are taken: of neither, of both, of x, of y; "stretched": ln(-ln y) over ln x, whose
+            slope is the exponent p of a stretched exponential y = exp(-c x^p).
         window: ends of the range of x that is fitted, both included; None: all.
         at_least: least slope; None: any.
         at_most: greatest slope; None: any.
@@ -234,16 +237,17 @@ def lower(results: Results, /, *, measure: str, better: Names, worse: str, last:
     """A measure is lower in every `better` arm than in `worse`, seed by seed.
 
     Holds if the interval of the difference better - worse lies below 0 for every better arm. Fails if it lies above 0
-    for one, or one of its runs diverged. Else undecided; so is a pair whose worse arm has a run that diverged, or in which
-    a run was cut off before the steps that count. A run that completed earlier, since it had converged, keeps its value.
+    for one, or one of its runs diverged. Else undecided; so is a pair whose worse arm has a run that diverged, or in
+    which a run was cut off before the steps that count. A run that completed earlier, since it had converged, keeps its
+    value.
 
     Args:
         results: arms by name.
         measure: a column.
         better: names of the arms that are said to be lower.
         worse: name of the other.
-        last: share of the steps, counted back from the end of the longer arm, that is averaged over, in (0, 1]. None: the last
-            value of each run, however many steps it made.
+        last: share of the steps, counted back from the end of the longer arm, that is averaged over, in (0, 1]. None:
+            the last value of each run, however many steps it made.
     """
     unit, parts = f"difference of {measure}", []
     (other,) = _arms(results, [worse])
@@ -276,7 +280,7 @@ def trend(
     direction: Literal["increases", "decreases"],
     at: Number | None = None,
 ) -> Finding:
-    """A positive measure increases (decreases) with a setting, by the slope of its logarithm on the setting's logarithm.
+    """A positive measure increases (decreases) with a setting, by the slope of its log on the setting's log.
 
     Holds if the interval of the slopes, one for each seed, lies on the direction's side of 0 and the means of the
     logarithms go that way from each arm to the next. Fails if the interval lies wholly on the other side. Else

@@ -32,8 +32,8 @@ class Claim(NoBooleans):
     Attributes:
         name: short name, unique in the experiment.
         paper: what the paper says, in short.
-        test: a name in `bench.papers.claims.CLAIMS`; its arguments are the other keys. A step may be a share of the steps that
-            its arms make (`at: 0.1 budget`), so that the small version has it too.
+        test: a name in `bench.papers.claims.CLAIMS`; its arguments are the other keys. A step may be a share of the
+            steps that its arms make (`at: 0.1 budget`), so that the small version has it too.
     """
 
     model_config = ConfigDict(extra="allow", frozen=True)
@@ -184,7 +184,9 @@ class Experiment(NoBooleans, BaseModel):
         return self.model_copy(update={"arms": changed, "seeds": list(seeds or self.seeds)})
 
     def arguments(self, claim: Claim) -> Settings:
-        """The arguments of a claim's test, with shares of the budget as steps: of the fewest that one of its arms makes.
+        """The arguments of a claim's test, with shares of the budget as steps.
+
+        The budget is the fewest steps that one of the claim's arms makes.
 
         Raises:
             UserError: a share is not one, or an arm has no number of steps.
@@ -209,7 +211,9 @@ class Experiment(NoBooleans, BaseModel):
         return {name: steps(value) for name, value in (claim.model_extra or {}).items()}
 
     def rehearse(self) -> dict[str, Arm]:
-        """Judge the claims on made-up results, so that what cannot be trained or judged is refused before hours of training.
+        """Judge the claims on made-up results.
+
+        So what cannot be trained or judged is refused before hours of training.
 
         Returns:
             The made-up results.

@@ -233,7 +233,10 @@ def _writing(folder: Path) -> Iterator[None]:
 
 
 def _tables(store: Path, run: RunResult) -> dict[str, Any]:
-    """A run's tables, and one of what was found on the selection split: `val_loss` and the like at a step, and `train_s` until it."""
+    """A run's tables, and one of its evaluations on the selection split.
+
+    The latter has `val_loss` and the like at a step, and `train_s` until it.
+    """
     names = dict.fromkeys(name for row in run.validations for name in row)
     validations = {
         name if name in ("step", "train_s") else f"val_{name}": np.array(

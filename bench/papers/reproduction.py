@@ -80,9 +80,13 @@ def as_json(result: Reproduction) -> dict[str, Any]:
     """Everything but the curves, as strict JSON can hold it."""
     runs = [record for records in result.records.values() for record in records]
     return plain({
-        "experiment": result.name, "title": result.experiment.title, "paper": result.experiment.paper, "quick": result.version.quick, "changes": dict(result.version.changes), "changed_arms": dict(result.version.arms),
-        "seeds": result.experiment.seeds, "seeds_left_out": dict(result.without), "parts": result.parts, "notes": result.experiment.notes,
-        "claims": [claim.model_dump() | result.experiment.arguments(claim) | asdict(finding) for claim, finding in result.claims],
+        "experiment": result.name, "title": result.experiment.title, "paper": result.experiment.paper,
+        "quick": result.version.quick, "changes": dict(result.version.changes),
+        "changed_arms": dict(result.version.arms),
+        "seeds": result.experiment.seeds, "seeds_left_out": dict(result.without), "parts": result.parts,
+        "notes": result.experiment.notes,
+        "claims": [claim.model_dump() | result.experiment.arguments(claim) | asdict(finding)
+                   for claim, finding in result.claims],
         "search": [{"at": point, **{name: asdict(f) for name, f in there.items()}} for point, there in result.region],
         "environments": _distinct(run.environment for run in runs),
         "versions": _distinct(run.versions for run in runs),

@@ -51,7 +51,7 @@ def common_series(results: Mapping[str, Arm], arm: Arm, *names: str) -> tuple[Ar
 def values_at(results: Mapping[str, Arm], arm: Arm, measure: str, first: float, last: float) -> Array:
     """The mean of a measure over the steps from first to last, shape (S,); the latest up to them if none lie there.
 
-    A run that completed keeps its last value, up to the last step of any arm; a run that was cut off has NaN after its end.
+    A run that completed keeps its last value, up to the last step of any arm; one cut off has NaN after its end.
     """
     steps, values, own = common_series(results, arm, measure, "step")
     latest = np.maximum.accumulate(np.where(np.isnan(own), 0, np.arange(steps.size)), axis=1)
@@ -72,7 +72,7 @@ def values_at(results: Mapping[str, Arm], arm: Arm, measure: str, first: float, 
 def first_reached(
     results: Mapping[str, Arm], arm: Arm, measure: str, level: tuple[float, float]
 ) -> tuple[Array, Array]:
-    """By seed, the step at which a measure is first in a range, NaN if it never is, and its last step; 0 counts as 1."""
+    """By seed, the step at which a measure is first in a range (NaN: never), and its last step; 0 counts as 1."""
     steps, values = common_series(results, arm, measure)
     there = np.asarray((values >= level[0]) & (values <= level[1]))
     first = np.where(there.any(axis=1), steps[np.argmax(there, axis=1)], np.nan)

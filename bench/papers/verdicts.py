@@ -1,7 +1,7 @@
 """From intervals and what is claimed of them to a verdict, with the sentence that says so.
 
-An interval that straddles a bound is undecided, and so is one seed. Of several parts all must hold, and one that fails is
-enough to fail; the numbers are those of the worst part. Numbers are finite or None.
+An interval that straddles a bound is undecided, and so is one seed. Of several parts all must hold, and one that fails
+is enough to fail; the numbers are those of the worst part. Numbers are finite or None.
 """
 
 import math

@@ -21,9 +21,10 @@ def main(words: list[str]) -> int:
         description="Train many settings and seeds of a task, as one program where that is faster, and show how the"
         " result depends on them.",
         epilog="Settings in dotted form as in `bench fit`; a value may be a grid LOW:HIGH:POINTS, even in the logarithm"
-        " (--opt.lr 1e-3:1e1:16), or a list (--task.sigma 0.2,0.4). --opt.adam.lr is for adam alone. An optimizer of which"
-        " nothing varies gets a grid over its search range (`bench show adam`). Stored runs are used, so an interrupted sweep"
-        " goes on with the same command, and the same command in a second terminal shares the work.",
+        " (--opt.lr 1e-3:1e1:16), or a list (--task.sigma 0.2,0.4). --opt.adam.lr is for adam alone."
+        " An optimizer of which nothing varies gets a grid over its search range (`bench show adam`)."
+        " Stored runs are used, so an interrupted sweep goes on with the same command,"
+        " and the same command in a second terminal shares the work.",
     )
     parser.add_argument("--task", help="as `bench list tasks` prints it")
     parser.add_argument("--opt", help="one or more optimizers: ngd,adam")

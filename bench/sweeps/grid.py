@@ -55,7 +55,8 @@ def configurations(
             if not having:
                 continue  # `resolve` says so, with the nearest name
             raise UserError(
-                f"--{option}: {name} has no such option; write --opt.{having[0]}{option[3:]} to give it to {having[0]} alone"
+                f"--{option}: {name} has no such option; write --opt.{having[0]}{option[3:]} to give it to"
+                f" {having[0]} alone"
             )
         values = {key: _once(values_of(key, value, task, name)) for key, value in settings.items()}
         if not any(key.startswith("opt.") and len(several) > 1 for key, several in values.items()):
@@ -92,8 +93,9 @@ def check_all(configs: Sequence[RunConfig]) -> None:
         ranks = config.trainer.devices * config.trainer.num_nodes
         if ranks > 1:  # each of them would be a sweep of its own
             raise UserError(
-                f"a run of this sweep wants {ranks} devices; leave --trainer.devices out and start the same command once"
-                " for each device instead: the processes share the runs"
+                f"a run of this sweep wants {ranks} devices;"
+                " leave --trainer.devices out and start the same command once for each device instead:"
+                " the processes share the runs"
             )
 
 
@@ -212,7 +214,7 @@ def _list(text: str) -> list[str]:
 
 def block_key(config: RunConfig) -> tuple[Any, ...]:
     """What lanes of one block share: all but the seeds and hyperparameters that are numbers with a fraction."""
-    # Tuples, such as Adam's betas, are shared: rounded to float32 with the others, 1 - beta would differ from a run alone.
+    # Tuples, such as Adam's betas, are shared: rounded to float32, 1 - beta would differ from a run alone.
     static = {k: None if isinstance(value, float) else repr(value) for k, value in config.opt_options.items()}
     rest = config.model_dump(mode="json", exclude={"opt_options", "seed", "data_seed"})
     return repr(rest), repr(static)

@@ -296,7 +296,10 @@ def _summary(sweep: Sensitivity, curve: Curve) -> list[str]:
 def _notes(sweep: Sensitivity) -> list[str]:
     count = Counter(run.status for run in sweep.results)
     out = ", ".join(f"{n} {status}" for status, n in count.items() if status not in FINISHED)
-    fine = f"note: losses less than {CONVERGED:g} above the infimum count as equal, and the middle of equals is the best (our rule)"
+    fine = (
+        f"note: losses less than {CONVERGED:g} above the infimum count as equal,"
+        " and the middle of equals is the best (our rule)"
+    )
     shown = [
         x for curve in sweep.curves for point in curve.points for x in (point.median, point.choice) if x is not None
     ]

@@ -64,7 +64,10 @@ def make(sweep: "Sensitivity", least: float = 0.0) -> "Figure":
         below.set(xlabel=sweep.x.replace("$", r"\$"), ylabel="diverged\nseeds")
         figure.align_labels()
         seeds = " to ".join(map(str, sorted({min(p.seeds for p in points), max(p.seeds for p in points)})))
-        text = f"Lines: median over {seeds} seed{'' if seeds == '1' else 's'}, with any that diverged as worst; bands: middle half of the seeds; rings: best."
+        text = (
+            f"Lines: median over {seeds} seed{'' if seeds == '1' else 's'}, with any that diverged as worst;"
+            " bands: middle half of the seeds; rings: best."
+        )
         if sweep.above_infimum and min(ends, default=1) < least:
             text += f" Values below {least:g} are drawn there."
         elif log and len(positive) < len(numbers):

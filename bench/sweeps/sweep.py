@@ -30,9 +30,12 @@ _WIDTHS = tuple(4**k for k in range(9))
 COMPILE_SECONDS = 10
 """Seconds of updates from which on it is tried whether `torch.compile` saves more than it takes. Ours."""
 LANES_GAIN = 0.9
-"""Lanes are used if a step takes less than this share of a step alone: short measurements are noisy, and runs alone are simpler. Ours."""
+"""Lanes are used if a step takes less than this share of a step alone. Ours.
+
+Short measurements are noisy, and runs alone are simpler.
+"""
 _MEASURE_SECONDS, _MEASURE_SHARE = 0.2, 0.05
-"""Time a width so long, to choose between them, or for this share of the steps ahead if that is less, but for five. Ours."""
+"""Time each width for so many seconds, or this share of the steps ahead if that is less, but for five. Ours."""
 
 
 def sweep(
@@ -47,8 +50,8 @@ def sweep(
 ) -> list[RunResult] | None:
     """Make the runs that the store does not have, and return all of them; None if a signal asked to stop.
 
-    An interrupted sweep goes on with the same command: finished runs are not made again, and a block of lanes goes on from
-    its checkpoint. A second process with the same command takes what the first has not taken.
+    An interrupted sweep goes on with the same command: finished runs are not made again, and a block of lanes goes on
+    from its checkpoint. A second process with the same command takes what the first has not taken.
 
     Args:
         configs: the runs; all have one store.
@@ -95,7 +98,7 @@ def sweep(
 
 @dataclass
 class Choice:
-    """How a group of runs is made: as lanes, or one after the other, how many at once, with a compiled update or not."""
+    """How a group of runs is made: as lanes or one by one, how many at once, with a compiled update or not."""
 
     lanes: bool
     width: int
@@ -186,8 +189,8 @@ class Choices:
             self.say(f"{first.task}: one run after the other, since memory is short")
         elif self.engine == "auto" and not pays:
             self.say(
-                f"{first.task}: one run after the other, since a step in lanes (at best {width} at once) takes {best / alone:.2g} times as long"
-                " (--engine lanes uses lanes all the same)"
+                f"{first.task}: one run after the other, since a step in lanes (at best {width} at once) takes"
+                f" {best / alone:.2g} times as long (--engine lanes uses lanes all the same)"
             )
         else:
             self.say(
@@ -226,8 +229,9 @@ class Choices:
             return False
         pays = ahead * (plain - compiled) > compiling
         self.say(
-            f"{spec.name}: torch.compile makes the update {plain / compiled:.2g} times as fast, and {compiling:.0f} s more of compiling;"
-            f" {'used' if pays else 'not used'} for {ahead * plain:,.0f} s of updates"
+            f"{spec.name}: torch.compile makes the update {plain / compiled:.2g} times as fast,"
+            f" and {compiling:.0f} s more of compiling; {'used' if pays else 'not used'} for"
+            f" {ahead * plain:,.0f} s of updates"
         )
         return pays
 

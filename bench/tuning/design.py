@@ -1,7 +1,7 @@
 """Designs: which points of a search space are tried next.
 
-A design is a pure function of the scores that are known. So a tuning that was interrupted goes on where it was, and what
-a smaller budget would have found can be read from the scores of a larger one (`replay`).
+A design is a pure function of the scores that are known. So a tuning that was interrupted goes on where it was, and
+what a smaller budget would have found can be read from the scores of a larger one (`replay`).
 """
 
 import itertools
@@ -22,7 +22,7 @@ Kind = Literal["design", "extension", "top-up", "refinement", "fresh"]
 """Why a point is tried; the last two are a study's own and never a design's."""
 
 EXTENSION_LIMIT = 8
-"""Values of the main axis by which a grid may grow because its best lay at an edge, also beyond a range that was given. Ours."""
+"""Values by which a grid's main axis may grow while its best lies at an edge, also beyond a given range. Ours."""
 EXTENSION_STEP = 2
 """Values that it grows by at a time: a decade. Ours."""
 LONGEST_GRID = 500
@@ -207,7 +207,8 @@ class Design:
             )
         if total > trials:
             raise UserError(
-                f"there cannot be {total} settings: these values make {_settings(trials)}; give a range (LOW:HIGH) instead"
+                f"there cannot be {total} settings: these values make {_settings(trials)};"
+                " give a range (LOW:HIGH) instead"
             )
         return [Wanted(point, "design") for point in points]
 
@@ -217,12 +218,13 @@ class Design:
         if trials % len(others):
             near = [str(n * len(others)) for n in (trials // len(others), trials // len(others) + 1) if n]
             raise UserError(
-                f"--trials {trials}: each value of {name} is tried with {len(others)} combinations of the others, so that"
-                f" it has to be a multiple of {len(others)}: {' or '.join(near)}"
+                f"--trials {trials}: each value of {name} is tried with {len(others)} combinations of the"
+                f" others, so that it has to be a multiple of {len(others)}: {' or '.join(near)}"
             )
         if max(trials, total) > LONGEST_GRID * len(others):
             raise UserError(
-                f"--trials {max(trials, total)}: a grid of half decades has at most {LONGEST_GRID * len(others)} points here"
+                f"--trials {max(trials, total)}: a grid of half decades has at most"
+                f" {LONGEST_GRID * len(others)} points here"
             )
 
         def points(j: int) -> list[Point]:
@@ -254,7 +256,8 @@ class Design:
         while len(found) < count:
             if drawn > enough:
                 raise UserError(
-                    f"--trials {count}: there are only {_settings(len(found))} that differ; ask for no more, or widen a range"
+                    f"--trials {count}: there are only {_settings(len(found))} that differ;"
+                    " ask for no more, or widen a range"
                 )
             for row in _halton(len(self.space), drawn):
                 point = {name: _at(axis, u) for (name, axis), u in zip(self.space.items(), row, strict=True)}

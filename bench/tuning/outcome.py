@@ -30,8 +30,8 @@ class Outcome:
         best: the winner, or None if no trial has a score.
         fresh: the winner's runs on the fresh seeds that are there.
         fresh_failed: why others of them came to nothing, by seed.
-        lr_at_boundary: whether the best value of the axis along which the design goes, most often lr, lies at the boundary of
-            those tried.
+        lr_at_boundary: whether the best value of the axis along which the design goes, most often lr, lies at the
+            boundary of those tried.
         missing: points that the budget would have tried and the study has not.
     """
 
@@ -72,7 +72,7 @@ class Outcome:
 
     @property
     def fresh_interval(self) -> Interval | None:
-        """Mean of the metric on the reporting split with a 95 % t-interval; None if a seed diverged or none is there."""
+        """Mean of the metric on the reporting split, 95 % t-interval; None if a seed diverged or none is there."""
         values = [value for value in self.fresh_values if value is not None]
         return t_interval(values) if values and len(values) == len(self.fresh) else None
 
@@ -137,9 +137,10 @@ def missing_runs(found: Outcome, store: Path) -> str | None:
     kept, runs = Store(store), [*found.runs, *found.fresh]
     gone = sum(kept.get(run.run_id) is None for run in runs)
     return (
-        f"{gone} of the study's {counted(len(runs), 'run')} are not in the store {store}: deleted, or trained where the store is"
-        " another. The result below is the study's own and whole; for boards and curves train them again with the same command and"
-        " another --name, or merge the other store into this one (bench merge)"
+        f"{gone} of the study's {counted(len(runs), 'run')} are not in the store {store}: deleted,"
+        " or trained where the store is another. The result below is the study's own and whole;"
+        " for boards and curves train them again with the same command and another --name,"
+        " or merge the other store into this one (bench merge)"
         if gone
         else None
     )

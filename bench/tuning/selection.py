@@ -68,7 +68,7 @@ def seed_median(values: Sequence[End], mode: Mode) -> End:
 
 
 def equal_below(scores: Iterable[End], metric: str) -> float:
-    """Below which scores count as equal: `CONVERGED` for losses, unless some are negative; minus infinity for others."""
+    """Below which scores count as equal: `CONVERGED` for losses, if none is negative, else minus infinity."""
     return CONVERGED if metric == "loss" and all(score is None or score >= 0 for score in scores) else -math.inf
 
 

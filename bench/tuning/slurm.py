@@ -60,7 +60,8 @@ def script(
     gpus = [] if spec.settings["device"] == "cpu" else [f"--gres=gpu:{devices}"]
     directives = [
         f"--job-name=bench-{name}", f"--array=0-{count - 1}", "--nodes=1", "--ntasks=1", *gpus,
-        "--requeue", "--signal=B:USR1@90", "--open-mode=append", f"--output={places['store']}/slurm-%A_%a.log", *options,
+        "--requeue", "--signal=B:USR1@90", "--open-mode=append", f"--output={places['store']}/slurm-%A_%a.log",
+        *options,
     ]  # fmt: skip
     return "\n".join(
         [
@@ -71,7 +72,10 @@ def script(
             "unset SLURM_NTASKS SLURM_PROCID  # a run on several devices starts its own processes",
             f"{shlex.join(command)} &",
             "worker=$!",
-            "# Asked to stop, the worker saves its run and gives its trial back; before the time limit the task goes on afterwards.",
+            (
+                "# Asked to stop, the worker saves its run and gives its trial back;"
+                " before the time limit the task goes on afterwards."
+            ),
             "trap 'kill -TERM $worker' TERM",
             "trap 'again=1; kill -TERM $worker' USR1",
             "wait $worker; code=$?",

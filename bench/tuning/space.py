@@ -49,8 +49,8 @@ def read_space(words: Mapping[str, Any], opt: str) -> tuple[Space, dict[str, Any
     """What is searched, and the other settings as they were given.
 
     Searched are the hyperparameters that `OptimizerSpec.search` names, unless a word fixes them, and those to which a
-    word gives a range (`LOW:HIGH`), a grid of values (`LOW:HIGH:POINTS`) or a list (`A,B`). Those that no word names come
-    first.
+    word gives a range (`LOW:HIGH`), a grid of values (`LOW:HIGH:POINTS`) or a list (`A,B`). Those that no word names
+    come first.
 
     Args:
         words: settings in dotted form.

@@ -1,4 +1,4 @@
-"""The studies of a database: SQLite on one machine, PostgreSQL on several. With `study.py` the only place that names optuna."""
+"""The studies of a database: SQLite on one machine, PostgreSQL on several. Only this and `study.py` name optuna."""
 
 import fcntl
 import os
@@ -23,7 +23,7 @@ from bench.tuning.study import DIRECTIONS, FRESH, Stuck, Study, disk_full
 from bench.tuning.trials import Request, StudySpec, check_name, is_name
 
 HEARTBEAT_SECONDS = 15
-"""Seconds between the signs of life of a trial's worker; after four times as much silence the trial is tried again. Ours."""
+"""Seconds between signs of life of a trial's worker; after four times as long its trial is tried again. Ours."""
 T = TypeVar("T")
 _EXAMPLES = "sqlite:///studies.db or postgresql+psycopg://user:password@host/database"
 
@@ -51,8 +51,8 @@ class DamagedStudy(UserError):
 class Studies:
     """The studies of a database.
 
-    What is in it is read by `rows` and checked; only who writes has the storage of Optuna, `rdb`, which makes tables and
-    takes the lock, a file beside SQLite.
+    What is in it is read by `rows` and checked; only who writes has the storage of Optuna, `rdb`, which makes tables
+    and takes the lock, a file beside SQLite.
 
     Args:
         url: of SQLite (`sqlite:///path`) or PostgreSQL (`postgresql+psycopg://user:password@host/database`).
@@ -63,7 +63,8 @@ class Studies:
 
     Raises:
         NoDatabase: the file is not there, and is not to be made.
-        UserError: the URL is none, its driver is missing, or the file cannot be made or is none; a password is not shown.
+        UserError: the URL is none, its driver is missing, or the file cannot be made or is none; a password is not
+            shown.
         RunFailed: no server answers.
     """
 
@@ -126,8 +127,9 @@ class Studies:
         with self._path.open("rb") as file:
             if b"\2" in file.read(20)[18:]:
                 raise RunFailed(
-                    f"{self.asked}: {self._path} is in SQLite's mode WAL, which nobody can read without writing; once nobody"
-                    f" works on it, `sqlite3 {self._path} 'PRAGMA journal_mode=delete'` ends that"
+                    f"{self.asked}: {self._path} is in SQLite's mode WAL,"
+                    " which nobody can read without writing; once nobody works on it,"
+                    f" `sqlite3 {self._path} 'PRAGMA journal_mode=delete'` ends that"
                 )
         place = {"mode": "ro", "uri": "true"}
         url = sa.URL.create("sqlite", database=f"file:{quote(str(self._path.absolute()))}", query=place)
@@ -267,8 +269,9 @@ class Studies:
         assert self._path is not None
         if self._file is not None and not (self._path.exists() and os.path.samestat(self._file, self._path.stat())):
             raise Stuck(
-                f"{self.asked}: the database was deleted or replaced while it was in use; finished runs are in the store,"
-                " so the same command as in the beginning makes the study anew and takes them from there"
+                f"{self.asked}: the database was deleted or replaced while it was in use;"
+                " finished runs are in the store, so the same command as in the beginning makes the study anew and"
+                " takes them from there"
             )
 
     @contextmanager
@@ -306,15 +309,15 @@ class Studies:
             return RunFailed(f"{self.asked}: {text}; is the server there, and may we write to it?")
         if self.read_only:
             return RunFailed(
-                f"{self.asked}: {text}: {self._path} is damaged or something else, or a process died while it wrote to it;"
-                " `bench tune --resume NAME` mends the last of these"
+                f"{self.asked}: {text}: {self._path} is damaged or something else,"
+                " or a process died while it wrote to it; `bench tune --resume NAME` mends the last of these"
             )
         self._refuse_if_gone()
         kind = UserError if opening else RunFailed
         if "not a database" in text or "malformed" in text:
             return kind(
-                f"{self.asked}: {text}: {self._path} is damaged or something else; move it away, and the same command makes"
-                " another, with the finished runs of the store"
+                f"{self.asked}: {text}: {self._path} is damaged or something else;"
+                " move it away, and the same command makes another, with the finished runs of the store"
             )
         return kind(
             f"{self.asked}: {text}; may we write to {self._path.parent}? Else choose another --store or --storage"

@@ -1,11 +1,12 @@
 """A study: trials that many processes take from a database. With `studies.py` the only place that names optuna.
 
-It is a study of Optuna, so `optuna-dashboard` shows it, with one trial for each point of the search space. The runs of a
-trial are attributes of the trial, so that a study is complete without the store of runs. The winner's runs on fresh
+It is a study of Optuna, so `optuna-dashboard` shows it, with one trial for each point of the search space. The runs of
+a trial are attributes of the trial, so that a study is complete without the store of runs. The winner's runs on fresh
 seeds are a study of their own beside it, one trial a seed.
 
-What is to be done next is a pure function of what the study holds (`Study.advance`), and every change of a trial's state is
-made under one lock of the database that goes with its process. So no process is special: any may be killed at any time.
+What is to be done next is a pure function of what the study holds (`Study.advance`), and every change of a trial's
+state is made under one lock of the database that goes with its process. So no process is special: any may be killed at
+any time.
 """
 
 import errno
@@ -198,8 +199,8 @@ class Study:
     def _dead(self, trial: Trial) -> str | None:
         """Why the worker of a running trial is taken for dead, or None.
 
-        Of a worker on another machine only its beat can be seen. It must have stood still for as long as we have watched
-        it, without a pause: after an outage of the database, or of this machine, all beats are old.
+        Of a worker on another machine only its beat can be seen. It must have stood still for as long as we have
+        watched it, without a pause: after an outage of the database, or of this machine, all beats are old.
         """
         alive = lives(trial.worker)
         if alive is not None:
@@ -226,8 +227,8 @@ class Study:
         here = versions_of(TASKS.get(spec.task), OPTIMIZERS.get(spec.opt))
         if here != spec.versions:
             raise UserError(
-                f"study {self.name} was begun with versions {spec.versions} of {spec.task} and {spec.opt}, and here are {here}:"
-                " their results cannot be mixed; begin another study"
+                f"study {self.name} was begun with versions {spec.versions} of {spec.task} and {spec.opt},"
+                f" and here are {here}: their results cannot be mixed; begin another study"
             )
 
     def best(self, trials: Sequence[Trial]) -> Trial | None:
@@ -337,8 +338,8 @@ class Study:
     def report(self, trial: Trial, step: int, value: float) -> bool:
         """Record an evaluation during a trial's first run, and say whether the trial is to be stopped.
 
-        It is if its best value so far is worse than the median of those of other completed trials at that step, four at least.
-        No evaluation is worth a run: if the database is away, nothing is recorded.
+        It is if its best value so far is worse than the median of those of other completed trials at that step, four at
+        least. No evaluation is worth a run: if the database is away, nothing is recorded.
         """
         with suppress(UserError), self.studies.errors():
             self._rdb.set_trial_intermediate_value(self._id(trial), step, value)
@@ -437,7 +438,9 @@ def _within(value: Any, axis: Axis) -> bool:
 
 
 def value_of(run: RunResult, fresh: bool) -> End:
-    """What a dashboard shows of a run: its last evaluation on the selection split, or the reported value of a fresh seed.
+    """What a dashboard shows of a run.
+
+    That is its last evaluation on the selection split, or the reported value of a fresh seed.
 
     Args:
         run: a run that has ended.

@@ -1,4 +1,4 @@
-"""Suites: tasks x optimizers, each tuned at the same budget and then run on fresh seeds, as one plan that can be resumed."""
+"""Suites: tasks x optimizers, tuned at equal budgets and run on fresh seeds, as one plan that can be resumed."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -235,16 +235,16 @@ def plan_lines(steps: Sequence[Step], workers: int) -> list[str]:
     for step in steps:
         rows.append(
             [
-                step.spec.task, step.spec.opt, step.spec.name, f"{step.trials[1]}/{step.trials[0]}", f"{step.fresh[1]}/{step.fresh[0]}",
-                str(step.runs_left), duration(step.seconds / workers),
+                step.spec.task, step.spec.opt, step.spec.name, f"{step.trials[1]}/{step.trials[0]}",
+                f"{step.fresh[1]}/{step.fresh[0]}", str(step.runs_left), duration(step.seconds / workers),
             ]
         )  # fmt: skip
     seconds = sum(step.seconds for step in steps) / workers
     runs = sum(step.runs_left for step in steps)
     return [
         *table(rows),
-        f"{runs} runs to do, about {duration(seconds)} with {workers} workers, one run after the other in each (lanes take less);"
-        " more if the best of a grid lies at its edge",
+        f"{runs} runs to do, about {duration(seconds)} with {workers} workers,"
+        " one run after the other in each (lanes take less); more if the best of a grid lies at its edge",
     ]
 
 

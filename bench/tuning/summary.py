@@ -35,15 +35,17 @@ def lines(found: Outcome, shown: sensitivity.Sensitivity | None) -> list[str]:
         select = f"selection {spec.metric}{found.metric_suffix}"
         kind = "" if best.kind == "design" else f" ({best.kind})"
         text.append(
-            f"best     {spoken(best.point)}{kind}: {select} {found.score:.4g}, median of seeds {seeds_in_words(spec.seeds)}, which flatters it"
+            f"best     {spoken(best.point)}{kind}: {select} {found.score:.4g}, median of seeds"
+            f" {seeds_in_words(spec.seeds)}, which flatters it"
         )
         text.append(f"fresh    {_fresh(found)}")
         edge = "yes: the optimum may lie outside of what was tried" if found.lr_at_boundary else "no"
         text.append(f"edge     lr_at_boundary: {edge}")
     cost = found.cost
     text.append(
-        f"cost     trials {duration(cost['trial_seconds'])} and {cost['trial_gradient_evaluations']:,} gradient evaluations (of a batch),"
-        f" fresh seeds {duration(cost['fresh_seconds'])} and {cost['fresh_gradient_evaluations']:,}"
+        f"cost     trials {duration(cost['trial_seconds'])} and {cost['trial_gradient_evaluations']:,} gradient"
+        f" evaluations (of a batch), fresh seeds {duration(cost['fresh_seconds'])} and"
+        f" {cost['fresh_gradient_evaluations']:,}"
     )
     text += [f"note     {note}" for note in _notes(found)]
     return text
@@ -105,7 +107,8 @@ def as_json(found: Outcome) -> dict[str, Any]:
             "best": None if found.best is None else found.best.point, "score": found.score,
             "fresh": {
                 "seeds": [run.config["seed"] for run in found.fresh], "values": found.fresh_values,
-                "mean": interval and interval.mean, "low": interval and interval.ends[0], "high": interval and interval.ends[1],
+                "mean": interval and interval.mean, "low": interval and interval.ends[0],
+                "high": interval and interval.ends[1],
             },
             "lr_at_boundary": found.lr_at_boundary, "cost": found.cost, "pruning": spec.prune,
             "tried": [

@@ -69,7 +69,8 @@ class StudySpec(BaseModel):
     """What makes a study the study it is, and all that readers need to show it without importing what it names.
 
     Attributes:
-        task, opt, versions: what is tuned, with the versions of the two, and of plug-ins their `task_package` and `opt_package`.
+        task, opt, versions: what is tuned, with the versions of the two, and of plug-ins their `task_package` and
+            `opt_package`.
         metric: what is compared.
         mode: whether it is better when smaller or greater.
         settings: all settings of its runs that are not searched, in dotted form.
@@ -266,8 +267,9 @@ def read_trial(row: TrialRow, fresh: bool, spec: StudySpec) -> Trial:
     if not row.number.isdecimal() or row.state not in _STATES:
         raise Damaged(where, "its number or its state is none")
     trial = Trial(
-        number=int(row.number[:18]), state=_STATES[row.state], point=own.point, kind=own.kind, seeds=own.seeds, runs=own.runs,
-        reason=own.reason, worker={**(own.worker or {})}, beat=own.beat, seconds=row.seconds, fresh=fresh,
+        number=int(row.number[:18]), state=_STATES[row.state], point=own.point, kind=own.kind, seeds=own.seeds,
+        runs=own.runs, reason=own.reason, worker={**(own.worker or {})}, beat=own.beat, seconds=row.seconds,
+        fresh=fresh,
     )  # fmt: skip
     if why := _wrong(trial, spec):
         raise Damaged(where, why)

@@ -34,7 +34,8 @@ def make_spec(
     """A study.
 
     Args:
-        words: settings in dotted form; of hyperparameters ranges and lists of values too (`bench.tuning.space.read_space`).
+        words: settings in dotted form; of hyperparameters ranges and lists of values too
+            (`bench.tuning.space.read_space`).
         sampler: of the design; by default a grid, or quasi-random points where several ranges are searched.
         seeds: of the trials.
         report_seeds: of the winner.
@@ -58,8 +59,8 @@ def make_spec(
     both = sorted(set(seeds) & set(report_seeds))
     if both:
         raise UserError(
-            f"--seeds and --report_seeds share {', '.join(map(str, both))}: a winner is flattered by the seeds that chose it;"
-            " give seeds of its own to each"
+            f"--seeds and --report_seeds share {', '.join(map(str, both))}:"
+            " a winner is flattered by the seeds that chose it; give seeds of its own to each"
         )
     space, fixed = read_space(words, str(words["opt"]))
     ranges = sum(isinstance(axis, Range) for axis in space.values())
@@ -75,7 +76,8 @@ def make_spec(
         task=config.task, opt=config.opt, versions=versions_of(config.task_spec, config.opt_spec),
         metric=config.task_spec.metric, mode=config.task_spec.mode,
         settings=settings, chosen=[name for name in settings if name in chosen],
-        space=space_as_json(space), sampler=design.sampler, seeds=list(seeds), report_seeds=list(report_seeds), prune=prune,
+        space=space_as_json(space), sampler=design.sampler, seeds=list(seeds), report_seeds=list(report_seeds),
+        prune=prune,
     )  # fmt: skip
 
 
@@ -152,7 +154,8 @@ def make_request(
     usual = default_trials(design)
     if tpe and (trials is None or trials <= usual):
         raise UserError(
-            f"--sampler tpe refines a design of {usual} trials: write --trials {usual + 3} for three more, or leave --sampler out"
+            f"--sampler tpe refines a design of {usual} trials: write --trials {usual + 3} for three more,"
+            " or leave --sampler out"
         )
     trials = usual if trials is None else trials
     refuse_too_many(f"{counted(trials, 'trial')} of {counted(seeds, 'seed')}", trials * seeds)
@@ -168,7 +171,10 @@ def promise(spec: StudySpec, trials: int) -> str:
     for name, axis in spec.axes.items():
         if isinstance(axis, Range) and spec.sampler == "grid":
             tried = [each.point[name] for each in spec.design.wanted({}, spec.mode, CONVERGED, trials)]
-            text += f", {name} {min(tried):g} to {max(tried):g}, half decades around the middle of {axis.low:g}:{axis.high:g}"
+            text += (
+                f", {name} {min(tried):g} to {max(tried):g}, half decades around the middle of"
+                f" {axis.low:g}:{axis.high:g}"
+            )
     more = spec.design.may_grow_by(trials)
     return text + f"; up to {more} more beyond an edge, while the best lies there" * bool(more)
 

@@ -1,4 +1,4 @@
-"""The files that a study leaves: the winner's settings for `bench fit --tuned`, the plot, and the record in the store."""
+"""The files of a study: the winner's settings for `bench fit --tuned`, the plot, and the record in the store."""
 
 from datetime import date
 from pathlib import Path
@@ -45,15 +45,17 @@ def tuned_yaml(found: Outcome) -> str:
         "opt": {"name": spec.opt} | {name[4:]: value for name, value in values.items()},
         "provenance": {
             "study": found.study.name,
-            "found": f"{date.today()}, torch {run.versions.get('torch')}, lightning {run.versions.get('lightning')}, {machine}",
+            "found": (f"{date.today()}, torch {run.versions.get('torch')}, lightning"
+                      f" {run.versions.get('lightning')}, {machine}"),
             "versions": {
                 name: run.versions[name]
                 for name in ("task", "opt", "task_package", "opt_package")
                 if name in run.versions
             },
             "engine": ", ".join(sorted({run.engine for run in found.runs})),
-            "how": f"bench tune: {'half-decade log grid' if spec.sampler == 'grid' else 'Halton sequence'}; score: median over the tuning seeds of"
-            f" the last evaluation during training of {run.metric}{found.metric_suffix} on the selection split",
+            "how": f"bench tune: {'half-decade log grid' if spec.sampler == 'grid' else 'Halton sequence'};"
+            " score: median over the tuning seeds of the last evaluation during training of"
+            f" {run.metric}{found.metric_suffix} on the selection split",
             "settings": settings,
             "trials": len(found.scored) + len(found.refined),
             **{kind.replace("-", "_"): n for kind, n in kinds.items() if n},

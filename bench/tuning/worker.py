@@ -1,7 +1,7 @@
 """A worker: takes trials of a study, trains them, and says what came of them, until nothing is left to do.
 
-Many workers share a study, on one machine or several. A worker that is asked to stop (SIGTERM, Ctrl-C, the end of whoever
-started it) gives its trial back; one that dies is noticed by the others.
+Many workers share a study, on one machine or several. A worker that is asked to stop (SIGTERM, Ctrl-C, the end of
+whoever started it) gives its trial back; one that dies is noticed by the others.
 """
 
 import json
@@ -64,7 +64,8 @@ class Worker:
         """Take trials of a study until none is left; False if a signal asked to stop.
 
         Raises:
-            UserError: trials cannot be made here (data are missing, a device is not there, the store cannot be written).
+            UserError: trials cannot be made here (data are missing, a device is not there, the store cannot be
+                written).
             RunFailed: several attempts in a row came to nothing.
         """
         study.refuse_other_versions()
@@ -102,7 +103,8 @@ class Worker:
         if self.study.spec.prune or configs[0].trainer.devices * configs[0].trainer.num_nodes > 1:
             if self.engine == "lanes":
                 raise UserError(
-                    "--engine lanes: lanes train together on one device, so neither --prune nor --trainer.devices works with them"
+                    "--engine lanes: lanes train together on one device, so neither --prune nor --trainer.devices"
+                    " works with them"
                 )
             return 0
         choice = self._choices.of(configs)
@@ -163,7 +165,10 @@ class Worker:
         return lanes
 
     def _legal(self, trial: Trial) -> bool:
-        """Whether a trial can be made; an extension may lead out of what a hyperparameter can be, and is a failed trial then."""
+        """Whether a trial can be made.
+
+        An extension may lead beyond a hyperparameter's legal range; the trial has then failed.
+        """
         try:
             for config in self._configs(trial):
                 check(config)

@@ -53,7 +53,8 @@ def slots(workers: str, config: RunConfig, trials: int | None = None, *, option:
     """Cut this machine into slots: each as many GPUs as a run wants, or a share of the processors.
 
     Args:
-        workers: how many, or `auto`: as many as the GPUs serve; on a CPU one for each processor, but no more than trials.
+        workers: how many, or `auto`: as many as the GPUs serve; on a CPU one for each processor, but no more than
+            trials.
         config: a run, with its device decided.
         trials: of the study, if they are known.
         option: that has given their number.

@@ -73,7 +73,9 @@ def add_storage(parser: Parser) -> None:
 
 
 def open_studies(args: argparse.Namespace, *, make: bool = True, read_only: bool = False) -> "Studies":
-    """The database that `--storage` names, else the store's own; it must be there without `make` and if it is only read.
+    """The database that `--storage` names, else the store's own.
+
+    It must exist without `make`, and if it is only read.
 
     Raises:
         UserError: it cannot be opened.

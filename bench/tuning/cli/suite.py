@@ -19,8 +19,9 @@ def main(words: list[str]) -> int:
     """
     parser = Parser(
         prog="bench suite",
-        description="Tune each optimizer on each task with the same number of trials, then run the winners on fresh seeds."
-        " What is stored is not trained again, so the same command goes on after an interruption.",
+        description="Tune each optimizer on each task with the same number of trials,"
+        " then run the winners on fresh seeds. What is stored is not trained again,"
+        " so the same command goes on after an interruption.",
     )
     parser.add_argument("file", help="a YAML file, or the name of one in configs/suites")
     parser.add_argument(

@@ -56,8 +56,8 @@ def main(words: list[str]) -> int:
     if args.print and args.storage is None:
         print(text, end="")
         note(
-            f"no --storage was given, so study {name} is in no database yet: the same command with --storage puts it there,"
-            " and the script then works as it is"
+            f"no --storage was given, so study {name} is in no database yet:"
+            " the same command with --storage puts it there, and the script then works as it is"
         )
         return 0
     make_output(out)  # before hours of training
@@ -147,18 +147,21 @@ def _of_words(args: argparse.Namespace, settings: dict[str, Any], places: dict[s
 def _parser() -> Parser:
     parser = Parser(
         prog="bench tune",
-        description="Find an optimizer's hyperparameters on a task: trials on seeds of their own, chosen on validation, then the"
-        " winner on fresh seeds. Writes TASK/OPT.yaml, which `bench fit --tuned` takes, and a plot of sensitivity.",
-        epilog="Settings in dotted form as in `bench fit`. Searched is what the optimizer declares (`bench show sngd`), and what is given as"
-        " a range (--opt.lr 1e-3:1e1), a grid (--opt.lr 1e-3:1e1:9) or a list (--opt.momentum 0,0.9); a single value fixes it."
-        " The same command goes on with what is stored; with more --trials it adds to it.",
+        description="Find an optimizer's hyperparameters on a task: trials on seeds of their own,"
+        " chosen on validation, then the winner on fresh seeds. Writes TASK/OPT.yaml,"
+        " which `bench fit --tuned` takes, and a plot of sensitivity.",
+        epilog="Settings in dotted form as in `bench fit`. Searched is what the optimizer declares"
+        " (`bench show sngd`), and what is given as a range (--opt.lr 1e-3:1e1), a grid (--opt.lr 1e-3:1e1:9) or a"
+        " list (--opt.momentum 0,0.9); a single value fixes it. The same command goes on with what is stored;"
+        " with more --trials it adds to it.",
     )
     parser.add_argument("--task", help="as `bench list tasks` prints it")
     parser.add_argument("--opt", help="as `bench list optimizers` prints it")
     parser.add_argument(
         "--trials", type=int,
-        help="settings that are tried (default: nine half decades around the range's middle, be the range wider or narrower);"
-        f" a grid may extend up to {EXTENSION_LIMIT} values beyond an edge, also of a range that was given, while the best lies there",
+        help="settings that are tried (default: nine half decades around the range's middle,"
+        f" be the range wider or narrower); a grid may extend up to {EXTENSION_LIMIT} values beyond an edge,"
+        " also of a range that was given, while the best lies there",
     )  # fmt: skip
     parser.add_argument("--seeds", help="runs of a trial: how many (2 is 1000 and 1001), or which (5,6); default 2")
     parser.add_argument(
@@ -168,7 +171,8 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         "--sampler", choices=("grid", "qmc", "tpe"),
-        help="grid: half decades, more at an edge (default); qmc: quasi-random; tpe: the grid, then refinements around its best, labelled",
+        help="grid: half decades, more at an edge (default); qmc: quasi-random; tpe: the grid,"
+             " then refinements around its best, labelled",
     )  # fmt: skip
     parser.add_argument(
         "--prune",
@@ -225,6 +229,7 @@ def _slurm(study: "Study", text: str, args: argparse.Namespace) -> int:
     make_output(args.store)  # or Slurm could not write its log
     print(submit(study, text, args.store))
     print(
-        f"when it is done: bench tune --resume {study.name} writes the settings; bench studies {study.name} shows how far it is"
+        f"when it is done: bench tune --resume {study.name} writes the settings;"
+        f" bench studies {study.name} shows how far it is"
     )
     return 0

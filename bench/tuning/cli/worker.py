@@ -23,7 +23,9 @@ def main(words: list[str]) -> int:
         UserError: the request cannot be carried out.
     """
     parser = Parser(
-        prog="bench worker", description="Take trials of a study and train them until nothing is left to do. Start as many as there are devices."
+        prog="bench worker",
+        description="Take trials of a study and train them until nothing is left to do."
+                    " Start as many as there are devices."
     )  # fmt: skip
     parser.add_argument("--study", help="its name, as `bench studies` prints it")
     for kind in ("task", "opt"):
