@@ -1,4 +1,4 @@
-"""Runs and studies as a training would leave them, for what is made of a store: any results, in own folders or in a pack."""
+"""Runs and studies as a training would leave them, with any results, each in a block of its own or several in one."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -76,7 +76,7 @@ def keep(store: Path, *runs: RunResult, measured: Mapping[str, Any] | None = Non
         put(store, run, tables={"measurements": {run.run_id: measured}} if measured else None)
 
 
-def pack(store: Path, *runs: RunResult) -> None:
+def keep_block(store: Path, *runs: RunResult) -> None:
     """Write runs into one block."""
     curve = {"step": [1, 2], **{name: [1.0, 1.0] for name in CURVE_FIELDS[1:]}}
     put(store, *runs, tables={"curve": {run.run_id: curve for run in runs}})
@@ -99,12 +99,19 @@ def study(
         changes: other fields.
     """
     trials: list[dict[str, Any]] = [
-        {"point": {"opt.lr": lr}, "kind": "design", "state": "completed", "score": score, "runs": [r.run_id for r in runs.get(lr, ())]}
+        {
+            "point": {"opt.lr": lr},
+            "kind": "design",
+            "state": "completed",
+            "score": score,
+            "runs": [run.run_id for run in runs.get(lr, ())],
+        }
         for lr, score in scores.items()
-    ]  # fmt: skip
+    ]
     values: dict[str, Any] = {
         "name": "study", "task": "mnist", "opt": "adam", "seeds": [1000, 1001], "axes": ["opt.lr"], "mode": "max",
-        "sampler": "grid", "prune": False, "trials": trials, "winner": winner and winner.run_id, "lr_at_boundary": False,
+        "sampler": "grid", "prune": False, "trials": trials, "winner": winner and winner.run_id,
+        "lr_at_boundary": False,
     }  # fmt: skip
     record = StudyRecord(**(values | changes))
     path = study_path(store, record.name)

@@ -44,7 +44,7 @@ def record(run_id: str, *, lr: float = 0.1, task: str = "synthetic", **changes: 
 
 
 def begin(store: Path, result: RunResult, losses: Sequence[float | None] = LOSSES) -> Attempt:
-    """A run that is being trained afresh: a row of its curve for each loss, and a measurement; `end` wants its result."""
+    """Begin a run: a row of its curve for each loss, and a measurement; `end` wants its result."""
     attempt = Store(store).begin([replace(result, status="running")], resume=False, again=True)
     rows = [[np.nan if loss is None else loss, 1.0, 0.1, 0.1] for loss in losses]
     attempt.append_curve(np.array(rows, float).reshape(-1, 1, 4))

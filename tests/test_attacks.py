@@ -1,4 +1,4 @@
-"""What once went wrong with stores: records overwritten, code run, results lost. Each case is what somebody did to the store of before."""
+"""What once went wrong with stores: records overwritten, code run, results lost. Each case was found by a trial."""
 
 import json
 import os
@@ -513,7 +513,9 @@ BAD = {
     "a number for an id": lambda text: json.dumps(json.loads(text) | {"run_id": 5}),
     "nested lists for an id": lambda text: text.replace(f'"{json.loads(text)["run_id"]}"', NESTED, 1),
     "nested lists for a record": lambda text: NESTED,
-    "nested lists for an option": lambda text: text.replace('"task_options": {', f'"task_options": {{"n": {NESTED}, ', 1),
+    "nested lists for an option": lambda text: text.replace(
+        '"task_options": {', f'"task_options": {{"n": {NESTED}, ', 1
+    ),
     "nested lists for facts": lambda text: text.replace('"facts": {', f'"facts": {{"n": {NESTED}, ', 1),
 }  # fmt: skip
 
@@ -526,8 +528,8 @@ def test_a_record_that_is_none_is_left_out_by_all(cli: Cli, tmp_path: Path, sees
     path = (hostile.finished if where == "done" else hostile.left)(store, victim) / where / "runs.jsonl"
     path.write_text(BAD[bad](path.read_text()))
     reading = [
-        ("list", "runs"), ("leaderboard", "--board", "all"), ("report", "-o", tmp_path / "out" / "report.html"), ("sql", "from runs"),
-        ("sql", "from curves"), ("merge", store, new),
+        ("list", "runs"), ("leaderboard", "--board", "all"), ("report", "-o", tmp_path / "out" / "report.html"),
+        ("sql", "from runs"), ("sql", "from curves"), ("merge", store, new),
     ]  # fmt: skip
     for words in reading:
         with nothing_written(store, sees):

@@ -1,4 +1,4 @@
-"""Blocks: runs that train together, from one to many, are claimed by one process, stored together, and read one by one."""
+"""Blocks: one process claims the runs of a block, which are stored together and read one by one."""
 
 import errno
 import json

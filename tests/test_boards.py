@@ -27,7 +27,7 @@ from bench.store.record import RunResult
 from bench.store.reports import study_path
 from bench.store.stores import Stores
 from bench.store.tables import CURVE_FIELDS
-from tests.entered import board, found, keep, made, pack, rows, seeds, study, tuned
+from tests.entered import board, found, keep, keep_block, made, rows, seeds, study, tuned
 from tests.stored import put
 
 A, B = [0.81, 0.84, 0.80, 0.86, 0.83], [0.70, 0.72, 0.69, 0.77, 0.71]
@@ -43,7 +43,7 @@ def everything(*folders: Path) -> str:
 # -- quality ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("write", [keep, pack])
+@pytest.mark.parametrize("write", [keep, keep_block])
 def test_means_and_paired_intervals_are_those_of_scipy(store, write):
     write(store, *seeds("adam", A), *seeds("sgd", B))
     own = rows("quality", store)["sgd"]
@@ -248,7 +248,7 @@ def test_however_runs_lie_in_stores_the_bytes_are_the_same(tmp_path_factory, whe
     runs = [*seeds("adam", A), *seeds("sgd", [0.5, None, 0.5, 0.5, 0.5]), *seeds("adamw", B)]
     for name in ("a", "b", "all"):
         (folder / name).mkdir()
-    pack(folder / "all", *runs)
+    keep_block(folder / "all", *runs)
     for run, names in zip(runs, where, strict=True):
         for name in names:
             keep(folder / name, run)

@@ -1,7 +1,7 @@
-"""Processes that are killed, stopped, or in each other's way: nothing is lost, nothing is there twice, results are the same bit for bit.
+"""Processes that are killed, stopped, or in each other's way: nothing is lost or doubled, results agree bit for bit.
 
-A process is killed before one of the things that it does to the disk, or one of the times that it adds to a table or shows how far it
-is: by number, so that a seed says where. Workers of `bench tune` are real programs and are killed by the clock.
+A seed says where a process is killed: before which of its changes to the disk, its additions to a table, or its signs
+of progress. Workers of `bench tune` are real programs and are killed by the clock.
 """
 
 import json
@@ -33,14 +33,13 @@ from tests.slow import SLOW
 SMALL = ("--task", "synthetic", "--trainer.val_every", "10", "--device", "cpu", "--trainer.checkpoint_seconds", "1e-3")
 LANES = ("--engine", "lanes", "--width", "4")
 SPS = ("--opt", "sps", "--opt.gamma", "2", "--opt.max_step", "5")
+SWEEP = ("sweep", *SMALL, "--opt", "ngd", "--seeds", "2", "--trainer.max_steps", "30")
 COMMANDS = {
     "fit": ("fit", *SMALL, *SPS, "--trainer.batch_size", "5", "--trainer.max_steps", "60"),
-    "lanes": ("sweep", *SMALL, "--opt", "ngd", "--opt.lr", "0.01:1:4", "--seeds", "2", "--trainer.max_steps", "30", *LANES),
-    "one by one": (
-        "sweep", *SMALL, "--opt", "ngd", "--opt.lr", "0.1,1", "--seeds", "2", "--trainer.max_steps", "30", "--engine", "lightning",
-    ),
-}  # fmt: skip
-SEEDS = [*(pytest.param(n, marks=pytest.mark.deep) for n in range(5)), *(pytest.param(n, marks=pytest.mark.kill) for n in range(5, 30))]  # fmt: skip
+    "lanes": (*SWEEP, "--opt.lr", "0.01:1:4", *LANES),
+    "one by one": (*SWEEP, "--opt.lr", "0.1,1", "--engine", "lightning"),
+}
+SEEDS = [pytest.param(n, marks=pytest.mark.deep if n < 5 else pytest.mark.kill) for n in range(30)]
 FULL = "No space left on device; make room, then give the same command again"
 PATIENCE = 300
 
@@ -48,7 +47,7 @@ PATIENCE = 300
 
 
 class Program:
-    """A command in a process group of its own, which a server that has imported everything forks off: importing takes long."""
+    """A command in a process group of its own; a server that has imported everything forks it."""
 
     def __init__(self, folder: Path, words: tuple[object, ...], prepare: Callable[..., None], *args: object) -> None:
         folder.mkdir()
@@ -217,7 +216,8 @@ def test_kill_9_at_any_moment_changes_no_result(cli, start, store: Path, whole, 
 
 TUNE = (
     "tune", "--task", "synthetic", "--opt", "ngd", "--trainer.max_steps", "40", "--trainer.checkpoint_seconds", "1e-3",
-    "--device", "cpu", "--trials", "3", "--seeds", "1", "--report_seeds", "1", "--workers", "1", "--engine", "lightning",
+    "--device", "cpu", "--trials", "3", "--seeds", "1", "--report_seeds", "1", "--workers", "1",
+    "--engine", "lightning",
 )  # fmt: skip
 
 
@@ -333,7 +333,8 @@ def test_readers_beside_a_writer_see_whole_records_and_tables(cli, start, store:
     while writer.process.is_alive():
         listed = cli("list", "runs", "--store", store)
         assert (listed.code, listed.err) == (0, "")
-        asked = cli("sql", "select count(*) as n, count(distinct (run_id, step)) as m from curves", "--store", store, "--format", "json")  # fmt: skip
+        query = "select count(*) as n, count(distinct (run_id, step)) as m from curves"
+        asked = cli("sql", query, "--store", store, "--format", "json")
         assert (asked.code, asked.err) == (0, "")
         (row,) = json.loads(asked.out)
         assert row["n"] == row["m"]

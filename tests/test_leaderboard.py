@@ -22,7 +22,7 @@ from bench.check.report import Report, Verdict, Word, write_verdict
 from bench.store.block import DONE, RUNS
 from bench.store.store import Store
 from bench.text import plain
-from tests.entered import board, keep, made, pack, seeds, tuned
+from tests.entered import board, keep, keep_block, made, seeds, tuned
 from tests.stored import WILD
 
 A, B = [0.81, 0.84, 0.80, 0.86, 0.83], [0.70, 0.72, 0.69, 0.77, 0.71]
@@ -422,8 +422,8 @@ def test_stores_of_several_machines_are_read_as_one(cli, filled, tmp_path):
     assert both.out == cli("leaderboard", "--store", tmp_path / "b", "--store", filled).out
     assert both.out == cli("leaderboard", *("--store", filled) * 2, "--store", tmp_path / "b").out
     assert f"{made('sgd', 0).run_id} is there several times with different results" in both.err
-    pack(tmp_path / "d", made("sgd", 0, 0.5), made("sgd", 1, 0.5))
-    pack(tmp_path / "d", made("sgd", 0, 0.9), made("sgd", 2, 0.5))
+    keep_block(tmp_path / "d", made("sgd", 0, 0.5), made("sgd", 1, 0.5))
+    keep_block(tmp_path / "d", made("sgd", 0, 0.9), made("sgd", 2, 0.5))
     assert f"{made('sgd', 0).run_id} is there several times" in cli("leaderboard", "--store", tmp_path / "d").err
     shutil.copytree(tmp_path / "b", tmp_path / "c")
     assert cli("leaderboard", "--store", tmp_path / "b").out == cli("leaderboard", "--store", tmp_path / "c").out

@@ -57,7 +57,7 @@ def no_trace(store: Path) -> bool:
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """A store with a run `a` of its own, blocks with `bc` and `cd`, of which the first is read by its name, and a study."""
+    """A store with a run `a`, blocks `bc` and `cd`, of which the first is read by its name, and a study."""
     folder = tmp_path / "source"
     add_run(folder, "a", lr=0.5)
     for ids, loss in (("cd", 2.0), ("bc", 1.0)):
@@ -123,9 +123,9 @@ def test_interrupted_runs_are_copied_with_their_checkpoints(cli, tmp_path):
     folder = begin(tmp_path / "source", record("k", status="running"))
     state = save(folder.checkpoint)
     kill(folder)
-    pack, _ = begin_block(tmp_path / "source", "pq")
-    save(pack.checkpoint)
-    pack.close()
+    block, _ = begin_block(tmp_path / "source", "pq")
+    save(block.checkpoint)
+    block.close()
     answer = cli("merge", tmp_path / "source", tmp_path / "dest")
     assert answer == (0, "3 runs copied, 0 already there, 0 skipped\n", "")
     dest = Store(tmp_path / "dest")
@@ -173,11 +173,11 @@ def test_an_unfinished_run_takes_no_place(cli, tmp_path, add):
     assert digest(tmp_path / "dest") == before
 
 
-def test_a_finished_pack_takes_the_place_of_an_unfinished_one(cli, tmp_path):
+def test_a_finished_block_takes_the_place_of_an_unfinished_one(cli, tmp_path):
     add_block(tmp_path / "source", "ab")
-    pack, _ = begin_block(tmp_path / "dest", "ab")
-    pack.checkpoint.touch()
-    pack.close()
+    block, _ = begin_block(tmp_path / "dest", "ab")
+    block.checkpoint.touch()
+    block.close()
     assert cli("merge", tmp_path / "source", tmp_path / "dest").out == "2 runs copied, 0 already there, 0 skipped\n"
     assert same(tmp_path / "source", tmp_path / "dest")
     assert Store(tmp_path / "dest").unfinished() == []
@@ -335,16 +335,16 @@ def test_of_two_records_of_a_study_the_later_stays(cli, tmp_path, theirs, ours, 
 
 def test_what_is_being_trained_is_left_alone(cli, source, tmp_path):
     folder = begin(source, record("t", status="running"))
-    pack, _ = begin_block(source, "uv")
+    block, _ = begin_block(source, "uv")
     answer = cli("merge", source, tmp_path / "dest")
     assert answer.out == "4 runs copied, 1 already there, 3 skipped; 1 records of studies copied\n"
     assert sorted(answer.err.splitlines()) == [
-        f"bench: note: {path} is being trained now" for path in sorted([pack.folder, folder.folder])
+        f"bench: note: {path} is being trained now" for path in sorted([block.folder, folder.folder])
     ]
     assert answer.code == 0
     assert list(seen(tmp_path / "dest")) == list("abcd")
     folder.drop()
-    pack.drop()
+    block.drop()
 
 
 @pytest.mark.parametrize("add", [add_run, add_block])
@@ -423,12 +423,12 @@ def test_curves_that_were_exchanged_are_not_copied(cli, tmp_path):
 
 
 def test_a_block_with_ids_that_are_no_names_is_not_copied(cli, tmp_path):
-    pack = add_block(tmp_path / "source", "bc")
-    text = (pack / DONE / RUNS).read_text()
-    (pack / DONE / RUNS).write_text(text.replace('"b"', '"../source/a"').replace('"c"', '"../source/c"'))
+    block = add_block(tmp_path / "source", "bc")
+    text = (block / DONE / RUNS).read_text()
+    (block / DONE / RUNS).write_text(text.replace('"b"', '"../source/a"').replace('"c"', '"../source/c"'))
     answer = cli("merge", tmp_path / "source", tmp_path / "dest")
     assert (answer.code, answer.out) == (1, "0 runs copied, 0 already there, 0 skipped\n")
-    assert str(pack) in answer.err
+    assert str(block) in answer.err
 
 
 def test_a_file_of_a_source_that_cannot_be_read(cli, source, tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""What others may have made, records and studies that name code: nothing of it is imported, changed or followed unasked."""
+"""Records and studies of others that name code: nothing of it is imported, changed or followed unasked."""
 
 import hashlib
 import sqlite3
@@ -22,7 +22,13 @@ from tests.stored import put
 from tests.test_studies import begin, drain, spec
 
 EVIL = "from pathlib import Path\nPath(__file__).with_name('marker').touch()\n"
-CLASS = "import torch\n\n\nclass X(torch.optim.SGD):\n    def __init__(self, params, lr: float = 0.1):\n        super().__init__(params, lr)\n"
+CLASS = """import torch
+
+
+class X(torch.optim.SGD):
+    def __init__(self, params, lr: float = 0.1):
+        super().__init__(params, lr)
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -296,21 +302,25 @@ OF_MINE = "study_id = (SELECT study_id FROM studies WHERE study_name = 'mine')"
 A_TRIAL = f"trial_id = (SELECT min(trial_id) FROM trials WHERE {OF_MINE})"
 DEEP = "[" * 100_000
 STUDIES = {
-    "bench": ["'{}'", "'null'", "'['", f"'{DEEP}'", "x'ff00'", "NULL", "12", "replace(value_json, '\"min\"', '\"mid\"')",
-              "replace(value_json, '\"sgd\"', '7')", "replace(value_json, '0.001', '-1')", "replace(value_json, '10.0', '1e999')",
-              "replace(value_json, '\"grid\"', '\"grid\", \"new\": 1')", "replace(value_json, 'opt.lr', 'trainer.devices')",
+    "bench": ["'{}'", "'null'", "'['", f"'{DEEP}'", "x'ff00'", "NULL", "12",
+              "replace(value_json, '\"min\"', '\"mid\"')", "replace(value_json, '\"sgd\"', '7')",
+              "replace(value_json, '0.001', '-1')", "replace(value_json, '10.0', '1e999')",
+              "replace(value_json, '\"grid\"', '\"grid\", \"new\": 1')",
+              "replace(value_json, 'opt.lr', 'trainer.devices')",
               "replace(value_json, '[1000, 1001]', '[]')", "replace(value_json, '[1000, 1001]', '[0, 0]')",
               "replace(value_json, '\"trainer.devices\": 1', '\"trainer.devices\": \"1; rm\"')",
               "replace(value_json, '\"task.n\"', '\"store\"')"],
     "request": ["'{}x'", "NULL", "'{\"trials\": -1}'", "'{\"trials\": \"9\"}'", "'{\"trials\": 99999}'", f"'{DEEP}'"],
 }  # fmt: skip
 TRIALS = {
-    "point": ["'{}'", "'{\"opt.lr\": \"x\"}'", "'{\"opt.lr\": NaN}'", "'{\"opt.lr\": -1}'", "'{\"opt.lr\": 0.1, \"opt.x\": 1}'", "x'ff'"],
+    "point": ["'{}'", "'{\"opt.lr\": \"x\"}'", "'{\"opt.lr\": NaN}'", "'{\"opt.lr\": -1}'",
+              "'{\"opt.lr\": 0.1, \"opt.x\": 1}'", "x'ff'"],
     "kind": ["'\"evil\"'", "'\"fresh\"'", "'7'"],
     "seeds": ["'[]'", "'[-1]'", "'[7, 8]'", "'{}'"],
     "runs": ["'[]'", "'[{}]'", "'7'", "NULL", f"'{DEEP}'", "replace(value_json, '\"loss\"', '\"lose\"')",
              "replace(value_json, '\"sgd\"', '\"evil.py:X\"')", "replace(value_json, '\"completed\"', '\"running\"')",
-             "replace(value_json, '\"wall_s\": 0.5', '\"wall_s\": NaN')", "replace(value_json, '\"step\"', '\"stop\"')"],
+             "replace(value_json, '\"wall_s\": 0.5', '\"wall_s\": NaN')",
+             "replace(value_json, '\"step\"', '\"stop\"')"],
     "worker": ["'[]'", "'{\"pid\": -1, \"started\": null}'", "'{\"pid\": \"x\", \"started\": 1}'"],
 }  # fmt: skip
 

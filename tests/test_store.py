@@ -315,7 +315,10 @@ def test_another_process_finds_the_runs(kept, cli):
     add_block(kept.folder, "bac")
     answer = cli("list", "runs", "--store", kept.folder)
     assert [line.split()[0] for line in answer.out.splitlines()] == ["a", "b", "c"]
-    read = "import sys; from pathlib import Path; from bench.store.store import Store; s = Store(Path(sys.argv[1])); print(s.get('a').steps, *s.tables('a'))"
+    read = (
+        "import sys; from pathlib import Path; from bench.store.store import Store; s = Store(Path(sys.argv[1]));"
+        " print(s.get('a').steps, *s.tables('a'))"
+    )
     process = subprocess.run([sys.executable, "-c", read, kept.folder], capture_output=True, text=True, check=True)
     assert process.stdout == "3 measurements curve\n"
 
