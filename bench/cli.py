@@ -171,6 +171,11 @@ def _stored_config(run_id: str, settings: dict[str, Any], places: dict[str, Path
             f"run {run_id} was begun by another version of its task or optimizer and cannot be continued;"
             " train again without --resume"
         )
+    if result.status in RESUMABLE and result.engine == "lanes":
+        raise UserError(
+            f"run {run_id} was {result.status} in a sweep, which trains it beside others; give the sweep's command again,"
+            " or train the run alone without --resume"
+        )
     if result.status in RESUMABLE and kept.checkpoint(run_id) is None:
         raise UserError(f"run {run_id} was {result.status} before its first checkpoint; train again without --resume")
     return config

@@ -316,6 +316,9 @@ def test_a_checkpoint_of_lanes_is_left_to_lanes(cli, killed, store, tmp_path):
     path = Store(store).checkpoint(killed.run_id).with_name("runs.jsonl")
     path.write_text(path.read_text().replace('"engine": "lightning"', '"engine": "lanes"'))
     assert Store(store).checkpoint(killed.run_id) is None
+    assert "was killed in a sweep, which trains it beside others; give the sweep's command again" in refused(
+        cli, "--resume", killed.run_id
+    )
     assert cli(*SYNTHETIC, *SPS).code == 0
     assert outcome(store) == outcome(tmp_path / "whole")
 

@@ -303,8 +303,9 @@ def test_a_bad_query_is_one_line_that_names_the_views(cli, filled, query, words,
     error = fails(cli, "sql", query)
     assert words in error
     assert "\x1b" not in error
-    assert "views: runs (run_id, task, opt, " in error
-    assert "trials (study, task" in error
+    assert error.endswith(
+        "; views: runs, curves, measurements, trials; `bench sql 'describe runs'` lists the columns of one\n"
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]
 
 

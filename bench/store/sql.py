@@ -69,11 +69,7 @@ class Answer:
     damaged: list[Damaged]
 
 
-def described() -> str:
-    """The views and their columns, in words."""
-    columns = {name: ", ".join(kinds) for name, kinds in VIEWS.items()}
-    columns["measurements"] += " and what the tasks measured"
-    return "; ".join(f"{name} ({those})" for name, those in columns.items())
+_WHERE = f"views: {', '.join(VIEWS)}; `bench sql 'describe runs'` lists the columns of one"
 
 
 def ask(stores: Stores, query: str) -> Answer:
@@ -94,7 +90,7 @@ def ask(stores: Stores, query: str) -> Answer:
         if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
             raise UserError(
                 "bench sql takes one query that reads, such as SELECT, WITH, DESCRIBE or SUMMARIZE (a PIVOT with its"
-                f" values: ON column IN (...)); views: {described()}"
+                f" values: ON column IN (...)); {_WHERE}"
             )
         views = _Views(stores, query)
         try:
@@ -108,7 +104,7 @@ def ask(stores: Stores, query: str) -> Answer:
         raise UserError("a time with a time zone has no form here; cast it, as in now()::varchar") from error
     except (duckdb.Error, UnicodeError) as error:
         message = " ".join(str(error).partition("\n\nLINE ")[0].split())  # without the query itself
-        raise UserError(f"{clean(message)}; views: {described()}") from None
+        raise UserError(f"{clean(message)}; {_WHERE}") from None
 
 
 class _Views:
