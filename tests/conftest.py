@@ -105,7 +105,7 @@ def fake_mnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         images = draw.integers(0, 64, (n, 28, 28), dtype=np.uint8)
         images[np.arange(n), 2 * labels + 4] = 255  # a bright line, lower for greater digits
         for name, array in ((f"{part}-images-idx3-ubyte.gz", images), (f"{part}-labels-idx1-ubyte.gz", labels)):
-            header = struct.keep_block(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
+            header = struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
             packed = gzip.compress(header + array.tobytes(), mtime=0)
             (folder / name).write_bytes(packed)
             resources.append((name, hashlib.md5(packed).hexdigest()))
