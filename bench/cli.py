@@ -173,8 +173,8 @@ def _stored_config(run_id: str, settings: dict[str, Any], places: dict[str, Path
         )
     if result.status in RESUMABLE and result.engine == "lanes":
         raise UserError(
-            f"run {run_id} was {result.status} in a sweep, which trains it beside others; give the sweep's command again,"
-            " or train the run alone without --resume"
+            f"run {run_id} was {result.status} in a sweep, which trains it beside others; give the sweep's command"
+            " again, or train the run alone without --resume"
         )
     if result.status in RESUMABLE and kept.checkpoint(run_id) is None:
         raise UserError(f"run {run_id} was {result.status} before its first checkpoint; train again without --resume")

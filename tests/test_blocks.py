@@ -729,6 +729,21 @@ class Killed(BaseException):
     """The end of the process: nothing is tidied up after it."""
 
 
+def killed_after(number: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A wrapper of calls, of which so many work, and none after them."""
+    left = iter(range(number))
+
+    def wrap(usual: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **named: Any) -> Any:
+            if next(left, None) is None:
+                raise Killed
+            return usual(*args, **named)
+
+        return call
+
+    return wrap
+
+
 @pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize("number", range(20))
 def test_a_kill_at_any_step_of_the_end_loses_nothing(kept, monkeypatch, again, number):
@@ -738,18 +753,7 @@ def test_a_kill_at_any_step_of_the_end_loses_nothing(kept, monkeypatch, again, n
     attempt = kept.begin(begun(), again=again)
     train(attempt)
     attempt.checkpoint.touch()
-    left = number
-
-    def step(usual):
-        def call(*args, **kwargs):
-            nonlocal left
-            if left <= 0:
-                raise Killed
-            left -= 1
-            return usual(*args, **kwargs)
-
-        return call
-
+    step = killed_after(number)
     with monkeypatch.context() as dying:
         for name in ("rename", "replace", "mkdir", "unlink", "rmdir"):
             dying.setattr(bench.store.attempt.Path, name, step(getattr(Path, name)))
@@ -779,18 +783,7 @@ def test_a_kill_at_any_step_of_the_end_loses_nothing(kept, monkeypatch, again, n
 @pytest.mark.parametrize("number", range(6))
 def test_a_kill_at_any_step_of_the_start_loses_nothing(kept, monkeypatch, number):
     old = interrupted(kept)
-    left = number
-
-    def step(usual):
-        def call(*args, **kwargs):
-            nonlocal left
-            if left <= 0:
-                raise Killed
-            left -= 1
-            return usual(*args, **kwargs)
-
-        return call
-
+    step = killed_after(number)
     with monkeypatch.context() as dying:
         for name in ("rename", "replace", "mkdir", "unlink", "hardlink_to"):
             dying.setattr(bench.store.attempt.Path, name, step(getattr(Path, name)))

@@ -5,14 +5,12 @@ of progress. Workers of `bench tune` are real programs and are killed by the clo
 """
 
 import json
-import multiprocessing
 import os
 import random
 import signal
 import subprocess
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -20,14 +18,13 @@ from typing import Any
 
 import pytest
 
-import bench.sweeps.sensitivity
-from bench.cli import main
 from bench.progress import Progress, SweepProgress
 from bench.store.block import attempts
 from bench.store.claims import CLAIM
 from bench.store.store import Store
 from bench.store.tables import RawTable
 from tests.outcomes import leftovers, outcome
+from tests.programs import Program
 from tests.slow import SLOW
 
 SMALL = ("--task", "synthetic", "--trainer.val_every", "10", "--device", "cpu", "--trainer.checkpoint_seconds", "1e-3")
@@ -41,55 +38,8 @@ COMMANDS = {
 }
 SEEDS = [pytest.param(n, marks=pytest.mark.deep if n < 5 else pytest.mark.kill) for n in range(30)]
 FULL = "No space left on device; make room, then give the same command again"
-PATIENCE = 300
 
 # -- processes ------------------------------------------------------------------------------------------------------
-
-
-class Program:
-    """A command in a process group of its own; a server that has imported everything forks it."""
-
-    def __init__(self, folder: Path, words: tuple[object, ...], prepare: Callable[..., None], *args: object) -> None:
-        folder.mkdir()
-        self.folder, self.words = folder, words
-        server = multiprocessing.get_context("forkserver")
-        server.set_forkserver_preload(["bench.sweeps.sweep", "bench.sweeps.sensitivity", "tests.test_kills"])
-        self.process = server.Process(target=command, args=(folder, list(map(str, words)), prepare, args))
-        self.process.start()
-
-    def until(self, reached: Callable[[], object]) -> None:
-        """Wait until the condition holds."""
-        give_up = time.monotonic() + PATIENCE
-        while not reached():
-            assert self.process.is_alive(), f"the program ended early: {self.end()}"
-            assert time.monotonic() < give_up
-            time.sleep(0.005)
-
-    def send(self, number: int) -> None:
-        assert self.process.pid is not None
-        os.kill(self.process.pid, number)
-
-    def end(self) -> tuple[int | None, str, str]:
-        """Wait for it: exit code, standard output, standard error."""
-        self.process.join(PATIENCE)
-        return self.process.exitcode, *((self.folder / name).read_text() for name in ("out", "err"))
-
-    def close(self) -> None:
-        if self.process.is_alive():
-            self.process.kill()
-            self.process.join()
-
-
-def command(folder: Path, words: list[str], prepare: Callable[..., None], args: tuple[Any, ...]) -> None:
-    """What the process does."""
-    os.setsid()
-    os.chdir(folder)
-    for number, name in ((1, "out"), (2, "err")):
-        os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT), number)
-    warnings.simplefilter("error")
-    bench.sweeps.sensitivity.write = lambda *args: []
-    prepare(*args)
-    main(words)
 
 
 def nothing() -> None:

@@ -4,7 +4,6 @@ import csv
 import errno
 import io
 import json
-import multiprocessing
 import os
 import re
 import resource
@@ -12,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -33,7 +31,6 @@ import bench.store.files
 import bench.sweeps.sensitivity
 import bench.sweeps.sweep
 from bench.callbacks import Watcher
-from bench.cli import main
 from bench.config import RunConfig
 from bench.errors import RunBusy
 from bench.lanes.engine import Lanes
@@ -46,6 +43,7 @@ from bench.store.store import Store
 from bench.sweeps.grid import blocks, configurations, read_seeds
 from tasks import TASKS
 from tests import tiny
+from tests.programs import Program
 
 STEPS = 20
 SMALL = ("--task", "synthetic", "--trainer.max_steps", STEPS, "--device", "cpu")
@@ -906,34 +904,6 @@ def test_a_run_that_bench_fit_trains_now_is_waited_for(sweep, store, monkeypatch
 
 
 # -- in processes of their own --------------------------------------------------------------------------------------
-
-
-class Program:
-    """A command in its own process, forked off a server that has imported everything: importing takes long."""
-
-    def __init__(self, folder: Path, words: tuple[object, ...], begin: Callable[..., None], *args: object) -> None:
-        self.out, self.err = folder / "out", folder / "err"
-        folder.mkdir()
-        server = multiprocessing.get_context("forkserver")
-        server.set_forkserver_preload(["bench.sweeps.sweep", "bench.sweeps.sensitivity", "tests.test_sweep"])
-        self.process = server.Process(target=command, args=(folder, list(map(str, words)), begin, args))
-        self.process.start()
-
-    def end(self) -> tuple[int | None, str, str]:
-        """Wait for it: exit code, standard output, standard error."""
-        self.process.join()
-        return self.process.exitcode, self.out.read_text(), self.err.read_text()
-
-
-def command(folder: Path, words: list[str], begin: Callable[..., None], args: tuple[Any, ...]) -> None:
-    """What the process does."""
-    os.chdir(folder)
-    for number, name in ((1, "out"), (2, "err")):
-        os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT), number)
-    warnings.simplefilter("error")
-    bench.sweeps.sensitivity.write = lambda *args: []
-    begin(*args)
-    main(words)
 
 
 def die_at(steps: int) -> None:

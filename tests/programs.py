@@ -1,0 +1,60 @@
+"""Commands in processes of their own, which tests can stop and kill."""
+
+import multiprocessing
+import os
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import bench.sweeps.sensitivity
+from bench.cli import main
+
+PATIENCE = 300
+
+
+class Program:
+    """A command in a process group of its own; a server that has imported everything forks it."""
+
+    def __init__(self, folder: Path, words: tuple[object, ...], prepare: Callable[..., None], *args: object) -> None:
+        folder.mkdir()
+        self.folder, self.words = folder, words
+        server = multiprocessing.get_context("forkserver")
+        server.set_forkserver_preload(["bench.sweeps.sweep", "bench.sweeps.sensitivity", prepare.__module__])
+        self.process = server.Process(target=command, args=(folder, list(map(str, words)), prepare, args))
+        self.process.start()
+
+    def until(self, reached: Callable[[], object]) -> None:
+        """Wait until the condition holds."""
+        give_up = time.monotonic() + PATIENCE
+        while not reached():
+            assert self.process.is_alive(), f"the program ended early: {self.end()}"
+            assert time.monotonic() < give_up
+            time.sleep(0.005)
+
+    def send(self, number: int) -> None:
+        assert self.process.pid is not None
+        os.kill(self.process.pid, number)
+
+    def end(self) -> tuple[int | None, str, str]:
+        """Wait for it: exit code, standard output, standard error."""
+        self.process.join(PATIENCE)
+        return self.process.exitcode, *((self.folder / name).read_text() for name in ("out", "err"))
+
+    def close(self) -> None:
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+
+
+def command(folder: Path, words: list[str], prepare: Callable[..., None], args: tuple[Any, ...]) -> None:
+    """What the process does."""
+    os.setsid()
+    os.chdir(folder)
+    for number, name in ((1, "out"), (2, "err")):
+        os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT), number)
+    warnings.simplefilter("error")
+    bench.sweeps.sensitivity.write = lambda *args: []
+    prepare(*args)
+    main(words)
