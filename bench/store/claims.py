@@ -4,6 +4,7 @@ A claim names a process. The kernel says whether a process of this machine lives
 modification time of the file decides; the file system sets it, so clocks that differ do no harm.
 """
 
+import atexit
 import os
 import threading
 import time
@@ -87,17 +88,21 @@ def start_beating() -> None:
         MemoryError: there is too little for a thread.
     """
 
+    done = threading.Event()
+
     def beat() -> None:
-        while True:
+        while not done.wait(BEAT_SECONDS):
             for folder in tuple(_claimed):
                 with suppress(OSError):  # who writes finds out what is wrong
                     os.utime(folder / CLAIM)
-            time.sleep(BEAT_SECONDS)
 
+    thread = threading.Thread(target=beat, daemon=True)
     try:
-        threading.Thread(target=beat, daemon=True).start()
+        thread.start()
     except RuntimeError as error:
         raise MemoryError(f"there is no memory for a thread ({error})") from None
+    atexit.register(thread.join)  # Python leaves files of others open at its end if there is still a thread
+    atexit.register(done.set)  # what is registered last is called first
 
 
 os.register_at_fork(after_in_child=start_beating.cache_clear)  # a child has none of its parent's threads
