@@ -374,9 +374,10 @@ def _clear_up(folder: Path, *, ended: bool = False) -> None:
     for path in folder.glob(".*"):
         if path.is_symlink() or not path.is_dir() or is_alive(path):
             continue
-        claimed = is_there(path / CLAIM) is not None
-        if ended or claimed or time.time() - path.lstat().st_mtime > PATIENCE_SECONDS:
-            remove(path)
+        with suppress(FileNotFoundError):  # it has just come into its place, or another process has removed it
+            claimed = is_there(path / CLAIM) is not None
+            if ended or claimed or time.time() - path.lstat().st_mtime > PATIENCE_SECONDS:
+                remove(path)
 
 
 def ended(folder: Path) -> tuple[int, int] | None:
