@@ -84,9 +84,10 @@ def begin(store: Path, runs: Sequence[RunResult], *, resume: bool = True, again:
             if owner_of(path) != owner:  # a network file system may repeat a request
                 raise RunBusy(f"{what} is being trained by another process now")
     except BaseException as error:
-        if isinstance(error, RunFailed) and not prepared.exists() and store.exists():
-            return begin(store, runs, resume=resume, again=again)  # who ended the block cleared up just then
         remove(prepared)
+        gone = isinstance(error, RunFailed) and isinstance(error.__context__, FileNotFoundError)
+        if gone and store.exists():  # who ended the block cleared up just then
+            return begin(store, runs, resume=resume, again=again)
         if isinstance(error, RunFailed) and ended(folder) != before:  # who ended clears up
             raise RunBusy(f"{what} has just been trained by another process") from None
         raise
