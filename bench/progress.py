@@ -79,7 +79,9 @@ class SweepProgress:
 
     def __init__(self, label: str, better: Callable[[float, float], bool], *, enabled: bool = True) -> None:
         self.label, self.better, self.enabled = label, better, enabled
-        self.steps, self.runs, self.ended = 0, 0, 0
+        self.steps, self.runs = 0, 0
+        self._over: set[str] = set()
+        self._alive: dict[int, tuple[int, float]] = {}
         self.best: tuple[float, str] | None = None
         self._bar: Any = None
 
@@ -123,16 +125,47 @@ class SweepProgress:
             share: how far those that still train are, from 0 to 1.
             evaluated: those of which there is a new evaluation, beside the ended ones.
         """
-        self.steps += steps
-        self.ended += len(ended)
+        best = None
         for result in (*ended, *evaluated):
             value = result.validations[-1].get(result.metric) if result.validations else None
             if result.status == "diverged" or value is None:
                 continue
-            if self.best is None or self.better(value, self.best[0]):
+            if best is None or self.better(value, best[0]):
                 opt, lr = result.config["opt"], result.config["opt_options"].get("lr")
-                self.best = value, opt if lr is None else f"{opt} lr {lr:g}"
-        self._show(alive, share)
+                best = value, opt if lr is None else f"{opt} lr {lr:g}"
+        self.add(0, steps, alive, share, [result.run_id for result in ended], best)
+
+    def add(
+        self,
+        worker: int,
+        steps: int,
+        alive: int,
+        share: float,
+        ended: Sequence[str],
+        best: tuple[float, str] | None,
+    ) -> None:
+        """Take over how one of several workers gets on.
+
+        Args:
+            worker: its number.
+            steps: made since its last call.
+            alive: its lanes that still train.
+            share: how far those are, from 0 to 1.
+            ended: ids of runs that have ended since; several workers may tell of one.
+            best: value and name of its best run since.
+        """
+        self.steps += steps
+        self._over.update(ended)
+        self._alive[worker] = alive, share
+        if best is not None and (self.best is None or self.better(best[0], self.best[0])):
+            self.best = best
+        alive = sum(lanes for lanes, _ in self._alive.values())
+        self._show(alive, sum(lanes * done for lanes, done in self._alive.values()) / max(alive, 1))
+
+    @property
+    def ended(self) -> int:
+        """Runs that have ended."""
+        return len(self._over)
 
     def say(self, line: str) -> None:
         """Show a line."""

@@ -104,6 +104,15 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
+def add_workers(parser: argparse.ArgumentParser) -> None:
+    """Give a command --workers."""
+    parser.add_argument(
+        "--workers", metavar="N",
+        help="processes that share the runs, or auto: one for each GPU or processor (default: one for each GPU,"
+             " and on a CPU one)",
+    )  # fmt: skip
+
+
 FOLDERS = {"data": "data", "store": "runs"}
 """Where data and runs lie if neither `--data` and `--store` nor their variables say otherwise."""
 

@@ -13,6 +13,8 @@ from unittest.mock import patch
 
 from bench.callbacks import StopRequest
 from bench.config import RunConfig, resolve
+from bench.execute.choice import Choices, single_step
+from bench.execute.execute import execute
 from bench.lanes.runs import Grid, make_lanes, train_block
 from bench.memory import keep_freed_memory
 from bench.progress import SweepProgress
@@ -20,7 +22,6 @@ from bench.runner import run
 from bench.store.attempt import Attempt
 from bench.store.store import Store
 from bench.sweeps.grid import configurations, log_grid
-from bench.sweeps.sweep import Choices, single_step, sweep
 from benchmarks.timing import Row, Timed, alternate, timed
 from optimizers import OPTIMIZERS
 
@@ -124,7 +125,7 @@ def deciding(quick: bool, store: Path) -> list[Row]:
     decide = timed(lambda: Choices("auto", None, None, lambda line: None).of(configs))
 
     def at_length() -> float:
-        with patch("bench.sweeps.sweep._MEASURE_SHARE", math.inf):
+        with patch("bench.execute.choice._MEASURE_SHARE", math.inf):
             return decide()
 
     measured = alternate(at_length, {"deciding": decide}, 2 if quick else 5)["deciding"]
@@ -137,7 +138,7 @@ def whole_sweep(quick: bool, store: Path) -> list[Row]:
     words = {"task": "synthetic", "opt": "ngd,ps,gd,adam", "opt.lr": "1e-3:1e1:16", "trainer.max_steps": steps}
     configs, _ = configurations(words, range(seeds), {"device": "cpu", "store": store / "sweep"})
     begun = time.perf_counter()
-    sweep(configs, quiet(), lambda line: None)
+    execute(configs, quiet())
     return [
         Row(
             f"sweep of {len(configs)} runs, {steps} steps, default size",

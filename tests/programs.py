@@ -21,7 +21,7 @@ class Program:
         folder.mkdir()
         self.folder, self.words = folder, words
         server = multiprocessing.get_context("forkserver")
-        server.set_forkserver_preload(["bench.sweeps.sweep", "bench.sweeps.sensitivity", prepare.__module__])
+        server.set_forkserver_preload(["bench.execute.here", "bench.sweeps.sensitivity", prepare.__module__])
         self.process = server.Process(target=command, args=(folder, list(map(str, words)), prepare, args))
         self.process.start()
 

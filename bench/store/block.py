@@ -24,9 +24,9 @@ from bench.store.load import Damaged, is_there, parse_record, read_bytes
 from bench.store.record import FINISHED, RunResult
 from bench.store.tables import TABLES, Columns, read_parquet, read_raw, rows_of
 
-STUDIES, CHECKS = "studies", "checks"
+STUDIES, CHECKS, PLANS = "studies", "checks", "plans"
 """The folders of a store with records that are no runs (`bench.store.reports`)."""
-FOLDERS = (STUDIES, CHECKS)
+FOLDERS = (STUDIES, CHECKS, PLANS)
 PREFIX = "block-"
 DONE, REPLACED = "done", "replaced"
 RUNS, CHECKPOINT, TRACEBACK = "runs.jsonl", "last.ckpt", "traceback.txt"

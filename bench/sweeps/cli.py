@@ -7,7 +7,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 from bench.errors import UserError
-from bench.words import Parser, add_engine, add_places, read
+from bench.words import Parser, add_engine, add_places, add_workers, read
 
 
 def main(words: list[str]) -> int:
@@ -30,6 +30,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("--opt", help="one or more optimizers: ngd,adam")
     parser.add_argument("--seeds", default="8", help="how many (32 is 0 to 31), or which (3,5,8); default 8")
     add_engine(parser)
+    add_workers(parser)
     parser.add_argument(
         "--memory", default="80%", help="what lanes may take: a share of what is free, or a size (default 80%%)"
     )
@@ -48,11 +49,12 @@ def main(words: list[str]) -> int:
     if args.width is not None and args.width < 1:
         raise UserError(f"--width {args.width}: it must be at least 1")
     from bench.config import settings_of
+    from bench.execute.blocks import check_all
     from bench.memory import read_memory
     from bench.papers.reproduction import words as as_words
     from bench.progress import SweepProgress
     from bench.store.store import Store
-    from bench.sweeps.grid import check_all, configurations, read_seeds
+    from bench.sweeps.grid import configurations, read_seeds
     from bench.text import plain
 
     places = {"data": args.data, "store": args.store, "device": args.device}
@@ -83,13 +85,17 @@ def main(words: list[str]) -> int:
     if len(results) == len(configs):
         progress.say(f"all {len(configs)} runs are stored")
     else:
-        from bench.sweeps.sweep import sweep  # which imports torch
+        from bench.execute.execute import STOPPED, execute  # which imports torch
+        from bench.execute.execute import results as results_of
 
         with redirect_stdout(sys.stderr):  # standard output is for the result alone
-            results = sweep(configs, progress, progress.say, engine=args.engine, width=args.width, memory=memory)
-    if results is None:
-        progress.say("bench: stopped; what is finished is stored, and the same command goes on")
-        return 130
+            carried_out = execute(
+                configs, progress, engine=args.engine, width=args.width, memory=memory, workers=args.workers
+            )
+        if not carried_out:
+            progress.say(STOPPED)
+            return 130
+        results = results_of(configs)
     shown = sensitivity.analyse(results, varied, mode)
     paths = sensitivity.write(folder, shown, command)
     if args.json:

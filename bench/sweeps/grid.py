@@ -2,10 +2,10 @@
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, get_origin
 
-from bench.checks import check, refuse_too_many
+from bench.checks import refuse_too_many
 from bench.config import MOST_SEED, SEED_RANGE, RunConfig, on_device, resolve
 from bench.errors import UserError, unknown
 from bench.options import optimizer_options, task_options
@@ -80,23 +80,6 @@ def configurations(
         for seed in seeds
     ]
     return list({config.run_id: config for config in configs}.values()), list(sizes)
-
-
-def check_all(configs: Sequence[RunConfig]) -> None:
-    """Refuse what cannot be run, or not as a sweep, before anything is trained.
-
-    Raises:
-        UserError: with the value at fault and what to do.
-    """
-    for config in {(block_key(config), repr(config.opt_options)): config for config in configs}.values():
-        check(config)
-        ranks = config.trainer.devices * config.trainer.num_nodes
-        if ranks > 1:  # each of them would be a sweep of its own
-            raise UserError(
-                f"a run of this sweep wants {ranks} devices;"
-                " leave --trainer.devices out and start the same command once for each device instead:"
-                " the processes share the runs"
-            )
 
 
 def read_seeds(text: str, option: str = "--seeds", example: int = 32) -> list[int]:
@@ -210,36 +193,3 @@ def _once(values: list[Any]) -> list[Any]:
 
 def _list(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
-
-
-def block_key(config: RunConfig) -> tuple[Any, ...]:
-    """What lanes of one block share: all but the seeds and hyperparameters that are numbers with a fraction."""
-    # Tuples, such as Adam's betas, are shared: rounded to float32, 1 - beta would differ from a run alone.
-    static = {k: None if isinstance(value, float) else repr(value) for k, value in config.opt_options.items()}
-    rest = config.model_dump(mode="json", exclude={"opt_options", "seed", "data_seed"})
-    return repr(rest), repr(static)
-
-
-def problem_key(config: RunConfig) -> tuple[int, int]:
-    """What lanes of one row of a block share, beyond that."""
-    return config.seed, config.data_seed
-
-
-def blocks(configs: Sequence[RunConfig], width: int) -> Iterator[list[list[RunConfig]]]:
-    """Cut configurations with one `block_key` into rectangles of at most `width` lanes (one row at least).
-
-    Rows have one problem each; where a problem has more than `width` lanes it is cut.
-    """
-    rows: dict[tuple[int, int], list[RunConfig]] = {}
-    for config in configs:
-        rows.setdefault(problem_key(config), []).append(config)
-    by_length: dict[int, list[list[RunConfig]]] = {}
-    for row in rows.values():
-        parts = -(-len(row) // width)
-        for i in range(parts):
-            part = row[len(row) * i // parts : len(row) * (i + 1) // parts]
-            by_length.setdefault(len(part), []).append(part)
-    for length, alike in by_length.items():
-        count = -(-len(alike) // max(1, width // length))  # blocks of about the same size
-        for i in range(count):
-            yield alike[len(alike) * i // count : len(alike) * (i + 1) // count]

@@ -211,8 +211,8 @@ def measured(places: Mapping[str, Any], threads: int) -> Callable[[StudySpec], f
     """
     import torch
 
+    from bench.execute.choice import seconds_of, single_step
     from bench.runner import build
-    from bench.sweeps.sweep import seconds_of, single_step
 
     torch.set_num_threads(threads)
     known: dict[str, float] = {}

@@ -23,12 +23,13 @@ from bench.checks import check
 from bench.config import RunConfig, on_device, settings_of
 from bench.doctor import first_line
 from bench.errors import MAKE_ROOM, RunBusy, RunFailed, UserError
+from bench.execute.choice import Choices, Engine
+from bench.execute.execute import execute, results
 from bench.machine import this_process
 from bench.progress import Progress, SweepProgress
 from bench.runner import run
 from bench.store.record import FINISHED, RunResult
 from bench.store.store import Store
-from bench.sweeps.sweep import Choices, Engine, sweep
 from bench.tuning.space import point_key
 from bench.tuning.study import Stuck, Study, disk_full, value_of
 from bench.tuning.trials import Trial
@@ -181,10 +182,9 @@ class Worker:
     def _as_lanes(self, trials: Sequence[Trial], width: int | None) -> list[list[RunResult]] | None:
         configs = [config for trial in trials for config in self._configs(trial)]
         show = _LanesShown(self.tell, self.study)
-        results = sweep(configs, show, show.say, engine="lanes", width=width, stop=self.stop)
-        if results is None:
+        if not execute(configs, show, engine="lanes", width=width, workers="1", stop=self.stop):
             return None
-        by_id = {result.run_id: result for result in results}
+        by_id = {result.run_id: result for result in results(configs)}
         return [[by_id[config.run_id] for config in self._configs(trial)] for trial in trials]
 
     def _one_by_one(self, trial: Trial) -> list[list[RunResult]] | None:

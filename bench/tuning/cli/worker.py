@@ -22,6 +22,10 @@ def main(words: list[str]) -> int:
     Raises:
         UserError: the request cannot be carried out.
     """
+    if words[:1] == ["--cuts"]:  # of `bench.execute`, started by the suite alone
+        from bench.execute.child import main as carry_out
+
+        return carry_out(words[1:])
     parser = Parser(
         prog="bench worker",
         description="Take trials of a study and train them until nothing is left to do."

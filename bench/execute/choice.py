@@ -1,25 +1,21 @@
-"""Sweeps: many runs of a task, as lanes where that pays and one after the other elsewhere."""
+"""How runs are made: as lanes or one by one, how many at once, with a compiled update or not."""
 
 import gc
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, Literal
 
 import torch
 
-from bench.callbacks import StopRequest
 from bench.config import RunConfig
 from bench.doctor import first_line
-from bench.errors import RunBusy, RunFailed, UserError
-from bench.lanes.runs import Grid, make_lanes, train_block
-from bench.memory import free_memory, give_back, keep_freed_memory, ran_out, watch_peak
-from bench.progress import SweepProgress
-from bench.runner import build, run
-from bench.store.record import FINISHED, RunResult
-from bench.store.store import Store
-from bench.sweeps.grid import block_key, blocks, check_all, problem_key
+from bench.errors import UserError
+from bench.execute.blocks import rectangles
+from bench.lanes.runs import Grid, make_lanes
+from bench.memory import free_memory, ran_out, watch_peak
+from bench.runner import build
 from tasks.base import Task
 from tasks.loop import Plan
 from tasks.order import micro_batches_per_rank
@@ -38,64 +34,6 @@ _MEASURE_SECONDS, _MEASURE_SHARE = 0.2, 0.05
 """Time each width for so many seconds, or this share of the steps ahead if that is less, but for five. Ours."""
 
 
-def sweep(
-    configs: Sequence[RunConfig],
-    progress: SweepProgress,
-    say: Callable[[str], None],
-    *,
-    engine: Engine = "auto",
-    width: int | None = None,
-    memory: int | None = None,
-    stop: StopRequest | None = None,
-) -> list[RunResult] | None:
-    """Make the runs that the store does not have, and return all of them; None if a signal asked to stop.
-
-    An interrupted sweep goes on with the same command: finished runs are not made again, and a block of lanes goes on
-    from its checkpoint. A second process with the same command takes what the first has not taken.
-
-    Args:
-        configs: the runs; all have one store.
-        progress: shows how far it is.
-        say: shows a line.
-        engine: `lanes`, `lightning` (one run after the other), or what is faster.
-        width: lanes of a block at most; measured by default.
-        memory: bytes that a block may take; 80 % of what is free by default.
-        stop: by which somebody else may ask the sweep to stop; it listens to signals as well.
-
-    Raises:
-        UserError: a run cannot be made, or not with this engine.
-        RunFailed: a run broke, the disk is full or gone, or one lane alone needs more memory than there is.
-    """
-    keep_freed_memory()
-    store = Store(configs[0].store)
-    check_all(configs)
-    by_id = {config.run_id: config for config in configs}
-    there = store.find_all(by_id)
-    ended = {run_id for run_id, block in there.items() if block.runs[run_id].status in FINISHED}
-    todo = {run_id: config for run_id, config in by_id.items() if run_id not in ended}
-    if len(todo) < len(configs):
-        say(f"{len(configs) - len(todo)} of {len(configs)} runs are stored")
-    stop = stop or StopRequest()
-    groups: dict[tuple[object, ...], dict[str, RunConfig]] = {}
-    for run_id, config in todo.items():
-        groups.setdefault(block_key(config), {})[run_id] = config
-    obstacles = [why_no_lanes(next(iter(group.values()))) for group in groups.values()]
-    if engine == "lanes" and any(obstacles):
-        raise UserError(f"--engine lanes: {next(filter(None, obstacles))}; use --engine lightning")
-    choices = Choices(engine, width, memory, say)
-    with stop.listening(), progress.showing(len(todo)):
-        for group in sorted(groups.values(), key=len, reverse=True):  # what is measured of the largest holds for all
-            choice = choices.of(list(group.values()))
-            if not (
-                _as_lanes(group, store, choice, stop, progress)
-                if choice.lanes
-                else _one_by_one(list(group.values()), stop, progress)
-            ):
-                return None
-    there = store.find_all(by_id)
-    return [there[config.run_id].runs[config.run_id] for config in configs if config.run_id in there]
-
-
 @dataclass
 class Choice:
     """How a group of runs is made: as lanes or one by one, how many at once, with a compiled update or not."""
@@ -106,10 +44,25 @@ class Choice:
 
 
 class Choices:
-    """Decides how groups are made; the arguments are those of `sweep`."""
+    """Decides how groups of runs are made.
 
-    def __init__(self, engine: Engine, width: int | None, memory: int | None, say: Callable[[str], None]) -> None:
-        self.engine, self.width, self.memory, self.say = engine, width, memory, say
+    Args:
+        engine: `lanes`, `lightning` (one run after the other), or what is faster.
+        width: lanes of a block at most; measured by default.
+        memory: bytes that a block may take; 80 % of what is free by default.
+        say: shows a line.
+        workers: so many processes share the runs, and the memory.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        width: int | None,
+        memory: int | None,
+        say: Callable[[str], None],
+        workers: int = 1,
+    ) -> None:
+        self.engine, self.width, self.memory, self.say, self.workers = engine, width, memory, say, workers
         self._measured: dict[object, Choice] = {}
         self._said: set[str] = set()
 
@@ -122,6 +75,8 @@ class Choices:
         if self.engine == "lightning" or obstacle or (self.engine == "auto" and len(group) == 1):
             return Choice(lanes=False, width=1)
         choice = self._how_many(group) if self.width is None else Choice(lanes=True, width=self.width)
+        if self.width is None and choice.lanes:  # a block for each worker at least
+            choice = replace(choice, width=min(choice.width, -(-len(group) // self.workers)))
         return replace(choice, compiled=choice.lanes and self._compile_pays(group, choice.width))
 
     def _how_many(self, group: Sequence[RunConfig]) -> Choice:
@@ -149,7 +104,7 @@ class Choices:
             raise
         except Exception:  # so it will in training, which records how
             alone = ahead = inf
-        limit = self.memory or int(0.8 * free_memory(first.device))
+        limit = (self.memory or int(0.8 * free_memory(first.device))) // self.workers
         costs: dict[int, float] = {}
         each = 0.0
         for lanes in (w for w in _WIDTHS if w < 4 * len(group) and each * w <= limit):
@@ -204,7 +159,7 @@ class Choices:
         spec = group[0].opt_spec
         if spec.pure_update is None:
             return False
-        grid, sizes = _typical(group, width), {sum(map(len, grid)) for grid in blocks(group, width)}
+        grid, sizes = _typical(group, width), {sum(map(len, grid)) for grid in rectangles(group, width)}
         try:
             lanes = make_lanes(grid)
             ahead = len(group) / sum(map(len, grid)) * lanes.plan.total_steps  # updates of such a block in all
@@ -238,7 +193,7 @@ class Choices:
 
 def _typical(group: Sequence[RunConfig], width: int) -> Grid:
     """The largest block that the runs are cut into."""
-    return max(blocks(group, min(width, len(group))), key=lambda grid: sum(map(len, grid)))
+    return max(rectangles(group, min(width, len(group))), key=lambda grid: sum(map(len, grid)))
 
 
 def why_no_lanes(config: RunConfig) -> str | None:
@@ -257,104 +212,6 @@ def why_no_lanes(config: RunConfig) -> str | None:
     if config.logger is not None:
         return f"--logger {config.logger}: a logger follows one run"
     return None
-
-
-def _as_lanes(
-    group: dict[str, RunConfig], store: Store, choice: Choice, stop: StopRequest, progress: SweepProgress
-) -> bool:
-    """Train a group in blocks; False if a signal asked to stop."""
-    width, widest, short = choice.width, inf, False
-    left, trained, waiting = dict(group), set[str](), False
-    while True:
-        if short:
-            gc.collect()  # what the error has left behind
-            give_back()
-            short = False
-        others = store.unfinished()  # before the records: what ends in between is then known to have ended
-        there = store.find_all(left)
-        stored = {run_id: block.runs[run_id] for run_id, block in there.items()}
-        ended = {run_id: result for run_id, result in stored.items() if result.status in FINISHED}
-        if elsewhere := [result for run_id, result in ended.items() if run_id not in trained]:
-            progress.advance(0, 0, elsewhere)
-        left = {run_id: config for run_id, config in left.items() if run_id not in ended}
-        if not left:
-            return True
-        if stop.signal is not None:
-            return False
-        # What was begun on its own (`bench fit`) goes on so: its checkpoint is of it alone.
-        alone = {run_id for run_id, result in stored.items() if result.engine != "lanes"}
-        fresh = {run_id: config for run_id, config in left.items() if run_id not in alone}
-        if not fresh:
-            return _one_by_one(list(left.values()), stop, progress)
-        busy = {run_id for block in (*others, *there.values()) if block.busy for run_id in block.runs}
-        free = [config for run_id, config in fresh.items() if run_id not in busy]
-        # What a killed process left comes first: it is part of the way.
-        begun = [block.runs for block in others if not block.busy and block.runs.keys() <= fresh.keys()]
-        begun = [run_ids for run_ids in begun if len(run_ids) <= widest]
-        if begun:
-            grid = _rows(fresh[run_id] for run_id in begun[0])
-        elif free:
-            grid = next(blocks(free, width))
-        else:
-            waiting = _wait(fresh, waiting, progress)
-            continue
-        waiting = False
-        try:
-            results = train_block(grid, stop, progress, compiled=choice.compiled)
-            if results is None:
-                return False
-            trained |= {result.run_id for result in results}
-        except RunBusy:
-            time.sleep(0.1)
-        except (MemoryError, RuntimeError) as error:
-            count = sum(map(len, grid))
-            if not ran_out(error):
-                raise
-            if count == 1:
-                raise RunFailed(
-                    f"run {grid[0][0].run_id} alone needs more memory than there is: {first_line(error)}"
-                ) from None
-            width, widest, short = count // 2, count // 2, True
-            progress.say(f"{count} lanes at once need more memory than there is; going on with {width}")
-
-
-def _rows(configs: Iterable[RunConfig]) -> Grid:
-    rows: dict[tuple[int, int], list[RunConfig]] = {}
-    for config in configs:
-        rows.setdefault(problem_key(config), []).append(config)
-    return list(rows.values())
-
-
-def _wait(runs: Collection[object], waiting: bool, progress: SweepProgress) -> bool:
-    """Wait for other processes, and say so the first time."""
-    if not waiting:
-        progress.say(f"waiting for {len(runs)} runs that other processes train")
-    time.sleep(0.5)
-    return True
-
-
-def _one_by_one(left: Sequence[RunConfig], stop: StopRequest, progress: SweepProgress) -> bool:
-    """Train runs one after the other; False if a signal asked to stop."""
-    waiting = False
-    while left:
-        busy: list[RunConfig] = []
-        for config in left:
-            if stop.signal is not None:
-                return False
-            try:
-                result = run(config, progress=False)
-            except RunBusy:
-                busy.append(config)
-                continue
-            except KeyboardInterrupt:
-                return False
-            if result.status == "killed":
-                return False
-            progress.advance(result.steps, 1, [result])
-        if busy:
-            waiting = _wait(busy, waiting and len(busy) == len(left), progress)
-        left = busy
-    return True
 
 
 def single_step(config: RunConfig, task: Task | None = None, plan: Plan | None = None) -> Callable[[], object]:

@@ -1,0 +1,1 @@
+"""From wanted runs to stored results: blocks, workers, and what each of them takes."""

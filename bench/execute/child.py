@@ -1,0 +1,124 @@
+"""What a worker of `execute` runs: cuts from standard input, a line of JSON each, and events on standard output."""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from operator import gt, lt
+from pathlib import Path
+from queue import Queue
+from typing import Any
+
+from bench.callbacks import StopRequest
+from bench.config import RunConfig
+from bench.execute.cuts import Cut
+from bench.execute.here import carry_out
+from bench.progress import SweepProgress
+
+TELL_SECONDS = 0.5
+"""Between two events on how far a worker is. Ours."""
+
+
+def as_line(cuts: Sequence[Cut]) -> str:
+    """A job for a worker."""
+    return json.dumps(
+        [
+            {
+                "lanes": cut.lanes,
+                "compiled": cut.compiled,
+                "blocks": [[[config.model_dump(mode="json") for config in row] for row in grid] for grid in cut.blocks],
+            }
+            for cut in cuts
+        ]
+    )
+
+
+def from_line(line: str) -> list[Cut]:
+    """The cuts of a job; whoever has started this process has made the line."""
+    return [
+        Cut(
+            each["lanes"],
+            each["compiled"],
+            [[[RunConfig.model_validate(config) for config in row] for row in grid] for grid in each["blocks"]],
+        )
+        for each in json.loads(line)
+    ]
+
+
+class Told(SweepProgress):
+    """Tells how far this worker is."""
+
+    def __init__(self, tell: Callable[[Mapping[str, Any]], None], better: Callable[[float, float], bool]) -> None:
+        super().__init__("", better, enabled=False)
+        self._tell, self._last = tell, 0.0
+        self._steps, self._ended = 0, list[str]()
+
+    def add(
+        self,
+        worker: int,
+        steps: int,
+        alive: int,
+        share: float,
+        ended: Sequence[str],
+        best: tuple[float, str] | None,
+    ) -> None:
+        """Tell it, but not at each step."""
+        super().add(worker, steps, alive, share, ended, best)
+        self._steps += steps
+        self._ended += ended
+        if ended or time.monotonic() - self._last > TELL_SECONDS:
+            self._last = time.monotonic()
+            self._tell({"began": True, "progress": [self._steps, alive, share, self._ended, self.best]})
+            self._steps, self._ended = 0, []
+
+    def say(self, line: str) -> None:
+        """Tell the line."""
+        self._tell({"say": line})
+
+
+def lines() -> Iterator[str]:
+    """Lines from standard input; its end, which is that of whoever started us, asks this process to stop."""
+    found: Queue[str] = Queue()
+
+    def read() -> None:
+        for line in sys.stdin:
+            found.put(line.strip())
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=read, daemon=True).start()
+    while True:
+        yield found.get()
+
+
+def events() -> Callable[[Mapping[str, Any]], None]:
+    """What tells events; whatever libraries print, C ones too, goes to standard error from now on."""
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+
+    def tell(event: Mapping[str, Any]) -> None:
+        with suppress(OSError):  # if nobody listens any more, the end of standard input says what to do
+            print(json.dumps(event), file=out, flush=True)
+
+    return tell
+
+
+def main(words: list[str]) -> int:
+    """Carry out jobs until somebody asks to stop: 130.
+
+    Args:
+        words: whether the metric is better when smaller (`min`) or greater (`max`).
+    """
+    (mode,) = words
+    tell, stop = events(), StopRequest()
+    for line in lines():
+        cuts = from_line(Path(line).read_text("utf-8"))
+        with stop.listening():
+            done = carry_out(cuts, Told(tell, gt if mode == "max" else lt), stop)
+        if not done:
+            break
+        tell({"done": line})
+    return 130

@@ -1,0 +1,222 @@
+"""Worker processes on this machine: one for each slot of devices, watched, and replaced when they die."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from queue import Empty, Queue
+from typing import Any
+
+from bench.errors import RunFailed, UserError
+from bench.execute.slots import Slot
+
+STILLBORN = 3
+"""A worker that dies so often in a row before it has begun a run is not replaced any more. Ours."""
+PATIENCE_SECONDS = 120
+"""Time for workers that were asked to stop to save their state. Ours."""
+
+Event = Mapping[str, Any]
+"""What a worker tells: `began` once it trains, `done` with the job that it has ended, and what its listener knows."""
+
+
+@dataclass
+class Worker:
+    """A process of the pool.
+
+    Attributes:
+        slot: its number.
+        process: as it was started.
+    """
+
+    slot: int
+    process: "subprocess.Popen[str]"
+    _said: deque[str] = field(default_factory=lambda: deque(maxlen=30))
+    _readers: list[threading.Thread] = field(default_factory=list)
+    _began: bool = False
+
+    @property
+    def pid(self) -> int:
+        """Its number for the system."""
+        return self.process.pid
+
+    def _hear_out(self) -> None:
+        """Read all that it has said, now that it has ended."""
+        for reader in self._readers:
+            reader.join(5)  # a child of it may keep the pipe open
+        assert self.process.stdin is not None
+        with suppress(OSError):
+            self.process.stdin.close()
+
+
+class Pool:
+    """Worker processes, which work on one job after another.
+
+    A worker reads jobs from its standard input, a line each, and tells events on its standard output, a line of JSON
+    each. The end of its standard input, or SIGTERM, asks it to stop.
+
+    Args:
+        words: of the command of `bench` that a worker is.
+        slots: what each worker has.
+        environment: further variables of workers, which others on the machine cannot read.
+        say: shows a line.
+    """
+
+    def __init__(
+        self,
+        words: Sequence[str],
+        slots: Sequence[Slot],
+        environment: Mapping[str, str],
+        say: Callable[[str], object],
+    ) -> None:
+        self.slots = slots
+        self._words, self._environment, self._say = words, environment, say
+        self._running: dict[int, Worker] = {}
+        self._busy: set[int] = set()
+        self._events: Queue[tuple[Worker, Event]] = Queue()
+        self._stillborn = 0
+
+    def __enter__(self) -> "Pool":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stop()
+
+    def work(self, job: str, hear: Callable[[int, Event], None], died: Callable[[Worker, str], None]) -> bool:
+        """Let all workers work on a job until each has ended it; False if a signal asked to stop.
+
+        Args:
+            job: a line for the workers.
+            hear: takes the slot of a worker and what it tells.
+            died: takes a worker that has died without being asked to, and how.
+
+        Raises:
+            UserError: a worker says that the job cannot be done here.
+            RunFailed: a run broke, or workers die as soon as they are started.
+        """
+        try:
+            with _sigterm_as_interrupt():
+                for slot in range(len(self.slots)):
+                    self._send(slot, job)
+                while self._busy:
+                    self._listen(job, hear)
+                    for worker in [worker for worker in self._running.values() if worker.process.poll() is not None]:
+                        del self._running[worker.slot]
+                        worker._hear_out()
+                        self._listen(job, hear)
+                        if worker.slot in self._busy:
+                            self._refuse_or_report(worker, died)
+                            self._send(worker.slot, job)
+            return True
+        except KeyboardInterrupt:
+            self._say("bench: asking the workers to stop; once more to stop at once")
+            self._stop()
+            return False
+
+    def _send(self, slot: int, job: str) -> None:
+        """Give the job to a worker, which is started if it is not there."""
+        if slot not in self._running:
+            self._running[slot] = self._start(slot)
+        self._busy.add(slot)
+        stdin = self._running[slot].process.stdin
+        assert stdin is not None
+        with suppress(BrokenPipeError):  # it has just died, which will be noticed
+            print(job, file=stdin, flush=True)
+
+    def _start(self, index: int) -> Worker:
+        slot = self.slots[index]
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "bench.cli", *self._words],
+            env={**os.environ, **slot.environment, **self._environment},
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            text=True, errors="replace", start_new_session=True,  # Ctrl-C is for us, who hand it on
+        )  # fmt: skip
+        if slot.cpus and hasattr(os, "sched_setaffinity"):
+            with suppress(OSError):
+                os.sched_setaffinity(process.pid, slot.cpus)
+        worker = Worker(index, process)
+        for target in (self._read_events, self._read_errors):
+            worker._readers.append(threading.Thread(target=target, args=(worker,), daemon=True))
+            worker._readers[-1].start()
+        return worker
+
+    def _read_events(self, worker: Worker) -> None:
+        assert worker.process.stdout is not None
+        with worker.process.stdout as lines:
+            for line in lines:
+                try:
+                    event = json.loads(line)
+                except ValueError:  # a library prints
+                    continue
+                if isinstance(event, dict):
+                    self._events.put((worker, event))
+
+    def _read_errors(self, worker: Worker) -> None:
+        assert worker.process.stderr is not None
+        with worker.process.stderr as lines:
+            for line in lines:
+                if line.strip():
+                    worker._said.append(line.rstrip())
+
+    def _listen(self, job: str, hear: Callable[[int, Event], None]) -> None:
+        """Hand on what has happened since."""
+        with suppress(Empty):
+            worker, event = self._events.get(timeout=0.2)
+            while True:
+                if "began" in event:
+                    worker._began, self._stillborn = True, 0
+                if event.get("done") == job:
+                    self._busy.discard(worker.slot)
+                hear(worker.slot, event)
+                worker, event = self._events.get_nowait()
+
+    def _refuse_or_report(self, worker: Worker, died: Callable[[Worker, str], None]) -> None:
+        """Raise what a worker has ended with, or tell of its death."""
+        code = worker.process.returncode
+        errors = [line.partition("error: ")[2] for line in worker._said if line.startswith("bench: error: ")]
+        if errors:
+            raise (UserError if code == UserError.exit_code else RunFailed)(errors[-1])
+        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        if code != 130:  # not one that was asked to stop
+            self._say(f"worker {worker.slot + 1} died ({how}); starting another")
+            died(worker, how)
+        self._stillborn += not worker._began
+        if self._stillborn >= STILLBORN:
+            last = worker._said[-1] if worker._said else "it said nothing"
+            raise RunFailed(f"workers die as soon as they are started ({how}): {last}")
+
+    def _stop(self) -> None:
+        """Ask the workers to stop, and see that they end."""
+        running, self._running = list(self._running.values()), {}
+        for worker in running:
+            with suppress(ProcessLookupError):
+                worker.process.send_signal(signal.SIGTERM)
+        end = time.monotonic() + PATIENCE_SECONDS
+        try:
+            for worker in running:
+                worker.process.wait(max(0.1, end - time.monotonic()))
+        except (KeyboardInterrupt, subprocess.TimeoutExpired):
+            for worker in running:
+                worker.process.kill()
+                worker.process.wait()
+        finally:
+            for worker in running:
+                worker._hear_out()
+
+
+@contextmanager
+def _sigterm_as_interrupt() -> Iterator[None]:
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    old = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, old)

@@ -1,0 +1,75 @@
+"""What each worker of this machine has for itself: processors, GPUs, threads."""
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+
+from bench.config import RunConfig
+from bench.errors import UserError
+
+
+@dataclass(frozen=True)
+class Slot:
+    """What a worker has for itself.
+
+    Attributes:
+        cpus: processors that it is pinned to; none for all.
+        gpus: for CUDA_VISIBLE_DEVICES; none for what the machine says.
+        threads: of torch.
+    """
+
+    cpus: tuple[int, ...] = ()
+    gpus: tuple[str, ...] = ()
+    threads: int = 1
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables that make libraries keep to it."""
+        return {"OMP_NUM_THREADS": str(self.threads)} | (
+            {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus)} if self.gpus else {}
+        )
+
+
+def slots(workers: str, config: RunConfig, runs: int | None = None, *, option: str = "--workers") -> list[Slot]:
+    """Cut this machine into slots: each as many GPUs as a run wants, or a share of the processors.
+
+    Args:
+        workers: how many, or `auto`: as many as the GPUs serve; on a CPU one for each processor, but no more than
+            there are runs.
+        config: a run, with its device decided.
+        runs: that are to be shared out, if their number is known.
+        option: that has given their number.
+
+    Raises:
+        UserError: there are not so many.
+    """
+    ranks, cpus = config.trainer.devices, _cpus()
+    gpus = _gpus() if config.device == "cuda" else []
+    most = 1 if config.device == "mps" else max(1, len(gpus or cpus) // ranks)
+    try:
+        count = min(most, runs or most) if workers == "auto" else int(workers)
+    except ValueError:
+        count = 0
+    if count < 1:
+        raise UserError(f"{option} {workers}: write how many ({option} 2), or auto")
+    if gpus and count > most:
+        raise UserError(
+            f"{option} {count}: {len(gpus)} GPUs serve {most} workers at {ranks} a run; use {option} {most}"
+        )
+    share = max(1, len(cpus) // count)
+    pinned = [tuple(cpus[i * share : (i + 1) * share]) if count <= len(cpus) else () for i in range(count)]
+    own = [tuple(gpus[i * ranks : (i + 1) * ranks]) for i in range(count)]
+    return [Slot(pinned[i], own[i], max(1, share // ranks)) for i in range(count)]
+
+
+def _cpus() -> list[int]:
+    with suppress(AttributeError):  # no such thing on a Mac
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def _gpus() -> list[str]:
+    import torch
+
+    given = [part for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if part]
+    return given or [str(i) for i in range(torch.cuda.device_count())]
