@@ -82,6 +82,7 @@ class SweepProgress:
         self.steps, self.runs = 0, 0
         self._over: set[str] = set()
         self._alive: dict[int, tuple[int, float]] = {}
+        self._begun = self._said = time.monotonic()
         self.best: tuple[float, str] | None = None
         self._bar: Any = None
 

@@ -172,7 +172,7 @@ def test_the_data_behind_the_figure_are_tables_of_arms_seeds_and_steps(cli: Any,
 def test_stored_runs_are_used(cli: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cli("reproduce", "nobody/tiny")
     before = Path("reproduced/nobody/tiny/claims.json").read_bytes()
-    monkeypatch.setattr("bench.runner.run", lambda *_, **__: pytest.fail("trained again"))
+    monkeypatch.setattr("bench.execute.execute.execute", lambda *_, **__: pytest.fail("trained again"))
     answer = cli("reproduce", "nobody/tiny")
     assert answer.code == 0, answer.err
     assert "4 of 4 runs are stored" in answer.err
@@ -314,12 +314,12 @@ def test_an_interrupted_experiment_stops_and_goes_on_with_the_same_command(
         result.status = "killed" if len(calls) == 2 else result.status
         return result
 
-    monkeypatch.setattr("bench.runner.run", interrupted)
-    answer = cli("reproduce", "nobody/tiny")
+    monkeypatch.setattr("bench.execute.here.run", interrupted)
+    answer = cli("reproduce", "nobody/tiny", "--engine", "lightning")
     assert (answer.code, answer.out, len(calls)) == (130, "", 2)
     assert "the same command goes on" in answer.err
     assert not Path("reproduced/nobody/tiny/claims.json").exists()
-    assert cli("reproduce", "nobody/tiny").code == 0
+    assert cli("reproduce", "nobody/tiny", "--engine", "lightning").code == 0
     assert len(calls) == 4
 
 
@@ -334,7 +334,7 @@ def test_a_signal_in_the_last_moment_of_a_run_stops_the_experiment_and_keeps_the
 
     with monkeypatch.context() as patch:
         patch.setattr(Recorder, "_report", late)
-        answer = cli("reproduce", "nobody/tiny")
+        answer = cli("reproduce", "nobody/tiny", "--engine", "lightning")
     assert (answer.code, answer.out) == (130, "")
     assert "the same command goes on" in answer.err
     (only,) = Store(store).runs()
@@ -353,9 +353,9 @@ def test_a_run_that_another_process_trains_is_waited_for(
             raise RunBusy("being trained")
         return run(config, **options)
 
-    monkeypatch.setattr("bench.runner.run", busy)
-    monkeypatch.setattr("bench.papers.reproduce.time.sleep", lambda seconds: None)
-    answer = cli("reproduce", "nobody/tiny")
+    monkeypatch.setattr("bench.execute.here.run", busy)
+    monkeypatch.setattr("bench.execute.here.time.sleep", lambda seconds: None)
+    answer = cli("reproduce", "nobody/tiny", "--engine", "lightning")
     assert answer.code == 0, answer.err
     assert "waiting for 2 runs that other processes train" in answer.err
 
@@ -380,7 +380,7 @@ def test_a_run_that_another_process_trains_is_waited_for(
         ),
         (("nobody/tiny", "--seed", "3"), "unrecognized arguments: --seed 3"),
         (("nobody/tiny", "--quick", "--search"), "--search has no small version; leave --quick or --search out"),
-        (("nobody/tiny", "--trainer.devices", "2", "--device", "cpu"), "GD wants 2 devices a run; "),
+        (("nobody/tiny", "--trainer.devices", "2", "--device", "cpu"), "a run of synthetic with gd wants 2 devices; "),
         (("nobody/tiny", "--seeds", "two"), "argument --seeds: invalid int value: 'two'"),
         (("nobody/tiny", "--quik"), "unrecognized arguments: --quik"),
         (("nobody/tiny", "--out", "taken"), "cannot write to taken: File exists; choose another with --out DIR"),

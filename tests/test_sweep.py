@@ -439,7 +439,7 @@ def test_an_obstacle_is_found_before_anything_is_trained(sweep, store):
 def test_a_run_of_a_sweep_has_one_device(sweep, store, engine, more):
     answer = sweep(*FOUR, "--trainer.devices", 2, "--engine", engine, *more)
     assert answer.code == 2
-    assert "wants 2 devices; leave --trainer.devices out and start the same command once for each" in last_line(answer)
+    assert "wants 2 devices; leave --trainer.devices out and share the runs among the devices" in last_line(answer)
     assert not store.exists()
 
 

@@ -20,8 +20,7 @@ def check_all(configs: Sequence[RunConfig]) -> None:
         if ranks > 1:  # each of them would carry out all runs
             raise UserError(
                 f"a run of {config.task} with {config.opt} wants {ranks} devices;"
-                " leave --trainer.devices out and start the same command once for each device instead:"
-                " the processes share the runs"
+                " leave --trainer.devices out and share the runs among the devices with --workers instead"
             )
 
 

@@ -5,13 +5,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from bench.config import RunConfig
 from bench.doctor import first_line
 from bench.errors import UserError
+from bench.execute import Engine
 from bench.execute.blocks import rectangles
 from bench.lanes.runs import Grid, make_lanes
 from bench.memory import free_memory, ran_out, watch_peak
@@ -19,8 +20,6 @@ from bench.runner import build
 from tasks.base import Task
 from tasks.loop import Plan
 from tasks.order import micro_batches_per_rank
-
-Engine = Literal["auto", "lanes", "lightning"]
 
 _WIDTHS = tuple(4**k for k in range(9))
 COMPILE_SECONDS = 10

@@ -14,8 +14,9 @@ from typing_extensions import TypedDict
 
 from bench.config import RunConfig
 from bench.errors import UserError
+from bench.execute import Engine
 from bench.execute.blocks import block_key, check_all, rectangles
-from bench.execute.choice import Choices, Engine, why_no_lanes
+from bench.execute.choice import Choices, why_no_lanes
 from bench.progress import SweepProgress
 from bench.store.block import PLANS
 from bench.store.files import write_json

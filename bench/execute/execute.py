@@ -9,7 +9,7 @@ import torch
 
 from bench.callbacks import StopRequest
 from bench.config import RunConfig
-from bench.execute.choice import Engine
+from bench.execute import Engine
 from bench.execute.cuts import Cut, agree, cut, forget
 from bench.execute.here import carry_out
 from bench.execute.pool import Event, Pool, Worker

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.errors import UserError
-from bench.words import Parser, add_places, dotted_apart, split
+from bench.words import Parser, add_engine, add_places, add_workers, dotted_apart, split
 
 
 def main(words: list[str]) -> int:
@@ -40,12 +40,14 @@ def main(words: list[str]) -> int:
         "--out", type=Path, help="where the output goes (default: reproduced/NAME, NAME-quick, NAME-changed)"
     )
     parser.add_argument("--device", default="auto", help="cpu, cuda, mps or auto (default auto)")
+    add_engine(parser)
+    add_workers(parser)
     add_places(parser)
     words, dotted = dotted_apart(words)
     changes, _ = split(dotted, valued=set(), switches=set())
     args = parser.parse_args(words)
     from bench.papers.experiments import experiments, title
-    from bench.papers.reproduce import reproduce
+    from bench.papers.reproduce import Effort, reproduce
     from bench.papers.reproduction import Version
     from bench.report import claim_lines
 
@@ -67,7 +69,7 @@ def main(words: list[str]) -> int:
     version = Version(args.quick, args.search, args.seeds, changes, arms)
     kind = "-quick" * version.quick + "-changed" * version.changed  # so that no trial overwrites the real page
     folder = args.out or Path("reproduced") / f"{args.name}{kind}"
-    result = reproduce(args.name, folder, places, version, say)
+    result = reproduce(args.name, folder, places, version, say, Effort(args.engine, args.workers))
     if result is None:
         say("bench: stopped; what is finished is stored, and the same command goes on")
         return 130

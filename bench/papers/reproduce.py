@@ -1,16 +1,11 @@
-"""A paper's experiment: from its YAML to runs, a figure, and claims that are each tested.
-
-The runs go through the same store as any other, so what is stored is not trained again, an interruption costs nothing,
-and the same command in a second terminal shares the work.
-"""
+"""A paper's experiment: from its YAML to runs, a figure, and claims that are each tested."""
 
 import json
-import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from math import nan
+from operator import gt, lt
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -19,11 +14,13 @@ import numpy as np
 
 from bench.config import RunConfig, on_device, resolve, settings_of
 from bench.drawing import draw
-from bench.errors import RunBusy, UserError, unknown
+from bench.errors import UserError, unknown
+from bench.execute import Engine
+from bench.execute.blocks import check_all
 from bench.papers.arms import Arm
 from bench.papers.claims import judge
 from bench.papers.experiments import Experiment, Settings, load
-from bench.papers.reproduction import Reproduction, Version, as_json, duration, page, words
+from bench.papers.reproduction import Reproduction, Version, as_json, page, words
 from bench.papers.verdicts import Finding
 from bench.store.record import RunResult
 from bench.store.store import Store
@@ -42,6 +39,14 @@ class Job:
     config: RunConfig
 
 
+@dataclass(frozen=True)
+class Effort:
+    """How the runs are made (`bench.execute.execute`)."""
+
+    engine: Engine = "auto"
+    workers: str | None = None
+
+
 def jobs(experiment: Experiment, places: Settings) -> list[Job]:
     """All runs, seed by seed, so that what is there after an interruption compares all arms.
 
@@ -57,65 +62,37 @@ def jobs(experiment: Experiment, places: Settings) -> list[Job]:
         for seed in experiment.seeds
         for label, own in experiment.arms.items()
     ]
-    for job in todo:
-        ranks = job.config.trainer.devices * job.config.trainer.num_nodes
-        if ranks > 1:
-            raise UserError(
-                f"{job.label} wants {ranks} devices a run; leave --trainer.devices out and start the same command once"
-                " for each device instead: the processes share the runs"
-            )
+    check_all([job.config for job in todo])
     return todo
 
 
-def train(todo: Sequence[Job], say: Callable[[str], None]) -> bool:
+def train(todo: Sequence[Job], say: Callable[[str], None], effort: Effort) -> bool:
     """Make the runs that the store does not have; True unless a signal asked to stop.
-
-    Runs that another process trains now are left to it, and waited for at the end.
 
     Args:
         todo: the runs.
         say: shows a line of progress.
+        effort: with which engine, and how many workers.
 
     Raises:
         UserError: data are missing, or the store cannot be written.
+        RunFailed: a run broke.
     """
     waiting = [job for job in todo if _stored(job) is None]
     if len(waiting) < len(todo):
         say(f"{len(todo) - len(waiting)} of {len(todo)} runs are stored")
     if not waiting:
         return True
-    from bench.runner import run
+    from bench.execute.execute import execute
+    from bench.progress import SweepProgress
 
-    begun, done, total = time.monotonic(), 0, len(waiting)
-    while waiting:
-        busy: list[Job] = []
-        for job in waiting:
-            try:
-                result = run(job.config, progress=sys.stderr.isatty())
-            except RunBusy:
-                busy.append(job)
-                continue
-            except KeyboardInterrupt:
-                return False
-            if result.status == "killed":
-                return False
-            done += 1
-            left = (time.monotonic() - begun) / done * (total - done)
-            say(f"[{done}/{total}] {job.label}, seed {job.seed}: {_ended(result)}; about {duration(left)} to go")
-        if len(busy) == len(waiting):
-            say(f"waiting for {len(busy)} runs that other processes train")
-            time.sleep(5)
-        waiting = busy
-    return True
+    first = waiting[0].config
+    progress = SweepProgress("runs", gt if first.task_spec.mode == "max" else lt)
+    return execute([job.config for job in waiting], progress, engine=effort.engine, workers=effort.workers)
 
 
 def _stored(job: Job) -> RunResult | None:
     return Store(job.config.store).finished(job.config.run_id)
-
-
-def _ended(result: RunResult) -> str:
-    value = "" if result.final is None else f", {result.split} {result.metric} {result.final:.4g}"
-    return f"{result.status}{value}, {duration(result.wall_s)}"
 
 
 # -- from the store to claims, figure and page ------------------------------------------------------------------------
@@ -152,7 +129,12 @@ def _judge(experiment: Experiment, arms: Mapping[str, Arm]) -> dict[str, Finding
 
 
 def reproduce(
-    name: str, folder: Path, places: Settings, version: Version, say: Callable[[str], None]
+    name: str,
+    folder: Path,
+    places: Settings,
+    version: Version,
+    say: Callable[[str], None],
+    effort: Effort | None = None,
 ) -> Reproduction | None:
     """Run an experiment and write figure, data, claims and page; None if a signal stopped it.
 
@@ -162,10 +144,12 @@ def reproduce(
         places: where data and store are, and the device.
         version: small or whole, with or without search, and what is changed.
         say: shows a line of progress.
+        effort: with which engine, and how many workers.
 
     Raises:
         UserError: unknown experiment or setting, missing data, or nowhere to write.
     """
+    effort = effort or Effort()
     full = load(name)
     if version.search and full.search is None:
         raise UserError(f"{name} has no open constants to search; leave --search out")
@@ -190,7 +174,7 @@ def reproduce(
         (point, *planned(full.at(point))) for point in (full.search.points if version.search and full.search else [])
     ]
     make_output(folder)
-    if not train(todo, say):
+    if not train(todo, say, effort):
         return None
     arms, records, without = collect(todo)
     if not arms:
@@ -200,7 +184,7 @@ def reproduce(
     region = []
     for i, (point, there, todo) in enumerate(points, 1):
         say(f"point {i} of {len(points)}: {words(point)}")
-        if not train(todo, say):
+        if not train(todo, say, effort):
             return None
         region.append((point, _judge(there, collect(todo)[0])))
     result = Reproduction(name, experiment, version, findings, records, without, region)

@@ -23,7 +23,8 @@ from bench.checks import check
 from bench.config import RunConfig, on_device, settings_of
 from bench.doctor import first_line
 from bench.errors import MAKE_ROOM, RunBusy, RunFailed, UserError
-from bench.execute.choice import Choices, Engine
+from bench.execute import Engine
+from bench.execute.choice import Choices
 from bench.execute.execute import execute, results
 from bench.machine import this_process
 from bench.progress import Progress, SweepProgress
