@@ -4,13 +4,13 @@ import os
 import shlex
 import shutil
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from bench.errors import UserError
 from bench.plugins import naming
+from bench.process import bench_command
 from bench.tuning.study import Study
 from bench.tuning.trials import StudySpec
 from optimizers.plugins import absolute
@@ -54,7 +54,7 @@ def script(
     if nodes > 1:
         raise UserError(f"--trainer.num_nodes {nodes}: a task of the array has one machine; leave it out")
     places = {name: Path(place).absolute() for name, place in places.items()}
-    command = [sys.executable, "-P", "-m", "bench.cli", "worker", "--study", name, "--engine", engine]
+    command = bench_command("worker", "--study", name, "--engine", engine)
     command += ["--shared-by", str(count), *naming({kind: absolute(each) for kind, each in spec.names.items()})]
     command += [word for name, place in places.items() for word in (f"--{name}", str(place))]
     gpus = [] if spec.settings["device"] == "cpu" else [f"--gres=gpu:{devices}"]
