@@ -16,7 +16,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import NoReturn
 
-SUITE = ("bench", "tasks", "optimizers")
+PACKAGES = ("bench", "tasks", "optimizers")
 """The suite's packages."""
 ROOT = Path(__file__).absolute().parents[1]
 """The folder in which they lie."""
@@ -34,7 +34,7 @@ class _Own:
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: object = None) -> ModuleSpec | None:
         """What `sys.meta_path` asks for."""
-        return PathFinder.find_spec(name, [str(ROOT)]) if name in SUITE else None
+        return PathFinder.find_spec(name, [str(ROOT)]) if name in PACKAGES else None
 
 
 def shield() -> None:

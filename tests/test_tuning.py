@@ -716,7 +716,7 @@ def test_a_worker_keeps_to_its_slot(here: Path, sqlite_url: str, store: Path, mo
         ' "\\"cpus\\": \\"$cpus\\", \\"storage\\": \\"$BENCH_STORAGE\\", \\"words\\": \\"$*\\"}"\n'
     )
     program.chmod(0o755)
-    monkeypatch.setattr("bench.tuning.workers.sys.executable", str(program))
+    monkeypatch.setattr("bench.process.sys.executable", str(program))
     study = begin(sqlite_url, 1)
     cpu = max(os.sched_getaffinity(0))
     with Workers(study.studies, [Slot((cpu,), ("3",), 5)], {"store": store}, "lanes", ["--opt", "x.py:X"]) as workers:
@@ -725,7 +725,7 @@ def test_a_worker_keeps_to_its_slot(here: Path, sqlite_url: str, store: Path, mo
         _, said = workers._events.get(timeout=60)
     assert said == {
         "study": study.name, "threads": 5, "gpus": "3", "cpus": str(cpu), "storage": sqlite_url,
-        "words": f"-P -m bench.cli worker --events --engine lanes --shared-by 1 --opt x.py:X --store {store}",
+        "words": f"-P -m bench worker --events --engine lanes --shared-by 1 --opt x.py:X --store {store}",
     }  # fmt: skip
 
 
@@ -766,6 +766,7 @@ def test_a_worker_keeps_to_its_slot(here: Path, sqlite_url: str, store: Path, mo
         ("--name a/b", "--name a/b: a name has letters, digits, dots, - and _ and nothing else"),
         ("--name=", "--name : a name has letters, digits, dots, - and _ and nothing else"),
         ("--print", "--print prints the script of --slurm; write both"),
+        ("--create --slurm", "--create puts the study into its database, and --slurm does so too: leave one of them"),
     ],
 )
 @pytest.mark.parametrize("dry", [False, True])

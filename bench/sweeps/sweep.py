@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -19,12 +19,10 @@ from bench.progress import SweepProgress
 from bench.runner import build, run
 from bench.store.record import FINISHED, RunResult
 from bench.store.store import Store
-from bench.sweeps.grid import block_key, blocks, check_all, problem_key
+from bench.sweeps.grid import Engine, block_key, blocks, check_all, problem_key
 from tasks.base import Task
 from tasks.loop import Plan
 from tasks.order import micro_batches_per_rank
-
-Engine = Literal["auto", "lanes", "lightning"]
 
 _WIDTHS = tuple(4**k for k in range(9))
 COMPILE_SECONDS = 10

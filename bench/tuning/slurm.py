@@ -1,6 +1,7 @@
 """Slurm: an array of workers for a study. Slurm and the database do the rest."""
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -60,13 +61,14 @@ def script(
     gpus = [] if spec.settings["device"] == "cpu" else [f"--gres=gpu:{devices}"]
     directives = [
         f"--job-name=bench-{name}", f"--array=0-{count - 1}", "--nodes=1", "--ntasks=1", *gpus,
-        "--requeue", "--signal=B:USR1@90", "--open-mode=append", f"--output={places['store']}/slurm-%A_%a.log",
-        *options,
+        "--requeue", "--signal=B:USR1@90", "--open-mode=append",
+        f"--output={str(places['store']).replace('%', '%%')}/slurm-%A_%a.log",
     ]  # fmt: skip
+    lines = [[directive] for directive in directives] + ([list(options)] if options else [])
     return "\n".join(
         [
             "#!/bin/bash",
-            *(f"#SBATCH {directive}" for directive in directives),
+            *(f"#SBATCH {' '.join(map(_quoted, line))}" for line in lines),
             ": ${BENCH_STORAGE:?set it to the address of the database}",
             'export OMP_NUM_THREADS="${SLURM_CPUS_PER_TASK:-1}"',
             "unset SLURM_NTASKS SLURM_PROCID  # a run on several devices starts its own processes",
@@ -85,6 +87,13 @@ def script(
             "",
         ]
     )
+
+
+def _quoted(word: str) -> str:
+    """A word as sbatch reads its own lines: with a backslash that escapes everywhere, and # as the end."""
+    if re.fullmatch(r"[\w%+,./:=@^-]+", word):
+        return word
+    return '"' + re.sub(r'(["\\])', r"\\\1", word) + '"'
 
 
 def submit(study: Study, text: str, folder: Path) -> str:
