@@ -12,8 +12,8 @@ import pytest
 
 from bench.errors import UserError
 from bench.plugins import allowed, naming
-from bench.store.record import RunResult
 from bench.process import bench_command
+from bench.store.record import RunResult
 from bench.tuning.slurm import script
 from bench.tuning.studies import Studies
 from bench.tuning.study import Study

@@ -111,20 +111,28 @@ def test_a_study_is_put_into_its_database_for_a_printed_script(
     assert (tmp_path / "s.db").read_bytes() == before
 
 
-HARD = "a folder of 100% 'odd' \"names\" #1, with $HOME; and \\"
+HARD = "a folder of 100% 'odd' \"names\" #1, with $HOME; and &"
 
 
 def test_paths_with_spaces_survive_in_the_script(tmp_path: Path) -> None:
     places = {"data": tmp_path / HARD, "store": tmp_path / HARD}
     text = script("s", spec(tmp_path), 9, "4", places, "auto", ["--comment=a b", "-p", "gpu"])
     assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
-    (line,) = (line.removesuffix(" &") for line in text.splitlines() if " worker " in line)
+    (line,) = (line.removesuffix(" &") for line in text.splitlines() if " -m bench " in line)
     words = shlex.split(line)
     assert words[:5] == bench_command("worker")
     assert words[words.index("--store") + 1] == words[words.index("--data") + 1] == str(tmp_path / HARD)
     assert '#SBATCH "--comment=a b" -p gpu' in text
     plain = script("s", spec(tmp_path), 9, "4", {"store": "/a b"}, "auto", [])
     assert '#SBATCH "--output=/a b/slurm-%A_%a.log"' in plain
+
+
+@pytest.mark.parametrize("name", ["back\\slash", "two\nlines"])
+def test_a_path_that_no_script_can_hold_is_refused(cli, name: str) -> None:
+    answer = cli(*WORDS_OF_A_SCRIPT, "--store", f"/{name}")
+    assert (answer.code, answer.out, answer.err.count("\n")) == (2, "", 1)
+    assert answer.err.endswith("sbatch cannot read a path with a backslash or a line break; choose another folder\n")
+    assert answer.err.startswith("bench: error: --store '/")
 
 
 @pytest.mark.slurm

@@ -43,7 +43,7 @@ def script(
         options: further options of sbatch, such as `--partition=gpu`.
 
     Raises:
-        UserError: the number of workers is none.
+        UserError: the number of workers is none, or a path cannot be written in a script.
     """
     devices, nodes = spec.trainer.devices, spec.trainer.num_nodes
     try:
@@ -55,6 +55,12 @@ def script(
     if nodes > 1:
         raise UserError(f"--trainer.num_nodes {nodes}: a task of the array has one machine; leave it out")
     places = {name: Path(place).absolute() for name, place in places.items()}
+    for place, path in places.items():
+        if re.search(r"[\\\r\n]", str(path)):
+            raise UserError(
+                f"--{place} {str(path)!r}: sbatch cannot read a path with a backslash or a line break;"
+                " choose another folder"
+            )
     command = bench_command("worker", "--study", name, "--engine", engine)
     command += ["--shared-by", str(count), *naming({kind: absolute(each) for kind, each in spec.names.items()})]
     command += [word for name, place in places.items() for word in (f"--{name}", str(place))]
