@@ -367,6 +367,30 @@ def test_a_worker_with_lanes_that_is_asked_to_stop_gives_all_its_trials_back(
     assert Store(store).unfinished() == []
 
 
+@pytest.mark.deep
+def test_a_study_remembers_its_engine(cli, here: Path, sqlite_url: str, store: Path) -> None:
+    words = ("tune", *SMALL, "--opt.lr", "1,10,100", "--trials", 1, "--seeds", 1, "--report_seeds", 0)
+    words = (*words, "--workers", 1, "--storage", sqlite_url)
+    study = Studies(sqlite_url).create(small_spec(reports=[]), "before")  # by a version that did not ask
+    assert study.request.engine is None
+
+    def engines() -> Counter[str]:
+        return Counter(run.engine for run in Store(store).runs())
+
+    assert cli(*words, "--name", "s", "--engine", "lightning").code == 0
+    study = Studies(sqlite_url).open("s")
+    assert (study.request.engine, engines()) == ("lightning", {"lightning": 1})
+    answer = cli("tune", "--resume", "s", "--trials", 2, "--workers", 1, "--storage", sqlite_url)
+    assert answer.code == 0, answer.err
+    assert (study.request.engine, engines()) == ("lightning", {"lightning": 2})
+    answer = cli("tune", "--resume", "s", "--trials", 3, "--engine", "lanes", "--create", "--storage", sqlite_url)
+    assert (answer.code, study.request.engine) == (0, "lanes"), answer.err
+    assert cli("worker", "--study", "s", "--storage", sqlite_url).code == 0
+    assert engines() == {"lightning": 2, "lanes": 1}
+    assert cli(*words, "--name", "s", "--create").code == 0
+    assert study.request.engine == "auto"  # the latest command says so
+
+
 # -- several workers on one database ----------------------------------------------------------------------------------
 
 
