@@ -260,7 +260,7 @@ def test_a_folder_that_was_named_is_used_again_and_what_it_held_is_said(sweep, c
 def test_folders_of_sweeps_have_names_of_files(store):
     many = configs_of(store, opt=",".join(["adam", "adamw", "gd", "ngd", "ps", "sgd", "sngd", "sps"] * 2))
     assert re.fullmatch(r"synthetic/adam-adamw-gd-ngd-ps-sgd-sngd-sps-[0-9a-f]{8}", str(folder_of(many)))
-    one = many[0].model_copy(update={"task": "/far/away/tasks.py:Mine", "opt": "a b/" + "x" * 100 + ".py:O"})
+    one: Any = SimpleNamespace(task="/far/away/tasks.py:Mine", opt="a b/" + "x" * 100 + ".py:O", run_id="run")
     assert re.fullmatch(r"tasks\.Mine/x{60}-[0-9a-f]{8}", str(folder_of([one])))
     assert folder_of(many[:4]) == folder_of(many[3::-1]) != folder_of(many[:3])
 
