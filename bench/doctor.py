@@ -3,14 +3,18 @@
 import importlib
 import platform
 import shutil
+import sys
 import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
+
+from bench.process import PACKAGES, ROOT
 
 if TYPE_CHECKING:
     from tasks import TaskSpec
@@ -57,6 +61,7 @@ def examine(data: Path, store: Path) -> int:
     failed = 0
     sections: list[tuple[str, Callable[[], list[Finding]]]] = [
         ("versions", lambda: version_findings((_installed(SUITE) and requires(SUITE)) or [], _installed)),
+        ("names", lambda: name_findings(Path.cwd(), sys.path)),
         ("imports", import_findings),
         ("devices", device_findings),
         ("data", lambda: dataset_findings(data)),
@@ -115,6 +120,36 @@ def version_findings(requirements: Iterable[str], installed: Callable[[str], str
         else:
             found.append(Finding("ok", name, there))
     return found
+
+
+def name_findings(folder: Path, path: Sequence[str]) -> list[Finding]:
+    """Modules with the name of one of the suite's packages. `bench` passes them over, and Python itself may not.
+
+    Args:
+        folder: where the user works.
+        path: of modules, as `sys.path`.
+    """
+    found: list[Finding] = []
+    for name in PACKAGES:
+        where = dict.fromkeys(_origin(PathFinder.find_spec(name, list(places))) for places in ([str(folder)], path))
+        for other in where:
+            if other is None or other.is_relative_to(ROOT / name):
+                continue
+            start = "start `bench` or `python -P -m bench`" if name == "bench" else "`bench` passes it over"
+            file = other / "FILE.py" if other.is_dir() else other
+            file = file.relative_to(folder) if file.is_relative_to(folder) else file
+            code = f"code in it is named as a file: --{'task' if name == 'tasks' else 'opt'} {file}:CLASS"
+            found.append(Finding("note", name, f"{other} has the name of a package of the suite; {start}; {code}"))
+    return found or [Finding("ok", "names", f"no module has the name of {', '.join(PACKAGES)}")]
+
+
+def _origin(spec: ModuleSpec | None) -> Path | None:
+    """The file of a module, or the folder of a package."""
+    if spec is None:
+        return None
+    if spec.submodule_search_locations is not None:
+        return next((Path(each).absolute() for each in spec.submodule_search_locations), None)
+    return Path(spec.origin).absolute() if spec.origin else None
 
 
 def import_findings(

@@ -1,11 +1,25 @@
-"""The life of the program's process: a start and an end for which nobody has to wait."""
+"""The program's process and those that it starts: where they find the suite, and a start and an end without waiting.
+
+No folder may take the place of the suite: a paper's repository often holds `optimizers/`, `tasks.py` or `bench.py`. So
+`shield` sets the path of this process, and an environment that each child inherits, whoever starts it: Lightning its
+ranks, multiprocessing, a compiler. What starts a process of the suite itself takes its words from
+`bench_command` or `python_command`.
+"""
 
 import atexit
 import gc
 import os
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
 from typing import NoReturn
+
+PACKAGES = ("bench", "tasks", "optimizers")
+"""The suite's packages."""
+ROOT = Path(__file__).absolute().parents[1]
+"""The folder in which they lie."""
 
 _SELDOM = 100_000
 """New objects between two collections while modules are imported, which make half a million of them that stay. Ours."""
@@ -14,9 +28,41 @@ _usual: tuple[int, int, int] | None = None
 _code: int | None = None
 
 
+class _Own:
+    """Finds the suite's packages beside this one, whatever comes before them on the path."""
+
+    @staticmethod
+    def find_spec(name: str, path: Sequence[str] | None = None, target: object = None) -> ModuleSpec | None:
+        """What `sys.meta_path` asks for."""
+        return PathFinder.find_spec(name, [str(ROOT)]) if name in PACKAGES else None
+
+
+def shield() -> None:
+    """Let no module of the working folder, or of PYTHONPATH, take the place of the suite, here and in children."""
+    os.environ["PYTHONSAFEPATH"] = "1"
+    if _Own not in sys.meta_path:
+        sys.meta_path.insert(0, _Own)
+    # `python -m` and `python -c` put the working folder first.
+    if not sys.flags.safe_path and sys.path[:1] in ([""], [str(Path.cwd())]):
+        del sys.path[0]
+        if str(ROOT) not in sys.path:
+            sys.path.append(str(ROOT))
+
+
+def python_command(*words: str) -> list[str]:
+    """The words that start Python without the working folder on its path."""
+    return [sys.executable, "-P", *words]
+
+
+def bench_command(*words: str) -> list[str]:
+    """The words that start `bench` as a process of its own, in any folder."""
+    return python_command("-m", "bench", *words)
+
+
 def begin() -> None:
     """Look for garbage seldom until `ready` is called: importing torch and Lightning takes a seventh less time."""
     global _usual
+    shield()
     _usual = gc.get_threshold()
     gc.set_threshold(_SELDOM, *_usual[1:])
     atexit.register(_leave)  # the first to be registered is the last to be called

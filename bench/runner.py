@@ -282,10 +282,6 @@ def make_trainer(config: RunConfig, callbacks: list[pl.Callback]) -> pl.Trainer:
         strategy = ShardedStrategy(ranks)
     elif options.strategy == "ddp":
         strategy = "ddp"
-    if ranks > 1:
-        os.environ["PYTHONSAFEPATH"] = (
-            "1"  # Lightning starts the others, which must not find an `optimizers` of the working folder
-        )
     return pl.Trainer(
         accelerator=config.device, devices=options.devices, num_nodes=options.num_nodes, strategy=strategy,
         max_epochs=1, callbacks=callbacks, logger=False, enable_checkpointing=False, enable_progress_bar=False,

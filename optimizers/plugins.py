@@ -140,17 +140,22 @@ def load(target: str) -> Any:
     place, _, name = target.rpartition(":")
     if not place or not name:
         raise PluginError(f"{target}: write module:Class or file.py:Class")
-    value = load_module(place)
+    value = load_module(place, name)
     for part in name.split("."):
         if not hasattr(value, part):
             near = get_close_matches(part, [known for known in dir(value) if not known.startswith("_")], n=1)
-            raise PluginError(f"{place} has no {part!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+            meant = f"; did you mean {near[0]!r}?" if near else ""
+            raise PluginError(f"{place} has no {part!r}{_hidden(place, name) or meant}")
         value = getattr(value, part)
     return value
 
 
-def load_module(place: str) -> Any:
+def load_module(place: str, name: str = "CLASS") -> Any:
     """Import `module` or `file.py`; what it prints goes to standard error.
+
+    Args:
+        place: the module or file.
+        name: what is wanted of it, for messages.
 
     Raises:
         PluginError: it cannot be imported.
@@ -159,7 +164,7 @@ def load_module(place: str) -> Any:
         foreign.add(place)
     with redirect_stdout(sys.stderr):
         try:
-            return _file(Path(place)) if place.endswith(".py") else _module(place)
+            return _file(Path(place)) if place.endswith(".py") else _module(place, name)
         except SyntaxError as error:
             raise PluginError(f"{error.filename}, line {error.lineno}: {error.msg}") from None
         except (PluginError, KeyboardInterrupt):
@@ -178,14 +183,26 @@ def _see_here() -> None:
         sys.path.append(here)
 
 
-def _module(name: str) -> Any:
+def _hidden(module: str, name: str) -> str:
+    """What to type if this folder has the module's file and another package has its name; else nothing."""
+    top, path = module.partition(".")[0], Path(*module.split("."))
+    file = next((str(each) for each in (path.with_suffix(".py"), path / "__init__.py") if each.is_file()), None)
+    taken = getattr(sys.modules.get(top), "__file__", None)
+    if file is None or taken is None or Path(taken).is_relative_to(Path.cwd()):
+        return ""
+    whose = "the suite's own package" if top in _OWN[:3] else f"the package in {Path(taken).parent}"
+    return f": {top!r} is {whose}, which hides that of this folder; write {file}:{name}"
+
+
+def _module(name: str, wanted: str) -> Any:
     _see_here()
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise  # something that it needs
-        raise PluginError(f"there is no module {name!r} here; is its package installed in this environment?") from None
+        advice = _hidden(name, wanted) or " here; is its package installed in this environment?"
+        raise PluginError(f"there is no module {name!r}{advice}") from None
 
 
 def _file(path: Path) -> Any:

@@ -12,6 +12,7 @@ import pytest
 
 from bench.errors import UserError
 from bench.plugins import allowed, naming
+from bench.process import bench_command
 from bench.store.record import RunResult
 from bench.tuning.slurm import script
 from bench.tuning.studies import Studies
@@ -128,7 +129,7 @@ def test_workers_and_scripts_name_the_code_of_their_study(here: Path, imported: 
     made = spec(opt="a folder/fine.py:X")
     assert made.versions["opt_package"] == provenance("a folder/fine.py:X")
     text = script("s", made, 9, "4", {"data": "d", "store": here}, "auto", [])
-    assert f"{sys.executable} -P -m bench.cli worker --study s " in text
+    assert f"{sys.executable} -P -m bench worker --study s " in text
     assert f" --opt '{here}/a folder/fine.py:X' " in text
     assert naming(made.names, made.names, {"opt": "sgd"}, {"task": "t:T"}) == [
         "--opt", "a folder/fine.py:X", "--task", "t:T"
@@ -145,7 +146,7 @@ def test_workers_and_scripts_name_the_code_of_their_study(here: Path, imported: 
 def test_a_folder_named_as_ours_is_not_taken_for_ours_by_a_worker(here: Path) -> None:
     (here / "optimizers").mkdir()
     (here / "optimizers/__init__.py").write_text(EVIL.replace("with_name(", "parent.with_name("))
-    command = [sys.executable, "-P", "-m", "bench.cli", "studies"]
+    command = bench_command("studies")
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, (here / "marker").exists()) == (0, False), done.stderr
 

@@ -1,6 +1,7 @@
 """Studies on Slurm: the script of `bench tune --slurm` on a real one, with PostgreSQL."""
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -8,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from bench.process import bench_command
 from bench.tuning.slurm import script
 from bench.tuning.space import point_key
 from bench.tuning.studies import Studies
-from bench.tuning.trials import StudySpec
+from bench.tuning.trials import Request, StudySpec
 from bench.tuning.tune import make_spec
 from tests.daemons import until
 from tests.slow import SLOW
@@ -53,31 +55,110 @@ def test_script_for_a_cpu_asks_for_no_gpu_and_auto_has_no_more_tasks_than_trials
 WORDS_OF_A_SCRIPT = ("tune", "--task", "synthetic", "--opt", "gd", "--slurm", "--print", "--device", "cpu")
 
 
-def test_a_script_is_printed_without_a_database(cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+NOWHERE = "postgresql+psycopg://me:secret@127.0.0.1:1/none"
+"""A database that is not there."""
+PUT = "must be in the database as it is asked for here: the same command with --create instead of --slurm --print"
+
+
+@pytest.mark.parametrize("storage", [None, NOWHERE, "sqlite:///new.db", "nonsense"])
+@pytest.mark.parametrize("by", ["option", "variable"])
+def test_a_script_is_printed_without_a_database(
+    cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, storage: str | None, by: str
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("BENCH_STORAGE", raising=False)
-    answer = cli(*WORDS_OF_A_SCRIPT)
+    if storage and by == "variable":
+        monkeypatch.setenv("BENCH_STORAGE", storage)
+    answer = cli(*WORDS_OF_A_SCRIPT, *(["--storage", storage] if storage and by == "option" else []))
     assert answer.code == 0, answer.err
     assert answer.out.startswith("#!/bin/bash\n")
-    assert answer.err.startswith("bench: no --storage was given, so study synthetic-gd-")
+    assert answer.err.startswith("bench: study synthetic-gd-")
+    where = "" if storage else " and with --storage URL"
+    assert answer.err.endswith(f"{PUT}{where} puts it there\n")
+    assert "secret" not in answer.out + answer.err
     assert list(tmp_path.iterdir()) == []
-    for words, message in (
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
         (("--workers", "0"), "--workers 0: write how many tasks the array has (--workers 8), or auto"),
         (("--sbatch", "'"), "--sbatch ': no closing quotation"),
-    ):
-        refused = cli(*WORDS_OF_A_SCRIPT, *words)
-        assert (refused.code, refused.out, refused.err) == (2, "", f"bench: error: {message}\n")
+    ],
+)
+def test_words_of_which_no_script_can_be_made(cli, words: tuple[str, ...], message: str) -> None:
+    refused = cli(*WORDS_OF_A_SCRIPT, *words)
+    assert (refused.code, refused.out, refused.err) == (2, "", f"bench: error: {message}\n")
 
 
-def test_with_a_database_the_study_of_a_printed_script_is_there_and_no_password_in_it(
+def test_a_study_is_put_into_its_database_for_a_printed_script(
+    cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("BENCH_STORAGE", raising=False)
+    url, words = f"sqlite:///{tmp_path}/s.db", (*WORDS_OF_A_SCRIPT[:5], "--name", "s", "--engine", "lanes")
+    answer = cli(*words, "--trials", 5, "--create", "--storage", url, "--device", "cpu")
+    assert (answer.code, answer.err) == (0, "")
+    assert answer.out == f"study s is in {url}; to work on it: bench worker --study s\n"
+    assert Studies(url).open("s").request == Request(trials=5, engine="lanes")
+    assert [path.name for path in tmp_path.iterdir() if not path.name.startswith("s.db")] == []
+    before = (tmp_path / "s.db").read_bytes()
+    for more, said in (((), False), (("--trials", 7), True), (("--engine", "auto"), True)):
+        shown = cli("tune", "--resume", "s", "--slurm", "--print", "--storage", url, *more)
+        assert shown.code == 0, shown.err
+        assert (PUT in shown.err) == said, more
+        assert ("--engine lanes" in shown.out) == (more != ("--engine", "auto"))
+    assert (tmp_path / "s.db").read_bytes() == before
+
+
+HARD = "a folder of 100% 'odd' \"names\" #1, with $HOME; and &"
+
+
+def test_paths_with_spaces_survive_in_the_script(tmp_path: Path) -> None:
+    places = {"data": tmp_path / HARD, "store": tmp_path / HARD}
+    text = script("s", spec(tmp_path), 9, "4", places, "auto", ["--comment=a b", "-p", "gpu"])
+    assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
+    (line,) = (line.removesuffix(" &") for line in text.splitlines() if " -m bench " in line)
+    words = shlex.split(line)
+    assert words[:5] == bench_command("worker")
+    assert words[words.index("--store") + 1] == words[words.index("--data") + 1] == str(tmp_path / HARD)
+    assert '#SBATCH "--comment=a b" -p gpu' in text
+    plain = script("s", spec(tmp_path), 9, "4", {"store": "/a b"}, "auto", [])
+    assert '#SBATCH "--output=/a b/slurm-%A_%a.log"' in plain
+
+
+@pytest.mark.parametrize("name", ["back\\slash", "two\nlines"])
+def test_a_path_that_no_script_can_hold_is_refused(cli, name: str) -> None:
+    answer = cli(*WORDS_OF_A_SCRIPT, "--store", f"/{name}")
+    assert (answer.code, answer.out, answer.err.count("\n")) == (2, "", 1)
+    assert answer.err.endswith("sbatch cannot read a path with a backslash or a line break; choose another folder\n")
+    assert answer.err.startswith("bench: error: --store '/")
+
+
+@pytest.mark.slurm
+def test_slurm_reads_paths_with_spaces_from_the_script(slurm, tmp_path: Path) -> None:
+    folder = tmp_path / HARD
+    folder.mkdir()
+    text = script("s", spec(tmp_path, device="cpu"), 9, "1", {"store": folder}, "auto", ["--comment=a b", "-J", "me"])
+    head = [line for line in text.splitlines() if line.startswith(("#!", "#SBATCH"))]
+    path = folder / "slurm s.sh"
+    path.write_text("\n".join([*head, "echo it ran in $SLURM_JOB_NAME", ""]))
+    job = slurm("sbatch", "--parsable", path).strip()
+    until(lambda: not slurm("squeue", "-h"), "the array has ended", seconds=120)
+    assert (folder / f"slurm-{job}_0.log").read_text() == "it ran in me\n"
+
+
+def test_no_password_of_the_database_is_printed_with_a_script(
     cli, postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    answer = cli(*WORDS_OF_A_SCRIPT, "--name", "s", "--trials", "5", "--storage", postgres_url)
-    assert (answer.code, answer.err) == (0, "")
+    password = postgres_url.split(":")[2].partition("@")[0]
+    for words in (WORDS_OF_A_SCRIPT, (*WORDS_OF_A_SCRIPT[:5], "--create", "--device", "cpu")):
+        answer = cli(*words, "--name", "s", "--trials", "5", "--storage", postgres_url)
+        assert answer.code == 0, answer.err
+        assert password not in answer.out + answer.err
+        assert Studies(postgres_url).names() == (["s"] if "--create" in words else [])
     assert Studies(postgres_url).open("s").request.trials == 5
-    assert "--array=0-4" in answer.out
-    assert postgres_url.split(":")[2].partition("@")[0] not in answer.out
 
 
 @pytest.mark.slurm

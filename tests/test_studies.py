@@ -1025,3 +1025,11 @@ def test_the_folder_of_the_settings_is_remembered_until_another_is_named(sqlite_
     for out, now in ((None, None), ("/a", "/a"), (None, "/a"), ("/b", "/b")):
         study.ask(Request(trials=9, out=out))
         assert study.request.out == now
+
+
+def test_the_engine_is_remembered_until_another_is_named(sqlite_url: str) -> None:
+    study = begin(sqlite_url)
+    engines: list[Any] = [None, "lanes", None, "auto"]
+    for engine, now in zip(engines, [None, "lanes", "lanes", "auto"], strict=True):
+        study.ask(Request(trials=9, engine=engine))
+        assert study.request.engine == now

@@ -42,7 +42,7 @@ from bench.settings import as_stored
 from bench.store.attempt import Attempt
 from bench.store.record import RunResult
 from bench.store.store import Store
-from bench.sweeps.grid import configurations, read_seeds
+from bench.sweeps.grid import configurations, folder_of, read_seeds
 from tasks import TASKS
 from tests import tiny
 from tests.programs import Program
@@ -52,6 +52,8 @@ SMALL = ("--task", "synthetic", "--trainer.max_steps", STEPS, "--device", "cpu")
 FOUR = ("--opt", "ngd", "--opt.lr", "0.1,1", "--seeds", 2)
 SIXTEEN = ("--opt", "ngd", "--opt.lr", "0.01:1:8", "--seeds", 2)
 LANES = ("--engine", "lanes", "--width", 4)
+OUT = "swept/synthetic/ngd-f9ffaad9"
+"""Where table and plot of the sweep FOUR go, on every machine and for good."""
 FILES = ["sensitivity.csv", "sensitivity.md", "sensitivity.pdf", "sensitivity.png"]
 CLOCKS = ("wall_s", "train_s", "seconds_to_target", "memory")
 
@@ -220,8 +222,49 @@ def test_json_is_one_object_and_nothing_else(cli, store, here):
     found = strict_json(answer.out)
     assert (found["x"], found["varied"], found["runs"]) == ("opt.lr", ["opt.lr"], {"completed": 4})
     assert [(point["x"], point["seeds"]) for point in found["curves"][0]["points"]] == [(0.1, 2), (1.0, 2)]
-    assert (found["store"], found["out"]) == (str(store), "swept/synthetic")
-    assert sorted(path.name for path in (here / "swept" / "synthetic").iterdir()) == FILES
+    assert (found["store"], found["out"]) == (str(store), OUT)
+    assert sorted(path.name for path in (here / OUT).iterdir()) == FILES
+
+
+def tables(here: Path) -> dict[str, str]:
+    return {str(path.parent.relative_to(here)): path.read_text() for path in here.rglob("sensitivity.csv")}
+
+
+def test_two_sweeps_of_a_task_lie_side_by_side_and_the_same_one_again_refreshes_its_own(cli, store, here):
+    both, more = ("--opt", "gd,ngd", "--opt.lr", "0.1,1", "--seeds", 2), (*FOUR[:-1], 3)
+    for words in (FOUR, both, more):
+        answer = cli("sweep", *SMALL, *words, *LANES)
+        assert answer.code == 0, answer.err
+        assert "replaces" not in answer.err
+    first = tables(here)
+    assert len(first) == 3
+    assert sorted(len(table.splitlines()) - 1 for table in first.values()) == [4, 6, 8]
+    (here / OUT / "sensitivity.csv").write_text("old")
+    answer = cli("sweep", *SMALL, "--seeds", 2, "--opt.lr", "1,0.1", "--opt", "ngd", "--engine", "lightning")
+    assert answer.code == 0, answer.err
+    assert answer.out.splitlines()[-1].startswith(f"written to {OUT}: sensitivity.md, sensitivity.csv, ")
+    assert tables(here).keys() == first.keys()
+    assert sorted(tables(here)[OUT].splitlines()) == sorted(first[OUT].splitlines())
+
+
+def test_a_folder_that_was_named_is_used_again_and_what_it_held_is_said(sweep, cli, here, monkeypatch):
+    words = (*FOUR, *LANES, "-o", "mine")
+    (here / "mine").mkdir()
+    table = here / "mine" / "sensitivity.csv"
+    assert "replaces" not in sweep(*words).err
+    table.write_text("opt,run_id\nngd,other\n")
+    said = "bench: mine holds the table and plot of another sweep (1 runs), and this one replaces them"
+    assert said in sweep(*words).err.splitlines()
+    table.write_bytes(b"\xff\x00 no table")
+    assert sweep(*words).code == 0
+
+
+def test_folders_of_sweeps_have_names_of_files(store):
+    many = configs_of(store, opt=",".join(["adam", "adamw", "gd", "ngd", "ps", "sgd", "sngd", "sps"] * 2))
+    assert re.fullmatch(r"synthetic/adam-adamw-gd-ngd-ps-sgd-sngd-sps-[0-9a-f]{8}", str(folder_of(many)))
+    one: Any = SimpleNamespace(task="/far/away/tasks.py:Mine", opt="a b/" + "x" * 100 + ".py:O", run_id="run")
+    assert re.fullmatch(r"tasks\.Mine/x{60}-[0-9a-f]{8}", str(folder_of([one])))
+    assert folder_of(many[:4]) == folder_of(many[3::-1]) != folder_of(many[:3])
 
 
 def test_what_a_library_prints_is_not_the_result(sweep, monkeypatch):
@@ -1138,7 +1181,7 @@ def test_a_folder_for_the_output_that_cannot_be_written_is_found_before_anything
     monkeypatch.setattr(Path, "write_bytes", refuse)
     answer = cli("sweep", *SMALL, *FOUR)
     assert (answer.code, last_line(answer)) == (
-        2, f"cannot write to swept/synthetic: {os.strerror(number)}; choose another with --out DIR",
+        2, f"cannot write to {OUT}: {os.strerror(number)}; choose another with --out DIR",
     )  # fmt: skip
     assert not store.exists()
 
@@ -1148,12 +1191,12 @@ def test_an_output_that_breaks_after_the_training_costs_no_run(cli, store, here,
         full.setattr(Path, "write_text", no_space)
         answer = cli("sweep", *SMALL, *FOUR, *LANES)
     assert (answer.code, last_line(answer)) == (
-        2, "cannot write to swept/synthetic: No space left on device; choose another with --out DIR",
+        2, f"cannot write to {OUT}: No space left on device; choose another with --out DIR",
     )  # fmt: skip
     trained.clear()
     assert cli("sweep", *SMALL, *FOUR, *LANES).code == 0
     assert trained == []
-    assert sorted(path.name for path in (here / "swept" / "synthetic").iterdir()) == FILES
+    assert sorted(path.name for path in (here / OUT).iterdir()) == FILES
 
 
 # -- progress -------------------------------------------------------------------------------------------------------
@@ -1300,5 +1343,12 @@ def test_settings_may_be_written_in_any_order_and_form(cli):
 
 def test_help_says_how_grids_lists_and_seeds_are_written(cli):
     text = " ".join(cli("sweep", "--help").out.split())
-    for words in ("LOW:HIGH:POINTS", "--opt.lr 1e-3:1e1:16", "--opt.adam.lr", "32 is 0 to 31", "swept/TASK", "80%"):
+    for words in (
+        "LOW:HIGH:POINTS",
+        "--opt.lr 1e-3:1e1:16",
+        "--opt.adam.lr",
+        "32 is 0 to 31",
+        "swept/TASK/OPT-HASH",
+        "80%",
+    ):
         assert words in text

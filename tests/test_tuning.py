@@ -367,6 +367,30 @@ def test_a_worker_with_lanes_that_is_asked_to_stop_gives_all_its_trials_back(
     assert Store(store).unfinished() == []
 
 
+@pytest.mark.deep
+def test_a_study_remembers_its_engine(cli, here: Path, sqlite_url: str, store: Path) -> None:
+    words = ("tune", *SMALL, "--opt.lr", "1,10,100", "--trials", 1, "--seeds", 1, "--report_seeds", 0)
+    words = (*words, "--workers", 1, "--storage", sqlite_url)
+    study = Studies(sqlite_url).create(small_spec(reports=[]), "before")  # by a version that did not ask
+    assert study.request.engine is None
+
+    def engines() -> Counter[str]:
+        return Counter(run.engine for run in Store(store).runs())
+
+    assert cli(*words, "--name", "s", "--engine", "lightning").code == 0
+    study = Studies(sqlite_url).open("s")
+    assert (study.request.engine, engines()) == ("lightning", {"lightning": 1})
+    answer = cli("tune", "--resume", "s", "--trials", 2, "--workers", 1, "--storage", sqlite_url)
+    assert answer.code == 0, answer.err
+    assert (study.request.engine, engines()) == ("lightning", {"lightning": 2})
+    answer = cli("tune", "--resume", "s", "--trials", 3, "--engine", "lanes", "--create", "--storage", sqlite_url)
+    assert (answer.code, study.request.engine) == (0, "lanes"), answer.err
+    assert cli("worker", "--study", "s", "--storage", sqlite_url).code == 0
+    assert engines() == {"lightning": 2, "lanes": 1}
+    assert cli(*words, "--name", "s", "--create").code == 0
+    assert study.request.engine == "auto"  # the latest command says so
+
+
 # -- several workers on one database ----------------------------------------------------------------------------------
 
 
@@ -716,7 +740,7 @@ def test_a_worker_keeps_to_its_slot(here: Path, sqlite_url: str, store: Path, mo
         ' "\\"cpus\\": \\"$cpus\\", \\"storage\\": \\"$BENCH_STORAGE\\", \\"words\\": \\"$*\\"}"\n'
     )
     program.chmod(0o755)
-    monkeypatch.setattr("bench.tuning.workers.sys.executable", str(program))
+    monkeypatch.setattr("bench.process.sys.executable", str(program))
     study = begin(sqlite_url, 1)
     cpu = max(os.sched_getaffinity(0))
     with Workers(study.studies, [Slot((cpu,), ("3",), 5)], {"store": store}, "lanes", ["--opt", "x.py:X"]) as workers:
@@ -725,7 +749,7 @@ def test_a_worker_keeps_to_its_slot(here: Path, sqlite_url: str, store: Path, mo
         _, said = workers._events.get(timeout=60)
     assert said == {
         "study": study.name, "threads": 5, "gpus": "3", "cpus": str(cpu), "storage": sqlite_url,
-        "words": f"-P -m bench.cli worker --events --engine lanes --shared-by 1 --opt x.py:X --store {store}",
+        "words": f"-P -m bench worker --events --engine lanes --shared-by 1 --opt x.py:X --store {store}",
     }  # fmt: skip
 
 
@@ -766,6 +790,7 @@ def test_a_worker_keeps_to_its_slot(here: Path, sqlite_url: str, store: Path, mo
         ("--name a/b", "--name a/b: a name has letters, digits, dots, - and _ and nothing else"),
         ("--name=", "--name : a name has letters, digits, dots, - and _ and nothing else"),
         ("--print", "--print prints the script of --slurm; write both"),
+        ("--create --slurm", "--create puts the study into its database, and --slurm does so too: leave one of them"),
     ],
 )
 @pytest.mark.parametrize("dry", [False, True])

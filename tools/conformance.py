@@ -59,7 +59,7 @@ def main() -> None:
     words = [
         str(python),
         "-m",
-        "bench.cli",
+        "bench",
         "check",
         "--matrix",
         asked,

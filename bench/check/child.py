@@ -15,6 +15,7 @@ from typing import Any
 
 from bench.check.worker import Job
 from bench.errors import UserError
+from bench.process import ROOT, python_command
 
 START = 180.0
 """Seconds for importing torch, on a slow disk."""
@@ -22,8 +23,17 @@ START = 180.0
 INSIDE = "BENCH_CHECK_WORKER"
 """An environment variable that is set in there."""
 
-# Not `-m`, which would find modules in the present folder before the suite's.
-_CODE = "import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer); from bench.check.worker import main; main()"
+# It has the path of whoever asks, where a conformance test may find its optimizer, and yet the suite's own packages.
+_CODE = """
+import pickle, sys
+root, path = pickle.load(sys.stdin.buffer)
+sys.path[:] = [root, *path]
+from bench.process import shield
+shield()
+sys.path[:] = path
+from bench.check.worker import main
+main()
+"""
 
 
 class Ended(Exception):
@@ -36,7 +46,7 @@ class Child:
     def __init__(self, jobs: Mapping[int, Job], limit: float) -> None:
         self.limit = limit
         try:
-            request = pickle.dumps(sys.path) + pickle.dumps((limit, dict(jobs)))
+            request = pickle.dumps((str(ROOT), sys.path)) + pickle.dumps((limit, dict(jobs)))
         except Exception as error:
             raise UserError(f"options must be plain values: {error}") from None
         self.output = tempfile.TemporaryFile()  # noqa: SIM115 - closed by __exit__
@@ -44,7 +54,7 @@ class Child:
         # No GPU: its driver's threads would not survive the fork of `ranks.py`, and the checks are the same without.
         alone = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", INSIDE: "1", "PYTHONUNBUFFERED": "1"}
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-c", _CODE, str(write)],
+            python_command("-c", _CODE, str(write)),
             stdin=subprocess.PIPE, stdout=self.output, stderr=subprocess.STDOUT, pass_fds=(write,),
             env={**os.environ, **alone}, start_new_session=True,
         )  # fmt: skip

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections import deque
@@ -16,6 +15,7 @@ from typing import Any
 
 from bench.errors import RunFailed, UserError
 from bench.execute.slots import Slot
+from bench.process import bench_command
 
 STILLBORN = 3
 """A worker that dies so often in a row before it has begun a run is not replaced any more. Ours."""
@@ -132,7 +132,7 @@ class Pool:
     def _start(self, index: int) -> Worker:
         slot = self.slots[index]
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "bench.cli", *self._words],
+            bench_command(*self._words),
             env={**os.environ, **slot.environment, **self._environment},
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             text=True, errors="replace", start_new_session=True,  # Ctrl-C is for us, who hand it on

@@ -37,7 +37,9 @@ def main(words: list[str]) -> int:
     parser.add_argument(
         "--width", type=int, help="lanes at once; nothing is measured then, and auto takes lanes (default: measured)"
     )
-    parser.add_argument("--out", type=Path, help="where table and plot go (default: swept/TASK)")
+    parser.add_argument(
+        "-o", "--out", type=Path, help="where table and plot go (default: swept/TASK/OPT-HASH, another for other runs)"
+    )
     parser.add_argument("--device", default="auto", help="cpu, cuda, mps or auto (default auto)")
     parser.add_argument("--precision", help="32-true or 64-true as lanes; the task's own by default")
     parser.add_argument("--data_seed", "--data-seed", help="decides the order of the samples; the seed by default")
@@ -54,7 +56,7 @@ def main(words: list[str]) -> int:
     from bench.papers.reproduction import words as as_words
     from bench.progress import SweepProgress
     from bench.store.store import Store
-    from bench.sweeps.grid import configurations, read_seeds
+    from bench.sweeps.grid import configurations, folder_of, read_seeds
     from bench.text import plain
 
     places = {"data": args.data, "store": args.store, "device": args.device}
@@ -78,8 +80,10 @@ def main(words: list[str]) -> int:
     from bench.papers.reproduce import make_output
     from bench.sweeps import sensitivity
 
-    folder = args.out or Path("swept") / configs[0].task
+    folder = args.out or Path("swept") / folder_of(configs)
     make_output(folder)  # before hours of training
+    if replaced := sensitivity.replaced(folder, {config.run_id for config in configs}):
+        progress.say(f"bench: {replaced}")
     store = Store(args.store)
     results = [result for config in configs if (result := store.finished(config.run_id))]
     if len(results) == len(configs):

@@ -1,8 +1,10 @@
 """What a sweep is made of: from words such as `--opt.lr 1e-3:1e1:16` to configurations."""
 
+import hashlib
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, get_origin
 
 from bench.checks import refuse_too_many
@@ -10,8 +12,11 @@ from bench.config import MOST_SEED, SEED_RANGE, RunConfig, on_device, resolve
 from bench.errors import UserError, unknown
 from bench.options import optimizer_options, task_options
 from optimizers import OPTIMIZERS
+from optimizers.plugins import slug
 from tasks import TASKS
 
+MOST_NAME = 60
+"""Characters of a folder's name that say which optimizers were swept. Ours."""
 DEFAULT_POINTS = 9
 """Values of a hyperparameter for which nothing is said: over its search range, evenly in the logarithm. Ours."""
 
@@ -80,6 +85,13 @@ def configurations(
         for seed in seeds
     ]
     return list({config.run_id: config for config in configs}.values()), list(sizes)
+
+
+def folder_of(configs: Sequence[RunConfig]) -> Path:
+    """`TASK/OPT-HASH`: the folder of a sweep's table and plot, the same for the same runs and for no others."""
+    digest = hashlib.sha256(" ".join(sorted(config.run_id for config in configs)).encode()).hexdigest()
+    names = "-".join(dict.fromkeys(slug(config.opt) for config in configs))
+    return Path(slug(configs[0].task)) / f"{names[:MOST_NAME].rstrip('-')}-{digest[:8]}"
 
 
 def read_seeds(text: str, option: str = "--seeds", example: int = 32) -> list[int]:

@@ -8,7 +8,7 @@ import csv
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from io import BytesIO
 from pathlib import Path
@@ -361,6 +361,19 @@ def write(folder: Path, sweep: Sensitivity, command: str = "bench sweep") -> lis
         reason = error.strerror or error
         raise UserError(f"cannot write to {folder}: {reason}; choose another with --out DIR") from None
     return paths
+
+
+def replaced(folder: Path, run_ids: Collection[str]) -> str | None:
+    """What to say if a folder that was named holds the table of other runs, which `write` replaces."""
+    table = folder / "sensitivity.csv"
+    try:
+        with table.open(encoding="utf-8", newline="") as file:
+            there = {row.get("run_id") for row in csv.DictReader(file)}
+    except (OSError, ValueError, csv.Error):
+        return None
+    if there == set(run_ids):
+        return None
+    return f"{folder} holds the table and plot of another sweep ({len(there)} runs), and this one replaces them"
 
 
 def _page(sweep: Sensitivity, command: str) -> str:

@@ -1,16 +1,17 @@
 """Slurm: an array of workers for a study. Slurm and the database do the rest."""
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from bench.errors import UserError
 from bench.plugins import naming
+from bench.process import bench_command
 from bench.tuning.study import Study
 from bench.tuning.trials import StudySpec
 from optimizers.plugins import absolute
@@ -42,7 +43,7 @@ def script(
         options: further options of sbatch, such as `--partition=gpu`.
 
     Raises:
-        UserError: the number of workers is none.
+        UserError: the number of workers is none, or a path cannot be written in a script.
     """
     devices, nodes = spec.trainer.devices, spec.trainer.num_nodes
     try:
@@ -54,19 +55,26 @@ def script(
     if nodes > 1:
         raise UserError(f"--trainer.num_nodes {nodes}: a task of the array has one machine; leave it out")
     places = {name: Path(place).absolute() for name, place in places.items()}
-    command = [sys.executable, "-P", "-m", "bench.cli", "worker", "--study", name, "--engine", engine]
+    for place, path in places.items():
+        if re.search(r"[\\\r\n]", str(path)):
+            raise UserError(
+                f"--{place} {str(path)!r}: sbatch cannot read a path with a backslash or a line break;"
+                " choose another folder"
+            )
+    command = bench_command("worker", "--study", name, "--engine", engine)
     command += ["--shared-by", str(count), *naming({kind: absolute(each) for kind, each in spec.names.items()})]
     command += [word for name, place in places.items() for word in (f"--{name}", str(place))]
     gpus = [] if spec.settings["device"] == "cpu" else [f"--gres=gpu:{devices}"]
     directives = [
         f"--job-name=bench-{name}", f"--array=0-{count - 1}", "--nodes=1", "--ntasks=1", *gpus,
-        "--requeue", "--signal=B:USR1@90", "--open-mode=append", f"--output={places['store']}/slurm-%A_%a.log",
-        *options,
+        "--requeue", "--signal=B:USR1@90", "--open-mode=append",
+        f"--output={str(places['store']).replace('%', '%%')}/slurm-%A_%a.log",
     ]  # fmt: skip
+    lines = [[directive] for directive in directives] + ([list(options)] if options else [])
     return "\n".join(
         [
             "#!/bin/bash",
-            *(f"#SBATCH {directive}" for directive in directives),
+            *(f"#SBATCH {' '.join(map(_quoted, line))}" for line in lines),
             ": ${BENCH_STORAGE:?set it to the address of the database}",
             'export OMP_NUM_THREADS="${SLURM_CPUS_PER_TASK:-1}"',
             "unset SLURM_NTASKS SLURM_PROCID  # a run on several devices starts its own processes",
@@ -85,6 +93,13 @@ def script(
             "",
         ]
     )
+
+
+def _quoted(word: str) -> str:
+    """A word as sbatch reads its own lines: with a backslash that escapes everywhere, and # as the end."""
+    if re.fullmatch(r"[\w%+,./:=@^-]+", word):
+        return word
+    return '"' + re.sub(r'(["\\])', r"\\\1", word) + '"'
 
 
 def submit(study: Study, text: str, folder: Path) -> str:

@@ -107,7 +107,8 @@ class Study:
             old = self.request
             grown = {name: max(getattr(old, name), getattr(request, name)) for name in ("trials", "total", "refine")}
             self.spec.design.wanted({}, self.spec.mode, CONVERGED, grown["trials"], grown["total"])  # or it refuses
-            new = request.model_copy(update=grown | {"out": request.out or old.out})
+            latest = {name: getattr(request, name) or getattr(old, name) for name in ("out", "engine")}
+            new = request.model_copy(update=grown | latest)
             self._rdb.set_study_user_attr(self._ids[False], "request", new.model_dump())
             return new
 

@@ -15,6 +15,7 @@ from typing_extensions import TypedDict
 
 from bench.config import RunConfig, TrainerOptions, on_device, resolve
 from bench.errors import UserError
+from bench.execute import Engine
 from bench.store.load import Damaged, parse
 from bench.store.record import FILE_NAME, FINISHED, Count, Json, Name, RunResult, contradiction
 from bench.tuning.design import Design, Kind
@@ -184,6 +185,7 @@ class Request(BaseModel):
         retries: how often a trial is tried again that came to nothing.
         report: whether the winner is run on the fresh seeds.
         out: the folder for its settings and plot, if one was named.
+        engine: how its trials are trained, if somebody has said so; as in `bench.tuning.worker.Worker`.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -194,6 +196,7 @@ class Request(BaseModel):
     retries: Count = 2
     report: bool = True
     out: str | None = None
+    engine: Engine | None = None
 
 
 @dataclass

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from bench.checks import refuse_too_many
 from bench.config import resolve, settings_of
 from bench.errors import UserError, unknown
+from bench.execute import Engine
 from bench.plugins import naming
 from bench.settings import chosen_of
 from bench.sweeps.grid import read_seeds
@@ -133,6 +134,7 @@ def make_request(
     retries: int = 2,
     report: bool = True,
     out: Path | None = None,
+    engine: Engine | None = None,
     seeds: int = 1,
 ) -> Request:
     """What is asked of a study.
@@ -144,6 +146,7 @@ def make_request(
         retries: how often a trial that came to nothing is tried again.
         report: run the winner on fresh seeds.
         out: the folder that the result was asked for in, if any was.
+        engine: how trials are to be trained, if that was said.
         seeds: of each trial.
 
     Raises:
@@ -162,7 +165,9 @@ def make_request(
     refine = trials - usual if tpe else 0
     design.wanted({}, "min", CONVERGED, trials - refine)  # or it refuses, before there is a study
     place = None if out is None else str(out.absolute())
-    return Request(trials=trials - refine, refine=refine, retries=retries, report=report, out=place)
+    return Request(
+        trials=trials - refine, refine=refine, retries=retries, report=report, out=place, engine=engine
+    )  # fmt: skip
 
 
 def promise(spec: StudySpec, trials: int) -> str:

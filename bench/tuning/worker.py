@@ -27,6 +27,7 @@ from bench.execute import Engine
 from bench.execute.choice import Choices
 from bench.execute.execute import execute, results
 from bench.machine import this_process
+from bench.process import bench_command
 from bench.progress import Progress, SweepProgress
 from bench.runner import run
 from bench.store.record import FINISHED, RunResult
@@ -231,7 +232,7 @@ class Worker:
         path.parent.mkdir(parents=True, exist_ok=True)
         settings = settings_of(config.model_dump(mode="json", exclude={"data", "store", "logger"}))
         path.write_text(json.dumps(settings), "utf-8")  # which is YAML
-        command = [sys.executable, "-P", "-m", "bench.cli", "fit", "--config", str(path), "--json"]
+        command = bench_command("fit", "--config", str(path), "--json")
         command += ["--store", str(config.store), "--data", str(config.data)]
         with tempfile.TemporaryFile("w+") as said:  # no pipe, which would be full one day
             process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=said, start_new_session=True)

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections import deque
@@ -17,6 +16,7 @@ from typing import Any
 from bench.config import RunConfig
 from bench.errors import RunFailed, UserError
 from bench.machine import lives
+from bench.process import bench_command
 from bench.tuning.progress import TuningProgress
 from bench.tuning.studies import Studies
 from bench.tuning.study import Study
@@ -180,7 +180,7 @@ class Workers:
 
     def _start(self, index: int) -> _Process:
         slot = self.slots[index]
-        command = [sys.executable, "-P", "-m", "bench.cli", "worker", "--events", "--engine", self.engine]
+        command = bench_command("worker", "--events", "--engine", self.engine)
         command += ["--shared-by", str(len(self.slots)), *self.named]
         command += [word for name, place in self.places.items() for word in (f"--{name}", str(place))]
         environment = os.environ | slot.environment

@@ -33,11 +33,14 @@ def main(words: list[str]) -> int:
     from bench.tuning.tune import promise, work
     from bench.tuning.workers import slots
 
+    if args.print and not args.slurm:
+        raise UserError("--print prints the script of --slurm; write both")
+    if args.create and args.slurm:
+        raise UserError("--create puts the study into its database, and --slurm does so too: leave one of them out")
     places = {"data": args.data, "store": args.store}
     asked = _of_study(args, settings, words) if args.resume else _of_words(args, settings, places)
     study, spec, name, request, out = asked
-    if args.print and not args.slurm:
-        raise UserError("--print prints the script of --slurm; write both")
+    engine = request.engine or "auto"
     if args.slurm and args.storage is None and not args.print:
         raise UserError(
             "--slurm: SQLite is not safe on the file systems that nodes share; give the address of a PostgreSQL"
@@ -45,22 +48,25 @@ def main(words: list[str]) -> int:
         )
     text = ""
     if args.slurm:
-        text = script(name, spec, request.trials, args.workers, places, args.engine, _sbatch_options(args.sbatch))
-    else:
+        text = script(name, spec, request.trials, args.workers, places, engine, _sbatch_options(args.sbatch))
+    elif not args.create:
         slots(args.workers, spec.typical(places))  # refuses what this machine has not
     if args.dry_run:
         points = [w.point for w in spec.design.wanted({}, spec.mode, CONVERGED, request.trials, request.total)]
         print(json.dumps(points) if args.json else "\n".join(map(spoken, points)))
         note(f"study {name}: {promise(spec, request.trials)}")
         return 0
-    if args.print and args.storage is None:
+    if args.print:
         print(text, end="")
-        note(
-            f"no --storage was given, so study {name} is in no database yet:"
-            " the same command with --storage puts it there, and the script then works as it is"
-        )
+        if study is None or request != study.request:
+            where = "" if args.storage else " and with --storage URL"
+            note(
+                f"study {name} must be in the database as it is asked for here:"
+                f" the same command with --create instead of --slurm --print{where} puts it there"
+            )
         return 0
-    make_output(out)  # before hours of training
+    if not args.create:
+        make_output(out)  # before hours of training
     if study is None:
         study = open_studies(args).create(spec, args.name)
     stored = study.ask(request)
@@ -69,10 +75,14 @@ def main(words: list[str]) -> int:
             f"the study has {stored.trials} trials already; `bench studies {name} --budget {request.trials}` shows"
             f" what {request.trials} would have found"
         )
+    if args.create:
+        worker = shlex.join(["bench", "worker", "--study", study.name, *naming(spec.names)])
+        print(f"study {study.name} is in {study.studies.shown}; to work on it: {worker}")
+        return 0
     if args.slurm:
         return _slurm(study, text, args)
     progress = TuningProgress(f"study {study.name}", spec.metric)
-    if not work(study, args.workers, places, args.engine, progress):
+    if not work(study, args.workers, places, engine, progress):
         progress.say(
             "bench: stopped; nothing is lost, and the same command"
             f" (or {shlex.join(['bench', 'tune', '--resume', study.name, *naming(spec.names)])}) goes on"
@@ -95,7 +105,8 @@ def _of_study(args: argparse.Namespace, settings: dict[str, Any], words: list[st
     """As the study was asked for, but for what is given."""
     from bench.tuning.tune import make_request
 
-    study, tpe = open_studies(args, make=False).open(args.resume), args.sampler == "tpe"
+    tpe = args.sampler == "tpe"
+    study = open_studies(args, make=False, read_only=args.print).open(args.resume)
     own = {"seeds", "report_seeds", "prune", "name", *([] if tpe else ["sampler"])}
     named = {kind: [settings[kind]] for kind in ("task", "opt") if kind in settings}
     other = [kind for kind, (name,) in named.items() if bare(name) != bare(study.spec.names[kind])]
@@ -108,7 +119,7 @@ def _of_study(args: argparse.Namespace, settings: dict[str, Any], words: list[st
     request = make_request(
         study.spec.design, (before.trials or None) if args.trials is None else args.trials, tpe=tpe,
         retries=before.retries if args.retries is None else args.retries, report=before.report, out=args.out,
-        seeds=len(study.spec.seeds),
+        engine=args.engine or before.engine, seeds=len(study.spec.seeds),
     )  # fmt: skip
     return _Asked(study, study.spec, study.name, request, args.out or _remembered(before.out))
 
@@ -139,8 +150,9 @@ def _of_words(args: argparse.Namespace, settings: dict[str, Any], places: dict[s
     name = spec.name if args.name is None else check_name(args.name)
     retries = 2 if args.retries is None else args.retries
     request = make_request(
-        spec.design, args.trials, tpe=tpe, retries=retries, report=report, out=args.out, seeds=len(spec.seeds)
-    )
+        spec.design, args.trials, tpe=tpe, retries=retries, report=report, out=args.out,
+        engine=args.engine or "auto", seeds=len(spec.seeds),
+    )  # fmt: skip
     return _Asked(None, spec, name, request, args.out or Path("tuned"))
 
 
@@ -196,7 +208,14 @@ def _parser() -> Parser:
     parser.add_argument(
         "--slurm", action="store_true", help="submit the workers to Slurm as an array, one task a GPU, and stop"
     )
-    parser.add_argument("--print", action="store_true", help="with --slurm: print the script, do not submit it")
+    parser.add_argument(
+        "--print", action="store_true", help="with --slurm: print the script and stop; no database is written to"
+    )
+    parser.add_argument(
+        "--create",
+        action="store_true",
+        help="put the study into its database and stop; `bench worker` works on it",
+    )
     parser.add_argument(
         "--sbatch",
         default="",
@@ -207,6 +226,7 @@ def _parser() -> Parser:
         "--workers", default="auto", help="worker processes, or auto (default): one for each GPU, or each processor"
     )
     add_engine(parser)
+    parser.set_defaults(engine=None)  # with --resume the study's own
     add_storage(parser)
     add_places(parser)
     return parser
@@ -223,9 +243,6 @@ def _slurm(study: "Study", text: str, args: argparse.Namespace) -> int:
     from bench.papers.reproduce import make_output
     from bench.tuning.slurm import submit
 
-    if args.print:
-        print(text, end="")
-        return 0
     make_output(args.store)  # or Slurm could not write its log
     print(submit(study, text, args.store))
     print(

@@ -38,6 +38,7 @@ def main(words: list[str]) -> int:
             help="name the file or module that the study names, or it is not imported; several times for several",
         )  # fmt: skip
     add_engine(parser)
+    parser.set_defaults(engine=None)  # the study's own
     parser.add_argument(
         "--shared-by",
         type=int,
@@ -63,7 +64,8 @@ def main(words: list[str]) -> int:
 
         places = {"data": args.data, "store": args.store}
         tell = _as_events(out) if study is None else _as_lines(study)
-        worker = Worker(places, tell, engine=args.engine, shared_by=args.shared_by)
+        engine = args.engine or (study.request.engine if study is not None else None) or "auto"
+        worker = Worker(places, tell, engine=engine, shared_by=args.shared_by)
         damaged = False
         for each in [study] if study is not None else map(studies.open, supervised()):
             each.admit({"task": args.task, "opt": args.opt}, as_typed("worker", words))
