@@ -90,6 +90,23 @@ def result_rows(results: Iterable[RunResult]) -> dict[str, str]:
     return {run_id: row.rstrip() for run_id, row in rows.items()}
 
 
+def fit_words(run: RunResult) -> str:
+    """The command that a run comes from, without its seeds: the device, and all that differs from the defaults."""
+    names = f"bench fit --task {shlex.quote(run.config['task'])} --opt {shlex.quote(run.config['opt'])}"
+    said = {k: v for k, v in run.chosen.items() if v is not None or not k.startswith("trainer.")}
+    words = {"device": run.config["device"]} | said
+    return " ".join(
+        [names, *(f"{shlex.quote(f'--{name}')} {shlex.quote(_given(value))}" for name, value in words.items())]
+    )
+
+
+def _given(value: Any) -> str:
+    """A value as the command line takes it."""
+    if isinstance(value, list | tuple):
+        return ",".join(map(_given, value))
+    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def claim_lines(result: "Reproduction", folder: Path) -> list[str]:
     """What became of an experiment's claims, and where the output is."""
     lines = [f"{result.name}: {result.experiment.title}"]

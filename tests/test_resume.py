@@ -41,7 +41,7 @@ SYNTHETIC = (
     "cpu",
 )
 SPS = ("--opt", "sps", "--opt.gamma", "2", "--opt.max_step", "5")
-CLOCKS = ("wall_s", "train_s", "seconds_to_target", "memory")
+CLOCKS = ("wall_s", "train_s", "seconds_to_target", "memory", "begun")
 
 
 def outcome(store: Path) -> tuple[dict, dict]:

@@ -51,7 +51,7 @@ FOUR = ("--opt", "ngd", "--opt.lr", "0.1,1", "--seeds", 2)
 SIXTEEN = ("--opt", "ngd", "--opt.lr", "0.01:1:8", "--seeds", 2)
 LANES = ("--engine", "lanes", "--width", 4)
 FILES = ["sensitivity.csv", "sensitivity.md", "sensitivity.pdf", "sensitivity.png"]
-CLOCKS = ("wall_s", "train_s", "seconds_to_target", "memory")
+CLOCKS = ("wall_s", "train_s", "seconds_to_target", "memory", "begun", "plan")
 
 
 @pytest.fixture(autouse=True)

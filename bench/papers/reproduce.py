@@ -23,11 +23,12 @@ from bench.errors import RunBusy, UserError, unknown
 from bench.papers.arms import Arm
 from bench.papers.claims import judge
 from bench.papers.experiments import Experiment, Settings, load
-from bench.papers.reproduction import Reproduction, Version, as_json, duration, page, words
+from bench.papers.reproduction import Reproduction, Version, as_json, page, words
 from bench.papers.verdicts import Finding
 from bench.store.record import RunResult
 from bench.store.store import Store
 from bench.store.tables import TABLES, write_parquet
+from bench.text import duration
 
 ROOM = 10 * 2**20
 """Bytes that the output's disk must have free before anything is trained; the largest output so far has 8 million."""
@@ -67,7 +68,7 @@ def jobs(experiment: Experiment, places: Settings) -> list[Job]:
     return todo
 
 
-def train(todo: Sequence[Job], say: Callable[[str], None]) -> bool:
+def train(todo: Sequence[Job], say: Callable[[str], None], plan: str | None = None) -> bool:
     """Make the runs that the store does not have; True unless a signal asked to stop.
 
     Runs that another process trains now are left to it, and waited for at the end.
@@ -75,6 +76,7 @@ def train(todo: Sequence[Job], say: Callable[[str], None]) -> bool:
     Args:
         todo: the runs.
         say: shows a line of progress.
+        plan: what they are made for (`RunResult.plan`).
 
     Raises:
         UserError: data are missing, or the store cannot be written.
@@ -91,7 +93,7 @@ def train(todo: Sequence[Job], say: Callable[[str], None]) -> bool:
         busy: list[Job] = []
         for job in waiting:
             try:
-                result = run(job.config, progress=sys.stderr.isatty())
+                result = run(job.config, progress=sys.stderr.isatty(), plan=plan)
             except RunBusy:
                 busy.append(job)
                 continue
@@ -190,7 +192,7 @@ def reproduce(
         (point, *planned(full.at(point))) for point in (full.search.points if version.search and full.search else [])
     ]
     make_output(folder)
-    if not train(todo, say):
+    if not train(todo, say, f"experiment {name}"):
         return None
     arms, records, without = collect(todo)
     if not arms:
@@ -200,7 +202,7 @@ def reproduce(
     region = []
     for i, (point, there, todo) in enumerate(points, 1):
         say(f"point {i} of {len(points)}: {words(point)}")
-        if not train(todo, say):
+        if not train(todo, say, f"experiment {name}"):
             return None
         region.append((point, _judge(there, collect(todo)[0])))
     result = Reproduction(name, experiment, version, findings, records, without, region)

@@ -11,7 +11,7 @@ from typing import Any
 from bench.papers.experiments import Claim, Experiment, Settings
 from bench.papers.verdicts import Finding, number
 from bench.store.record import RunResult
-from bench.text import plain
+from bench.text import duration, plain
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,149 @@ class Version:
         flags = {"--quick": self.quick, "--search": self.search, f"--seeds {self.seeds}": self.seeds}
         arms = [shlex.join(["--arm", arm, name, str(x)]) for arm, own in self.arms.items() for name, x in own.items()]
         return " ".join(filter(None, [*(flag for flag, on in flags.items() if on), words(self.changes), *arms]))
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """What an experiment gave.
+
+    Attributes:
+        name, experiment, version: what was done.
+        findings: by claim.
+        records: the runs' records by arm.
+        without: seeds that were left out, with the reason.
+        region: by point of the search, the verdicts by claim; empty if nothing was searched.
+    """
+
+    name: str
+    experiment: Experiment
+    version: Version
+    findings: Mapping[str, Finding]
+    records: Mapping[str, Sequence[RunResult]]
+    without: Mapping[int, str]
+    region: Sequence[tuple[Settings, Mapping[str, Finding]]]
+
+    @property
+    def claims(self) -> Iterator[tuple[Claim, Finding]]:
+        """The claims with what was found."""
+        return ((claim, self.findings[claim.name]) for claim in self.experiment.claims)
+
+    @property
+    def parts(self) -> list[str]:
+        """What the runs were on, where that is less than the task (`RunResult.part`)."""
+        return sorted({run.part for runs in self.records.values() for run in runs if run.part})
+
+
+def as_json(result: Reproduction) -> dict[str, Any]:
+    """Everything but the curves, as strict JSON can hold it."""
+    runs = [record for records in result.records.values() for record in records]
+    return plain({
+        "experiment": result.name, "title": result.experiment.title, "paper": result.experiment.paper,
+        "quick": result.version.quick, "changes": dict(result.version.changes),
+        "changed_arms": dict(result.version.arms),
+        "seeds": result.experiment.seeds, "seeds_left_out": dict(result.without), "parts": result.parts,
+        "notes": result.experiment.notes,
+        "claims": [claim.model_dump() | result.experiment.arguments(claim) | asdict(finding)
+                   for claim, finding in result.claims],
+        "search": [{"at": point, **{name: asdict(f) for name, f in there.items()}} for point, there in result.region],
+        "environments": _distinct(run.environment for run in runs),
+        "versions": _distinct(run.versions for run in runs),
+        "runs": {label: [run.run_id for run in records] for label, records in result.records.items()},
+    })  # fmt: skip
+
+
+def _distinct(values: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [json.loads(text) for text in dict.fromkeys(json.dumps(value, sort_keys=True) for value in values)]
+
+
+def page(result: Reproduction) -> str:
+    """The report as Markdown: figure, claims beside the paper's words, and what they rest on."""
+    experiment = result.experiment
+    again = f"bench reproduce {result.name} {result.version.words}".rstrip()
+    lines = [f"# {experiment.title}", "", f"{experiment.paper}. Made by `{again}`.", ""]
+    if result.version.changed:
+        lines += [
+            "**Settings or seeds were changed on the command line: this is not the experiment as it is defined.**",
+            "",
+        ]
+    if result.version.quick:
+        lines += ["**This is the quick version: few seeds and few steps. Its verdicts are no evidence.**", ""]
+    for part in result.parts:
+        lines += [f"**Not the whole task: {part}.**", ""]
+    lines += ["![figure](figure.png)", "", "## Claims", ""]
+    rows = [
+        (f"**{finding.verdict}**", claim.name, claim.paper, finding.text, _effect(finding))
+        for claim, finding in result.claims
+    ]
+    lines += markdown_table(
+        ("verdict", "claim", "the paper, in short", "here", "effect, 95 % interval over seeds"), rows
+    )
+    if result.region:
+        assert experiment.search is not None
+        names = list(dict.fromkeys(name for _, there in result.region for name in there))
+        lines += ["", "## Where the claims hold", "", experiment.search.why, ""]
+        rows = [(f"`{words(point)}`", *(_verdict(there, name) for name in names)) for point, there in result.region]
+        lines += markdown_table(("open constants", *names), rows)
+        for name in names:
+            count = Counter(_verdict(there, name) for _, there in result.region)
+            where = ", ".join(f"{verdict} at {n}" for verdict, n in count.most_common())
+            lines += ["", f"`{name}`: {where} of {len(result.region)} points."]
+    lines += ["", "## Runs", ""]
+    rows = [
+        (
+            label, f"`{words(experiment.arms[label])}`", len(records), max(run.steps for run in records),
+            ", ".join(f"{status} {n}" for status, n in Counter(run.status for run in records).items()),
+            duration(sum(run.wall_s for run in records)),
+        )
+        for label, records in result.records.items()
+    ]  # fmt: skip
+    lines += markdown_table(("arm", "settings", "seeds", "steps", "ended", "time in all"), rows)
+    shared = {
+        name: x for name, x in experiment.common.items() if not any(name in own for own in experiment.arms.values())
+    }
+    lines += ["", f"All arms: `{words(shared)}`."]
+    for section in (
+        [f"Left out: seed {seed}, where {reason}." for seed, reason in result.without.items()],
+        [f"* {note}" for note in experiment.notes],
+    ):
+        lines += ["", *section] if section else []
+    runs = [run for records in result.records.values() for run in records]
+    lines += [""]
+    for environment in _distinct(run.environment for run in runs):
+        where = ", ".join(
+            f"{value} {name[:-1] if value == 1 else name}" if name in ("cores", "threads") else str(value)
+            for name, value in environment.items()
+            if value
+        )
+        lines += [f"Machine: {where}."]
+    for versions in _distinct(run.versions for run in runs):
+        lines += ["Versions: " + ", ".join(f"{name} {version}" for name, version in versions.items()) + "."]
+    return "\n".join([*lines, ""])
+
+
+def markdown_table(head: Sequence[Any], rows: Sequence[Sequence[Any]]) -> list[str]:
+    """The lines of a Markdown table."""
+    cells = [head, ["---"] * len(head), *rows]
+    return ["| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in cells]
+
+
+def _effect(finding: Finding) -> str:
+    if finding.effect is None:
+        return ""
+    low, high = -inf if finding.low is None else finding.low, inf if finding.high is None else finding.high
+    interval = f" [{number(low)}, {number(high)}]" if low > -inf or high < inf else ""
+    return f"{number(finding.effect)}{interval} {finding.unit}"
+
+
+def _verdict(findings: Mapping[str, Finding], name: str) -> str:
+    return findings[name].verdict if name in findings else "no solution"
+
+
+def words(self) -> str:
+    """As the command line has it."""
+    flags = {"--quick": self.quick, "--search": self.search, f"--seeds {self.seeds}": self.seeds}
+    arms = [shlex.join(["--arm", arm, name, str(x)]) for arm, own in self.arms.items() for name, x in own.items()]
+    return " ".join(filter(None, [*(flag for flag, on in flags.items() if on), words(self.changes), *arms]))
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from bench.store.load import Damaged, is_there
 from bench.store.record import RunResult
 from bench.store.stores import Stores
 from bench.store.tables import CURVE_FIELDS
-from bench.text import cell, clean, in_csv, in_markdown, plain
+from bench.text import aligned, cell, clean, in_csv, in_markdown, plain
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -290,9 +290,8 @@ def _json(value: Any) -> str:
 def text(answer: Answer) -> Iterator[str]:
     """For a terminal, piece by piece, as the other formats."""
     rows = [list(map(clean, answer.names)), *(_words(row) for row in answer.rows)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        yield "  ".join(map(str.ljust, row, widths)).rstrip() + "\n"
+    for line in aligned(rows):
+        yield f"{line}\n"
     if len(rows) == 1:
         yield "no rows\n"
 

@@ -47,6 +47,7 @@ def sweep(
     width: int | None = None,
     memory: int | None = None,
     stop: StopRequest | None = None,
+    plan: str = "sweep",
 ) -> list[RunResult] | None:
     """Make the runs that the store does not have, and return all of them; None if a signal asked to stop.
 
@@ -61,6 +62,7 @@ def sweep(
         width: lanes of a block at most; measured by default.
         memory: bytes that a block may take; 80 % of what is free by default.
         stop: by which somebody else may ask the sweep to stop; it listens to signals as well.
+        plan: what the runs are made for (`RunResult.plan`).
 
     Raises:
         UserError: a run cannot be made, or not with this engine.
@@ -87,9 +89,9 @@ def sweep(
         for group in sorted(groups.values(), key=len, reverse=True):  # what is measured of the largest holds for all
             choice = choices.of(list(group.values()))
             if not (
-                _as_lanes(group, store, choice, stop, progress)
+                _as_lanes(group, store, choice, stop, progress, plan)
                 if choice.lanes
-                else _one_by_one(list(group.values()), stop, progress)
+                else _one_by_one(list(group.values()), stop, progress, plan)
             ):
                 return None
     there = store.find_all(by_id)
@@ -260,7 +262,7 @@ def why_no_lanes(config: RunConfig) -> str | None:
 
 
 def _as_lanes(
-    group: dict[str, RunConfig], store: Store, choice: Choice, stop: StopRequest, progress: SweepProgress
+    group: dict[str, RunConfig], store: Store, choice: Choice, stop: StopRequest, progress: SweepProgress, plan: str
 ) -> bool:
     """Train a group in blocks; False if a signal asked to stop."""
     width, widest, short = choice.width, inf, False
@@ -285,7 +287,7 @@ def _as_lanes(
         alone = {run_id for run_id, result in stored.items() if result.engine != "lanes"}
         fresh = {run_id: config for run_id, config in left.items() if run_id not in alone}
         if not fresh:
-            return _one_by_one(list(left.values()), stop, progress)
+            return _one_by_one(list(left.values()), stop, progress, plan)
         busy = {run_id for block in (*others, *there.values()) if block.busy for run_id in block.runs}
         free = [config for run_id, config in fresh.items() if run_id not in busy]
         # What a killed process left comes first: it is part of the way.
@@ -300,7 +302,7 @@ def _as_lanes(
             continue
         waiting = False
         try:
-            results = train_block(grid, stop, progress, compiled=choice.compiled)
+            results = train_block(grid, stop, progress, compiled=choice.compiled, plan=plan)
             if results is None:
                 return False
             trained |= {result.run_id for result in results}
@@ -333,7 +335,7 @@ def _wait(runs: Collection[object], waiting: bool, progress: SweepProgress) -> b
     return True
 
 
-def _one_by_one(left: Sequence[RunConfig], stop: StopRequest, progress: SweepProgress) -> bool:
+def _one_by_one(left: Sequence[RunConfig], stop: StopRequest, progress: SweepProgress, plan: str) -> bool:
     """Train runs one after the other; False if a signal asked to stop."""
     waiting = False
     while left:
@@ -342,7 +344,7 @@ def _one_by_one(left: Sequence[RunConfig], stop: StopRequest, progress: SweepPro
             if stop.signal is not None:
                 return False
             try:
-                result = run(config, progress=False)
+                result = run(config, progress=False, plan=plan)
             except RunBusy:
                 busy.append(config)
                 continue

@@ -178,10 +178,14 @@ class Worker:
             return False
         return True
 
+    @property
+    def _plan(self) -> str:
+        return f"study {self.study.name}"
+
     def _as_lanes(self, trials: Sequence[Trial], width: int | None) -> list[list[RunResult]] | None:
         configs = [config for trial in trials for config in self._configs(trial)]
         show = _LanesShown(self.tell, self.study)
-        results = sweep(configs, show, show.say, engine="lanes", width=width, stop=self.stop)
+        results = sweep(configs, show, show.say, engine="lanes", width=width, stop=self.stop, plan=self._plan)
         if results is None:
             return None
         by_id = {result.run_id: result for result in results}
@@ -208,7 +212,7 @@ class Worker:
 
         while self.stop.signal is None:
             try:
-                return run(config, progress=progress, stop=self.stop)
+                return run(config, progress=progress, stop=self.stop, plan=self._plan)
             except KeyboardInterrupt:
                 if not self.stop.pruned:
                     raise
