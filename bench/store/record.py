@@ -67,9 +67,8 @@ def _date(text: str) -> str:
     return text
 
 
-Moment = Annotated[
-    str, StringConstraints(pattern=r"^(19[7-9]|2\d\d)\d-\d\d-\d\dT\d\d:\d\d:\d\dZ$"), AfterValidator(_date)
-]
+_MOMENT = r"^(19[7-9]|2\d\d)\d-\d\d-\d\dT\d\d:\d\d:\d\dZ$"
+Moment = Annotated[str, StringConstraints(pattern=_MOMENT), AfterValidator(_date)]
 """A moment in UTC, to the second."""
 
 
