@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
+from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
@@ -325,9 +326,7 @@ def _show_run(
     from bench.store.stores import Stores
 
     path = Path(name)
-    if path.name != name:
-        if not path.is_dir():
-            raise unknown_name("task, optimizer, experiment or run", name, known)
+    if path.name != name and path.parent.is_dir():
         folders = [path.parent]
     there = [folder for folder in folders if folder.is_dir()]
     stores = Stores(there)
@@ -337,8 +336,11 @@ def _show_run(
             remark("error", each)
         if broken:
             return RunFailed.exit_code
-        where = f" in {stores.shown}" * bool(there)
-        raise unknown_name(f"task, optimizer, experiment, or run{where},", name, [*known, *stores.blocks])
+        begun = [run_id for run_id in stores.blocks if run_id.startswith(path.name)]
+        near = begun[:1] or get_close_matches(path.name, stores.blocks, n=1, cutoff=0.9)  # ids end in a digest
+        if near:
+            raise unknown(f"run in {stores.shown}", path.name, near)
+        raise unknown_name("task, optimizer, experiment or run", name, known)
     print("\n".join(show.lines(*find(name, there))))
     return 0
 

@@ -12,6 +12,9 @@ from bench.text import aligned, number, padded, width
 
 NARROWEST = 20
 """Columns that are always used, however few a terminal says it has. Ours."""
+_MOST = 1e300
+"""Greater values are left out of a plot: the difference of two might not be a number. Ours."""
+_TIE = "\N{NO-BREAK SPACE}"
 _BRAILLE = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 """Bits of the dots of a braille character, by column and row."""
 
@@ -39,18 +42,18 @@ def table(rows: Sequence[Sequence[str]], wide: int | None) -> list[str]:
     fitting = next((n for n in range(len(widths), 0, -1) if wide is None or sum(widths[:n]) + 2 * (n - 1) <= wide), 1)
     lines: list[str] = []
     for row, line in zip(rows, aligned([row[:fitting] for row in rows]), strict=True):
-        rest = "  ".join(word for word in row[fitting:] if word)
+        rest = [part for word in row[fitting:] for part in word.split("  ") if part]
         lines += [line, *wrapped(rest, wide, "    ")]
     return lines
 
 
-def wrapped(text: str, wide: int | None, indent: str) -> list[str]:
-    """A text in as many lines as it needs, all indented; none for an empty one."""
-    if wide is None:
-        return [indent + text] if text else []
-    return textwrap.wrap(
-        text, max(NARROWEST, wide), initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
-    )
+def wrapped(parts: Sequence[str], wide: int | None, indent: str, between: str = "  ") -> list[str]:
+    """Parts in as many lines as they need, all indented; one is only broken if it is longer than a line."""
+    text = between.join(part.replace(" ", _TIE) for part in parts)
+    found = [text] if wide is None and text else textwrap.wrap(
+        text, max(NARROWEST, wide or 0) - len(indent), break_on_hyphens=False
+    )  # fmt: skip
+    return [indent + line.replace(_TIE, " ") for line in found]
 
 
 class _Axis(NamedTuple):
@@ -69,15 +72,16 @@ class _Axis(NamedTuple):
 def plot(xs: Sequence[float], ys: Sequence[float], wide: int, high: int, *, braille: bool) -> list[str]:
     """A curve with the ends of both axes, whose y axis is logarithmic where all values are positive.
 
-    Each column shows the range and the mean of the values that fall into it. Values that are not finite are left out.
+    Each column shows the range and the mean of the values that fall into it. Values that are no numbers are left out.
 
     Args:
         xs: ascending.
         ys: as many.
-        wide, high: columns and lines that it may take.
+        wide: columns that it may take.
+        high: lines that it may take.
         braille: draw with eight dots a character; else with stars.
-    """  # fmt: skip
-    points = [(x, y) for x, y in zip(xs, ys, strict=True) if math.isfinite(x) and math.isfinite(y)]
+    """
+    points = [(x, y) for x, y in zip(xs, ys, strict=True) if math.isfinite(x) and abs(y) <= _MOST]
     if not points:
         return []
     values = [y for _, y in points]

@@ -182,7 +182,7 @@ def test_every_run_of_a_sweep_is_an_ordinary_run(cli, store, here):
     assert runs.keys() == named.keys()
     assert statuses(store) == {("completed", "lanes"): 8}
     assert all(len(Store(store).tables(run_id)["curve"]["step"]) == STEPS for run_id in runs)
-    listed = cli("list", "runs").out.splitlines()
+    listed = cli("list", "runs", "--all").out.splitlines()[1:]
     assert sorted(line.split()[0] for line in listed) == sorted(runs)
     for run_id, run in runs.items():
         own = named[run_id]

@@ -16,7 +16,7 @@ from typing import Any, get_args
 from bench.config import settings_of
 from bench.errors import UserError, unknown
 from bench.report import result_json
-from bench.store.block import RUNS
+from bench.store.block import RUNS, Block
 from bench.store.record import FINISHED, RunResult, Status
 from bench.store.stores import Stores
 from bench.text import cell, comparable, duration, number, word_of
@@ -153,7 +153,7 @@ def lines(stores: Stores, asked: Asked) -> list[Line]:
                 if not there:
                     raise UserError(f"unknown {kind} in {stores.shown} {name!r}; there is none")
                 raise unknown(f"{kind} in {stores.shown}", name, there)
-    begun = {run.run_id: run.begun or _written(stores, run.run_id) for run in stores.runs}
+    begun = {run.run_id: begun_at(run, stores.blocks[run.run_id]) for run in stores.runs}
     tasks, opts = {*map(bare, asked.tasks)}, {*map(bare, asked.opts)}
     runs = [
         run
@@ -172,16 +172,21 @@ def lines(stores: Stores, asked: Asked) -> list[Line]:
 
 def studies_of(stores: Stores) -> dict[str, str]:
     """The study that each run is a trial of, as its record says, else as the run says itself."""
-    found = {
-        run.run_id: run.plan.removeprefix(_STUDY) for run in stores.runs if run.plan and run.plan.startswith(_STUDY)
-    }
+    found = {run.run_id: study for run in stores.runs if (study := planned_by(run)) is not None}
     return found | {run_id: record.name for record in reversed(stores.studies) for run_id in record.run_ids}
 
 
-def _written(stores: Stores, run_id: str) -> str:
-    """When the record of a run was written, which is all that is known of the date of an old one."""
+def planned_by(run: RunResult) -> str | None:
+    """The study that a run says it was made for."""
+    return run.plan.removeprefix(_STUDY) if run.plan and run.plan.startswith(_STUDY) else None
+
+
+def begun_at(run: RunResult, block: Block | None) -> str:
+    """When a run began; of one whose record does not say so, when that was written."""
+    if run.begun or block is None:
+        return run.begun
     try:
-        seconds = (stores.blocks[run_id].at / RUNS).stat().st_mtime
+        seconds = (block.at / RUNS).stat().st_mtime
         return datetime.fromtimestamp(seconds, UTC).strftime(_FORM)
     except (OSError, ValueError, OverflowError):
         return ""
@@ -263,11 +268,19 @@ def _tell_apart(found: Iterable[Line]) -> None:
             for name in (name for name, there in values.items() if len(there) > 1):
                 mine = dict.fromkeys(each[name] for each in own if name in each)
                 if len(mine) == 1:
-                    line.settings[name] = next(iter(mine))
+                    line.settings[name] = _short(next(iter(mine)))
                 elif mine:
                     line.settings[name] = f"{len(mine)} values"
                     if line.chosen is not None:
-                        line.settings[name] += f", best {_words(line.chosen[0]).get(name)}"
+                        line.settings[name] += f", best {_short(_words(line.chosen[0]).get(name, 'none'))}"
+
+
+def _short(word: str) -> str:
+    """A value in words; a number to four digits."""
+    try:
+        return f"{float(word):.4g}" if len(word) > 8 else word
+    except ValueError:
+        return word
 
 
 def _words(run: RunResult) -> dict[str, str]:

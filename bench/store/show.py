@@ -1,5 +1,6 @@
-"""What `bench show RUN` shows of a stored run: where it stands, result, configuration, curve, and what to do with it."""
+"""What `bench show RUN` shows of a stored run: its state, result, settings and curve, and what to do with it."""
 
+import math
 import shlex
 from collections.abc import Mapping
 from typing import Any
@@ -8,15 +9,18 @@ from bench.config import settings_of
 from bench.errors import UserError
 from bench.plugins import naming
 from bench.report import fit_words, remarks_on
-from bench.store.listing import local, studies_of
+from bench.store.listing import begun_at, local, planned_by
 from bench.store.record import RESUMABLE, RunResult
 from bench.store.store import Store
 from bench.store.stores import Stores
 from bench.terminal import columns, is_unicode, plot, wrapped
 from bench.text import aligned, cell, duration, word_of
+from bench.tuning.selection import CONVERGED
 
 WIDE, HIGH = 72, 12
 """The most columns and lines of a plot. Ours."""
+MOST = 50_000
+"""A longer curve is drawn from every second step, or fewer. Ours."""
 _LEFT = 11
 
 
@@ -29,10 +33,10 @@ def lines(run: RunResult, store: Store) -> list[str]:
     more: list[tuple[str, list[str]]] = [
         ("result", _result(run)),
         ("settings beyond the defaults", [f"  --{cell(name)} {_word(value)}" for name, value in chosen.items()]),
-        ("other settings", wrapped("  ".join(f"{cell(k)} {_word(v)}" for k, v in usual.items()), wide or 80, "  ")),
-        (f"training loss of {run.steps} steps", _curve(run, store, wide or 80)),
+        ("other settings", wrapped([f"{cell(k)} {_word(v)}" for k, v in usual.items()], wide or 80, "  ")),
+        (f"training loss{' above its infimum' * (run.infimum is not None)}", _curve(run, store, wide or 80)),
         ("the trained model writes", [f"  | {cell(line)}" for line in (run.specimen or "").split("\n") if line]),
-        ("notes", [part for note in _notes(run) for part in wrapped(cell(note), wide, "  ")]),
+        ("notes", [part for note in _notes(run) for part in wrapped(cell(note).split(" "), wide, "  ", " ")]),
     ]
     shown = [cell(f"{run.run_id}: {run.status}"), *_facts(run, store, wide)]
     for title, part in more:
@@ -44,12 +48,12 @@ def lines(run: RunResult, store: Store) -> list[str]:
 
 
 def _word(value: Any) -> str:
-    return cell(word_of(value))
+    return "none" if value is None else cell(word_of(value))
 
 
 def _facts(run: RunResult, store: Store, wide: int | None) -> list[str]:
-    config, stores = run.config, Stores([store.folder])
-    study = studies_of(stores).get(run.run_id)
+    config, studies = run.config, Stores([store.folder]).studies
+    study = next((each.name for each in studies if run.run_id in each.run_ids), planned_by(run))
     seeds = f"{config['seed']}" + f", order of samples {config['data_seed']}" * (config["data_seed"] != config["seed"])
     evaluated = f" with evaluations, {_seconds(run.train_s)} without" if run.train_s else ""
     target = "" if run.target is None else f"; target {run.target:g}, {_reached(run)}"
@@ -60,7 +64,7 @@ def _facts(run: RunResult, store: Store, wide: int | None) -> list[str]:
         "task": f"{config['task']}: {run.split} {run.metric} ({run.mode}){target}",
         "optimizer": config["opt"] + f": {run.formula}" * bool(run.formula),
         "seed": seeds,
-        "begun": local(run.begun),
+        "begun": local(begun_at(run, store.find(run.run_id))),
         "time": f"{_seconds(run.wall_s)}{evaluated}",
         "steps": f"{run.steps}" + f", {run.skipped} of them not taken" * bool(run.skipped),
         "made for": f"study {study}" if study else run.plan,
@@ -72,7 +76,7 @@ def _facts(run: RunResult, store: Store, wide: int | None) -> list[str]:
     found: list[str] = []
     for name, text in facts.items():
         if text:
-            first, *rest = wrapped(cell(text), wide, " " * (_LEFT + 2))
+            first, *rest = wrapped(cell(text).split(" "), wide, " " * (_LEFT + 2), " ")
             found += [f"  {name:<{_LEFT}}{first.strip()}", *rest]
     return found
 
@@ -117,7 +121,11 @@ def _curve(run: RunResult, store: Store, wide: int) -> list[str]:
         return [f"  {cell(str(error))}"]
     if not len(curve.get("step", ())):
         return []
-    drawn = plot(curve["step"].tolist(), curve["loss"].tolist(), min(wide, WIDE) - 2, HIGH, braille=is_unicode())
+    every = slice(None, None, 1 + len(curve["step"]) // MOST)
+    steps, losses = (curve[name][every].tolist() for name in ("step", "loss"))
+    if (infimum := run.infimum) is not None:
+        losses = [max(loss - infimum, CONVERGED) if math.isfinite(loss) else loss for loss in losses]
+    drawn = plot(steps, losses, min(wide, WIDE) - 2, HIGH, braille=is_unicode())
     return [f"  {line}" for line in drawn]
 
 
