@@ -298,15 +298,24 @@ def _show(words: list[str]) -> int:
     add_stores(parser)
     args = parser.parse_args(words)
     name = args.name
-    from bench.describe import describe_optimizer, describe_task
     from optimizers import OPTIMIZERS
     from tasks import TASKS
 
     if name in OPTIMIZERS:
+        from bench.describe import describe_optimizer
+
         print(describe_optimizer(OPTIMIZERS[name]))
         return 0
     if name in TASKS:
+        from bench.describe import describe_task
+
         print(describe_task(TASKS[name]))
+        return 0
+    path = Path(name)
+    folders = [path.parent] if path.name != name and path.parent.is_dir() else stores_of(args)
+    likely = name.count("/") != 1 or path.is_absolute()  # experiments are called PAPER/EXPERIMENT, and read statistics
+    if likely and (page := _page_of_run(path.name, folders)):
+        print(page)
         return 0
     from bench.papers.experiments import experiments, load, unknown_name
 
@@ -315,34 +324,34 @@ def _show(words: list[str]) -> int:
 
         print(describe_experiment(name, load(name)))
         return 0
-    return _show_run(name, stores_of(args), unknown_name, [*TASKS, *OPTIMIZERS, *experiments()])
-
-
-def _show_run(
-    name: str, folders: Sequence[Path], unknown_name: Callable[[str, str, Sequence[str]], UserError], known: list[str]
-) -> int:
-    from bench.store import show
-    from bench.store.compare import find
+    if not likely and (page := _page_of_run(path.name, folders)):
+        print(page)
+        return 0
     from bench.store.stores import Stores
 
-    path = Path(name)
-    if path.name != name and path.parent.is_dir():
-        folders = [path.parent]
-    there = [folder for folder in folders if folder.is_dir()]
-    stores = Stores(there)
-    if not any(store.get(path.name) for store in stores.stores):
-        broken = [each for each in stores.damaged if path.name in each.path.parts]
-        for each in broken:
-            remark("error", each)
-        if broken:
-            return RunFailed.exit_code
-        begun = [run_id for run_id in stores.blocks if run_id.startswith(path.name)]
-        near = begun[:1] or get_close_matches(path.name, stores.blocks, n=1, cutoff=0.9)  # ids end in a digest
-        if near:
-            raise unknown(f"run in {stores.shown}", path.name, near)
-        raise unknown_name("task, optimizer, experiment or run", name, known)
-    print("\n".join(show.lines(*find(name, there))))
-    return 0
+    stores = Stores([folder for folder in folders if folder.is_dir()])
+    broken = [each for each in stores.damaged if path.name in each.path.parts]
+    for each in broken:
+        remark("error", each)
+    if broken:
+        return RunFailed.exit_code
+    begun = [run_id for run_id in stores.blocks if run_id.startswith(path.name)]
+    near = begun[:1] or get_close_matches(path.name, stores.blocks, n=1, cutoff=0.9)  # ids end in a digest
+    if near:
+        raise unknown(f"run in {stores.shown}", path.name, near)
+    raise unknown_name("task, optimizer, experiment or run", name, [*TASKS, *OPTIMIZERS, *experiments()])
+
+
+def _page_of_run(run_id: str, folders: Sequence[Path]) -> str | None:
+    """What is shown of a run, or None if no store has it."""
+    from bench.store.store import Store
+
+    if not any(Store(folder).get(run_id) for folder in folders if folder.is_dir()):
+        return None
+    from bench.store import show
+    from bench.store.compare import find
+
+    return "\n".join(show.lines(*find(run_id, [folder for folder in folders if folder.is_dir()])))
 
 
 def _doctor(words: list[str]) -> int:
