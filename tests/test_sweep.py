@@ -685,12 +685,15 @@ def test_a_signal_stops_in_mid_block_and_the_same_command_goes_on(sweep, store, 
     assert same(outcome(store), whole)
 
 
-def test_an_interrupted_block_goes_on_where_it_was(sweep, store, interrupt, breaks):
+def test_an_interrupted_block_goes_on_where_it_was(sweep, store, interrupt, breaks, monkeypatch):
     interrupt(4 * 12)
-    assert sweep(*FOUR, *LANES, *OFTEN).code == 130
+    with monkeypatch.context() as patch:
+        patch.setattr("bench.runner.now", lambda: "2026-11-01T12:00:00Z")
+        assert sweep(*FOUR, *LANES, *OFTEN).code == 130
     breaks(RuntimeError("made again"), before=12)
     assert sweep(*FOUR, *LANES, *OFTEN).code == 0
     assert all((Store(store).tables(run_id)["curve"]["step"] == np.arange(1, 21)).all() for run_id in outcome(store))
+    assert {(run.begun, run.plan) for run in Store(store).runs()} == {("2026-11-01T12:00:00Z", "sweep")}
 
 
 def test_a_block_of_one_lane_goes_on_as_lanes(sweep, store, interrupt, trained, tmp_path):
