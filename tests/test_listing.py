@@ -422,7 +422,10 @@ def test_an_interrupted_run_says_how_it_goes_on(cli, store):
 
 def test_a_run_says_which_study_it_is_of(cli, studied):
     trial = next(run for run in Store(studied).runs() if run.config["seed"] == 1000 and run.status == "completed")
-    assert "  made for   study lr-of-adam\n" in cli("show", trial.run_id).out
+    out = cli("show", trial.run_id).out
+    assert "  made for   study lr-of-adam\n" in out
+    (draw,) = (line.strip() for line in out.splitlines() if "bench plot" in line)
+    assert cli(*shlex.split(draw)[1:-1], studied.parent / "study.png").code == 0
 
 
 def test_metrics_of_other_splits_have_rows_of_their_own(cli, store):

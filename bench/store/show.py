@@ -52,8 +52,7 @@ def _word(value: Any) -> str:
 
 
 def _facts(run: RunResult, store: Store, wide: int | None) -> list[str]:
-    config, studies = run.config, Stores([store.folder]).studies
-    study = next((each.name for each in studies if run.run_id in each.run_ids), planned_by(run))
+    config, study = run.config, _study(run, store) or planned_by(run)
     seeds = f"{config['seed']}" + f", order of samples {config['data_seed']}" * (config["data_seed"] != config["seed"])
     evaluated = f" with evaluations, {_seconds(run.train_s)} without" if run.train_s else ""
     target = "" if run.target is None else f"; target {run.target:g}, {_reached(run)}"
@@ -79,6 +78,11 @@ def _facts(run: RunResult, store: Store, wide: int | None) -> list[str]:
             first, *rest = wrapped(cell(text).split(" "), wide, " " * (_LEFT + 2), " ")
             found += [f"  {name:<{_LEFT}}{first.strip()}", *rest]
     return found
+
+
+def _study(run: RunResult, store: Store) -> str | None:
+    """The study that has a record and the run as a trial."""
+    return next((each.name for each in Stores([store.folder]).studies if run.run_id in each.run_ids), None)
 
 
 def _seconds(seconds: float) -> str:
@@ -149,6 +153,10 @@ def _commands(run: RunResult, store: Store) -> dict[str, str]:
             )
         else:
             found["it left no checkpoint, so it begins anew"] = f"{fit_words(run)} {seeds} {place}"
+    if _study(run, store) is not None:  # boards and curves leave trials out
+        words = ["bench", "plot", "sensitivity", "--task", run.config["task"], "--opt", run.config["opt"]]
+        found["plot its study"] = f"{shlex.join(words)} {place} -o study.png"
+        return {what: cell(words) for what, words in found.items()}
     only = {"seed": run.config["seed"]} | {k: v for k, v in run.chosen.items() if v is not None}
     words = ["bench", "plot", "curves", "--task", run.config["task"], "--opt", run.config["opt"], "--settings", "all"]
     words += [word for name, value in only.items() for word in ("--only", f"{name}={_plain(value)}")]
