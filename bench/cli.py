@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
+from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
@@ -14,8 +15,9 @@ from typing import Any, NoReturn
 from bench import process
 from bench.errors import MAKE_ROOM, RunFailed, UserError, unknown, unknown_run
 from bench.machine import is_main_process
-from bench.output import remark, warn_of
-from bench.words import Parser, add_places, place, split
+from bench.output import add_stores, remark, stores_of, warn_of
+from bench.text import clean, plain
+from bench.words import Parser, add_places, names_of, place, split
 from optimizers.plugins import PluginError, foreign
 
 
@@ -194,7 +196,6 @@ def _dry_run(config: Any, *, as_json: bool) -> int:
 
     from bench.checks import check
     from bench.config import on_device
-    from bench.text import plain
 
     config = on_device(config)
     check(config)
@@ -213,48 +214,144 @@ def _dry_run(config: Any, *, as_json: bool) -> int:
 
 
 def _list(words: list[str]) -> int:
-    parser = Parser(prog="bench list", description="List what there is.")
+    parser = Parser(
+        prog="bench list", description="List tasks, optimizers, or the stored runs, newest first.",
+        epilog="Runs that differ in their seeds alone share a line, with the median of their results. The runs of a"
+        " study share one, and so do those that sweeps made of an optimizer on a problem, with the median at the best"
+        " settings. A run whose record has no date has that of its file. Exit code 1: something could not be read.",
+    )  # fmt: skip
     parser.add_argument("what", choices=("tasks", "optimizers", "runs"))
-    add_places(parser, store="whose runs")
+    parser.add_argument("--json", action="store_true", help="print JSON and nothing else; of runs an object for each")
+    runs = parser.add_argument_group("runs")
+    add_stores(runs)
+    runs.add_argument("--task", type=names_of, default=[], metavar="A,B", help="only these tasks")
+    runs.add_argument("--opt", type=names_of, default=[], metavar="A,B", help="only these optimizers")
+    runs.add_argument("--status", type=names_of, default=[], metavar="A,B", help="only these: running, failed, ...")
+    runs.add_argument(
+        "--since", default="", metavar="WHEN", help="only runs that began then or later: 2026-11-22, 30m, 2h, 3d, 1w"
+    )
+    runs.add_argument("--study", default="", metavar="NAME", help="the trials of this study, a line for each point")
+    runs.add_argument("--all", action="store_true", help="a line for each run")
+    runs.add_argument(
+        "--sort", default="date", metavar="BY", help="date (default), time, steps, result, task, opt, status or run"
+    )
+    runs.add_argument("--limit", type=int, metavar="N", help="so many lines at most")
     args = parser.parse_args(words)
-    from bench.report import result_rows
-    from bench.store.stores import Stores
-    from bench.text import clean
+    if args.what == "runs":
+        return _list_runs(args)
+    for name, value in vars(args).items():
+        if name not in ("what", "json") and value != parser.get_default(name):
+            raise UserError(f"--{name}: it chooses runs (`bench list runs`); leave it out to list {args.what}")
+    from bench.text import aligned
     from optimizers import OPTIMIZERS
     from tasks import TASKS
 
-    stores = Stores([args.store]) if args.what == "runs" and args.store.is_dir() else None
-    rows = {
-        "tasks": lambda: {name: TASKS.describe(name) or TASKS[name].title for name in TASKS},
-        "optimizers": lambda: {name: OPTIMIZERS.describe(name) or OPTIMIZERS[name].formula for name in OPTIMIZERS},
-        "runs": lambda: result_rows(stores.runs if stores else ()),
-    }[args.what]()
-    width = max(map(len, rows), default=0)
-    lines = [clean(f"{name:<{width}}  {text}") for name, text in rows.items()]
-    print("\n".join(lines) or f"no runs in {args.store}")
-    return warn_of(stores) if stores else 0
+    if args.what == "tasks":
+        rows = {name: TASKS.describe(name) or TASKS[name].title for name in TASKS}
+    else:
+        rows = {name: OPTIMIZERS.describe(name) or OPTIMIZERS[name].formula for name in OPTIMIZERS}
+    print(json.dumps(rows) if args.json else "\n".join(aligned([list(map(clean, row)) for row in rows.items()])))
+    return 0
+
+
+def _list_runs(args: argparse.Namespace) -> int:
+    from bench import terminal
+    from bench.store import listing
+    from bench.store.stores import Stores
+
+    for status in args.status:
+        if status not in listing.STATUSES:
+            raise unknown("status", status, listing.STATUSES)
+    if args.sort not in listing.SORTS:
+        raise unknown("order of --sort", args.sort, listing.SORTS)
+    if args.limit is not None and args.limit < 1:
+        raise UserError(f"--limit {args.limit}: it must be at least 1")
+    asked = listing.Asked(
+        args.task, args.opt, args.status, listing.since(args.since) if args.since else "", args.study, args.sort,
+        each=args.all or args.json,
+    )  # fmt: skip
+    folders = stores_of(args)
+    if args.store is None or len(folders) == 1:
+        folders = [folder for folder in folders if folder.is_dir()]
+    stores = Stores(folders)
+    found = listing.lines(stores, asked) if stores.runs else []
+    shown = found[: args.limit]
+    if args.json:
+        print(json.dumps(plain(listing.as_json(shown, stores)), allow_nan=False))
+    elif shown:
+        print("\n".join(terminal.table(listing.rows(shown), terminal.columns())))
+    else:
+        where = stores.shown or " and ".join(map(str, stores_of(args)))
+        print(clean(f"no {'such ' * bool(stores.runs)}runs in {where}"))
+    code = warn_of(stores)
+    if len(found) > len(shown):
+        remark("note", f"{len(found) - len(shown)} more; --limit {len(found)} shows all")
+    return code
 
 
 def _show(words: list[str]) -> int:
-    parser = Parser(prog="bench show", description="Describe a task, an optimizer or a paper's experiment.")
-    parser.add_argument("name")
-    name = parser.parse_args(words).name
-    from bench.describe import describe_optimizer, describe_task
+    parser = Parser(
+        prog="bench show", description="Describe a task, an optimizer, a paper's experiment or a stored run.",
+        epilog="Of a run: result, settings, curve, notes, and the commands that repeat, resume and plot it.",
+    )  # fmt: skip
+    parser.add_argument("name", help="a task, an optimizer, an experiment, the id of a run, or the path of its folder")
+    add_stores(parser)
+    args = parser.parse_args(words)
+    name = args.name
     from optimizers import OPTIMIZERS
     from tasks import TASKS
 
     if name in OPTIMIZERS:
-        print(describe_optimizer(OPTIMIZERS[name]))
-    elif name in TASKS:
-        print(describe_task(TASKS[name]))
-    else:
-        from bench.describe import describe_experiment
-        from bench.papers.experiments import experiments, load, unknown_name
+        from bench.describe import describe_optimizer
 
-        if name not in experiments():
-            raise unknown_name("task, optimizer or experiment", name, [*TASKS, *OPTIMIZERS, *experiments()])
+        print(describe_optimizer(OPTIMIZERS[name]))
+        return 0
+    if name in TASKS:
+        from bench.describe import describe_task
+
+        print(describe_task(TASKS[name]))
+        return 0
+    path = Path(name)
+    folders = [path.parent] if path.name != name and path.parent.is_dir() else stores_of(args)
+    likely = name.count("/") != 1 or path.is_absolute()  # experiments are called PAPER/EXPERIMENT, and read statistics
+    if likely and (page := _page_of_run(path.name, folders)):
+        print(page)
+        return 0
+    from bench.papers.experiments import experiments, load, unknown_name
+
+    if name in experiments():
+        from bench.describe import describe_experiment
+
         print(describe_experiment(name, load(name)))
-    return 0
+        return 0
+    if not likely and (page := _page_of_run(path.name, folders)):
+        print(page)
+        return 0
+    from bench.store.stores import Stores
+
+    stores = Stores([folder for folder in folders if folder.is_dir()])
+    broken = [each for each in stores.damaged if path.name in each.path.parts]
+    for each in broken:
+        remark("error", each)
+    if broken:
+        return RunFailed.exit_code
+    begun = [run_id for run_id in stores.blocks if run_id.startswith(path.name)]
+    near = begun[:1] or get_close_matches(path.name, stores.blocks, n=1, cutoff=0.9)  # ids end in a digest
+    if near:
+        raise unknown(f"run in {stores.shown}", path.name, near)
+    raise unknown_name("task, optimizer, experiment or run", name, [*TASKS, *OPTIMIZERS, *experiments()])
+
+
+def _page_of_run(run_id: str, folders: Sequence[Path]) -> str | None:
+    """What is shown of a run, or None if no store has it."""
+    from bench.store.store import Store
+
+    if not any(Store(folder).get(run_id) for folder in folders if folder.is_dir()):
+        return None
+    from bench.store import show
+    from bench.store.compare import find
+
+    return "\n".join(show.lines(*find(run_id, [folder for folder in folders if folder.is_dir()])))
 
 
 def _doctor(words: list[str]) -> int:
@@ -298,7 +395,7 @@ COMMANDS: dict[str, tuple[Command, str]] = {
     "new": (_in("bench.new"), "write a package with an optimizer or a task of your own"),
     "check": (_in("bench.check.cli"), "check that an optimizer does what training code expects, plug-ins too"),
     "list": (_list, "list tasks, optimizers or runs"),
-    "show": (_show, "describe a task, an optimizer or a paper's experiment"),
+    "show": (_show, "describe a task, an optimizer, a paper's experiment or a stored run"),
     "data": (_in("bench.data"), "show which files of a task's data are here, or fetch and tokenise them"),
     "doctor": (_doctor, "check this machine, its data and its store"),
 }  # fmt: skip

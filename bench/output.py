@@ -18,7 +18,7 @@ ENDINGS = {".md": "md", ".csv": "csv", ".json": "json", ".tex": "tex", ".html": 
 """Formats of tables by the ending of a file's name."""
 
 
-def add_stores(parser: argparse.ArgumentParser) -> None:
+def add_stores(parser: "argparse._ActionsContainer") -> None:
     """Give a command the option that names its stores."""
     parser.add_argument(
         "--store", action="append", type=partial(place, "store"), metavar="DIR",

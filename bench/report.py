@@ -1,16 +1,13 @@
 """A run's result as a person or a program reads it."""
 
 import shlex
-from collections import defaultdict
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.config import settings_of
 from bench.plugins import naming
 from bench.store.record import RESUMABLE, RunResult
 from bench.store.store import Store
-from bench.text import clean, word_of
+from bench.text import clean
 
 if TYPE_CHECKING:
     from bench.papers.reproduction import Reproduction
@@ -53,41 +50,44 @@ def result_lines(result: RunResult, store: Path) -> list[str]:
     if result.status in RESUMABLE and Store(store).checkpoint(result.run_id):
         more = "".join(f" {shlex.quote(word)}" for word in naming(result.config))
         lines.append(f"continue with: bench fit --resume {result.run_id} --store {store}{more}")
+    return [*lines, *(f"note: {each}" for each in remarks_on(result))]
+
+
+def remarks_on(result: RunResult) -> list[str]:
+    """What a reader of a result must know, a sentence each."""
+    lines: list[str] = []
     if result.skipped:
         why = "overflowed in half precision" if result.config.get("precision") == "16-mixed" else "was not finite"
-        lines.append(f"note: {result.skipped} steps were not taken because a gradient {why}")
+        lines.append(f"{result.skipped} steps were not taken because a gradient {why}")
     if result.unscheduled:
-        lines.append("note: the schedule is left out, since this optimizer finds its own step size or does without one")
+        lines.append("the schedule is left out, since this optimizer finds its own step size or does without one")
     if result.part:
-        lines.append(f"note: not the whole task: {result.part}")
-    lines += [f"note: nothing is compared with {name}, which is {reason}" for name, reason in result.unsolved.items()]
+        lines.append(f"not the whole task: {result.part}")
+    lines += [f"nothing is compared with {name}, which is {reason}" for name, reason in result.unsolved.items()]
     if result.cap_share is not None and result.cap_share > CAP_SHARE_TO_REPORT:
         lines.append(
-            f"note: the step cap bound on {result.cap_share:.0%} of the steps,"
+            f"the step cap bound on {result.cap_share:.0%} of the steps,"
             " so the cap and not the method set the step size (with a fixed cap that is SGD);"
             " raise --opt.max_step to let the method choose"
         )
     return lines
 
 
-def result_rows(results: Iterable[RunResult]) -> dict[str, str]:
-    """Each result in a few words, by run, with the settings in which runs of its task and optimizer differ."""
-    rows: dict[str, str] = {}
-    kinds = defaultdict[Any, dict[str, dict[str, str]]](dict)
-    for result in results:
-        value = "" if result.final is None else f"{result.split} {result.metric} {result.final:.4g}"
-        rows[result.run_id] = f"{result.status:<10}  {result.steps:>7} steps  seed {result.config['seed']}  {value:<16}"
-        settings = settings_of(result.config)
-        if settings["data_seed"] == settings.pop("seed"):
-            del settings["data_seed"]
-        words = {name: word_of(value) for name, value in settings.items()}
-        kinds[words["task"], words["opt"]][result.run_id] = words
-    for runs in kinds.values():
-        names = dict.fromkeys(name for words in runs.values() for name in words)
-        differing = [name for name in names if len({words.get(name) for words in runs.values()}) > 1]
-        for run_id, words in runs.items():
-            rows[run_id] += "".join(f"  {name} {words[name]}" for name in differing if name in words)
-    return {run_id: row.rstrip() for run_id, row in rows.items()}
+def fit_words(run: RunResult) -> str:
+    """The command that a run comes from, without its seeds: the device, and all that differs from the defaults."""
+    names = f"bench fit --task {shlex.quote(run.config['task'])} --opt {shlex.quote(run.config['opt'])}"
+    said = {k: v for k, v in run.chosen.items() if v is not None or not k.startswith("trainer.")}
+    words = {"device": run.config["device"]} | said
+    return " ".join(
+        [names, *(f"{shlex.quote(f'--{name}')} {shlex.quote(_given(value))}" for name, value in words.items())]
+    )
+
+
+def _given(value: Any) -> str:
+    """A value as the command line takes it."""
+    if isinstance(value, list | tuple):
+        return ",".join(map(_given, value))
+    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def claim_lines(result: "Reproduction", folder: Path) -> list[str]:

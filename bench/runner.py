@@ -31,7 +31,7 @@ from bench.machine import LIBRARIES, cpu_name, is_main_process
 from bench.progress import Progress
 from bench.settings import described
 from bench.store.attempt import Attempt
-from bench.store.record import FINISHED, RunResult
+from bench.store.record import FINISHED, RunResult, now
 from bench.store.store import Store
 from optimizers import TASK_VALUE
 from tasks.base import Task, TaskData
@@ -50,6 +50,7 @@ def run(
     progress: bool | Callable[[int, str], Progress] = True,
     stop: StopRequest | None = None,
     tuned_by: str | None = None,
+    plan: str | None = None,
 ) -> RunResult:
     """Train as configured and store the result; or return it, if the store has it.
 
@@ -63,6 +64,7 @@ def run(
             label.
         stop: by which somebody else may ask the run to stop; it listens to signals as well.
         tuned_by: the study that its hyperparameters come from, for the record.
+        plan: what the run is made for (`RunResult.plan`).
 
     Raises:
         UserError: the configuration cannot be run, data are missing, or the store cannot be written.
@@ -79,24 +81,26 @@ def run(
     if stored is not None and stored.status == "running" and main:
         raise RunBusy(f"run {config.run_id} is being trained by another process now")
     check(config)
-    task, plan = build(config)
-    result = new_result(config, task)
+    task, training = build(config)
+    result = new_result(config, task, plan)
     result.tuned_by = tuned_by
     loggers = _loggers(config) if main else []  # before the run is begun: it may complain, and it writes nothing yet
     # All ranks find the same; an attempt has the checkpoint of the one before it, which stays until the run has ended.
     checkpoint = None if rerun else store.checkpoint(config.run_id)
     resume = usable(checkpoint, put_aside=main)
+    if resume and stored is not None:
+        result.begun, result.plan = stored.begun or result.begun, stored.plan
     attempt = store.begin([result], resume=resume, again=rerun) if main else None
     checkpoint = attempt.checkpoint if attempt is not None else checkpoint
     stop = stop or StopRequest()
     awaited: AwaitedMachines | None = None
     try:
         label = f"{config.task} {config.opt}"
-        bar = progress(plan.total_steps, label) if callable(progress) else None
+        bar = progress(training.total_steps, label) if callable(progress) else None
         recorder = Recorder(
             result, config.task_spec, attempt, stop,
-            bar or Progress(plan.total_steps, label, enabled=bool(progress) and main), task=task,
-            val_every=val_every(config, plan, task), max_seconds=config.trainer.max_seconds,
+            bar or Progress(training.total_steps, label, enabled=bool(progress) and main), task=task,
+            val_every=val_every(config, training, task), max_seconds=config.trainer.max_seconds,
             checkpoint_seconds=config.trainer.checkpoint_seconds, loggers=loggers,
         )  # fmt: skip
         for logger in loggers:
@@ -170,13 +174,14 @@ def _load(data_cls: Any, config: RunConfig, options: Mapping[str, Any]) -> TaskD
     return _loaded[key]
 
 
-def new_result(config: RunConfig, task: Task) -> RunResult:
-    """The record of a run that is about to begin."""
+def new_result(config: RunConfig, task: Task, plan: str | None = None) -> RunResult:
+    """The record of a run that is about to begin, and what it is made for."""
     return RunResult(
         **described(config), versions=versions(config), split=task.data.report,
         part="; ".join(filter(None, (task.part, task.data.part))) or None, environment=environment(config),
         facts=task.data.facts() | task.facts(),
         unscheduled=config.trainer.is_scheduled and config.opt_spec.traits.unscheduled,
+        begun=now(), plan=plan,
     )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 import html
 import math
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unicodedata import combining, east_asian_width
@@ -104,12 +105,27 @@ def clean(text: str) -> str:
 
 def width(text: str) -> int:
     """Columns that a terminal takes for a text."""
+    if text.isascii():
+        return len(text)
     return sum((east_asian_width(letter) in "WF") - bool(combining(letter)) + 1 for letter in text)
 
 
 def padded(text: str, columns: int) -> str:
     """A text with blanks behind it, up to so many columns."""
     return text + " " * (columns - width(text))
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a table whose columns stand below each other; the rows have equally many cells."""
+    widths = [max(map(width, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(padded, row, widths)).rstrip() for row in rows]
+
+
+def duration(seconds: float) -> str:
+    """The time in the unit that a person would use."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
 def in_markdown(word: str) -> str:

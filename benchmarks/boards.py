@@ -1,4 +1,4 @@
-"""What boards and the report take of a store of ten thousand runs: seconds, peak memory, and the size of the page."""
+"""`bench list runs`, boards and the report over ten thousand runs: seconds, peak memory, the size of the page."""
 
 import json
 import subprocess
@@ -47,7 +47,9 @@ def measure(quick: bool) -> list[Row]:
             what = f"of {runs} runs, {name}"
             board = [command("leaderboard", "--store", str(store), "-o", f"{folder}/board.md") for _ in range(rounds)]
             report = [command("report", "--store", str(store), "-o", str(page)) for _ in range(rounds)]
+            listed = [command("list", "runs", "--store", str(store)) for _ in range(rounds)]
             rows += [
+                Row(f"list runs {what}", "-", [cost.seconds for cost in listed], 2, unit=" s"),
                 Row(f"leaderboard --board quality {what}", "-", [cost.seconds for cost in board], 10, unit=" s"),
                 Row("its memory", "-", [cost.gigabytes for cost in board], 2, unit=" GB"),
                 Row(f"report {what}", "-", [cost.seconds for cost in report], 20, unit=" s"),
@@ -59,7 +61,9 @@ def measure(quick: bool) -> list[Row]:
 
 def command(*words: str) -> Cost:
     """Carry out a command in a process that tells its own peak: the kernel's figure for it has ours in it."""
-    code = "import sys; from bench.boards.cli import main; main(sys.argv[1:]); print(open('/proc/self/status').read())"
+    code = (
+        "import sys; from bench.cli import _dispatch; _dispatch(sys.argv[1:]); print(open('/proc/self/status').read())"
+    )
     begun = time.perf_counter()
     done = subprocess.run([sys.executable, "-c", code, *words], check=True, capture_output=True, text=True)
     peak = next(line for line in done.stdout.splitlines() if line.startswith("VmHWM"))

@@ -66,6 +66,7 @@ Cli = Callable[..., Answer]
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The store that commands use when none is named: a fresh folder for each test."""
     folder = tmp_path / "runs"
+    monkeypatch.delenv("COLUMNS", raising=False)  # pytest-xdist sets it, and tables would break
     monkeypatch.setenv("BENCH_STORE", str(folder))
     return folder
 

@@ -1,4 +1,4 @@
-"""What runs found out, without the seconds it took: equal bit for bit, however often they were stopped."""
+"""What runs found out, without when, how long and for whom: equal bit for bit, however often they were stopped."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 from bench.store.store import Store
 
-CLOCKS = ("wall_s", "train_s", "seconds_to_target", "memory")
+CLOCKS = ("wall_s", "train_s", "seconds_to_target", "memory", "begun", "plan")
 
 
 def outcome(store: Path) -> dict[str, Any]:

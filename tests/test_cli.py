@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -213,16 +214,20 @@ def test_show_of_an_experiment_in_full(cli):
 def test_runs_are_listed_with_status_steps_and_result(cli, store):
     assert cli("list", "runs").out == f"no runs in {store}\n"
     run = json.loads(cli(*FIT, "--json").out)
-    name, status, steps, *rest = cli("list", "runs").out.split()
-    assert (name, status, steps) == (run["run_id"], "completed", "20")
-    assert rest[-1] == f"{run['final']:.4g}"
+    head, row = cli("list", "runs").out.splitlines()
+    assert head.split() == ["run", "status", "begun", "time", "steps", "seed", "result", "settings"]
+    name, status, day, _, seconds, unit, steps, seed, *result = row.split()
+    assert (name, status, unit, steps, seed) == (run["run_id"], "completed", "s", "20", "0")
+    assert " ".join(result) == f"train loss {run['final']:.4g}"
+    assert abs(datetime.fromisoformat(day) - datetime.now()) < timedelta(days=2)
+    assert float(seconds) < 60
 
 
 def test_runs_of_a_task_and_optimizer_are_told_apart_by_the_settings_in_which_they_differ(cli):
     plain = json.loads(cli(*FIT, "--json").out)["run_id"]
     other = json.loads(cli(*FIT, "--json", "--opt.lr", 0.5, "--seed", 1).out)["run_id"]
     alone = json.loads(cli(*FIT, "--json", "--opt", "ngd").out)["run_id"]
-    rows = {line.split()[0]: line for line in cli("list", "runs").out.splitlines()}
+    rows = {line.split()[0]: line for line in cli("list", "runs", "--all").out.splitlines()}
     assert rows[other].endswith("  opt.lr 0.5")
     assert rows[plain].split()[-2] == "opt.lr"
     assert "opt." not in rows[alone]
@@ -491,10 +496,10 @@ def test_the_curve_of_a_diverged_run_ends_where_it_diverged(cli, store, fake_mni
         ("list suites", "unknown word 'suites'; known: tasks, optimizers, runs"),
         ("list run", "unknown word 'run'; did you mean 'runs'?"),
         ("show sngdd", "did you mean 'sngd'?"),
-        ("show fig2", "unknown task, optimizer or experiment 'fig2'; did you mean 'deora2024/fig2'?"),
+        ("show fig2", "unknown task, optimizer, experiment or run 'fig2'; did you mean 'deora2024/fig2'?"),
         ("show fixed-decodr", "did you mean 'vasudeva2025/fixed-decoder'?"),
         ("show deora204/fig2", "did you mean 'deora2024/fig2'?"),
-        ("show xyzzy", "unknown task, optimizer or experiment 'xyzzy'; known: synthetic, "),
+        ("show xyzzy", "unknown task, optimizer, experiment or run 'xyzzy'; known: synthetic, "),
         ("fit", "--task is missing; see `bench list tasks`"),
         ("fit --task synthetic", "--opt is missing; see `bench list optimizers`"),
         ("fit --task synthetc --opt ngd", "unknown task 'synthetc'; did you mean 'synthetic'?"),
@@ -686,7 +691,7 @@ EMPTY = ": it names no folder; name one, or leave it out for ./"
     "words",
     ["fit --task synthetic --opt ngd", "fit --resume x", "sweep", "tune", "suite theory", "studies", "worker --study x",
      "leaderboard", "report"]
-    + ["plot curves -o x.png", "reproduce", "sql x", "diff a b", "check sgd", "list runs", "doctor"],
+    + ["plot curves -o x.png", "reproduce", "sql x", "diff a b", "check sgd", "list runs", "show x", "doctor"],
 )  # fmt: skip
 @pytest.mark.parametrize("value", ["", " "])
 def test_an_empty_store_is_not_the_folder_that_one_is_in(cli, monkeypatch, tmp_path, words, value):

@@ -112,7 +112,7 @@ def test_readers_show_what_is_sound_and_name_the_rest(readers, tmp_path, number)
     store, victims = hostile_store(tmp_path, number)
     read = readers(store)
     one, other = (run.run_id for run in (hostile.record(seed, "gd") for seed in (1, 2)))
-    listed = read("list", "runs", "--store", store)
+    listed = read("list", "runs", "--all", "--store", store)
     assert listed.out.count(SAFE) == 2
     assert listed.code == ("is left out" in listed.err)
     for name, run_ids, what in victims:  # nothing is lost without a word, but a folder that holds nothing any more
@@ -125,10 +125,15 @@ def test_readers_show_what_is_sound_and_name_the_rest(readers, tmp_path, number)
         found = read("sql", query, "--store", store, "--format", "json")
         assert not least or f'"n": {least}' in found.out
         read("sql", f"from {view}", "--store", store, "--format", ("csv", "md", "table", "json")[number % 4])
+    assert read("list", "runs", "--store", store, "--sort", "result").code == listed.code
+    assert read("list", "runs", "--json", "--store", store).out.count(f'"run_id": "{SAFE}') == 2
     assert read("diff", one, other, "--store", store).code == 0
+    assert read("show", one, "--store", store).out.startswith(f"{one}: completed\n")
     for name, run_ids, _ in victims[number % 5 :: 5]:
         read("diff", one, run_ids[0], "--store", store, codes=(0, 1, 2))
         read("diff", store / name, store / one, codes=(0, 1, 2))
+        read("show", run_ids[0], "--store", store, codes=(0, 1, 2))
+        read("show", store / name, codes=(0, 1, 2))
     if number < 2:  # which imports everything
         assert read("doctor", "--store", store, "--data", tmp_path / "none").out.count("damaged: ") > 0
     merged = read("merge", store, tmp_path / "merged")
@@ -137,7 +142,7 @@ def test_readers_show_what_is_sound_and_name_the_rest(readers, tmp_path, number)
     links = [path for path in (tmp_path / "merged").rglob("*") if path.is_symlink() or path.name.startswith("evil")]
     assert not links
     copied = tree(tmp_path / "merged")
-    again = readers(tmp_path / "merged")("list", "runs", "--store", tmp_path / "merged")
+    again = readers(tmp_path / "merged")("list", "runs", "--all", "--store", tmp_path / "merged")
     assert (again.code, again.out.count(SAFE)) == (0, 2), again
     read("merge", store, tmp_path / "merged")
     assert tree(tmp_path / "merged") == copied
@@ -186,7 +191,7 @@ def test_readers_survive_any_study_and_check(readers, tmp_path, number):
         read_report(path, StudyRecord if n % 2 else CheckRecord)  # sound, before it is spoilt
         hows[n // 2 % len(hows)][1](path, m)
     read = readers(store)
-    listed = read("list", "runs", "--store", store)
+    listed = read("list", "runs", "--all", "--store", store)
     assert (listed.code, listed.out.count(SAFE)) == (1, 2)
     assert '"study": "sound"' in read("sql", "from trials", "--store", store, "--format", "json").out
     read("leaderboard", "--board", "all", "--store", store)

@@ -143,7 +143,7 @@ def the_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 # -- what runs are, and how they are compared -------------------------------------------------------------------------
 
-CLOCKS = ("wall_s", "train_s", "seconds_to_target", "memory", "engine")
+CLOCKS = ("wall_s", "train_s", "seconds_to_target", "memory", "engine", "begun", "plan")
 OF_ONE_RUN = ("specimen",)  # lanes are too many for a person to read what each would write
 SIZES = {"tiny": tiny.SIZES, "tiny_lm": tiny_lm.SIZES}
 Settings = dict[str, Any]

@@ -398,7 +398,7 @@ def test_names_in_warnings_and_errors_do_no_harm_to_a_terminal(cli, filled):
     keep(filled, *seeds("sgd", B, name=WILD))
     (filled / "\x1b[31mred").mkdir()
     (filled / "\x1b[31mred" / "file").touch()
-    for words in (["leaderboard"], ["leaderboard", "--opt", "nobody"], ["list", "runs"]):
+    for words in (["leaderboard"], ["leaderboard", "--opt", "nobody"], ["list", "runs"], ["list", "runs", "--all"]):
         answer = cli(*words)
         assert "\x1b" not in answer.out + answer.err
     assert "[31mred" in cli("leaderboard").err

@@ -41,7 +41,8 @@ SYNTHETIC = (
     "cpu",
 )
 SPS = ("--opt", "sps", "--opt.gamma", "2", "--opt.max_step", "5")
-CLOCKS = ("wall_s", "train_s", "seconds_to_target", "memory")
+CLOCKS = ("wall_s", "train_s", "seconds_to_target", "memory", "begun")
+EARLIER = "2026-11-01T12:00:00Z"
 
 
 def outcome(store: Path) -> tuple[dict, dict]:
@@ -130,10 +131,12 @@ def test_an_interrupted_run_is_json_too(cli, interrupt):
     assert (result["status"], result["final"], result["steps"]) == ("killed", None, 100)
 
 
-def test_a_run_may_be_interrupted_more_than_once(cli, interrupt, store, tmp_path):
+def test_a_run_may_be_interrupted_more_than_once(cli, interrupt, store, tmp_path, monkeypatch):
     cli(*SYNTHETIC, *SPS, "--store", tmp_path / "whole")
     interrupt(100)
-    assert cli(*SYNTHETIC, *SPS).code == 130
+    with monkeypatch.context() as patch:
+        patch.setattr("bench.runner.now", lambda: EARLIER)
+        assert cli(*SYNTHETIC, *SPS).code == 130
     run_id = only_run(store).run_id
     interrupt(250)
     assert cli("fit", "--resume", run_id).code == 130
@@ -141,6 +144,7 @@ def test_a_run_may_be_interrupted_more_than_once(cli, interrupt, store, tmp_path
     # The same command goes on as well.
     assert cli(*SYNTHETIC, *SPS).code == 0
     assert outcome(store) == outcome(tmp_path / "whole")
+    assert only_run(store).begun == EARLIER
     assert Store(store).checkpoint(run_id) is None
 
 

@@ -55,7 +55,7 @@ LANES = ("--engine", "lanes", "--width", 4)
 OUT = "swept/synthetic/ngd-f9ffaad9"
 """Where table and plot of the sweep FOUR go, on every machine and for good."""
 FILES = ["sensitivity.csv", "sensitivity.md", "sensitivity.pdf", "sensitivity.png"]
-CLOCKS = ("wall_s", "train_s", "seconds_to_target", "memory")
+CLOCKS = ("wall_s", "train_s", "seconds_to_target", "memory", "begun", "plan")
 
 
 @pytest.fixture(autouse=True)
@@ -186,7 +186,7 @@ def test_every_run_of_a_sweep_is_an_ordinary_run(cli, store, here):
     assert runs.keys() == named.keys()
     assert statuses(store) == {("completed", "lanes"): 8}
     assert all(len(Store(store).tables(run_id)["curve"]["step"]) == STEPS for run_id in runs)
-    listed = cli("list", "runs").out.splitlines()
+    listed = cli("list", "runs", "--all").out.splitlines()[1:]
     assert sorted(line.split()[0] for line in listed) == sorted(runs)
     for run_id, run in runs.items():
         own = named[run_id]
@@ -730,12 +730,15 @@ def test_a_signal_stops_in_mid_block_and_the_same_command_goes_on(sweep, store, 
     assert same(outcome(store), whole)
 
 
-def test_an_interrupted_block_goes_on_where_it_was(sweep, store, interrupt, breaks):
+def test_an_interrupted_block_goes_on_where_it_was(sweep, store, interrupt, breaks, monkeypatch):
     interrupt(4 * 12)
-    assert sweep(*FOUR, *LANES, *OFTEN).code == 130
+    with monkeypatch.context() as patch:
+        patch.setattr("bench.runner.now", lambda: "2026-11-01T12:00:00Z")
+        assert sweep(*FOUR, *LANES, *OFTEN).code == 130
     breaks(RuntimeError("made again"), before=12)
     assert sweep(*FOUR, *LANES, *OFTEN).code == 0
     assert all((Store(store).tables(run_id)["curve"]["step"] == np.arange(1, 21)).all() for run_id in outcome(store))
+    assert {(run.begun, run.plan) for run in Store(store).runs()} == {("2026-11-01T12:00:00Z", "sweep")}
 
 
 def test_a_block_of_one_lane_goes_on_as_lanes(sweep, store, interrupt, trained, tmp_path):

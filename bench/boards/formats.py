@@ -15,7 +15,7 @@ from bench.boards.table import Board, Column, Table
 from bench.errors import UserError
 from bench.stats import Interval, MedianTime
 from bench.store.files import replacing
-from bench.text import cell, clean, in_csv, in_markdown, in_tex, padded, plain, width
+from bench.text import aligned, cell, clean, in_csv, in_markdown, in_tex, plain
 
 
 def _rows(table: Table) -> list[list[str]]:
@@ -46,10 +46,8 @@ def text(boards: Sequence[Board]) -> str:
     for board in boards:
         lines += [board.title, "=" * len(board.title), ""]
         for table in map(_shown, board.tables):
-            rows = [_head(table), *_rows(table)]
-            widths = [max(map(width, column)) for column in zip(*rows, strict=True)]
             lines += [clean(table.title), "-" * len(clean(table.title))]
-            lines += ["  ".join(map(padded, row, widths)).rstrip() for row in rows]
+            lines += aligned([_head(table), *_rows(table)])
             lines += [f"  note: {clean(note)}" for note in table.notes] + [""]
         lines += [*(f"note: {clean(note)}" for note in board.notes), ""]
     return "\n".join(lines).rstrip() + "\n"

@@ -4,7 +4,6 @@ import base64
 import hashlib
 import json
 import math
-import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cache
@@ -16,6 +15,7 @@ from bench.boards import BOARDS, Asked, Board
 from bench.boards.charts import CHARTS, Chart
 from bench.boards.entries import Entry
 from bench.boards.table import Column, Table
+from bench.report import fit_words
 from bench.stats import Interval, MedianTime
 from bench.store.record import RunResult
 from bench.text import cell
@@ -198,23 +198,6 @@ def commands(runs: Iterable[RunResult]) -> list[str]:
         else:
             found.append(f"for seed in {' '.join(map(str, sorted(own)))}; do {words} --seed $seed{more}; done")
     return found
-
-
-def fit_words(run: RunResult) -> str:
-    """The command that a run comes from, without its seeds: the device, and all that differs from the defaults."""
-    names = f"bench fit --task {shlex.quote(run.config['task'])} --opt {shlex.quote(run.config['opt'])}"
-    said = {k: v for k, v in run.chosen.items() if v is not None or not k.startswith("trainer.")}
-    words = {"device": run.config["device"]} | said
-    return " ".join(
-        [names, *(f"{shlex.quote(f'--{name}')} {shlex.quote(_word(value))}" for name, value in words.items())]
-    )
-
-
-def _word(value: Any) -> str:
-    """A value as the command line takes it."""
-    if isinstance(value, list | tuple):
-        return ",".join(map(_word, value))
-    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def store_names(folders: Iterable[Path]) -> list[str]:

@@ -30,6 +30,7 @@ def as_line(cuts: Sequence[Cut]) -> str:
             {
                 "lanes": cut.lanes,
                 "compiled": cut.compiled,
+                "plan": cut.plan,
                 "blocks": [[[config.model_dump(mode="json") for config in row] for row in grid] for grid in cut.blocks],
             }
             for cut in cuts
@@ -44,6 +45,7 @@ def from_line(line: str) -> list[Cut]:
             each["lanes"],
             each["compiled"],
             [[[RunConfig.model_validate(config) for config in row] for row in grid] for grid in each["blocks"]],
+            each["plan"],
         )
         for each in json.loads(line)
     ]
@@ -78,6 +80,9 @@ class Told(SweepProgress):
     def say(self, line: str) -> None:
         """Tell the line."""
         self._tell({"say": line})
+
+    def _show(self, alive: int, share: float) -> None:
+        """Who has started this process shows it."""
 
 
 def lines() -> Iterator[str]:

@@ -36,11 +36,13 @@ class Cut:
         lanes: as lanes, block by block, or one after the other.
         compiled: whether the optimizer's update goes through `torch.compile`.
         blocks: the runs.
+        plan: what they are made for (`RunResult.plan`).
     """
 
     lanes: bool
     compiled: bool
     blocks: Sequence[Grid]
+    plan: str | None = None
 
     @property
     def runs(self) -> list[RunConfig]:
@@ -72,6 +74,7 @@ def cut(
     width: int | None = None,
     memory: int | None = None,
     workers: int = 1,
+    plan: str | None = None,
 ) -> tuple[Path, list[Cut]]:
     """Decide how the runs are made that the store does not have.
 
@@ -85,6 +88,7 @@ def cut(
         width: lanes of a block at most; measured by default.
         memory: bytes that a block may take; 80 % of what is free by default.
         workers: so many processes share the runs and the memory.
+        plan: what the runs are made for (`RunResult.plan`).
 
     Returns:
         where the decision is recorded (`agree`), and the cuts.
@@ -113,7 +117,7 @@ def cut(
     if not todo:
         forget(path)
         return path, []
-    recorded = _recorded(path, todo)
+    recorded = _recorded(path, todo, plan)
     if recorded is not None:
         return path, recorded
     choices = Choices(engine, width, memory, progress.say, workers)
@@ -121,7 +125,7 @@ def cut(
     for group in sorted(alike.values(), key=len, reverse=True):  # what is measured of the largest holds for all
         choice = choices.of(group)
         blocks = list(rectangles(group, choice.width)) if choice.lanes else [[[config]] for config in group]
-        cuts.append(Cut(choice.lanes, choice.compiled, blocks))
+        cuts.append(Cut(choice.lanes, choice.compiled, blocks, plan))
     return path, cuts
 
 
@@ -133,7 +137,8 @@ def agree(path: Path, cuts: Sequence[Cut]) -> list[Cut]:
     if any(each.lanes for each in cuts):
         with suppress(OSError):
             _record(path, cuts)
-    return _recorded(path, {run.run_id: run for each in cuts for run in each.runs}) or list(cuts)
+    plan = next((each.plan for each in cuts), None)
+    return _recorded(path, {run.run_id: run for each in cuts for run in each.runs}, plan) or list(cuts)
 
 
 def forget(path: Path) -> None:
@@ -170,7 +175,7 @@ def _record(path: Path, cuts: Sequence[Cut]) -> None:
         own.unlink(missing_ok=True)
 
 
-def _recorded(path: Path, todo: Mapping[str, RunConfig]) -> list[Cut] | None:
+def _recorded(path: Path, todo: Mapping[str, RunConfig], plan: str | None) -> list[Cut] | None:
     """The cuts that were recorded, without the runs that are there; None if they are not all that is to be made."""
     try:
         found = read(path, Decisions)
@@ -184,7 +189,7 @@ def _recorded(path: Path, todo: Mapping[str, RunConfig]) -> list[Cut] | None:
         left = [[todo[run_id] for run_id in block if run_id in todo] for block in each["blocks"]]
         if any(left):
             blocks = [grid for block in left if block for grid in rectangles(block, len(block))]
-            cuts.append(Cut(each["lanes"], each["compiled"], blocks))
+            cuts.append(Cut(each["lanes"], each["compiled"], blocks, plan))
     cut_ids = [config.run_id for own in cuts for config in own.runs]
     if sorted(cut_ids) != sorted(todo) or any(len({*map(block_key, own.runs)}) > 1 for own in cuts):
         forget(path)

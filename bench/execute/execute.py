@@ -29,6 +29,7 @@ def execute(
     memory: int | None = None,
     workers: str | None = None,
     stop: StopRequest | None = None,
+    plan: str | None = None,
 ) -> bool:
     """Make the runs that the store does not have; False if a signal asked to stop.
 
@@ -43,6 +44,7 @@ def execute(
         memory: bytes that all blocks together may take; 80 % of what is free by default.
         workers: how many processes, or `auto` (`bench.execute.slots`); by default one for each GPU, and on a CPU this
             process alone.
+        plan: what the runs are made for (`RunResult.plan`).
         stop: by which somebody else may ask to stop, where this process alone works; it listens to signals as well.
 
     Raises:
@@ -56,7 +58,7 @@ def execute(
     with stop.listening():
         if len(cut_up) > 1:
             torch.set_num_threads(cut_up[0].threads)  # what is measured is to hold for the workers
-        path, cuts = cut(configs, progress, engine=engine, width=width, memory=memory, workers=len(cut_up))
+        path, cuts = cut(configs, progress, engine=engine, width=width, memory=memory, workers=len(cut_up), plan=plan)
         runs = sum(len(each.runs) for each in cuts)
         if stop.signal is None:
             cuts = agree(path, cuts)

@@ -63,7 +63,7 @@ def _as_lanes(cut: Cut, progress: SweepProgress, stop: StopRequest) -> bool:
         alone = {run_id for run_id, result in stored.items() if result.engine != "lanes"}
         fresh = {run_id: config for run_id, config in left.items() if run_id not in alone}
         if not fresh:
-            return _each(list(left.values()), progress, stop)
+            return _each(list(left.values()), progress, stop, cut.plan)
         busy = {run_id for block in (*others, *there.values()) if block.busy for run_id in block.runs}
         # What a killed process left comes first: it is part of the way.
         begun = (block.runs for block in others if not block.busy and block.runs.keys() <= fresh.keys())
@@ -75,7 +75,7 @@ def _as_lanes(cut: Cut, progress: SweepProgress, stop: StopRequest) -> bool:
             continue
         waiting = False
         try:
-            results = train_block(grid, stop, progress, compiled=cut.compiled)
+            results = train_block(grid, stop, progress, compiled=cut.compiled, plan=cut.plan)
             if results is None:
                 return False
             trained |= {result.run_id for result in results}
@@ -108,10 +108,10 @@ def _parts(block: Sequence[RunConfig], width: int) -> list[list[RunConfig]]:
 
 
 def _one_by_one(cut: Cut, progress: SweepProgress, stop: StopRequest) -> bool:
-    return _each(cut.runs, progress, stop)
+    return _each(cut.runs, progress, stop, cut.plan)
 
 
-def _each(left: Sequence[RunConfig], progress: SweepProgress, stop: StopRequest) -> bool:
+def _each(left: Sequence[RunConfig], progress: SweepProgress, stop: StopRequest, plan: str | None) -> bool:
     """Train runs one after the other; False if a signal asked to stop."""
     waiting = False
     while left:
@@ -120,7 +120,7 @@ def _each(left: Sequence[RunConfig], progress: SweepProgress, stop: StopRequest)
             if stop.signal is not None:
                 return False
             try:
-                result = run(config, progress=False)
+                result = run(config, progress=False, plan=plan)
             except RunBusy:
                 busy.append(config)
                 continue

@@ -65,7 +65,7 @@ def make_lanes(grid: Grid, *, compiled: bool = False, solved: bool = False) -> L
 
 
 def train_block(
-    grid: Grid, stop: StopRequest, progress: SweepProgress, *, compiled: bool = False
+    grid: Grid, stop: StopRequest, progress: SweepProgress, *, compiled: bool = False, plan: str | None = None
 ) -> list[RunResult] | None:
     """Train the runs of a block and store them together; None if a signal asked to stop.
 
@@ -76,6 +76,7 @@ def train_block(
         stop: listens to signals.
         progress: hears how it goes.
         compiled: whether the optimizer's update goes through `torch.compile`.
+        plan: what the runs are made for (`RunResult.plan`).
 
     Raises:
         RunBusy: another process trains this block now, or has just done so.
@@ -92,11 +93,18 @@ def train_block(
     attempt: Attempt | None = None
     try:
         lanes = make_lanes(grid, compiled=compiled, solved=True)
-        results = [new_result(config, task) for row, task in zip(grid, lanes.tasks, strict=True) for config in row]
+        results = [
+            new_result(config, task, plan) for row, task in zip(grid, lanes.tasks, strict=True) for config in row
+        ]
         for result in results:
             result.engine = "lanes"
         checkpoint = store.last_checkpoint([result.run_id for result in results], "lanes")
         resume = usable(checkpoint, len(results), put_aside=True)
+        before = store.find_all(result.run_id for result in results) if resume else {}
+        for result in results:
+            if (block := before.get(result.run_id)) is not None:
+                earlier = block.runs[result.run_id]
+                result.begun, result.plan = earlier.begun or result.begun, earlier.plan
         attempt = store.begin(results, resume=resume)
         _refuse_if_taken(store, configs, attempt)  # by another that cuts its blocks elsewhere, at the same time
         due = val_every(first, lanes.plan, lanes.tasks[0])

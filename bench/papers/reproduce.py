@@ -66,13 +66,14 @@ def jobs(experiment: Experiment, places: Settings) -> list[Job]:
     return todo
 
 
-def train(todo: Sequence[Job], say: Callable[[str], None], effort: Effort) -> bool:
+def train(todo: Sequence[Job], say: Callable[[str], None], effort: Effort, plan: str | None = None) -> bool:
     """Make the runs that the store does not have; True unless a signal asked to stop.
 
     Args:
         todo: the runs.
         say: shows a line of progress.
         effort: with which engine, and how many workers.
+        plan: what they are made for (`RunResult.plan`).
 
     Raises:
         UserError: data are missing, or the store cannot be written.
@@ -88,7 +89,7 @@ def train(todo: Sequence[Job], say: Callable[[str], None], effort: Effort) -> bo
 
     first = waiting[0].config
     progress = SweepProgress("runs", gt if first.task_spec.mode == "max" else lt)
-    return execute([job.config for job in waiting], progress, engine=effort.engine, workers=effort.workers)
+    return execute([job.config for job in waiting], progress, engine=effort.engine, workers=effort.workers, plan=plan)
 
 
 def _stored(job: Job) -> RunResult | None:
@@ -174,7 +175,7 @@ def reproduce(
         (point, *planned(full.at(point))) for point in (full.search.points if version.search and full.search else [])
     ]
     make_output(folder)
-    if not train(todo, say, effort):
+    if not train(todo, say, effort, f"experiment {name}"):
         return None
     arms, records, without = collect(todo)
     if not arms:
@@ -184,7 +185,7 @@ def reproduce(
     region = []
     for i, (point, there, todo) in enumerate(points, 1):
         say(f"point {i} of {len(points)}: {words(point)}")
-        if not train(todo, say, effort):
+        if not train(todo, say, effort, f"experiment {name}"):
             return None
         region.append((point, _judge(there, collect(todo)[0])))
     result = Reproduction(name, experiment, version, findings, records, without, region)

@@ -11,7 +11,7 @@ from typing import Any
 from bench.papers.experiments import Claim, Experiment, Settings
 from bench.papers.verdicts import Finding, number
 from bench.store.record import RunResult
-from bench.text import plain
+from bench.text import duration, plain
 
 
 @dataclass(frozen=True)
@@ -179,13 +179,6 @@ def _effect(finding: Finding) -> str:
 
 def _verdict(findings: Mapping[str, Finding], name: str) -> str:
     return findings[name].verdict if name in findings else "no solution"
-
-
-def duration(seconds: float) -> str:
-    """The time in the unit that a person would use."""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
 def words(settings: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ from bench.errors import unknown_run
 from bench.store.record import FINISHED, RunResult
 from bench.store.store import Store
 from bench.store.stores import Stores
-from bench.text import cell, plain
+from bench.text import aligned, cell, plain
 
 _RESULTS = (
     "status", "reason", "metric", "split", "final", "best", "best_step", "metrics", "steps", "skipped",
@@ -115,9 +115,7 @@ def lines(found: Mapping[str, Any]) -> list[str]:
             ]
         else:
             same.append(part)
-    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
-    text = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in shown]
-    return [*text, _curve_line(found["curve"]), *([f"equal: {', '.join(same)}"] if same else [])]
+    return [*aligned(shown), _curve_line(found["curve"]), *([f"equal: {', '.join(same)}"] if same else [])]
 
 
 def _named(found: Mapping[str, Any], which: int) -> str:

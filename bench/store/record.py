@@ -1,7 +1,9 @@
 """The record of a run: what was trained, how it ended, and what readers need to compare it without any import."""
 
 import math
+import time
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -58,6 +60,21 @@ Name = Annotated[str, StringConstraints(min_length=1, max_length=500)]
 Count = Annotated[int, Field(ge=0, lt=_LARGEST)]
 Seconds = Annotated[float, Field(ge=0)]
 Json = Annotated[dict[str, Any], AfterValidator(_bounded)]
+
+
+def _date(text: str) -> str:
+    datetime.fromisoformat(text)  # a thirteenth month has the form of one
+    return text
+
+
+_MOMENT = r"^(19[7-9]|2\d\d)\d-\d\d-\d\dT\d\d:\d\d:\d\dZ$"
+Moment = Annotated[str, StringConstraints(pattern=_MOMENT), AfterValidator(_date)]
+"""A moment in UTC, to the second."""
+
+
+def now() -> str:
+    """This moment, as a record holds it (`Moment`)."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 @with_config(ConfigDict(extra="forbid"))
@@ -125,6 +142,8 @@ class RunResult:
         tuned_by: the study that its hyperparameters were taken from (`--tuned`), or None.
         thinned: whether the curve has fewer rows than the run has steps.
         specimen: what the trained model made, for a person to look at (`Task.specimen`), or None; lanes make none.
+        begun: when the training began, in UTC; empty where that is not known. A run that goes on keeps it.
+        plan: what the run was first made for: `sweep`, `study NAME`, `experiment NAME`, or None for itself.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
@@ -165,6 +184,8 @@ class RunResult:
     tuned_by: str | None = None
     thinned: bool = False
     specimen: str | None = None
+    begun: Moment | Literal[""] = ""
+    plan: str | None = None
 
     @property
     def machine(self) -> str:

@@ -2,9 +2,10 @@
 
 `runs` has a row for each run, as its record says. `settings` is its configuration in dotted form as JSON, so that
 `(settings->>'opt.lr')::double` is a learning rate; `versions` and `metrics` are JSON too, and `study` names the study
-that the run is a trial of. `curves` and `measurements` have the rows of the runs' tables; DuckDB reads from their files
-only what a query needs. `trials` has a row for each trial of the studies that left a record, in the order in which they
-were wanted. What does not exist or is not finite is NULL.
+that the run is a trial of; `begun` is when it began, in UTC, and `plan` what it was made for. `curves` and
+`measurements` have the rows of the runs' tables; DuckDB reads from their files only what a query needs. `trials` has a
+row for each trial of the studies that left a record, in the order in which they were wanted. What does not exist or is
+not finite is NULL.
 
 The database lies in memory, only statements that read are taken, and DuckDB itself reads nothing but the stores: a
 query can neither change a store nor see the rest of the machine.
@@ -26,7 +27,7 @@ from bench.store.load import Damaged, is_there
 from bench.store.record import RunResult
 from bench.store.stores import Stores
 from bench.store.tables import CURVE_FIELDS
-from bench.text import cell, clean, in_csv, in_markdown, plain
+from bench.text import aligned, cell, clean, in_csv, in_markdown, plain
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -39,7 +40,7 @@ VIEWS = {
         "best": "double", "best_step": "bigint", "steps": "bigint", "skipped": "bigint", "steps_to_target": "bigint",
         "seconds_to_target": "double", "wall_s": "double", "train_s": "double", "cap_share": "double",
         "part": "varchar", "engine": "varchar", "machine": "varchar", "torch": "varchar", "versions": "json",
-        "settings": "json", "metrics": "json", "study": "varchar",
+        "settings": "json", "metrics": "json", "study": "varchar", "begun": "timestamp", "plan": "varchar",
     },
     "curves": {"run_id": "varchar", **{name: "bigint" if name == "step" else "double" for name in CURVE_FIELDS}},
     "measurements": {"run_id": "varchar", "step": "bigint"},
@@ -190,7 +191,7 @@ class _Views:
         kinds = VIEWS[name]
         arrow = {
             "varchar": pa.string(), "json": pa.string(), "bigint": pa.int64(), "double": pa.float64(),
-            "boolean": pa.bool_(), "varchar[]": pa.list_(pa.string()),
+            "boolean": pa.bool_(), "varchar[]": pa.list_(pa.string()), "timestamp": pa.string(),
         }  # fmt: skip
         schema = pa.schema([(column, arrow[kind]) for column, kind in kinds.items()])
         columns = ", ".join(f"{column}::{kind} as {column}" for column, kind in kinds.items())
@@ -273,6 +274,7 @@ def _run_row(run: RunResult, study: str | None) -> dict[str, Any]:
         "task": config["task"], "opt": config["opt"], "seed": config["seed"], "data_seed": config["data_seed"],
         "machine": run.machine, "torch": _text(run.versions.get("torch")), "versions": _json(run.versions),
         "settings": _json(settings_of(config)), "metrics": _json(run.metrics), "study": study,
+        "begun": run.begun or None,
     }  # fmt: skip
 
 
@@ -290,9 +292,8 @@ def _json(value: Any) -> str:
 def text(answer: Answer) -> Iterator[str]:
     """For a terminal, piece by piece, as the other formats."""
     rows = [list(map(clean, answer.names)), *(_words(row) for row in answer.rows)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        yield "  ".join(map(str.ljust, row, widths)).rstrip() + "\n"
+    for line in aligned(rows):
+        yield f"{line}\n"
     if len(rows) == 1:
         yield "no rows\n"
 

@@ -94,7 +94,13 @@ def main(words: list[str]) -> int:
 
         with redirect_stdout(sys.stderr):  # standard output is for the result alone
             carried_out = execute(
-                configs, progress, engine=args.engine, width=args.width, memory=memory, workers=args.workers
+                configs,
+                progress,
+                engine=args.engine,
+                width=args.width,
+                memory=memory,
+                workers=args.workers,
+                plan="sweep",
             )
         if not carried_out:
             progress.say(STOPPED)

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from bench.papers.reproduction import duration
 from bench.progress import on_terminal, say
+from bench.text import duration
 
 if TYPE_CHECKING:
     from bench.tuning.trials import Trial

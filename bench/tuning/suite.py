@@ -12,9 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from bench.checks import refuse_too_many
 from bench.config import NoBooleans
 from bench.errors import UserError, unknown
-from bench.papers.reproduction import duration
 from bench.strict_yaml import configs_folder, read_yaml
 from bench.sweeps import sensitivity
+from bench.text import aligned, duration
 from bench.tuning import tuned
 from bench.tuning.outcome import Outcome, outcome
 from bench.tuning.progress import TuningProgress, spoken
@@ -242,16 +242,10 @@ def plan_lines(steps: Sequence[Step], workers: int) -> list[str]:
     seconds = sum(step.seconds for step in steps) / workers
     runs = sum(step.runs_left for step in steps)
     return [
-        *table(rows),
+        *aligned(rows),
         f"{runs} runs to do, about {duration(seconds)} with {workers} workers,"
         " one run after the other in each (lanes take less); more if the best of a grid lies at its edge",
     ]
-
-
-def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows with columns of one width, the first being the head."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 # -- carrying it out --------------------------------------------------------------------------------------------------
@@ -333,7 +327,7 @@ def result_lines(found: Sequence[Outcome]) -> list[str]:
                     "yes" if each.lr_at_boundary else "no", f"{each.cost['trial_gradient_evaluations']:,}",
                 ]
             )  # fmt: skip
-        lines += [task, *table(rows), ""]
+        lines += [task, *aligned(rows), ""]
     return lines
 
 

@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from bench.papers.reproduction import duration
 from bench.report import CAP_SHARE_TO_REPORT
 from bench.sweeps import sensitivity
-from bench.text import plain
+from bench.text import duration, plain
 from bench.tuning.outcome import Outcome
 from bench.tuning.progress import counted, spoken
 from bench.tuning.space import Range, point_key

@@ -181,10 +181,14 @@ class Worker:
             return False
         return True
 
+    @property
+    def _plan(self) -> str:
+        return f"study {self.study.name}"
+
     def _as_lanes(self, trials: Sequence[Trial], width: int | None) -> list[list[RunResult]] | None:
         configs = [config for trial in trials for config in self._configs(trial)]
         show = _LanesShown(self.tell, self.study)
-        if not execute(configs, show, engine="lanes", width=width, workers="1", stop=self.stop):
+        if not execute(configs, show, engine="lanes", width=width, workers="1", stop=self.stop, plan=self._plan):
             return None
         by_id = {result.run_id: result for result in results(configs)}
         return [[by_id[config.run_id] for config in self._configs(trial)] for trial in trials]
@@ -210,7 +214,7 @@ class Worker:
 
         while self.stop.signal is None:
             try:
-                return run(config, progress=progress, stop=self.stop)
+                return run(config, progress=progress, stop=self.stop, plan=self._plan)
             except KeyboardInterrupt:
                 if not self.stop.pruned:
                     raise

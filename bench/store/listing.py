@@ -1,0 +1,357 @@
+"""What `bench list runs` shows: runs that are asked for, folded into lines.
+
+Runs that differ in their seeds alone share a line, and so do the runs of a study, and those that sweeps made of an
+optimizer on a problem. It all follows from the records, so nothing is imported and nothing but the records is read.
+"""
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any, get_args
+
+from bench.config import settings_of
+from bench.errors import UserError, unknown
+from bench.report import result_json
+from bench.store.block import RUNS, Block
+from bench.store.record import FINISHED, RunResult, Status
+from bench.store.stores import Stores
+from bench.text import cell, comparable, duration, number, word_of
+from bench.tuning.selection import above_infimum, best_index, equal_below, final_value, seed_median
+from optimizers.plugins import bare, slug
+
+HEAD = ("run", "status", "begun", "time", "steps", "seed", "result", "settings")
+_FORM = "%Y-%m-%dT%H:%M:%SZ"
+_UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+_STUDY = "study "
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Which runs are listed, and how.
+
+    Attributes:
+        tasks, opts, statuses: names to keep; none for all.
+        since: the earliest moment (`bench.store.record.Moment`); empty for all.
+        study: the study whose runs are listed; empty for all runs.
+        sort: a name of `SORTS`.
+        limit: lines at most; None for all.
+        each: whether every run has a line of its own.
+    """
+
+    tasks: Sequence[str] = ()
+    opts: Sequence[str] = ()
+    statuses: Sequence[str] = ()
+    since: str = ""
+    study: str = ""
+    sort: str = "date"
+    limit: int | None = None
+    each: bool = False
+
+
+@dataclass
+class Line:
+    """Runs that share a line.
+
+    Attributes:
+        name: the id of the one run, or what they have in common.
+        groups: the runs, those that differ in their seeds alone together.
+        begun: when the newest of them began.
+        chosen: the group whose settings are the best; None for one group, and where none can be the best.
+        value: what the line is compared by; None if there is no such value.
+        settings: in words, those in which lines of its task and optimizer differ.
+    """
+
+    name: str
+    groups: list[list[RunResult]]
+    begun: str
+    chosen: list[RunResult] | None = None
+    value: float | None = None
+    settings: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def runs(self) -> list[RunResult]:
+        """All runs of the line."""
+        return [run for group in self.groups for run in group]
+
+    @property
+    def seconds(self) -> float:
+        """Seconds that all its runs took together."""
+        return sum(run.wall_s for run in self.runs)
+
+    @property
+    def kind(self) -> tuple[str, str]:
+        """Task and optimizer."""
+        config = self.groups[0][0].config
+        return config["task"], config["opt"]
+
+
+def _best_first(line: Line) -> tuple[Any, ...]:
+    run = line.groups[0][0]
+    sign = -1 if run.mode == "max" else 1
+    return line.kind[0], run.metric, line.value is None, sign * (line.value or 0.0)
+
+
+SORTS: dict[str, Callable[[Line], Any]] = {
+    "date": lambda line: 0,
+    "time": lambda line: -line.seconds,
+    "steps": lambda line: -max(run.steps for run in line.runs),
+    "result": _best_first,
+    "task": lambda line: line.kind,
+    "opt": lambda line: line.kind[::-1],
+    "status": lambda line: min(map(_rank, line.runs)),
+    "run": lambda line: line.name,
+}
+"""Orders of lines; of equals the newest comes first."""
+STATUSES: tuple[str, ...] = get_args(Status)
+
+
+def _rank(run: RunResult) -> int:
+    """What somebody may have to do something about comes first."""
+    return ("running", "failed", "killed", "timeout", "diverged", "completed").index(run.status)
+
+
+def since(text: str, now: datetime | None = None) -> str:
+    """The moment that `--since` means: a date or a time here, or how long ago.
+
+    Raises:
+        UserError: it means none.
+    """
+    now = now or datetime.now(UTC)
+    try:
+        if ago := re.fullmatch(r"(\d{1,6})([mhdw])", text, re.ASCII):
+            moment = now - timedelta(**{_UNITS[ago[2]]: int(ago[1])})
+        else:
+            moment = datetime.fromisoformat(text).astimezone(UTC)
+        return moment.strftime(_FORM).zfill(20)  # of the year 1 there are three zeros missing
+    except (ValueError, OverflowError):
+        raise UserError(
+            f"--since {text!r}: it takes a date ({now:%Y-%m-%d}), a time ({now:%Y-%m-%dT%H:%M}), or how long ago"
+            " (30m, 2h, 3d, 1w)"
+        ) from None
+
+
+def lines(stores: Stores, asked: Asked) -> list[Line]:
+    """The lines in their order, all of them: who shows them applies the limit.
+
+    Raises:
+        UserError: there is no such task, optimizer or study.
+    """
+    studies = studies_of(stores)
+    kinds: tuple[tuple[str, Sequence[str], Iterable[str]], ...] = (
+        ("task", asked.tasks, (bare(run.config["task"]) for run in stores.runs)),
+        ("optimizer", asked.opts, (bare(run.config["opt"]) for run in stores.runs)),
+        ("study", [asked.study] if asked.study else [], [*studies.values(), *(each.name for each in stores.studies)]),
+    )
+    for kind, wanted, names in kinds:
+        there = sorted({*names})
+        for name in wanted:
+            if (name if kind == "study" else bare(name)) not in there:
+                if not there:
+                    raise UserError(f"unknown {kind} in {stores.shown} {name!r}; there is none")
+                raise unknown(f"{kind} in {stores.shown}", name, there)
+    begun = {run.run_id: begun_at(run, stores.blocks[run.run_id]) for run in stores.runs}
+    tasks, opts = {*map(bare, asked.tasks)}, {*map(bare, asked.opts)}
+    runs = [
+        run
+        for run in stores.runs
+        if (not tasks or bare(run.config["task"]) in tasks)
+        and (not opts or bare(run.config["opt"]) in opts)
+        and (not asked.statuses or run.status in asked.statuses)
+        and begun[run.run_id] >= asked.since
+        and (not asked.study or studies.get(run.run_id) == asked.study)
+    ]
+    runs.sort(key=lambda run: (begun[run.run_id], run.run_id), reverse=True)
+    found = _folded(runs, studies, begun, asked)
+    _tell_apart(found)
+    return sorted(found, key=SORTS[asked.sort])
+
+
+def studies_of(stores: Stores) -> dict[str, str]:
+    """The study that each run is a trial of, as its record says, else as the run says itself."""
+    found = {run.run_id: study for run in stores.runs if (study := planned_by(run)) is not None}
+    return found | {run_id: record.name for record in reversed(stores.studies) for run_id in record.run_ids}
+
+
+def planned_by(run: RunResult) -> str | None:
+    """The study that a run says it was made for."""
+    return run.plan.removeprefix(_STUDY) if run.plan and run.plan.startswith(_STUDY) else None
+
+
+def begun_at(run: RunResult, block: Block | None) -> str:
+    """When a run began; of one whose record does not say so, when that was written."""
+    if run.begun or block is None:
+        return run.begun
+    try:
+        seconds = (block.at / RUNS).stat().st_mtime
+        return datetime.fromtimestamp(seconds, UTC).strftime(_FORM)
+    except (OSError, ValueError, OverflowError):
+        return ""
+
+
+# -- folding ----------------------------------------------------------------------------------------------------------
+
+
+def _folded(
+    runs: Sequence[RunResult], studies: Mapping[str, str], begun: Mapping[str, str], asked: Asked
+) -> list[Line]:
+    """Lines of runs, which are given newest first."""
+    if asked.each:
+        return [_line(run.run_id, [[run]], begun) for run in runs]
+    folded: dict[tuple[str, ...], dict[str, list[RunResult]]] = {}
+    for run in runs:
+        group, study = _but_for_seeds(run), studies.get(run.run_id)
+        own = bare(run.config["task"]), bare(run.config["opt"])
+        if study is not None and not asked.study:
+            key = (f"study {study}", "study", *own)
+        elif run.plan == "sweep":
+            problem = json.dumps([comparable(run.problem), run.part], sort_keys=True)
+            key = (f"sweep of {slug(own[0])}-{slug(own[1])}", "sweep", *own, problem)
+        else:
+            key = ("", group)
+        folded.setdefault(key, {}).setdefault(group, []).append(run)
+    found: list[Line] = []
+    for (name, *_), groups in folded.items():
+        first = next(iter(groups.values()))[0]
+        alone = len(groups) == 1 and len(groups[next(iter(groups))]) == 1
+        shared = f"{slug(first.config['task'])}-{slug(first.config['opt'])}-*"
+        found.append(_line(first.run_id if alone else name or shared, list(groups.values()), begun))
+    return found
+
+
+def _but_for_seeds(run: RunResult) -> str:
+    """What runs share that differ in their seeds alone."""
+    own = {**(run.identity or run.config)}
+    if own.get("seed") == own.get("data_seed"):
+        del own["data_seed"]
+    own.pop("seed", None)
+    return json.dumps([own, run.part], sort_keys=True)
+
+
+def _line(name: str, groups: list[list[RunResult]], begun: Mapping[str, str]) -> Line:
+    line = Line(name, groups, max(begun[run.run_id] for group in groups for run in group))
+    ended = [[run for run in group if run.status in FINISHED and _is_alike(run, groups)] for group in groups]
+    above = above_infimum([run for group in ended for run in group])
+    scores = [
+        seed_median([final_value(run, above) for run in group], group[0].mode) if group else None for group in ended
+    ]
+    first = groups[0][0]
+    best = best_index(scores, first.mode, equal_below(scores, first.metric))
+    if best is not None:
+        line.value = seed_median([run.final if run.status != "diverged" else None for run in ended[best]], first.mode)
+        line.chosen = groups[best] if len(groups) > 1 else None
+    return line
+
+
+def _is_alike(run: RunResult, groups: Sequence[Sequence[RunResult]]) -> bool:
+    """Whether a run's metric is that of the line's first run."""
+    first = groups[0][0]
+    return (run.metric, run.split, run.mode) == (first.metric, first.split, first.mode)
+
+
+def _tell_apart(found: Iterable[Line]) -> None:
+    """Note in each line the settings in which lines of its task and optimizer, or its own runs, differ."""
+    kinds: dict[tuple[str, str], list[tuple[Line, list[dict[str, str]]]]] = {}
+    words: dict[str, dict[str, str]] = {}
+    for line in found:
+        own = [words.setdefault(_but_for_seeds(group[0]), _words(group[0])) for group in line.groups]
+        kinds.setdefault(line.kind, []).append((line, own))
+    for several in kinds.values():
+        values: dict[str, set[str | None]] = {}
+        every = [each for _, own in several for each in own]
+        for name in dict.fromkeys(name for each in every for name in each):
+            values[name] = {each.get(name) for each in every}
+        for line, own in several:
+            for name in (name for name, there in values.items() if len(there) > 1):
+                mine = dict.fromkeys(each[name] for each in own if name in each)
+                if len(mine) == 1:
+                    line.settings[name] = _short(next(iter(mine)))
+                elif mine:
+                    line.settings[name] = f"{len(mine)} values"
+                    if line.chosen is not None:
+                        line.settings[name] += f", best {_short(_words(line.chosen[0]).get(name, 'none'))}"
+
+
+def _short(word: str) -> str:
+    """A value in words; a number to four digits."""
+    try:
+        return f"{float(word):.4g}" if len(word) > 8 else word
+    except ValueError:
+        return word
+
+
+def _words(run: RunResult) -> dict[str, str]:
+    """A run's settings in words, without task, optimizer and seeds."""
+    settings = settings_of(run.config)
+    if settings["data_seed"] == settings["seed"]:
+        del settings["data_seed"]
+    return {name: word_of(value) for name, value in settings.items() if name not in ("task", "opt", "seed")}
+
+
+# -- in words ---------------------------------------------------------------------------------------------------------
+
+
+def rows(found: Iterable[Line]) -> list[list[str]]:
+    """The table, its head first; names may hold anything."""
+    return [list(HEAD), *([cell(word) for word in _cells(line)] for line in found)]
+
+
+def _cells(line: Line) -> list[str]:
+    runs = line.runs
+    counts = Counter(run.status for run in runs)
+    status = (
+        ", ".join(f"{counts[name]} {name}" for name in STATUSES if counts[name]) if len(runs) > 1 else runs[0].status
+    )
+    settings = "  ".join(f"{name} {words}" for name, words in line.settings.items())
+    steps = _span([run.steps for run in runs])
+    return [line.name, status, local(line.begun), _time(line.seconds), steps, seeds(runs), _result(line), settings]
+
+
+def local(moment: str) -> str:
+    """A moment of a record in the time of this machine; a dash where it is not known."""
+    try:
+        return f"{datetime.fromisoformat(moment).astimezone():%Y-%m-%d %H:%M}"
+    except (ValueError, OverflowError):
+        return "-"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 10 else duration(min(seconds, 1e12))
+
+
+def _span(values: Sequence[int]) -> str:
+    low, high = min(values), max(values)
+    return str(low) if low == high else f"{low} to {high}"
+
+
+def seeds(runs: Iterable[RunResult]) -> str:
+    """The seeds of runs: a few one by one, a row as a row, and many by their number."""
+    own = sorted({run.config["seed"] for run in runs})
+    if len(own) > 2 and own[-1] - own[0] == len(own) - 1:
+        return f"{own[0]} to {own[-1]}"
+    return ",".join(map(str, own)) if len(own) <= 4 else f"{len(own)} seeds"
+
+
+def _result(line: Line) -> str:
+    if line.value is None or not math.isfinite(line.value):
+        return "-"
+    run = line.groups[0][0]
+    what = "" if len(line.runs) == 1 else " best" if line.chosen is not None else " median"
+    return f"{run.split} {run.metric} {number(float(line.value))}{what}"
+
+
+def as_json(found: Iterable[Line], stores: Stores) -> list[dict[str, Any]]:
+    """The runs of lines, each with its result and what tells it from others."""
+    studies = studies_of(stores)
+    return [
+        {
+            **result_json(run, stores.place(run.run_id).parent), "reason": run.reason, "begun": run.begun or None,
+            "seed": run.config["seed"], "data_seed": run.config["data_seed"], "engine": run.engine, "plan": run.plan,
+            "study": studies.get(run.run_id), "settings": run.chosen,
+        }
+        for line in found
+        for run in line.runs
+    ]  # fmt: skip

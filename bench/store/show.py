@@ -1,0 +1,168 @@
+"""What `bench show RUN` shows of a stored run: its state, result, settings and curve, and what to do with it."""
+
+import math
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from bench.config import settings_of
+from bench.errors import UserError
+from bench.plugins import naming
+from bench.report import fit_words, remarks_on
+from bench.store.listing import begun_at, local, planned_by
+from bench.store.record import RESUMABLE, RunResult
+from bench.store.store import Store
+from bench.store.stores import Stores
+from bench.terminal import columns, is_unicode, plot, wrapped
+from bench.text import aligned, cell, duration, word_of
+from bench.tuning.selection import CONVERGED
+
+WIDE, HIGH = 72, 12
+"""The most columns and lines of a plot. Ours."""
+MOST = 50_000
+"""A longer curve is drawn from every second step, or fewer. Ours."""
+_LEFT = 11
+
+
+def lines(run: RunResult, store: Store) -> list[str]:
+    """The page, as wide as the terminal; names in the record may hold anything."""
+    wide = columns()
+    settings = {name: value for name, value in settings_of(run.config).items() if name not in ("task", "opt")}
+    chosen = {name: value for name, value in settings.items() if name in run.chosen}
+    usual = {name: value for name, value in settings.items() if name not in run.chosen}
+    more: list[tuple[str, list[str]]] = [
+        ("result", _result(run)),
+        ("settings beyond the defaults", [f"  --{cell(name)} {_word(value)}" for name, value in chosen.items()]),
+        ("other settings", wrapped([f"{cell(k)} {_word(v)}" for k, v in usual.items()], wide or 80, "  ")),
+        (f"training loss{' above its infimum' * (run.infimum is not None)}", _curve(run, store, wide or 80)),
+        ("the trained model writes", [f"  | {cell(line)}" for line in (run.specimen or "").split("\n") if line]),
+        ("notes", [part for note in _notes(run) for part in wrapped(cell(note).split(" "), wide, "  ", " ")]),
+    ]
+    shown = [cell(f"{run.run_id}: {run.status}"), *_facts(run, store, wide)]
+    for title, part in more:
+        if part:
+            shown += ["", f"{title}:", *part]
+    shown += ["", "commands:"]
+    shown += [line for what, words in _commands(run, store).items() for line in (f"  # {what}", f"  {words}")]
+    return shown
+
+
+def _word(value: Any) -> str:
+    return "none" if value is None else cell(word_of(value))
+
+
+def _facts(run: RunResult, store: Store, wide: int | None) -> list[str]:
+    config, study = run.config, _study(run, store) or planned_by(run)
+    seeds = f"{config['seed']}" + f", order of samples {config['data_seed']}" * (config["data_seed"] != config["seed"])
+    evaluated = f" with evaluations, {_seconds(run.train_s)} without" if run.train_s else ""
+    target = "" if run.target is None else f"; target {run.target:g}, {_reached(run)}"
+    versions = ", ".join(
+        f"{name} {run.versions[name]}" for name in ("suite", "torch", "lightning") if name in run.versions
+    )
+    facts = {
+        "task": f"{config['task']}: {run.split} {run.metric} ({run.mode}){target}",
+        "optimizer": config["opt"] + f": {run.formula}" * bool(run.formula),
+        "seed": seeds,
+        "begun": local(begun_at(run, store.find(run.run_id))),
+        "time": f"{_seconds(run.wall_s)}{evaluated}",
+        "steps": f"{run.steps}" + f", {run.skipped} of them not taken" * bool(run.skipped),
+        "made for": f"study {study}" if study else run.plan,
+        "tuned by": run.tuned_by,
+        "machine": run.machine,
+        "versions": versions,
+        "lies in": str(store.place(run.run_id)),
+    }
+    found: list[str] = []
+    for name, text in facts.items():
+        if text:
+            first, *rest = wrapped(cell(text).split(" "), wide, " " * (_LEFT + 2), " ")
+            found += [f"  {name:<{_LEFT}}{first.strip()}", *rest]
+    return found
+
+
+def _study(run: RunResult, store: Store) -> str | None:
+    """The study that has a record and the run as a trial."""
+    return next((each.name for each in Stores([store.folder]).studies if run.run_id in each.run_ids), None)
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.2g} s" if seconds < 10 else duration(min(seconds, 1e12))
+
+
+def _reached(run: RunResult) -> str:
+    if run.steps_to_target is None:
+        return "not reached"
+    return f"reached at step {run.steps_to_target} after {_seconds(run.seconds_to_target or 0.0)}"
+
+
+def _result(run: RunResult) -> list[str]:
+    """The metrics by split, at the last step and the best one; the last evaluation of a run that has none."""
+    found: dict[str, list[str]] = {}
+    which = ("final", "best")
+    for at, name in enumerate(which):
+        for split, values in _by_split(run.metrics.get(name, {}), run.split).items():
+            for metric, value in values.items():
+                found.setdefault(f"{split} {metric}", ["-", "-"])[at] = cell(value, 6)
+    if found:
+        head = ["", "last step", "best step" if run.best_step is None else f"best step ({run.best_step})"]
+        return aligned([head, *([f"  {cell(name)}", *values] for name, values in found.items())])
+    if run.validations:
+        step, last = run.validations[-1]["step"], {**run.validations[-1]}
+        text = ", ".join(f"{cell(k)} {cell(v, 6)}" for k, v in last.items() if k not in ("step", "train_s"))
+        return [f"  at step {step}, on the selection split: {text}"]
+    return ["  none"]
+
+
+def _by_split(metrics: Mapping[str, Any], split: str) -> dict[str, dict[str, Any]]:
+    own = {name: value for name, value in metrics.items() if not isinstance(value, dict)}
+    return {split: own} | {name: value for name, value in metrics.items() if isinstance(value, dict)}
+
+
+def _curve(run: RunResult, store: Store, wide: int) -> list[str]:
+    try:
+        curve = store.tables(run.run_id).get("curve", {})
+    except UserError as error:
+        return [f"  {cell(str(error))}"]
+    if not len(curve.get("step", ())):
+        return []
+    every = slice(None, None, 1 + len(curve["step"]) // MOST)
+    steps, losses = (curve[name][every].tolist() for name in ("step", "loss"))
+    if (infimum := run.infimum) is not None:
+        losses = [max(loss - infimum, CONVERGED) if math.isfinite(loss) else loss for loss in losses]
+    drawn = plot(steps, losses, min(wide, WIDE) - 2, HIGH, braille=is_unicode())
+    return [f"  {line}" for line in drawn]
+
+
+def _notes(run: RunResult) -> list[str]:
+    return ([run.reason] if run.reason else []) + remarks_on(run)
+
+
+def _commands(run: RunResult, store: Store) -> dict[str, str]:
+    """Commands of a shell by what they do; whatever names hold, a shell takes them for names."""
+    place = shlex.join(["--store", str(store.folder)])
+    order = run.config["data_seed"]
+    seeds = f"--seed {run.config['seed']}" + f" --data_seed {order}" * (order != run.config["seed"])
+    found = {"train it again, in another store; `bench diff` compares them": f"{fit_words(run)} {seeds} --store again"}
+    if run.status in RESUMABLE:
+        if store.checkpoint(run.run_id):
+            again = ["bench", "fit", "--resume", run.run_id, *naming(run.config)]
+            found["go on where it stopped"] = f"{shlex.join(again)} {place}"
+        elif run.engine == "lanes":
+            found["go on with the sweep: give its command again; alone it begins anew"] = (
+                f"{fit_words(run)} {seeds} {place}"
+            )
+        else:
+            found["it left no checkpoint, so it begins anew"] = f"{fit_words(run)} {seeds} {place}"
+    if _study(run, store) is not None:  # boards and curves leave trials out
+        words = ["bench", "plot", "sensitivity", "--task", run.config["task"], "--opt", run.config["opt"]]
+        found["plot its study"] = f"{shlex.join(words)} {place} -o study.png"
+        return {what: cell(words) for what, words in found.items()}
+    only = {"seed": run.config["seed"]} | {k: v for k, v in run.chosen.items() if v is not None}
+    words = ["bench", "plot", "curves", "--task", run.config["task"], "--opt", run.config["opt"], "--settings", "all"]
+    words += [word for name, value in only.items() for word in ("--only", f"{name}={_plain(value)}")]
+    found["plot its curve"] = f"{shlex.join(words)} {place} -o {shlex.quote(f'{run.run_id}.png')}"
+    return {what: cell(words) for what, words in found.items()}
+
+
+def _plain(value: Any) -> str:
+    return word_of(value) if isinstance(value, float) else str(value)

@@ -1,0 +1,497 @@
+"""`bench list runs` and `bench show RUN`: lines, folding, filters, orders, narrow terminals, harmless text."""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from bench.errors import UserError
+from bench.store.listing import since
+from bench.store.load import Damaged, parse_record
+from bench.store.record import now
+from bench.store.store import Store
+from bench.terminal import plot, table, wrapped
+from bench.text import width
+from tests.entered import keep, keep_block, made, seeds, study
+from tests.stored import WILD, add_run, begin, begin_block, record
+
+FIT = ("fit", "--task", "synthetic", "--opt", "sngd", "--device", "cpu", "--trainer.max_steps", 20)
+
+
+def day(number: int) -> str:
+    return f"2026-11-{number:02}T12:00:00Z"
+
+
+def rows(answer) -> list[list[str]]:
+    """The cells of the lines, without the head."""
+    head, *lines = answer.out.splitlines()
+    starts = [match.start() for match in re.finditer(r"\S+", head)]
+    ends = [*starts[1:], None]
+    return [[line[a:b].strip() for a, b in zip(starts, ends, strict=True)] for line in lines]
+
+
+def names(answer) -> list[str]:
+    assert answer.code == 0, answer
+    return [row[0] for row in rows(answer)]
+
+
+def fails(answer) -> str:
+    assert (answer.code, answer.out) == (2, "")
+    assert answer.err.count("\n") == 1
+    assert answer.err.startswith("bench: error: ")
+    return answer.err.strip()
+
+
+# -- the record -----------------------------------------------------------------------------------------------------
+
+
+def test_a_record_says_when_its_run_began_and_what_for(cli, store):
+    before = now()
+    assert cli(*FIT).code == 0
+    sweep = ("sweep", "--task", "synthetic", "--opt", "ngd", "--opt.lr", "0.1,0.2", "--seeds", 2)
+    assert cli(*sweep, "--trainer.max_steps", 20, "--device", "cpu", "--out", store.parent / "out").code == 0
+    runs = {run.config["opt"]: run for run in Store(store).runs()}
+    assert all(before <= run.begun <= now() for run in runs.values())
+    assert (runs["sngd"].plan, runs["ngd"].plan) == (None, "sweep")
+
+
+def test_a_run_that_is_trained_again_has_a_new_date(cli, store, monkeypatch):
+    for moment in (day(1), day(2)):
+        monkeypatch.setattr("bench.runner.now", lambda moment=moment: moment)
+        assert cli(*FIT, "--rerun").code == 0
+        assert next(Store(store).runs()).begun == moment
+
+
+@pytest.mark.parametrize(
+    "begun", ["yesterday", "2026-13-01T00:00:00Z", "2026-02-30T00:00:00Z", "2026-11-22", "2026-11-22T00:00:00+01:00",
+              "0001-01-01T00:00:00Z", "9999-12-31T24:61:00Z", "2026-11-22T00:00:00Z\n", 5, None]
+)  # fmt: skip
+def test_a_date_that_is_none_is_refused(begun):
+    text = json.dumps({**vars(record("a")), "begun": begun}).encode()
+    with pytest.raises(Damaged, match="begun"):
+        parse_record(text.replace(b"Infinity", b'"inf"'), Path("x"))
+
+
+def test_date_and_plan_are_no_part_of_what_two_records_should_agree_in():
+    assert record("a", begun=day(1), plan="sweep").outcome == record("a", begun=day(2)).outcome
+
+
+# -- lines and folding ----------------------------------------------------------------------------------------------
+
+
+def test_the_newest_comes_first_with_date_seconds_and_metric(cli, store, monkeypatch):
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    old = made("sgd", begun=day(1), wall_s=200.0)
+    new = made("adam", begun=day(3), wall_s=1.5, final=0.875)
+    keep(store, old, new, made("sngd", begun=day(2), final=None, best=None, status="diverged"))
+    answer = cli("list", "runs")
+    monkeypatch.undo()
+    time.tzset()
+    assert " ".join(answer.out.splitlines()[0].split()) == "run status begun time steps seed result settings"
+    first, second, third = rows(answer)
+    assert first[:7] == [
+        new.run_id, "completed", "2026-11-03 13:00", "1.5 s", "100", "0", "test accuracy 0.875"
+    ]  # fmt: skip
+    assert (second[1], second[6]) == ("diverged", "-")
+    assert third[0] == old.run_id
+    assert third[3] == "3 min"
+
+
+def test_a_run_without_a_date_has_that_of_its_file(cli, store):
+    keep(store, made("sgd"), made("adam", begun=day(2)))
+    path = next(store.glob("mnist-sgd-*")) / "done" / "runs.jsonl"
+    seconds = datetime.fromisoformat(day(9)).timestamp()
+    os.utime(path, (seconds, seconds))
+    assert [name[:9] for name in names(cli("list", "runs"))] == ["mnist-sgd", "mnist-ada"]
+    assert json.loads(cli("list", "runs", "--json").out)[0]["begun"] is None
+
+
+def test_runs_that_differ_in_their_seeds_alone_share_a_line(cli, store):
+    keep(store, *seeds("adam", [0.5, 0.7, 0.6], begun=day(1), wall_s=5.0), made("adam", 7, None, status="diverged"))
+    keep(store, made("adam", 3, words={"opt.lr": 0.5}), made("adam", 8, None, status="failed"))
+    answer = cli("list", "runs")
+    alike = next(row for row in rows(answer) if row[0] == "mnist-adam-*")
+    assert alike[1] == "3 completed, 1 diverged, 1 failed"
+    assert alike[3] == "15 s"
+    assert alike[5:] == ["5 seeds", "test accuracy 0.55 median", "opt.lr 0.001"]
+    other = next(row for row in rows(answer) if row[0] != "mnist-adam-*")
+    assert other[5:] == ["3", "test accuracy 0.5", "opt.lr 0.5"]
+    assert len(names(cli("list", "runs", "--all"))) == 6
+
+
+def test_an_order_of_samples_of_its_own_is_no_other_seed(cli, store):
+    keep(store, *seeds("adam", [0.5, 0.6]), made("adam", 2, words={"data_seed": 7}))
+    assert len(names(cli("list", "runs"))) == 2
+
+
+def test_a_group_of_which_half_diverged_has_no_median(cli, store):
+    keep(store, *seeds("adam", [0.5, None]))
+    assert rows(cli("list", "runs"))[0][6] == "-"
+
+
+def test_the_runs_of_a_sweep_share_a_line_with_the_best_setting(cli, store):
+    def swept(lr: float, final: float, **changes):
+        words = {"opt.lr": lr}
+        return [made("sgd", seed, final, words=words, plan="sweep", begun=day(2), **changes) for seed in (0, 1, 2)]
+
+    keep_block(store, *swept(0.1, 0.5), *swept(0.25, 0.75), *swept(0.5, 0.6))
+    keep(store, made("sgd", 5, words={"opt.lr": 0.1}, begun=day(1)))
+    first, second = rows(cli("list", "runs"))
+    assert first[:2] == ["sweep of mnist-sgd", "9 completed"]
+    assert first[5:] == ["0 to 2", "test accuracy 0.75 best", "opt.lr 3 values, best 0.25"]
+    assert second[7] == "opt.lr 0.1"
+    assert len(rows(cli("list", "runs", "--all"))) == 10
+
+
+def test_sweeps_on_other_problems_have_lines_of_their_own(cli, store):
+    for sigma in (0.25, 0.5):
+        words = {"task.sigma": sigma, "opt.lr": 0.1}
+        keep(store, *(made("ngd", seed, 0.5, task="synthetic", words=words, plan="sweep") for seed in (0, 1)))
+    assert sorted(row[7] for row in rows(cli("list", "runs"))) == ["task.sigma 0.25", "task.sigma 0.5"]
+
+
+@pytest.fixture
+def studied(store):
+    """A study of two points with a run that has left no record of it yet, fresh seeds of the winner, and another."""
+    trials = {lr: [made("adam", seed, lr, words={"opt.lr": lr}) for seed in (1000, 1001)] for lr in (0.25, 0.5)}
+    for runs in trials.values():
+        keep(store, *runs)
+    keep(store, made("adam", 1000, None, words={"opt.lr": 0.75}, plan="study lr-of-adam", status="failed"))
+    study(store, {0.25: 0.25, 0.5: 0.5}, trials, trials[0.5][0], name="lr-of-adam")
+    keep(store, *seeds("adam", [0.4, 0.6], words={"opt.lr": 0.5}), made("sgd"))
+    return store
+
+
+def test_the_runs_of_a_study_share_a_line(cli, studied):
+    lines = {row[0]: row for row in rows(cli("list", "runs"))}
+    own = lines["study lr-of-adam"]
+    assert own[1] == "4 completed, 1 failed"
+    assert own[6:] == ["test accuracy 0.5 best", "opt.lr 3 values, best 0.5"]
+    assert lines["mnist-adam-*"][5:] == ["0,1", "test accuracy 0.5 median", "opt.lr 0.5"]
+    assert len(lines) == 3
+
+
+def test_a_study_that_is_asked_for_has_a_line_for_each_point(cli, studied):
+    own = rows(cli("list", "runs", "--study", "lr-of-adam", "--sort", "result"))
+    assert [row[7] for row in own] == ["opt.lr 0.5", "opt.lr 0.25", "opt.lr 0.75"]
+    assert len(rows(cli("list", "runs", "--study", "lr-of-adam", "--all"))) == 5
+
+
+def test_runs_of_a_block_that_trains_now_are_running(cli, store):
+    attempt, _ = begin_block(store, ["a", "b"])
+    try:
+        assert {row[1] for row in rows(cli("list", "runs", "--all"))} == {"running"}
+        assert cli("show", "a").out.startswith("a: running\n")
+    finally:
+        attempt.drop()
+
+
+# -- filters, orders, limits ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def several(store):
+    kept = {
+        "sgd": made("sgd", begun=day(1), wall_s=3.0, steps=10, final=0.5),
+        "adam": made("adam", begun=day(3), wall_s=1.0, steps=30, final=0.25),
+        "ngd": made("ngd", begun=day(2), wall_s=2.0, steps=20, final=0.125, task="synthetic"),
+        "ps": made("ps", begun=day(4), wall_s=0.5, steps=5, final=None, status="failed", reason="broke"),
+    }
+    keep(store, *kept.values())
+    return {run.run_id: name for name, run in kept.items()}
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("", "ps adam ngd sgd"), ("--task synthetic", "ngd"), ("--task mnist,synthetic --opt sgd,ngd", "ngd sgd"),
+        ("--status failed", "ps"), ("--status completed,running", "adam ngd sgd"), ("--since 2026-11-03", "ps adam"),
+        ("--since 2026-11-03T18:00", "ps"), ("--sort time", "sgd ngd adam ps"), ("--sort steps", "adam ngd sgd ps"),
+        ("--sort result", "sgd adam ps ngd"), ("--sort status", "ps adam ngd sgd"), ("--sort opt", "adam ngd ps sgd"),
+        ("--sort task", "adam ps sgd ngd"), ("--sort run", "adam ps sgd ngd"), ("--limit 4", "ps adam ngd sgd"),
+        ("--all --status failed --task mnist", "ps"),
+    ],
+)  # fmt: skip
+def test_filters_and_orders(cli, several, words, expected):
+    answer = cli("list", "runs", *words.split())
+    assert [several[name] for name in names(answer)] == expected.split()
+    assert answer.err == ""
+    told = json.loads(cli("list", "runs", "--json", *words.split()).out)
+    assert [several[run["run_id"]] for run in told] == expected.split()
+
+
+def test_what_a_limit_leaves_out_is_said(cli, several):
+    answer = cli("list", "runs", "--limit", 1)
+    assert len(names(answer)) == 1
+    assert answer.err == "bench: note: 3 more; --limit 4 shows all\n"
+
+
+def test_a_filter_that_leaves_nothing(cli, several, store):
+    assert cli("list", "runs", "--opt", "sgd", "--status", "failed").out == f"no such runs in {store}\n"
+    assert json.loads(cli("list", "runs", "--status", "running", "--json").out) == []
+
+
+def test_without_a_store_there_are_no_runs(cli, store):
+    assert cli("list", "runs", "--opt", "sgd") == (0, f"no runs in {store}\n", "")
+    assert json.loads(cli("list", "runs", "--json").out) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        ("--task mnst", "unknown task in {store} 'mnst'; did you mean 'mnist'?"),
+        ("--opt xyz", "unknown optimizer in {store} 'xyz'; known: adam, ngd, ps, sgd"),
+        ("--status complete", "unknown status 'complete'; did you mean 'completed'?"),
+        ("--status x", "unknown status 'x'; known: running, completed, diverged, timeout, failed, killed"),
+        ("--sort dates", "unknown order of --sort 'dates'; did you mean 'date'?"),
+        ("--sort x", "known: date, time, steps, result, task, opt, status, run"),
+        ("--since yesterday", "--since 'yesterday': it takes a date ("),
+        ("--since 3y", "or how long ago (30m, 2h, 3d, 1w)"),
+        ("--study x", "unknown study in {store} 'x'; there is none"),
+        ("--limit 0", "--limit 0: it must be at least 1"),
+        ("--limit many", "argument --limit: invalid int value: 'many'"),
+        ("--task ,", "argument --task: it names nothing"),
+        ("--seed 1", "unrecognized arguments: --seed 1"),
+    ],
+)
+def test_bad_words(cli, several, store, words, error):
+    assert error.format(store=store) in fails(cli("list", "runs", *words.split()))
+
+
+@pytest.mark.parametrize("what", ["tasks", "optimizers"])
+def test_what_chooses_runs_is_refused_elsewhere(cli, what):
+    assert f"--opt: it chooses runs (`bench list runs`); leave it out to list {what}" in fails(
+        cli("list", what, "--opt", "sgd")
+    )
+    assert json.loads(cli("list", what, "--json").out).keys() == {
+        line.split()[0] for line in cli("list", what).out.splitlines()
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "moment"),
+    [("30m", "2026-11-22T11:30:00Z"), ("2h", "2026-11-22T10:00:00Z"), ("3d", "2026-11-19T12:00:00Z"),
+     ("1w", "2026-11-15T12:00:00Z"), ("2026-11-22T11:30:00Z", "2026-11-22T11:30:00Z"),
+     ("2026-11-22T11:30:00+01:00", "2026-11-22T10:30:00Z"), ("0001-01-03T00:00Z", "0001-01-03T00:00:00Z")],
+)  # fmt: skip
+def test_since(text, moment):
+    assert since(text, datetime(2026, 11, 22, 12, tzinfo=UTC)) == moment
+
+
+@pytest.mark.parametrize("text", ["", "h", "-2h", "2", "2 h", "999999w", "2026-13-01", "٣d"])
+def test_since_what_is_no_time(text):
+    with pytest.raises(UserError, match="it takes a date"):
+        since(text, datetime(2026, 11, 22, 12, tzinfo=UTC))
+
+
+def test_several_stores_are_read_as_one(cli, tmp_path):
+    for name, opt in (("one", "sgd"), ("two", "adam")):
+        keep(tmp_path / name, made(opt), made("ngd"))
+    stores = ("--store", tmp_path / "one", "--store", tmp_path / "two")
+    assert len(names(cli("list", "runs", *stores))) == 3
+    assert json.loads(cli("list", "runs", "--json", "--opt", "adam", *stores).out)[0]["store"] == str(tmp_path / "two")
+    assert "there is no store" in fails(cli("list", "runs", *stores[:3], tmp_path / "three"))
+
+
+def test_a_damaged_record_is_named(cli, several, store):
+    path = next(store.glob("mnist-sgd-*")) / "done" / "runs.jsonl"
+    path.write_text("{}")
+    answer = cli("list", "runs")
+    assert (answer.code, len(rows(answer))) == (1, 3)
+    assert str(path) in answer.err
+    shown = cli("show", path.parent.parent.name)
+    assert (shown.code, shown.out) == (1, "")
+    assert shown.err.startswith(f"bench: error: {path}: ")
+
+
+# -- terminals ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("columns", [20, 40, 60, 80, 120])
+def test_nothing_is_wider_than_the_terminal_and_nothing_is_lost(cli, studied, monkeypatch, columns):
+    wide = cli("list", "runs").out
+    monkeypatch.setenv("COLUMNS", str(columns))
+    narrow = cli("list", "runs").out
+    assert re.sub(r"\s", "", narrow) == re.sub(r"\s", "", wide)
+    if columns >= 60:
+        assert max(map(width, narrow.splitlines())) <= columns
+
+
+def test_a_table_as_wide_as_the_terminal_stays_whole():
+    given = [["a", "b", "c"], ["1", "2 x  3 y", "4"]]
+    assert table(given, 14) == ["a  b         c", "1  2 x  3 y  4"]
+    assert table(given, 13) == ["a  b", "    c", "1  2 x  3 y", "    4"]
+    assert table(given, 5) == ["a", "    b  c", "1", "    2 x  3 y  4"]
+
+
+def test_a_part_is_not_broken_where_it_need_not_be():
+    assert wrapped(["a 1", "b 2", "c 3"], 20, "  ") == ["  a 1  b 2  c 3"]
+    assert wrapped(["aaaa 1", "bbbb 2", "cccc 3"], 20, "  ") == ["  aaaa 1  bbbb 2", "  cccc 3"]
+    assert wrapped([], 20, "  ") == []
+    assert wrapped(["long " * 10], None, "  ") == ["  " + "long " * 10]
+
+
+def test_a_plot_falls_and_has_its_ends():
+    steps = [float(i) for i in range(1, 1001)]
+    lines = plot(steps, [10 ** (-3 * i / 1000) for i in steps], 40, 9, braille=False)
+    assert len(lines) == 9
+    assert lines[0].split()[0] == "0.993"
+    assert lines[7].split()[0] == "0.001"
+    assert lines[8].split() == ["1", "1000"]
+    assert all(len(line) <= 40 for line in lines)
+    stars = [line.index("*") for line in lines[:8]]  # a straight line: the axis is logarithmic
+    gaps = [b - a for a, b in pairwise(stars)]
+    assert max(gaps[1:-1]) - min(gaps[1:-1]) <= 2
+    assert min(gaps) > 0
+
+
+def test_a_plot_of_dots():
+    lines = plot([1.0, 2.0, 3.0], [1.0, -1.0, 0.0], 30, 5, braille=True)
+    assert {letter for line in lines[:4] for letter in line[4:]} <= {" ", *map(chr, range(0x2801, 0x2900))}
+    assert lines[0].startswith(" 1 \N{BOX DRAWINGS LIGHT VERTICAL}")
+    assert lines[3].startswith("-1 ")
+
+
+@pytest.mark.parametrize(
+    ("ys", "count"),
+    [([], 0), ([float("nan")], 0), ([float("inf"), float("-inf")], 0), ([5.0], 6), ([5.0, 5.0], 6), ([0.0, 0.0], 6),
+     ([1e300, -1e300], 6), ([1e308, 5e-324], 6), ([5e-324, 1e-323], 6), ([float("nan"), 1.0, float("inf"), 2.0], 6)],
+)  # fmt: skip
+@pytest.mark.parametrize("braille", [True, False])
+def test_odd_curves_can_be_plotted(ys, count, braille):
+    assert len(plot([float(i) for i in range(len(ys))], ys, 3, 6, braille=braille)) == count
+
+
+# -- show -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_is_shown_with_all_that_one_can_do_with_it(cli, store, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = json.loads(cli(*FIT, "--opt.lr", 0.25, "--json").out)
+    out = cli("show", run["run_id"]).out
+    assert out.startswith(f"{run['run_id']}: completed\n  task       synthetic: train loss (min)\n")
+    assert re.search(r"^  begun      20\d\d-\d\d-\d\d \d\d:\d\d$", out, re.MULTILINE)
+    assert re.search(rf"^  train loss +{run['final']:.6g} ", out, re.MULTILINE)
+    assert "\nsettings beyond the defaults:\n  --opt.lr 0.25\n" in out
+    assert "  opt.max_step inf  " in out
+    drawn = out.split("training loss above its infimum:\n")[1].split("\n\n")[0].splitlines()
+    assert len(drawn) == 12
+    assert any(0x2800 < ord(letter) < 0x2900 for letter in drawn[0])
+    repeat, draw = (line.strip() for line in out.split("\ncommands:\n")[1].splitlines() if "bench" in line.split()[0])
+    assert cli(*shlex.split(repeat)[1:]).code == 0
+    assert cli("diff", run["run_id"], tmp_path / "again" / run["run_id"]).out.count("are equal in") == 1
+    assert cli(*shlex.split(draw)[1:]).code == 0
+    assert (tmp_path / f"{run['run_id']}.png").is_file()
+    assert cli("show", store / run["run_id"]).out == out
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_a_page_is_as_plain_as_the_terminal(cli, store, encoding):
+    run = json.loads(cli(*FIT, "--json").out)["run_id"]
+    command = [sys.executable, "-m", "bench.cli", "show", run]
+    environment = {**os.environ, "PYTHONIOENCODING": encoding, "COLUMNS": "60"}
+    shown = subprocess.run(command, capture_output=True, env=environment, check=True).stdout.decode(encoding)
+    assert ("\u28c0" in shown or "\u2801" in shown or "\u2802" in shown) == (encoding == "utf-8")
+    assert ("|*" in shown) == (encoding != "utf-8")
+    page = shown.split("\ncommands:")[0]
+    assert max(map(width, page.splitlines())) <= 60
+
+
+def test_an_interrupted_run_says_how_it_goes_on(cli, store):
+    attempt = begin(store, record("a"))
+    attempt.checkpoint.write_bytes(b"")
+    attempt.leave([record("a", status="killed", reason="stopped by SIGTERM at step 3", final=None, best=None)])
+    out = cli("show", "a").out
+    assert f"bench fit --resume a --store {store}\n" in out
+    assert "notes:\n  stopped by SIGTERM at step 3\n" in out
+    attempt = begin(store, record("b"))
+    attempt.leave([record("b", status="killed")])
+    out = cli("show", "b").out
+    assert "--resume" not in out
+    assert "it left no checkpoint, so it begins anew" in out
+
+
+def test_a_run_says_which_study_it_is_of(cli, studied):
+    trial = next(run for run in Store(studied).runs() if run.config["seed"] == 1000 and run.status == "completed")
+    out = cli("show", trial.run_id).out
+    assert "  made for   study lr-of-adam\n" in out
+    (draw,) = (line.strip() for line in out.splitlines() if "bench plot" in line)
+    assert cli(*shlex.split(draw)[1:-1], studied.parent / "study.png").code == 0
+
+
+def test_metrics_of_other_splits_have_rows_of_their_own(cli, store):
+    metrics = {"final": {"accuracy": 0.5, "hard": {"accuracy": 0.25}}, "best": {"accuracy": 0.75}}
+    run = made("adam", metrics=metrics, target=0.5, steps_to_target=7, seconds_to_target=2.5)
+    keep(store, run)
+    out = cli("show", run.run_id).out
+    assert re.search(r"^  test accuracy  0\.5 +0\.75$", out, re.MULTILINE)
+    assert re.search(r"^  hard accuracy  0\.25 +-$", out, re.MULTILINE)
+    assert "target 0.5, reached at step 7 after 2.5 s" in out
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("mnist-sgd-0", "unknown run in {store} 'mnist-sgd-0'; did you mean 'mnist-sgd-"),
+        ("sngdd", "unknown task, optimizer, experiment or run 'sngdd'; did you mean 'sngd'?"),
+        ("fig5", "unknown task, optimizer, experiment or run 'fig5'; did you mean 'deora2024/fig5'?"),
+    ],
+)
+def test_a_name_that_nothing_has(cli, store, name, error):
+    run = made("sgd")
+    keep(store, run)
+    name = name.replace("mnist-sgd-0", run.run_id[:-4])
+    assert error.format(store=store).replace("mnist-sgd-0", name) in fails(cli("show", name))
+
+
+def test_nothing_in_a_record_harms_the_terminal_or_the_shell(cli, store):
+    evil = "\x1b[31m\u202e\n$(touch harmed) `touch harmed`; touch harmed #'\" "
+    run = made("sgd", name=evil, on=WILD, reason=evil, formula=evil, plan=f"study {evil}", specimen=f"{evil}\n\x07")
+    keep(store, run, made("sgd", 1, name=evil, on=WILD, plan=f"study {evil}"))
+    for words in (["list", "runs"], ["list", "runs", "--all"], ["list", "runs", "--json"], ["show", run.run_id]):
+        answer = cli(*words)
+        assert answer.code == 0
+        assert not any(sign in answer.out for sign in ("\x1b", "\u202e", "\x07", "\r"))
+    commands = [line.strip() for line in cli("show", run.run_id).out.splitlines() if line.startswith("  bench ")]
+    assert len(commands) == 2
+    for command in commands:
+        told = subprocess.run(["sh", "-c", f"bench() {{ printf '%s\\n' \"$@\"; }}; {command}"], cwd=store.parent,
+                              capture_output=True, text=True, check=True)  # fmt: skip
+        assert "$(touch harmed) `touch harmed`; touch harmed #'\"" in told.stdout
+    assert not (store.parent / "harmed").exists()
+
+
+def test_a_run_that_has_a_name_of_the_suite_does_not_hide_it(cli, store):
+    add_run(store, "adam")
+    assert "search space:" in cli("show", "adam").out
+    assert cli("show", store / "adam").out.startswith("adam: completed\n")
+
+
+def test_a_table_that_is_damaged_is_said_in_its_place(cli, store):
+    (add_run(store, "a") / "done" / "curve.parquet").write_bytes(b"PAR1")
+    answer = cli("show", "a")
+    assert answer.code == 0
+    assert "cannot read the tables of run a" in answer.out
+
+
+# -- speed ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", [["list", "runs"], ["list", "runs", "--json", "--all"], ["show", "a"]])
+def test_runs_are_looked_at_without_torch(store, words):
+    add_run(store, "a")
+    code = f"import sys; from bench.cli import _dispatch; assert _dispatch({words!r}) == 0; print(sorted(sys.modules))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    heavy = ("torch", "lightning", "optuna", "matplotlib", "scipy", "pandas")
+    assert not [name for name in heavy if f"'{name}'" in loaded]
+    if words[0] == "list":
+        assert "'numpy'" not in loaded
