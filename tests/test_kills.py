@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -171,12 +172,19 @@ TUNE = (
 )  # fmt: skip
 
 
-class Tuning:
-    """`bench tune` with its workers, as real programs."""
+SWEEP_SHARED = (
+    *SWEEP, "--opt.lr", "0.01:1:6", "--trainer.max_steps", "400", "--device", "cpu", "--workers", "2",
+    "--engine", "lanes", "--width", "3", "--trainer.checkpoint_seconds", "1e-3",
+)  # fmt: skip
+WITH_WORKERS = {"tune": TUNE, "sweep": SWEEP_SHARED}
 
-    def __init__(self, folder: Path) -> None:
+
+class Sharing:
+    """A command with its workers, as real programs."""
+
+    def __init__(self, kind: str, folder: Path) -> None:
         self.store, self.out = folder / "runs", folder / "out"
-        self.words = [*TUNE, "--store", str(self.store), "--out", str(self.out)]
+        self.words = [*WITH_WORKERS[kind], "--store", str(self.store), "--out", str(self.out)]
 
     def start(self) -> "subprocess.Popen[str]":
         words = [sys.executable, "-m", "bench.cli", *self.words]
@@ -192,9 +200,9 @@ class Tuning:
         process.communicate()
 
     def found(self) -> dict[str, Any]:
-        """Results of all runs, and the record of the study."""
-        (path,) = (self.store / "studies").glob("*.json")
-        return {"runs": outcome(self.store), "study": json.loads(path.read_text())}
+        """Results of all runs, and the records of studies."""
+        studies = [json.loads(path.read_text()) for path in (self.store / "studies").glob("*.json")]
+        return {"runs": outcome(self.store), "studies": studies}
 
 
 def descendants(pid: int) -> list[int]:
@@ -211,32 +219,75 @@ def descendants(pid: int) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], float]:
-    """What an uninterrupted study finds out, and its seconds."""
-    tuning = Tuning(tmp_path_factory.mktemp("tuned"))
-    begun = time.monotonic()
-    process = tuning.start()
-    _, err = process.communicate()
-    assert process.returncode == 0, err
-    return tuning.found(), time.monotonic() - begun
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[dict[str, Any], float]]:
+    """What an uninterrupted command finds out, and its seconds."""
+
+    @cache
+    def of(kind: str) -> tuple[dict[str, Any], float]:
+        sharing = Sharing(kind, tmp_path_factory.mktemp(kind))
+        begun = time.monotonic()
+        process = sharing.start()
+        _, err = process.communicate()
+        assert process.returncode == 0, err
+        return sharing.found(), time.monotonic() - begun
+
+    return of
 
 
 @pytest.mark.parametrize("n", SEEDS)
-def test_kill_9_of_a_study_and_its_workers_changes_no_result(cli, tmp_path: Path, tuned, n: int) -> None:
-    draw = random.Random(f"tune {n}")
-    result, seconds = tuned
-    tuning = Tuning(tmp_path)
-    process = tuning.start()
+@pytest.mark.parametrize("kind", WITH_WORKERS)
+def test_kill_9_of_a_command_and_its_workers_changes_no_result(
+    cli, tmp_path: Path, undisturbed, kind: str, n: int
+) -> None:
+    draw = random.Random(f"{kind} {n}")
+    result, seconds = undisturbed(kind)
+    sharing = Sharing(kind, tmp_path)
+    process = sharing.start()
     with suppress(subprocess.TimeoutExpired):
         process.wait(draw.uniform(0.3, 1) * seconds)
-    tuning.kill(process)
-    if tuning.store.is_dir():
-        assert cli("list", "runs", "--store", tuning.store)[0] == 0
-    process = tuning.start()
+    sharing.kill(process)
+    if sharing.store.is_dir():
+        assert cli("list", "runs", "--store", sharing.store)[0] == 0
+    process = sharing.start()
     _, err = process.communicate()
     assert process.returncode == 0, err
-    assert tuning.found() == result
-    assert leftovers(tuning.store) == []
+    assert sharing.found() == result
+    assert leftovers(sharing.store) == []
+    assert not (sharing.store / "plans").exists()
+
+
+@pytest.mark.deep
+def test_a_worker_that_is_killed_is_replaced_and_its_block_goes_on(tmp_path: Path, undisturbed) -> None:
+    result, _ = undisturbed("sweep")
+    sharing = Sharing("sweep", tmp_path)
+    process = sharing.start()
+    while not (attempts := list(sharing.store.glob("*/attempt-1/last.ckpt"))) and process.poll() is None:
+        time.sleep(0.01)
+    assert attempts
+    owner = json.loads((attempts[0].parent / "claim.json").read_text())
+    os.kill(owner["pid"], signal.SIGKILL)
+    _, err = process.communicate()
+    assert process.returncode == 0, err
+    assert "died (SIGKILL); starting another" in err
+    assert sharing.found() == result
+    assert leftovers(sharing.store) == []
+
+
+@pytest.mark.deep
+def test_a_signal_stops_the_workers_and_the_same_command_goes_on(tmp_path: Path, undisturbed) -> None:
+    result, _ = undisturbed("sweep")
+    sharing = Sharing("sweep", tmp_path)
+    process = sharing.start()
+    while not list(sharing.store.glob("*/attempt-1/last.ckpt")) and process.poll() is None:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate()
+    assert process.returncode == 130, err
+    assert "the same command goes on" in err
+    process = sharing.start()
+    _, err = process.communicate()
+    assert process.returncode == 0, err
+    assert sharing.found() == result
 
 
 # -- several at once ------------------------------------------------------------------------------------------------
