@@ -6,26 +6,6 @@ from bench.config import RunConfig
 from bench.errors import UserError, described
 from optimizers import TASK_VALUE
 
-MOST_RUNS = 100_000
-"""Runs of one command; whoever types more has slipped, and the list of them alone would fill the memory. Ours."""
-
-
-def refuse_too_many(asked: str, runs: int) -> None:
-    """Refuse more runs than a command makes, by their number, before any of them is put together.
-
-    Args:
-        asked: what asks for them, in the user's words.
-        runs: how many there are at least.
-
-    Raises:
-        UserError: there are too many.
-    """
-    if runs > MOST_RUNS:
-        number = f"{runs:,}" if runs < 10**18 else f"more than 10^{int(0.30102 * (runs.bit_length() - 1))}"
-        raise UserError(
-            f"{asked}: {number} runs; a command makes from 1 to {MOST_RUNS:,}, so ask for fewer values, seeds or trials"
-        )
-
 
 def check(config: RunConfig) -> None:
     """Refuse a configuration that cannot be run, or that would run but not be what it says.

@@ -1,6 +1,5 @@
 """The command line: words to calls. Nothing heavy is imported before it is needed."""
 
-import argparse
 import errno
 import json
 import os
@@ -13,9 +12,11 @@ from typing import Any, NoReturn
 
 from bench import process
 from bench.errors import MAKE_ROOM, RunFailed, UserError, unknown, unknown_run
+from bench.grammar.commands import COMMANDS, parse
+from bench.grammar.parse import HELP, check_settings, refuse_several, unknown_command, wants_help
+from bench.grammar.values import place
 from bench.machine import is_main_process
 from bench.output import remark, warn_of
-from bench.words import Parser, add_places, place, split
 from optimizers.plugins import PluginError, foreign
 
 
@@ -57,68 +58,62 @@ def _exit_code(words: list[str]) -> int:
 
 
 def _dispatch(words: list[str]) -> int:
-    parser = Parser(
-        prog="bench",
-        description="Compare optimizers on attention models.",
-        epilog="Start with: bench fit --task synthetic --opt ngd",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage="bench [-h] [--version] COMMAND ...",
-    )
-    parser.add_argument("--version", action="store_true", help="print the version")
-    sub = parser.add_subparsers(dest="command", metavar="COMMAND")
-    for name, (_, what) in COMMANDS.items():
-        sub.add_parser(name, help=what)
-    if words and not words[0].startswith("-"):
-        if words[0] not in COMMANDS:
-            raise unknown("command", words[0], COMMANDS)
-        return COMMANDS[words[0]][0](words[1:])
-    args = parser.parse_args(words)
-    if args.version:
+    if words[:1] == ["help"]:
+        words = [*words[1:], "--help"]
+    name = next((word for word in words if word not in HELP), None)
+    if name is None:
+        from bench.grammar.help import program_help
+
+        print(program_help())
+        return 0
+    if name == "--version":
         from bench import __version__
 
         print(__version__)
-    else:
-        parser.print_help()
-    return 0
+        return 0
+    if name not in COMMANDS:
+        raise unknown_command(name, list(COMMANDS))
+    words = [word for i, word in enumerate(words) if i != words.index(name)]
+    if wants_help(words):
+        from bench.grammar.help import command_help
+
+        print(command_help(COMMANDS[name], words))
+        return 0
+    return _MAINS[name](words)
 
 
 # -- fit ----------------------------------------------------------------------------------------------------------
 
 
 def _fit(words: list[str]) -> int:
-    settings, flags = split(
-        words, valued={"config", "resume"}, switches={"tuned", "rerun", "dry-run", "json", "help", "h"}
-    )
-    if "help" in flags or "h" in flags:
-        from bench.describe import fit_help
-
-        print(fit_help(settings.get("task"), settings.get("opt")))
-        return 0
-    places = {name: place(name, settings.get(name)) for name in ("data", "store")}
-    if "resume" in flags:
+    args = parse("fit", words)
+    settings = args.of_runs
+    places = {name: place(name) if getattr(args, name) is None else getattr(args, name) for name in ("data", "store")}
+    if args.resume is not None:
         command = ["bench", "fit", *words]
-        run = Path(flags["resume"])
-        if run.name != flags["resume"]:  # the path of a run's folder
+        run = Path(args.resume)
+        if run.name != args.resume:  # the path of a run's folder
             places["store"] = settings["store"] = run.parent
-        more = flags.keys() & {"config", "tuned", "rerun"}
+        more = [name for name in ("config", "rerun", "tuned") if getattr(args, name)]
         if more:
-            raise UserError(f"--resume takes the run's own settings; leave --{min(more)} out")
+            raise UserError(f"--resume takes the run's own settings; leave --{more[0]} out")
         config = _stored_config(run.name, settings, places, command)
     else:
+        refuse_several(settings)
+        check_settings(args)
         from bench.config import resolve
 
-        path = Path(flags["config"]) if "config" in flags else None
-        config = resolve(settings, config=path, tuned="tuned" in flags, fallback=places)
+        config = resolve(settings, config=args.config, tuned=args.tuned, fallback=places)
     study = None
-    if "tuned" in flags:
+    if args.tuned:
         from bench.settings import tuned_by
         from bench.tuned import tuned_file
 
         study = tuned_by(config)
         print(f"bench: settings from {tuned_file(config.task, config.opt)}", file=sys.stderr)
-    if "dry-run" in flags:
-        return _dry_run(config, as_json="json" in flags)
-    result = _stored_result(config) if "rerun" not in flags else None
+    if args.dry_run:
+        return _dry_run(config, as_json=args.json)
+    result = _stored_result(config) if not args.rerun else None
     if result is not None:
         logged = ", so nothing goes to a logger" if config.logger else ""
         print(f"bench: already stored{logged}; --rerun trains again", file=sys.stderr)
@@ -126,11 +121,11 @@ def _fit(words: list[str]) -> int:
         from bench.runner import run
 
         with redirect_stdout(sys.stderr):  # standard output is for the result alone, whatever a library prints
-            result = run(config, rerun="rerun" in flags, progress=True, tuned_by=study)
+            result = run(config, rerun=args.rerun, progress=True, tuned_by=study)
     if is_main_process():
         from bench.report import result_json, result_lines
 
-        if "json" in flags:
+        if args.json:
             print(json.dumps(result_json(result, config.store)))
         else:
             print("\n".join(result_lines(result, config.store)))
@@ -213,10 +208,7 @@ def _dry_run(config: Any, *, as_json: bool) -> int:
 
 
 def _list(words: list[str]) -> int:
-    parser = Parser(prog="bench list", description="List what there is.")
-    parser.add_argument("what", choices=("tasks", "optimizers", "runs"))
-    add_places(parser, store="whose runs")
-    args = parser.parse_args(words)
+    args = parse("list", words)
     from bench.report import result_rows
     from bench.store.stores import Stores
     from bench.text import clean
@@ -236,9 +228,7 @@ def _list(words: list[str]) -> int:
 
 
 def _show(words: list[str]) -> int:
-    parser = Parser(prog="bench show", description="Describe a task, an optimizer or a paper's experiment.")
-    parser.add_argument("name")
-    name = parser.parse_args(words).name
+    name = parse("show", words).name
     from bench.describe import describe_optimizer, describe_task
     from optimizers import OPTIMIZERS
     from tasks import TASKS
@@ -249,18 +239,16 @@ def _show(words: list[str]) -> int:
         print(describe_task(TASKS[name]))
     else:
         from bench.describe import describe_experiment
-        from bench.papers.experiments import experiments, load, unknown_name
+        from bench.papers.experiments import experiments, load
 
         if name not in experiments():
-            raise unknown_name("task, optimizer or experiment", name, [*TASKS, *OPTIMIZERS, *experiments()])
+            raise unknown("task, optimizer or experiment", name, [*TASKS, *OPTIMIZERS, *experiments()])
         print(describe_experiment(name, load(name)))
     return 0
 
 
 def _doctor(words: list[str]) -> int:
-    parser = Parser(prog="bench doctor", description="Check this machine, its data and its store.")
-    add_places(parser)
-    args = parser.parse_args(words)
+    args = parse("doctor", words)
     from bench.doctor import examine
 
     return examine(args.data, args.store)
@@ -276,33 +264,21 @@ def _in(module: str, *first: str) -> Command:
     return lambda words: import_module(module).main([*first, *words])
 
 
-COMMANDS: dict[str, tuple[Command, str]] = {
-    "fit": (_fit, "train one task with one optimizer and store the result"),
-    "sweep": (_in("bench.sweeps.cli"),
-              "train many learning rates and seeds as one program: table and plot of sensitivity"),
-    "tune": (_in("bench.tuning.cli.tune"), "find an optimizer's hyperparameters on a task, with many workers"),
-    "suite": (_in("bench.tuning.cli.suite"),
-              "tune optimizers on tasks at equal budgets, then run the winners, as one plan"),
-    "studies": (_in("bench.tuning.cli.studies"), "list studies, or show what one has found, with a smaller budget too"),
-    "worker": (_in("bench.tuning.cli.worker"), "join a study, from any machine that reaches its database"),
-    "leaderboard": (_in("bench.boards.cli", "leaderboard"),
-                    "rank optimizers from the stored runs, with intervals and ties"),
-    "report": (_in("bench.boards.cli", "report"),
-               "write boards, charts and commands as one HTML page that needs no network"),
-    "plot": (_in("bench.boards.cli", "plot"),
-             "draw stored runs for a paper: curves, sensitivity, profiles, step sizes, budgets"),
-    "reproduce": (_in("bench.papers.cli"), "run a paper's experiment: figure, data and tested claims"),
-    "sql": (_in("bench.store.cli", "sql"), "ask about runs, curves, measurements and trials with SQL"),
-    "merge": (_in("bench.store.cli", "merge"), "copy the runs of stores into another one"),
-    "diff": (_in("bench.store.cli", "diff"), "show what differs between two runs"),
-    "new": (_in("bench.new"), "write a package with an optimizer or a task of your own"),
-    "check": (_in("bench.check.cli"), "check that an optimizer does what training code expects, plug-ins too"),
-    "list": (_list, "list tasks, optimizers or runs"),
-    "show": (_show, "describe a task, an optimizer or a paper's experiment"),
-    "data": (_in("bench.data"), "show which files of a task's data are here, or fetch and tokenise them"),
-    "doctor": (_doctor, "check this machine, its data and its store"),
-}  # fmt: skip
-"""What each command does, in the order of `bench --help`; they are given the words behind their name."""
+_MAINS: dict[str, Command] = {
+    "fit": _fit,
+    "sweep": _in("bench.sweeps.cli"),
+    **{name: _in(f"bench.tuning.cli.{name}") for name in ("tune", "suite", "studies", "worker")},
+    **{name: _in("bench.boards.cli", name) for name in ("leaderboard", "report", "plot")},
+    "reproduce": _in("bench.papers.cli"),
+    **{name: _in("bench.store.cli", name) for name in ("sql", "merge", "diff")},
+    "new": _in("bench.new"),
+    "check": _in("bench.check.cli"),
+    "list": _list,
+    "show": _show,
+    "data": _in("bench.data"),
+    "doctor": _doctor,
+}
+"""What carries each command out; it is given the words behind its name."""
 
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from bench.config import RunConfig, resolve
 from bench.errors import UserError
-from bench.sweeps.grid import DEFAULT_POINTS, block_key, blocks, configurations, log_grid, problem_key, read_seeds
+from bench.grammar.values import DEFAULT_POINTS, log_grid, read_seeds
+from bench.sweeps.grid import block_key, blocks, configurations, problem_key
 from optimizers import OPTIMIZERS
 from tasks import TASKS
 

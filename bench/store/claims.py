@@ -87,7 +87,6 @@ def start_beating() -> None:
     Raises:
         MemoryError: there is too little for a thread.
     """
-
     done = threading.Event()
 
     def beat() -> None:

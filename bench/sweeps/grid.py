@@ -5,15 +5,13 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_origin
 
-from bench.checks import check, refuse_too_many
-from bench.config import MOST_SEED, SEED_RANGE, RunConfig, on_device, resolve
+from bench.checks import check
+from bench.config import RunConfig, on_device, resolve
 from bench.errors import UserError, unknown
+from bench.grammar.values import DEFAULT_POINTS, log_grid, parts, read_grid, refuse_too_many
 from bench.options import optimizer_options, task_options
 from optimizers import OPTIMIZERS
 from tasks import TASKS
-
-DEFAULT_POINTS = 9
-"""Values of a hyperparameter for which nothing is said: over its search range, evenly in the logarithm. Ours."""
 
 
 def configurations(
@@ -32,7 +30,7 @@ def configurations(
         UserError: a name is unknown, a value illegal, or a hyperparameter is none of an optimizer's.
     """
     words = dict(words)
-    task, names = str(words.get("task", "")), _list(str(words.pop("opt", "")))
+    task, names = str(words.get("task", "")), parts(str(words.pop("opt", "")))
     if task and task not in TASKS:
         raise unknown("task", task, TASKS)
     for name in names:
@@ -99,41 +97,6 @@ def check_all(configs: Sequence[RunConfig]) -> None:
             )
 
 
-def read_seeds(text: str, option: str = "--seeds", example: int = 32) -> list[int]:
-    """Seeds from a count (`32` is 0 to 31) or a list (`3,5,8`).
-
-    Args:
-        text: the count or the list.
-        option: what it was given to.
-        example: a count, for the message.
-
-    Raises:
-        UserError: it is neither, there are too many, or one is too great.
-    """
-    try:
-        numbers = [int(part) for part in _list(text)]
-    except ValueError:
-        numbers = []
-    counted = len(numbers) == 1 and "," not in text
-    refuse_too_many(f"{option} {text}", numbers[0] if counted else len(numbers))
-    seeds = list(range(numbers[0])) if counted else numbers
-    if not seeds or min(seeds) < 0:
-        raise UserError(f"{option} {text}: write how many ({option} {example}), or which ({option} 3,5,8)")
-    if max(seeds) > MOST_SEED:
-        raise UserError(f"{option} {text}: a seed is {SEED_RANGE}, and {max(seeds)} is greater")
-    return list(dict.fromkeys(seeds))
-
-
-def log_grid(low: float, high: float, points: int) -> list[float]:
-    """Values from low to high, even in the logarithm, as they can be typed again."""
-    return [typed(low * (high / low) ** (i / (points - 1))) for i in range(points)]
-
-
-def typed(value: float) -> float:
-    """The value rounded to four digits, so that it can be typed again."""
-    return float(f"{value:.4g}")
-
-
 def _by_optimizer(words: Mapping[str, Any], names: Sequence[str]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """Settings for all optimizers, and those for one alone."""
     common: dict[str, Any] = {}
@@ -166,50 +129,20 @@ def values_of(key: str, raw: Any, task: str, opt: str) -> list[Any]:
     if not isinstance(raw, str) or not name:
         return [raw]
     if ":" in raw:
-        return _grid(key, raw)
+        return read_grid(key, raw)
     options = {"opt": optimizer_options(OPTIMIZERS[opt]), "task": task_options(TASKS[task]) if task else {}}.get(
         group, {}
     )
     if "," not in raw or (name in options and get_origin(options[name].type) is tuple):
         return [raw]
-    values = _list(raw)
+    values = parts(raw)
     if not values:
         raise UserError(f"--{key} {raw}: the list is empty")
     return values
 
 
-def ends_of_range(low: str, high: str) -> tuple[float, float]:
-    """The ends of a range that is searched in the logarithm.
-
-    Raises:
-        ValueError: they are no numbers with 0 < low < high, or too far apart to be computed with.
-    """
-    ends = float(low), float(high)
-    if not 1e-100 <= ends[0] < ends[1] <= 1e100:
-        raise ValueError
-    return ends
-
-
-def _grid(key: str, raw: str) -> list[float]:
-    try:
-        *ends, count = raw.split(":")
-        (low, high), points = ends_of_range(*ends), int(count)
-        if points < 2:
-            raise ValueError
-    except (ValueError, TypeError):
-        raise UserError(
-            f"--{key} {raw}: a grid is LOW:HIGH:POINTS with 0 < LOW < HIGH and at least 2 points, such as 1e-3:1e1:16"
-        ) from None
-    refuse_too_many(f"--{key} {raw}", points)
-    return log_grid(low, high, points)
-
-
 def _once(values: list[Any]) -> list[Any]:
     return list(dict.fromkeys(values)) if len(values) > 1 else values
-
-
-def _list(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def block_key(config: RunConfig) -> tuple[Any, ...]:

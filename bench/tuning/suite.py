@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from bench.checks import refuse_too_many
 from bench.config import NoBooleans
 from bench.errors import UserError, unknown
+from bench.grammar.values import refuse_too_many
 from bench.papers.reproduction import duration
 from bench.strict_yaml import configs_folder, read_yaml
 from bench.sweeps import sensitivity

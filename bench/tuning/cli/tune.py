@@ -1,15 +1,14 @@
 """`bench tune`."""
 
-import argparse
 import json
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bench.errors import UserError
-from bench.tuning.cli.shared import add_storage, as_typed, note, open_studies, show, without_storage
-from bench.tuning.design import EXTENSION_LIMIT
-from bench.words import Parser, add_engine, add_places, read
+from bench.grammar.commands import parse
+from bench.grammar.parse import Args
+from bench.tuning.cli.shared import as_typed, note, open_studies, show, without_storage
 from optimizers.plugins import bare
 
 if TYPE_CHECKING:
@@ -24,7 +23,8 @@ def main(words: list[str]) -> int:
         UserError: the request cannot be carried out.
     """
     command = shlex.join(["bench", "tune", *without_storage(words)])
-    args, settings = read(_parser(), words, ("task", "opt", "device", "precision", "data_seed"))
+    args = parse("tune", words)
+    settings = args.of_runs
     from bench.papers.reproduce import make_output
     from bench.plugins import naming
     from bench.tuning.progress import TuningProgress, spoken
@@ -91,7 +91,7 @@ class _Asked(NamedTuple):
     out: Path
 
 
-def _of_study(args: argparse.Namespace, settings: dict[str, Any], words: list[str]) -> _Asked:
+def _of_study(args: Args, settings: dict[str, Any], words: list[str]) -> _Asked:
     """As the study was asked for, but for what is given."""
     from bench.tuning.tune import make_request
 
@@ -100,7 +100,7 @@ def _of_study(args: argparse.Namespace, settings: dict[str, Any], words: list[st
     named = {kind: [settings[kind]] for kind in ("task", "opt") if kind in settings}
     other = [kind for kind, (name,) in named.items() if bare(name) != bare(study.spec.names[kind])]
     given = [*other, *(name for name in settings if name not in named)]
-    given += [name for name in sorted(own) if getattr(args, name) is not None]
+    given += [name for name in sorted(own) if getattr(args, name) not in (None, False)]
     if given:
         raise UserError(f"--resume takes the study's own settings; leave --{given[0]} out")
     study.admit(named, as_typed("tune", words))
@@ -125,7 +125,7 @@ def _remembered(out: str | None) -> Path:
     return path
 
 
-def _of_words(args: argparse.Namespace, settings: dict[str, Any], places: dict[str, Path]) -> _Asked:
+def _of_words(args: Args, settings: dict[str, Any], places: dict[str, Path]) -> _Asked:
     """A new study, or one that this command has begun before."""
     from bench.tuning.trials import check_name
     from bench.tuning.tune import make_request, make_spec, reporting_seeds, tuning_seeds
@@ -144,74 +144,6 @@ def _of_words(args: argparse.Namespace, settings: dict[str, Any], places: dict[s
     return _Asked(None, spec, name, request, args.out or Path("tuned"))
 
 
-def _parser() -> Parser:
-    parser = Parser(
-        prog="bench tune",
-        description="Find an optimizer's hyperparameters on a task: trials on seeds of their own,"
-        " chosen on validation, then the winner on fresh seeds. Writes TASK/OPT.yaml,"
-        " which `bench fit --tuned` takes, and a plot of sensitivity.",
-        epilog="Settings in dotted form as in `bench fit`. Searched is what the optimizer declares"
-        " (`bench show sngd`), and what is given as a range (--opt.lr 1e-3:1e1), a grid (--opt.lr 1e-3:1e1:9) or a"
-        " list (--opt.momentum 0,0.9); a single value fixes it. The same command goes on with what is stored;"
-        " with more --trials it adds to it.",
-    )
-    parser.add_argument("--task", help="as `bench list tasks` prints it")
-    parser.add_argument("--opt", help="as `bench list optimizers` prints it")
-    parser.add_argument(
-        "--trials", type=int,
-        help="settings that are tried (default: nine half decades around the range's middle,"
-        f" be the range wider or narrower); a grid may extend up to {EXTENSION_LIMIT} values beyond an edge,"
-        " also of a range that was given, while the best lies there",
-    )  # fmt: skip
-    parser.add_argument("--seeds", help="runs of a trial: how many (2 is 1000 and 1001), or which (5,6); default 2")
-    parser.add_argument(
-        "--report_seeds",
-        "--report-seeds",
-        help="fresh seeds of the winner: how many (5 is 0 to 4), or which",
-    )
-    parser.add_argument(
-        "--sampler", choices=("grid", "qmc", "tpe"),
-        help="grid: half decades, more at an edge (default); qmc: quasi-random; tpe: the grid,"
-             " then refinements around its best, labelled",
-    )  # fmt: skip
-    parser.add_argument(
-        "--prune",
-        action="store_true",
-        default=None,
-        help="stop trials that are worse than the median of the others; labelled",
-    )
-    parser.add_argument("--retries", type=int, help="how often a trial that came to nothing is tried again (default 2)")
-    parser.add_argument("--name", help="of the study (default: TASK-OPT-HASH)")
-    parser.add_argument("--resume", metavar="NAME", help="go on with this study as it was asked for")
-    parser.add_argument(
-        "--out",
-        type=Path,
-        help="where TASK/OPT.yaml and the plot go (default: tuned; with --resume where they went before)",
-    )
-    parser.add_argument("--device", help="cpu, cuda, mps or auto (default auto)")
-    parser.add_argument("--precision", help="32-true, bf16-mixed, 16-mixed or 64-true (default: the task's)")
-    parser.add_argument("--data_seed", "--data-seed", help="decides the order of the samples; the seed by default")
-    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
-    parser.add_argument("--dry-run", action="store_true", help="print the trials of the design and stop")
-    parser.add_argument(
-        "--slurm", action="store_true", help="submit the workers to Slurm as an array, one task a GPU, and stop"
-    )
-    parser.add_argument("--print", action="store_true", help="with --slurm: print the script, do not submit it")
-    parser.add_argument(
-        "--sbatch",
-        default="",
-        metavar="OPTIONS",
-        help="further options for sbatch: --sbatch='--partition=gpu --time=4:00:00'",
-    )
-    parser.add_argument(
-        "--workers", default="auto", help="worker processes, or auto (default): one for each GPU, or each processor"
-    )
-    add_engine(parser)
-    add_storage(parser)
-    add_places(parser)
-    return parser
-
-
 def _sbatch_options(text: str) -> list[str]:
     try:
         return shlex.split(text)
@@ -219,7 +151,7 @@ def _sbatch_options(text: str) -> list[str]:
         raise UserError(f"--sbatch {text}: {str(error).lower()}") from None
 
 
-def _slurm(study: "Study", text: str, args: argparse.Namespace) -> int:
+def _slurm(study: "Study", text: str, args: Args) -> int:
     from bench.papers.reproduce import make_output
     from bench.tuning.slurm import submit
 
