@@ -79,6 +79,7 @@ def _dispatch(words: list[str]) -> int:
 
         print(command_help(COMMANDS[name], words))
         return 0
+    parse(name, words)  # what is wrong with them is said before the command's modules are imported
     return _MAINS[name](words)
 
 

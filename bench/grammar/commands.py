@@ -122,7 +122,7 @@ _ALL = (
             Option("width", "lanes at once; nothing is measured then, and auto takes lanes (default: measured)", "N",
                    whole(1)),
             _out("where table and plot go (default: swept/TASK)"),
-            DEVICE, Option("precision", "32-true or 64-true as lanes; the task's own by default", "P", setting=True,
+            RUN_DEVICE, Option("precision", "32-true or 64-true as lanes; the task's own by default", "P", setting=True,
                            completes=PRECISION.completes),
             DATA_SEED, Option("logger", LOGGER.help, "L", setting=True, hidden=True),
             JSON, Option("dry-run", "list the runs and stop"), DATA, STORE,

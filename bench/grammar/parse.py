@@ -147,7 +147,7 @@ def parse(command: Command, words: Sequence[str]) -> Args:
         given, equals, value = word.partition("=")
         name = given[2:].replace("-", "_") if given.startswith("--") else ""
         option = flags.get(name) or shorts.get(given[1:])
-        if option is None and word[1:2] in shorts and word[1:2] != "-" and not word.startswith("--"):
+        if option is None and word[0] == "-" and word[1] in shorts and not nearest(given, flags):
             option, equals, value = shorts[word[1]], "=", word[2:]  # -oFILE
         if option is None:
             group, dot, _ = name.partition(".")
@@ -192,8 +192,9 @@ def _is_option(word: str) -> bool:
 
 def _place(command: Command, free: list[str], args: Args) -> None:
     """Give the words that stand for themselves to the positionals."""
+    whole = len(free) >= sum(each.least for each in command.positionals)
     for i, each in enumerate(command.positionals):
-        later = sum(other.least for other in command.positionals[i + 1 :])
+        later = sum(other.least for other in command.positionals[i + 1 :]) if whole else 0
         room = max(0, len(free) - later)
         taken, free = (free[:n], free[n:]) if (n := min(room, each.most or room)) >= each.least else ([], free)
         if len(taken) < each.least:

@@ -25,8 +25,8 @@ def main(words: list[str]) -> int:
     from bench.sweeps.grid import check_all, configurations
     from bench.text import plain
 
-    places = {"data": args.data, "store": args.store, "device": args.device}
-    configs, varied = configurations(args.of_runs, args.seeds, places)
+    places = {"data": args.data, "store": args.store}
+    configs, varied = configurations(args.of_runs, args.seeds, places, config=args.config, tuned=args.tuned)
     mode = configs[0].task_spec.mode
     progress = SweepProgress(
         f"sweep {configs[0].task}", (lambda a, b: a > b) if mode == "max" else (lambda a, b: a < b)

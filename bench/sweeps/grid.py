@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, get_origin
 
 from bench.checks import check
@@ -10,26 +11,35 @@ from bench.config import RunConfig, on_device, resolve
 from bench.errors import UserError, unknown
 from bench.grammar.values import DEFAULT_POINTS, log_grid, parts, read_grid, refuse_too_many
 from bench.options import optimizer_options, task_options
+from bench.strict_yaml import flatten_yaml
+from bench.tuned import tuned_settings
 from optimizers import OPTIMIZERS
 from tasks import TASKS
 
 
 def configurations(
-    words: Mapping[str, Any], seeds: Sequence[int], fallback: Mapping[str, Any]
+    words: Mapping[str, Any],
+    seeds: Sequence[int],
+    fallback: Mapping[str, Any],
+    *,
+    config: Path | None = None,
+    tuned: bool = False,
 ) -> tuple[list[RunConfig], list[str]]:
     """All runs of a sweep, and the dotted names of the settings that vary.
 
     Args:
         words: settings in dotted form. `opt` may name several optimizers; `opt.NAME.lr` is for that one alone. A value
-            may be a grid (`low:high:points`, even in the logarithm) or a list (`a,b,c`). An optimizer of which no
-            hyperparameter varies gets a grid over its search range.
+            may be a range (`low:high` or `low:high:points`, even in the logarithm) or a list (`a,b,c`). An optimizer of
+            which no hyperparameter varies gets a grid over its search range.
         seeds: each setting is run with each of them.
         fallback: settings that all else wins over.
+        config: a YAML file with settings, ranges and lists too; words win over it.
+        tuned: fix the hyperparameters that were tuned for this task and an optimizer where nothing else names them.
 
     Raises:
         UserError: a name is unknown, a value illegal, or a hyperparameter is none of an optimizer's.
     """
-    words = dict(words)
+    words = (settings_in(config) if config else {}) | dict(words)
     task, names = str(words.get("task", "")), parts(str(words.pop("opt", "")))
     if task and task not in TASKS:
         raise unknown("task", task, TASKS)
@@ -58,15 +68,19 @@ def configurations(
             )
         values = {key: _once(values_of(key, value, task, name)) for key, value in settings.items()}
         if not any(key.startswith("opt.") and len(several) > 1 for key, several in values.items()):
+            fixed = tuned_settings(task, name) if tuned and task else {}
             for key, span in OPTIMIZERS[name].search.items():
-                values.setdefault(f"opt.{key}", log_grid(span.low, span.high, DEFAULT_POINTS))
+                if f"opt.{key}" not in fixed:
+                    values.setdefault(f"opt.{key}", log_grid(span.low, span.high, DEFAULT_POINTS))
         grids.append((name, values))
     sizes = {key: len(several) for _, values in grids for key, several in values.items() if len(several) > 1}
     shape = [*(f"{size:,} values of --{key}" for key, size in sizes.items()), f"{len(seeds):,} seeds"]
     runs = len(seeds) * sum(math.prod(map(len, values.values())) for _, values in grids)
     refuse_too_many(f"this sweep has {' x '.join(shape)}", runs)
     first = [
-        resolve({**dict(zip(values, point, strict=True)), "opt": name, "seed": seeds[0]}, fallback=fallback)
+        resolve(
+            {**dict(zip(values, point, strict=True)), "opt": name, "seed": seeds[0]}, tuned=tuned, fallback=fallback
+        )
         for name, values in grids
         for point in itertools.product(*values.values())
     ]
@@ -126,19 +140,31 @@ def values_of(key: str, raw: Any, task: str, opt: str) -> list[Any]:
         UserError: a grid is malformed, or a list empty.
     """
     group, _, name = key.partition(".")
-    if not isinstance(raw, str) or not name:
+    if not isinstance(raw, str | list) or not name:
         return [raw]
     if ":" in raw:
-        return read_grid(key, raw)
+        return read_grid(key, str(raw))
     options = {"opt": optimizer_options(OPTIMIZERS[opt]), "task": task_options(TASKS[task]) if task else {}}.get(
         group, {}
     )
-    if "," not in raw or (name in options and get_origin(options[name].type) is tuple):
+    if (name in options and get_origin(options[name].type) is tuple) or (isinstance(raw, str) and "," not in raw):
         return [raw]
-    values = parts(raw)
+    values = raw if isinstance(raw, list) else parts(raw)
     if not values:
         raise UserError(f"--{key} {raw}: the list is empty")
     return values
+
+
+def settings_in(path: Path) -> dict[str, Any]:
+    """The settings of a YAML file for several runs: without seed and places, which belong to the command.
+
+    Raises:
+        UserError: it is none.
+    """
+    found = flatten_yaml(path)
+    if found.get("data_seed") == found.get("seed"):  # as `bench fit --dry-run` prints them
+        found.pop("data_seed", None)
+    return {name: value for name, value in found.items() if name not in ("seed", "data", "store") and value is not None}
 
 
 def _once(values: list[Any]) -> list[Any]:

@@ -24,9 +24,9 @@ def main(words: list[str]) -> int:
     """
     command = shlex.join(["bench", "tune", *without_storage(words)])
     args = parse("tune", words)
-    settings = args.of_runs
     from bench.papers.reproduce import make_output
     from bench.plugins import naming
+    from bench.sweeps.grid import settings_in
     from bench.tuning.progress import TuningProgress, spoken
     from bench.tuning.selection import CONVERGED
     from bench.tuning.slurm import script
@@ -34,6 +34,7 @@ def main(words: list[str]) -> int:
     from bench.tuning.workers import slots
 
     places = {"data": args.data, "store": args.store}
+    settings = (settings_in(args.config) if args.config else {}) | args.of_runs
     asked = _of_study(args, settings, words) if args.resume else _of_words(args, settings, places)
     study, spec, name, request, out = asked
     if args.print and not args.slurm:
@@ -99,7 +100,7 @@ def _of_study(args: Args, settings: dict[str, Any], words: list[str]) -> _Asked:
     own = {"seeds", "report_seeds", "prune", "name", *([] if tpe else ["sampler"])}
     named = {kind: [settings[kind]] for kind in ("task", "opt") if kind in settings}
     other = [kind for kind, (name,) in named.items() if bare(name) != bare(study.spec.names[kind])]
-    given = [*other, *(name for name in settings if name not in named)]
+    given = ["config"] * (args.config is not None) + [*other, *(name for name in settings if name not in named)]
     given += [name for name in sorted(own) if getattr(args, name) not in (None, False)]
     if given:
         raise UserError(f"--resume takes the study's own settings; leave --{given[0]} out")
