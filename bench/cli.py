@@ -58,6 +58,11 @@ def _exit_code(words: list[str]) -> int:
 
 
 def _dispatch(words: list[str]) -> int:
+    if words[:2] == ["completion", "next"]:
+        from bench.grammar.complete import following
+
+        print("".join(f"{word}\n" for word in following(words[2:])), end="")
+        return 0
     if words[:1] == ["help"]:
         words = [*words[1:], "--help"]
     name = next((word for word in words if word not in HELP), None)
@@ -255,6 +260,13 @@ def _doctor(words: list[str]) -> int:
     return examine(args.data, args.store)
 
 
+def _completion(words: list[str]) -> int:
+    from bench.grammar.complete import SCRIPTS
+
+    print(SCRIPTS[parse("completion", words).shell], end="")
+    return 0
+
+
 # -- all ----------------------------------------------------------------------------------------------------------
 
 Command = Callable[[list[str]], int]
@@ -278,6 +290,7 @@ _MAINS: dict[str, Command] = {
     "show": _show,
     "data": _in("bench.data"),
     "doctor": _doctor,
+    "completion": _completion,
 }
 """What carries each command out; it is given the words behind its name."""
 

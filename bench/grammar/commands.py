@@ -337,6 +337,13 @@ _ALL = (
         ),
     ),
     Command(
+        "completion", "print what makes a shell complete commands, options and names",
+        text="Print what makes a shell complete commands, options, tasks, optimizers, experiments and ids of runs.",
+        more="bash: add `source <(bench completion bash)` to ~/.bashrc. zsh: add `source <(bench completion zsh)` to"
+        " ~/.zshrc, behind compinit. fish: bench completion fish > ~/.config/fish/completions/bench.fish",
+        positionals=(Option("shell", "which shell", "SHELL", choices=("bash", "zsh", "fish")),),
+    ),
+    Command(
         "doctor", "check this machine, its data and its store", text="Check this machine, its data and its store.",
         options=(DATA, STORE),
     ),

@@ -1,7 +1,7 @@
 """The help of the program and its commands, made of their declarations. Imports neither torch nor pydantic."""
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from bench.errors import unknown
@@ -86,8 +86,8 @@ def _settings(command: Command, words: Sequence[str]) -> list[str]:
     return lines
 
 
-def _names(kind: str, names: object) -> list[str]:
-    return textwrap.wrap(f"{kind}: {', '.join(names)}", 110, initial_indent="  ", subsequent_indent="    ")  # type: ignore[reportCallIssue]
+def _names(kind: str, names: Iterable[str]) -> list[str]:
+    return textwrap.wrap(f"{kind}: {', '.join(names)}", 110, initial_indent="  ", subsequent_indent="    ")
 
 
 def rows(prefix: str, options: Mapping[str, "Hyperparameter"]) -> list[str]:

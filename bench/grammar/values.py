@@ -200,3 +200,9 @@ def _number(text: str) -> Any:
         return float(text)
     except ValueError:
         return math.nan
+
+
+def configs_folder() -> Path:
+    """The folder `configs`, in a checkout or in an installed wheel."""
+    here = Path(__file__).parents[1]
+    return here / "configs" if (here / "configs").is_dir() else here.parent / "configs"

@@ -12,13 +12,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from bench.config import NoBooleans, RunConfig, Seed, resolve, settings_of
 from bench.errors import UserError, unknown
-from bench.grammar.values import refuse_too_many
+from bench.grammar.values import configs_folder, refuse_too_many
 from bench.options import NO_BOOLEAN
 from bench.papers.arms import Arm
 from bench.papers.claims import judge
 from bench.papers.figures import FigureSpec, lines
 from bench.store.tables import CURVE_FIELDS
-from bench.strict_yaml import configs_folder, read_yaml
+from bench.strict_yaml import read_yaml
 
 Settings = dict[str, Any]
 ARM_ARGUMENTS = ("arms", "fast", "slow", "better", "worse")

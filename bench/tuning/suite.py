@@ -11,9 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from bench.config import NoBooleans
 from bench.errors import UserError, unknown
-from bench.grammar.values import refuse_too_many
+from bench.grammar.values import configs_folder, refuse_too_many
 from bench.papers.reproduction import duration
-from bench.strict_yaml import configs_folder, read_yaml
+from bench.strict_yaml import read_yaml
 from bench.sweeps import sensitivity
 from bench.tuning import tuned
 from bench.tuning.outcome import Outcome, outcome
