@@ -74,9 +74,6 @@ def _prepare(spec: "TaskSpec", root: Path, settings: Mapping[str, Any]) -> None:
     from bench.options import task_options, task_values
     from tasks.files import DataError
 
-    for name in settings:
-        if not name.startswith("task."):
-            raise UserError(f"--{name}: `bench data prepare` takes options of the task only")
     options = task_options(spec)
     values = task_values(spec, {name.removeprefix("task."): value for name, value in settings.items()})
     names = inspect.signature(spec.data_cls.__init__).parameters

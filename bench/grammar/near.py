@@ -46,9 +46,9 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 def _cost(typed: str, name: str) -> float:
     """The distance, infinite if it is too far for so few letters; a beginning that is long enough counts as near."""
     n = len(typed)
-    if n == 1 and typed not in name:
+    if typed != name and (len(name) == 1 or (n == 1 and typed not in name)):
         return float("inf")
-    most = 1 if n <= 4 else 2 if n <= 7 else max(3, n // 4)
+    most = 1 if n <= 3 or (n == 4 and typed[0] != name[0]) else 2 if n <= 7 else max(3, n // 4)
     cost = distance(typed, name) if abs(len(name) - n) <= most else float("inf")
     if cost <= most:
         return cost

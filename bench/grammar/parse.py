@@ -320,7 +320,7 @@ def unknown_option(command: Command, given: str, words: Sequence[str], value: st
         return UserError(f"{given} {value}: ".replace(" :", ":") + command.elsewhere[name].format(value or "N"))
     group = name.partition(".")[0]
     if "." in name and group in ("task", "opt", "trainer"):
-        only = f"; settings of {' and '.join(f'--{g}.*' for g in command.groups)} it takes" if command.groups else ""
+        only = f", only {' and '.join(f'--{g}.*' for g in command.groups)}" if command.groups else ""
         return UserError(f"{given}: {command.typed} has no such setting{only}; see `{command.typed} -h`")
     opts = (said(command, words, "opt") or "").split(",")
     known = known_options(command, said(command, words, "task"), opts)
