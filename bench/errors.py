@@ -5,6 +5,7 @@ import traceback
 from collections.abc import Iterable
 
 from bench.grammar.near import distance, nearest
+from bench.grammar.synonyms import meant
 
 MAKE_ROOM = "; make room, then give the same command again"
 """What to do about a full disk."""
@@ -29,7 +30,7 @@ class RunBusy(UserError):
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     """The error for a name that does not exist, with the nearest one that does."""
     known = list(known)
-    near = nearest(name, known)
+    near = meant(name, known) if kind == "option" else nearest(name, known)
     hint = f"did you mean {near!r}?" if near else f"known: {', '.join(known)}"
     if kind in ("optimizer", "task") and not near and "." in name:
         hint = "a class of your own is written my_file.py:MyClass or my_package.module:MyClass"

@@ -6,7 +6,7 @@ from typing import Any
 
 from bench.grammar.parse import Args, Command, Option
 from bench.grammar.parse import parse as parse_words
-from bench.grammar.values import FOLDERS, finite, folder, names, place, read_seeds, seconds, whole
+from bench.grammar.values import FOLDERS, finite, folder, names, place, read_budget, read_seeds, seconds, whole
 
 # -- options that several commands have ------------------------------------------------------------------------------
 
@@ -143,6 +143,9 @@ _ALL = (
             Option("trials", "settings that are tried (default: nine half decades around the range's middle, be the"
                    " range wider or narrower); a grid may extend up to 8 values beyond an edge, also of a range that"
                    " was given, while the best lies there", "N", whole()),
+            Option("budget", "what may be spent: as many trials as a number of runs makes, fresh seeds included"
+                   " (200runs), or a time, after which the workers stop and the result so far is shown (6h, 90min)",
+                   "COST", read_budget),
             Option("seeds", "runs of a trial: how many (2 is 1000 and 1001), or which (5,6 or 10:15); default 2",
                    "SEEDS"),
             Option("report_seeds", "fresh seeds of the winner: how many (5 is 0 to 4; the default), or which", "SEEDS"),

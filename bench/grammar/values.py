@@ -2,7 +2,9 @@
 
 import math
 import os
+import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +118,32 @@ def read_grid(key: str, raw: str) -> list[float]:
         ) from None
     refuse_too_many(f"--{key} {raw}", count)
     return log_grid(*ends, count)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a command may cost: a number of runs, or seconds."""
+
+    text: str
+    runs: int | None = None
+    seconds: float | None = None
+
+
+_UNITS = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400}
+
+
+def read_budget(text: str) -> Budget:
+    """What may be spent: `200runs`, or a time, `90min`, `6h`, `2d`.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?(runs?|s|min|m|h|d)", text.strip())
+    if match and match[2].startswith("run") and match[1].isdigit() and int(match[1]):
+        return Budget(text, runs=int(match[1]))
+    if match and match[2] in _UNITS and 0 < float(match[1]) * _UNITS[match[2]] < 1e9:
+        return Budget(text, seconds=float(match[1]) * _UNITS[match[2]])
+    raise ValueError("write a time (--budget 6h, 90min, 2d) or a number of runs (--budget 200runs)")
 
 
 def place(name: str, given: str | None = None) -> Path:

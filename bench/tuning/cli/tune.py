@@ -2,6 +2,9 @@
 
 import json
 import shlex
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -39,6 +42,8 @@ def main(words: list[str]) -> int:
     study, spec, name, request, out = asked
     if args.print and not args.slurm:
         raise UserError("--print prints the script of --slurm; write both")
+    if args.slurm and args.budget and args.budget.seconds:
+        raise UserError(f"--budget {args.budget.text}: with --slurm the time is sbatch's: --sbatch='--time=6:00:00'")
     if args.slurm and args.storage is None and not args.print:
         raise UserError(
             "--slurm: SQLite is not safe on the file systems that nodes share; give the address of a PostgreSQL"
@@ -73,13 +78,57 @@ def main(words: list[str]) -> int:
     if args.slurm:
         return _slurm(study, text, args)
     progress = TuningProgress(f"study {study.name}", spec.metric)
-    if not work(study, args.workers, places, args.engine, progress):
+    with deadline(args.budget and args.budget.seconds) as spent:
+        done = work(study, args.workers, places, args.engine, progress)
+    if not done and spent():
+        note(f"the budget of {args.budget.text} is spent; the same command with another goes on")
+    elif not done:
         progress.say(
             "bench: stopped; nothing is lost, and the same command"
             f" (or {shlex.join(['bench', 'tune', '--resume', study.name, *naming(spec.names)])}) goes on"
         )
         return 130
     return show(study, None, as_json=args.json, out=out, command=command, store=args.store)
+
+
+@contextmanager
+def deadline(seconds: float | None) -> Iterator[Callable[[], bool]]:
+    """Interrupt what is done here after so many seconds, as Ctrl-C would; whether that has happened."""
+    over: list[int] = []
+
+    def interrupt(number: int, frame: object) -> None:
+        over.append(number)
+        raise KeyboardInterrupt
+
+    if seconds is None:
+        yield lambda: False
+        return
+    old = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield lambda: bool(over)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old)
+
+
+def _trials(args: Args, seeds: int, fresh: int) -> int | None:
+    """How many trials are asked for, by their number or that of their runs.
+
+    Raises:
+        UserError: they are asked for in two ways, or the budget is less than one trial.
+    """
+    runs = args.budget and args.budget.runs
+    if not runs:
+        return args.trials
+    if args.trials is not None:
+        raise UserError(f"--budget {args.budget.text} and --trials {args.trials} say the same; leave one out")
+    if runs < seeds + fresh:
+        raise UserError(
+            f"--budget {args.budget.text}: one trial of {seeds} seeds and {fresh} fresh seeds are {seeds + fresh} runs;"
+            " write that or more, or fewer seeds"
+        )
+    return (runs - fresh) // seeds
 
 
 class _Asked(NamedTuple):
@@ -106,8 +155,9 @@ def _of_study(args: Args, settings: dict[str, Any], words: list[str]) -> _Asked:
         raise UserError(f"--resume takes the study's own settings; leave --{given[0]} out")
     study.admit(named, as_typed("tune", words))
     before = study.request
+    trials = _trials(args, len(study.spec.seeds), len(study.spec.report_seeds) if before.report else 0)
     request = make_request(
-        study.spec.design, (before.trials or None) if args.trials is None else args.trials, tpe=tpe,
+        study.spec.design, (before.trials or None) if trials is None else trials, tpe=tpe,
         retries=before.retries if args.retries is None else args.retries, report=before.report, out=args.out,
         seeds=len(study.spec.seeds),
     )  # fmt: skip
@@ -139,8 +189,15 @@ def _of_words(args: Args, settings: dict[str, Any], places: dict[str, Path]) -> 
     )  # fmt: skip
     name = spec.name if args.name is None else check_name(args.name)
     retries = 2 if args.retries is None else args.retries
+    trials = _trials(args, len(spec.seeds), len(spec.report_seeds))
     request = make_request(
-        spec.design, args.trials, tpe=tpe, retries=retries, report=report, out=args.out, seeds=len(spec.seeds)
+        spec.design,
+        trials,
+        tpe=tpe,
+        retries=retries,
+        report=report,
+        out=args.out,
+        seeds=len(spec.seeds),
     )
     return _Asked(None, spec, name, request, args.out or Path("tuned"))
 
