@@ -44,8 +44,8 @@ def bad_words() -> Iterator[tuple[tuple[str, ...], str]]:
             hint = f"did you mean {option.flag!r}?"
             if slip != long and nearest(slip, [o.name for o in options]) == long:
                 yield (*base, f"--{slip}", "1"), f"unknown option '--{slip}'; {hint}"
-            if long[0] != option.short:
-                short = f"-{long}" if len(long) > 1 else f"-{long}x"
+            if len(long) > 1 and long[0] != option.short:
+                short = f"-{long}"
                 yield (*base, short, "1"), f"unknown option {short!r}; did you mean"
             yield (*base, f"\N{EN DASH}{long}", "1"), f"unknown option '\N{EN DASH}{long}'; {hint}"
             if option.value:
