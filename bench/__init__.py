@@ -1,5 +1,12 @@
 """The program: everything that runs, stores, ranks and shows."""
 
-from importlib.metadata import version
+from typing import Any
 
-__version__ = version("attention-optimizer-bench")
+
+def __getattr__(name: str) -> Any:
+    # On first use, since looking it up takes half of the time that a usage error takes.
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("attention-optimizer-bench")
+    raise AttributeError(f"module 'bench' has no attribute {name!r}")

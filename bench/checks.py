@@ -1,30 +1,13 @@
 """What is refused before anything is loaded: illegal hyperparameters, and runs that would mean something else."""
 
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
 
 from bench.config import RunConfig
 from bench.errors import UserError, described
+from bench.options import MISSING, optimizer_options
 from optimizers import TASK_VALUE
-
-MOST_RUNS = 100_000
-"""Runs of one command; whoever types more has slipped, and the list of them alone would fill the memory. Ours."""
-
-
-def refuse_too_many(asked: str, runs: int) -> None:
-    """Refuse more runs than a command makes, by their number, before any of them is put together.
-
-    Args:
-        asked: what asks for them, in the user's words.
-        runs: how many there are at least.
-
-    Raises:
-        UserError: there are too many.
-    """
-    if runs > MOST_RUNS:
-        number = f"{runs:,}" if runs < 10**18 else f"more than 10^{int(0.30102 * (runs.bit_length() - 1))}"
-        raise UserError(
-            f"{asked}: {number} runs; a command makes from 1 to {MOST_RUNS:,}, so ask for fewer values, seeds or trials"
-        )
 
 
 def check(config: RunConfig) -> None:
@@ -78,8 +61,55 @@ def _check_hyperparameters(config: RunConfig) -> None:
         config.opt_spec.cls([torch.nn.Parameter(torch.zeros(1))], **given)
     except Exception as error:
         if config.opt_spec.package is None or isinstance(error, ValueError):
-            raise option_error("opt", error, config.opt_options) from None
+            raise _at_fault(config, given, error) or option_error("opt", error, config.opt_options) from None
         raise UserError(f"{config.opt} cannot be made: {described(error)}") from None
+
+
+def _at_fault(config: RunConfig, given: Mapping[str, Any], error: Exception) -> UserError | None:
+    """The error with the option that a constructor refuses, and its range, if the constructor names none itself.
+
+    It is the one that is refused alike where all others have their defaults.
+    """
+    import torch
+
+    if str(error).partition("=")[0] in given:
+        return None
+    options = optimizer_options(config.opt_spec)
+    usual = {name: options[name].default if options[name].default not in (MISSING, TASK_VALUE) else value
+             for name, value in given.items()}  # fmt: skip
+    for name, value in given.items():
+        if value == usual[name]:
+            continue
+        try:
+            config.opt_spec.cls([torch.nn.Parameter(torch.zeros(1))], **usual | {name: value})
+        except Exception as again:
+            if str(again) == str(error):
+                place = _range_of(options[name].help, value)
+                why = (
+                    f" is out of range: {'each' if isinstance(value, tuple | list) else 'it'} must lie in {place}"
+                    if place
+                    else f": {str(error).partition(chr(10))[0]}"
+                )
+                return UserError(f"--opt.{name}={value}{why}")
+    return None
+
+
+def _range_of(text: str, value: Any) -> str | None:
+    """The range that an option's help names, if the value, or one of several, lies outside of it."""
+    found = re.search(r"in ([\[(])([^\s,]+), ([^\s,\])]+)([\])])", text)
+    if found is None:
+        return None
+    opens, low, high, closes = found.groups()
+    try:
+        outside = [
+            not (float(low) <= x <= float(high))
+            or (x == float(low) and opens == "(")
+            or (x == float(high) and closes == ")")
+            for x in (value if isinstance(value, tuple | list) else [value])
+        ]
+    except (TypeError, ValueError):
+        return None
+    return found[0].removeprefix("in ") if any(outside) else None
 
 
 def option_error(prefix: str, error: Exception, options: Collection[str]) -> UserError:

@@ -1,6 +1,5 @@
 """The command line: words to calls. Nothing heavy is imported before it is needed."""
 
-import argparse
 import errno
 import json
 import os
@@ -14,10 +13,12 @@ from typing import Any, NoReturn
 
 from bench import process
 from bench.errors import MAKE_ROOM, RunFailed, UserError, unknown, unknown_run
+from bench.grammar.commands import COMMANDS, parse
+from bench.grammar.parse import HELP, Args, check_settings, refuse_several, unknown_command, wants_help
+from bench.grammar.values import place
 from bench.machine import is_main_process
-from bench.output import add_stores, remark, stores_of, warn_of
+from bench.output import remark, stores_of, warn_of
 from bench.text import clean, plain
-from bench.words import Parser, add_places, names_of, place, split
 from optimizers.plugins import PluginError, foreign
 
 
@@ -59,68 +60,70 @@ def _exit_code(words: list[str]) -> int:
 
 
 def _dispatch(words: list[str]) -> int:
-    parser = Parser(
-        prog="bench",
-        description="Compare optimizers on attention models.",
-        epilog="Start with: bench fit --task synthetic --opt ngd",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage="bench [-h] [--version] COMMAND ...",
-    )
-    parser.add_argument("--version", action="store_true", help="print the version")
-    sub = parser.add_subparsers(dest="command", metavar="COMMAND")
-    for name, (_, what) in COMMANDS.items():
-        sub.add_parser(name, help=what)
-    if words and not words[0].startswith("-"):
-        if words[0] not in COMMANDS:
-            raise unknown("command", words[0], COMMANDS)
-        return COMMANDS[words[0]][0](words[1:])
-    args = parser.parse_args(words)
-    if args.version:
+    if words[:2] == ["completion", "next"]:
+        from bench.grammar.complete import following
+
+        print("".join(f"{word}\n" for word in following(words[2:])), end="")
+        return 0
+    if words[:2] == ["worker", "--cuts"]:  # from `bench.execute`; nobody types it
+        return _MAINS["worker"](words[1:])
+    if words[:1] == ["help"]:
+        words = [*words[1:], "--help"]
+    name = next((word for word in words if word not in HELP), None)
+    if name is None:
+        from bench.grammar.help import program_help
+
+        print(program_help())
+        return 0
+    if name == "--version":
         from bench import __version__
 
         print(__version__)
-    else:
-        parser.print_help()
-    return 0
+        return 0
+    if name not in COMMANDS:
+        raise unknown_command(name, list(COMMANDS))
+    words = [word for i, word in enumerate(words) if i != words.index(name)]
+    if wants_help(words):
+        from bench.grammar.help import command_help
+
+        print(command_help(COMMANDS[name], words))
+        return 0
+    parse(name, words)  # what is wrong with them is said before the command's modules are imported
+    return _MAINS[name](words)
 
 
 # -- fit ----------------------------------------------------------------------------------------------------------
 
 
 def _fit(words: list[str]) -> int:
-    settings, flags = split(
-        words, valued={"config", "resume"}, switches={"tuned", "rerun", "dry-run", "json", "help", "h"}
-    )
-    if "help" in flags or "h" in flags:
-        from bench.describe import fit_help
-
-        print(fit_help(settings.get("task"), settings.get("opt")))
-        return 0
-    places = {name: place(name, settings.get(name)) for name in ("data", "store")}
-    if "resume" in flags:
+    args = parse("fit", words)
+    settings = args.of_runs
+    places = {name: place(name) if getattr(args, name) is None else getattr(args, name) for name in ("data", "store")}
+    if args.resume is not None:
         command = ["bench", "fit", *words]
-        run = Path(flags["resume"])
-        if run.name != flags["resume"]:  # the path of a run's folder
+        run = Path(args.resume)
+        if run.name != args.resume:  # the path of a run's folder
             places["store"] = settings["store"] = run.parent
-        more = flags.keys() & {"config", "tuned", "rerun"}
+        more = [name for name in ("config", "rerun", "tuned") if getattr(args, name)]
         if more:
-            raise UserError(f"--resume takes the run's own settings; leave --{min(more)} out")
+            raise UserError(f"--resume takes the run's own settings; leave --{more[0]} out")
         config = _stored_config(run.name, settings, places, command)
     else:
+        refuse_several(settings)
+        check_settings(args)
         from bench.config import resolve
 
-        path = Path(flags["config"]) if "config" in flags else None
-        config = resolve(settings, config=path, tuned="tuned" in flags, fallback=places)
+        config = resolve(settings, config=args.config, tuned=args.tuned, fallback=places)
     study = None
-    if "tuned" in flags:
+    if args.tuned:
         from bench.settings import tuned_by
         from bench.tuned import tuned_file
 
         study = tuned_by(config)
         print(f"bench: settings from {tuned_file(config.task, config.opt)}", file=sys.stderr)
-    if "dry-run" in flags:
-        return _dry_run(config, as_json="json" in flags)
-    result = _stored_result(config) if "rerun" not in flags else None
+    if args.dry_run:
+        return _dry_run(config, as_json=args.json)
+    result = _stored_result(config) if not args.rerun else None
     if result is not None:
         logged = ", so nothing goes to a logger" if config.logger else ""
         print(f"bench: already stored{logged}; --rerun trains again", file=sys.stderr)
@@ -128,11 +131,11 @@ def _fit(words: list[str]) -> int:
         from bench.runner import run
 
         with redirect_stdout(sys.stderr):  # standard output is for the result alone, whatever a library prints
-            result = run(config, rerun="rerun" in flags, progress=True, tuned_by=study)
+            result = run(config, rerun=args.rerun, progress=True, tuned_by=study)
     if is_main_process():
         from bench.report import result_json, result_lines
 
-        if "json" in flags:
+        if args.json:
             print(json.dumps(result_json(result, config.store)))
         else:
             print("\n".join(result_lines(result, config.store)))
@@ -214,34 +217,13 @@ def _dry_run(config: Any, *, as_json: bool) -> int:
 
 
 def _list(words: list[str]) -> int:
-    parser = Parser(
-        prog="bench list", description="List tasks, optimizers, or the stored runs, newest first.",
-        epilog="Runs that differ in their seeds alone share a line, with the median of their results. The runs of a"
-        " study share one, and so do those that sweeps made of an optimizer on a problem, with the median at the best"
-        " settings. A run whose record has no date has that of its file. Exit code 1: something could not be read.",
-    )  # fmt: skip
-    parser.add_argument("what", choices=("tasks", "optimizers", "runs"))
-    parser.add_argument("--json", action="store_true", help="print JSON and nothing else; of runs an object for each")
-    runs = parser.add_argument_group("runs")
-    add_stores(runs)
-    runs.add_argument("--task", type=names_of, default=[], metavar="A,B", help="only these tasks")
-    runs.add_argument("--opt", type=names_of, default=[], metavar="A,B", help="only these optimizers")
-    runs.add_argument("--status", type=names_of, default=[], metavar="A,B", help="only these: running, failed, ...")
-    runs.add_argument(
-        "--since", default="", metavar="WHEN", help="only runs that began then or later: 2026-11-22, 30m, 2h, 3d, 1w"
-    )
-    runs.add_argument("--study", default="", metavar="NAME", help="the trials of this study, a line for each point")
-    runs.add_argument("--all", action="store_true", help="a line for each run")
-    runs.add_argument(
-        "--sort", default="date", metavar="BY", help="date (default), time, steps, result, task, opt, status or run"
-    )
-    runs.add_argument("--limit", type=int, metavar="N", help="so many lines at most")
-    args = parser.parse_args(words)
+    args = parse("list", words)
     if args.what == "runs":
         return _list_runs(args)
-    for name, value in vars(args).items():
-        if name not in ("what", "json") and value != parser.get_default(name):
-            raise UserError(f"--{name}: it chooses runs (`bench list runs`); leave it out to list {args.what}")
+    usual = parse("list", [args.what])
+    for option in COMMANDS["list"].options:
+        if option.name != "json" and getattr(args, option.key) != getattr(usual, option.key):
+            raise UserError(f"{option.flag}: it chooses runs (`bench list runs`); leave it out to list {args.what}")
     from bench.text import aligned
     from optimizers import OPTIMIZERS
     from tasks import TASKS
@@ -254,7 +236,7 @@ def _list(words: list[str]) -> int:
     return 0
 
 
-def _list_runs(args: argparse.Namespace) -> int:
+def _list_runs(args: Args) -> int:
     from bench import terminal
     from bench.store import listing
     from bench.store.stores import Stores
@@ -264,14 +246,12 @@ def _list_runs(args: argparse.Namespace) -> int:
             raise unknown("status", status, listing.STATUSES)
     if args.sort not in listing.SORTS:
         raise unknown("order of --sort", args.sort, listing.SORTS)
-    if args.limit is not None and args.limit < 1:
-        raise UserError(f"--limit {args.limit}: it must be at least 1")
     asked = listing.Asked(
         args.task, args.opt, args.status, listing.since(args.since) if args.since else "", args.study, args.sort,
         each=args.all or args.json,
     )  # fmt: skip
     folders = stores_of(args)
-    if args.store is None or len(folders) == 1:
+    if not args.store or len(folders) == 1:
         folders = [folder for folder in folders if folder.is_dir()]
     stores = Stores(folders)
     found = listing.lines(stores, asked) if stores.runs else []
@@ -290,13 +270,7 @@ def _list_runs(args: argparse.Namespace) -> int:
 
 
 def _show(words: list[str]) -> int:
-    parser = Parser(
-        prog="bench show", description="Describe a task, an optimizer, a paper's experiment or a stored run.",
-        epilog="Of a run: result, settings, curve, notes, and the commands that repeat, resume and plot it.",
-    )  # fmt: skip
-    parser.add_argument("name", help="a task, an optimizer, an experiment, the id of a run, or the path of its folder")
-    add_stores(parser)
-    args = parser.parse_args(words)
+    args = parse("show", words)
     name = args.name
     from optimizers import OPTIMIZERS
     from tasks import TASKS
@@ -317,7 +291,7 @@ def _show(words: list[str]) -> int:
     if likely and (page := _page_of_run(path.name, folders)):
         print(page)
         return 0
-    from bench.papers.experiments import experiments, load, unknown_name
+    from bench.papers.experiments import experiments, load
 
     if name in experiments():
         from bench.describe import describe_experiment
@@ -339,7 +313,7 @@ def _show(words: list[str]) -> int:
     near = begun[:1] or get_close_matches(path.name, stores.blocks, n=1, cutoff=0.9)  # ids end in a digest
     if near:
         raise unknown(f"run in {stores.shown}", path.name, near)
-    raise unknown_name("task, optimizer, experiment or run", name, [*TASKS, *OPTIMIZERS, *experiments()])
+    raise unknown("task, optimizer, experiment or run", name, [*TASKS, *OPTIMIZERS, *experiments()])
 
 
 def _page_of_run(run_id: str, folders: Sequence[Path]) -> str | None:
@@ -355,12 +329,17 @@ def _page_of_run(run_id: str, folders: Sequence[Path]) -> str | None:
 
 
 def _doctor(words: list[str]) -> int:
-    parser = Parser(prog="bench doctor", description="Check this machine, its data and its store.")
-    add_places(parser)
-    args = parser.parse_args(words)
+    args = parse("doctor", words)
     from bench.doctor import examine
 
     return examine(args.data, args.store)
+
+
+def _completion(words: list[str]) -> int:
+    from bench.grammar.complete import SCRIPTS
+
+    print(SCRIPTS[parse("completion", words).shell], end="")
+    return 0
 
 
 # -- all ----------------------------------------------------------------------------------------------------------
@@ -373,33 +352,22 @@ def _in(module: str, *first: str) -> Command:
     return lambda words: import_module(module).main([*first, *words])
 
 
-COMMANDS: dict[str, tuple[Command, str]] = {
-    "fit": (_fit, "train one task with one optimizer and store the result"),
-    "sweep": (_in("bench.sweeps.cli"),
-              "train many learning rates and seeds as one program: table and plot of sensitivity"),
-    "tune": (_in("bench.tuning.cli.tune"), "find an optimizer's hyperparameters on a task, with many workers"),
-    "suite": (_in("bench.tuning.cli.suite"),
-              "tune optimizers on tasks at equal budgets, then run the winners, as one plan"),
-    "studies": (_in("bench.tuning.cli.studies"), "list studies, or show what one has found, with a smaller budget too"),
-    "worker": (_in("bench.tuning.cli.worker"), "join a study, from any machine that reaches its database"),
-    "leaderboard": (_in("bench.boards.cli", "leaderboard"),
-                    "rank optimizers from the stored runs, with intervals and ties"),
-    "report": (_in("bench.boards.cli", "report"),
-               "write boards, charts and commands as one HTML page that needs no network"),
-    "plot": (_in("bench.boards.cli", "plot"),
-             "draw stored runs for a paper: curves, sensitivity, profiles, step sizes, budgets"),
-    "reproduce": (_in("bench.papers.cli"), "run a paper's experiment: figure, data and tested claims"),
-    "sql": (_in("bench.store.cli", "sql"), "ask about runs, curves, measurements and trials with SQL"),
-    "merge": (_in("bench.store.cli", "merge"), "copy the runs of stores into another one"),
-    "diff": (_in("bench.store.cli", "diff"), "show what differs between two runs"),
-    "new": (_in("bench.new"), "write a package with an optimizer or a task of your own"),
-    "check": (_in("bench.check.cli"), "check that an optimizer does what training code expects, plug-ins too"),
-    "list": (_list, "list tasks, optimizers or runs"),
-    "show": (_show, "describe a task, an optimizer, a paper's experiment or a stored run"),
-    "data": (_in("bench.data"), "show which files of a task's data are here, or fetch and tokenise them"),
-    "doctor": (_doctor, "check this machine, its data and its store"),
-}  # fmt: skip
-"""What each command does, in the order of `bench --help`; they are given the words behind their name."""
+_MAINS: dict[str, Command] = {
+    "fit": _fit,
+    "sweep": _in("bench.sweeps.cli"),
+    **{name: _in(f"bench.tuning.cli.{name}") for name in ("tune", "suite", "studies", "worker")},
+    **{name: _in("bench.boards.cli", name) for name in ("leaderboard", "report", "plot")},
+    "reproduce": _in("bench.papers.cli"),
+    **{name: _in("bench.store.cli", name) for name in ("sql", "merge", "diff")},
+    "new": _in("bench.new"),
+    "check": _in("bench.check.cli"),
+    "list": _list,
+    "show": _show,
+    "data": _in("bench.data"),
+    "doctor": _doctor,
+    "completion": _completion,
+}
+"""What carries each command out; it is given the words behind its name."""
 
 
 if __name__ == "__main__":

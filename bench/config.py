@@ -14,6 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 from pydantic_core import PydanticCustomError
 
 from bench.errors import UserError, unknown
+from bench.grammar.parse import unknown_setting
+from bench.grammar.values import MOST_SEED, SEED_RANGE
 from bench.options import (
     NO_BOOLEAN,
     Option,
@@ -32,10 +34,7 @@ from optimizers.plugins import bare, slug
 from tasks import TASKS, TaskSpec
 
 Precision = Literal["32-true", "bf16-mixed", "16-mixed", "64-true"]
-MOST_SEED = 2**63 - 1
-"""The greatest seed: what tables of runs, DuckDB and torch's generators hold in a signed integer of 64 bits."""
 Seed = Annotated[int, Field(ge=0, le=MOST_SEED)]
-SEED_RANGE = f"an integer from 0 to {MOST_SEED} (2^63 - 1)"
 
 
 class NoBooleans(BaseModel):
@@ -114,6 +113,7 @@ class TrainerOptions(NoBooleans):
         return self.schedule != "constant" or self.warmup > 0
 
 
+_TOP = {"task", "opt", "seed", "data_seed", "precision", "device", "data", "store", "logger"}
 _NOT_DECIDING = {"micro_batch_size", "checkpoint_seconds"}
 
 
@@ -265,14 +265,12 @@ def resolve(
     for key, value in settings.items():
         group, _, name = key.rpartition(".")
         if group not in groups:
-            raise unknown("option", f"--{key}", _all_options(task, opt))
+            raise unknown_setting(key, _all_options(task, opt))
         groups[group][name] = value
     for name in sorted(groups["trainer"].keys() - TrainerOptions.model_fields.keys()):
-        raise unknown("option", f"--trainer.{name}", [f"--trainer.{known}" for known in TrainerOptions.model_fields])
-    top = {name for name in RunConfig.model_fields if not name.endswith("_options")} - {"task", "opt", "trainer"}
-    for name in sorted(groups[""].keys() - top):
-        here = [option for option in _all_options(task, opt) if option.endswith(f".{name}")]  # --lr for --opt.lr
-        raise unknown("option", f"--{name}", here or [f"--{known}" for known in top])
+        raise unknown_setting(f"trainer.{name}", _all_options(task, opt))
+    for name in sorted(groups[""].keys() - (_TOP - {"task", "opt"})):
+        raise unknown_setting(name, _all_options(task, opt))
     spec = TASKS[task]
     trainer = dict(groups["trainer"])
     if trainer.get("max_epochs") is None and trainer.get("max_steps") is None:
@@ -320,6 +318,7 @@ def _validated(values: dict[str, Any]) -> RunConfig:
 
 def _all_options(task: str, opt: str) -> list[str]:
     return [
+        *(f"--{name}" for name in sorted(_TOP)),
         *(f"--task.{name}" for name in task_options(TASKS[task])),
         *(f"--opt.{name}" for name in optimizer_options(OPTIMIZERS[opt])),
         *(f"--trainer.{name}" for name in TrainerOptions.model_fields),

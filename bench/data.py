@@ -1,13 +1,13 @@
 """`bench data`: which files of a task's data are here, whole or in part, and their preparation."""
 
-import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.errors import UserError, unknown
-from bench.words import Parser, add_places, dotted_apart, split
+from bench.grammar.commands import parse
+from bench.grammar.parse import Args
 
 if TYPE_CHECKING:
     from tasks import TaskSpec
@@ -39,20 +39,8 @@ class FileState:
 
 def main(words: list[str]) -> int:
     """Carry out `bench data WORDS`; 1 if a file is missing or damaged."""
-    parser = Parser(
-        prog="bench data",
-        description="Show which files of a task's data are here, or fetch them where there is a network,"
-                    " and tokenise texts.",
-        epilog="`prepare` takes the task's options too: bench data prepare --task mnli --task.model DIR."
-        " Exit code 1: a file is missing or damaged. Tokens are kept in $BENCH_CACHE,"
-        " else ~/.cache/attention-optimizer-bench.",
-    )  # fmt: skip
-    parser.add_argument("what", choices=("status", "prepare"))
-    parser.add_argument("--task", help="the task; `status` shows all that have files if none is named")
-    add_places(parser, data="where datasets lie")
-    own, dotted = dotted_apart(words)
-    args = parser.parse_args(own)
-    settings, _ = split(dotted, valued=set(), switches=set())
+    args = parse("data", words)
+    settings = args.of_runs
     specs = _specs(args)
     if args.what == "prepare":
         _prepare(specs[0], args.data, settings)
@@ -63,7 +51,7 @@ def main(words: list[str]) -> int:
     return int(not all(state.usable for state in states))
 
 
-def _specs(args: argparse.Namespace) -> "list[TaskSpec]":
+def _specs(args: Args) -> "list[TaskSpec]":
     from tasks import TASKS
 
     if args.task is None:
@@ -86,9 +74,6 @@ def _prepare(spec: "TaskSpec", root: Path, settings: Mapping[str, Any]) -> None:
     from bench.options import task_options, task_values
     from tasks.files import DataError
 
-    for name in settings:
-        if not name.startswith("task."):
-            raise UserError(f"--{name}: `bench data prepare` takes options of the task only")
     options = task_options(spec)
     values = task_values(spec, {name.removeprefix("task."): value for name, value in settings.items()})
     names = inspect.signature(spec.data_cls.__init__).parameters

@@ -6,68 +6,14 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from bench.config import TrainerOptions, resolve
-from bench.errors import unknown
-from bench.options import Option, _parse, _source, optimizer_options, task_options
-from optimizers import OPTIMIZERS, OptimizerSpec
-from tasks import TASKS, TaskSpec
+from bench.config import resolve
+from bench.grammar.help import row, rows
+from bench.options import _parse, _source, optimizer_options, task_options
+from optimizers import OptimizerSpec
+from tasks import TaskSpec
 
 if TYPE_CHECKING:
     from bench.papers.experiments import Experiment
-
-PLACES = """places:
-  --data DIR      where datasets lie or are downloaded to (default: $BENCH_DATA, else ./data)
-  --store DIR     where runs are kept (default: $BENCH_STORE, else ./runs)"""
-
-
-def fit_help(task: str | None, opt: str | None) -> str:
-    """The help of `bench fit`, with the options of the task and the optimizer that are named.
-
-    Raises:
-        UserError: one of them does not exist.
-    """
-    if task is not None and task not in TASKS:
-        raise unknown("task", task, TASKS)
-    if opt is not None and opt not in OPTIMIZERS:
-        raise unknown("optimizer", opt, OPTIMIZERS)
-    lines = [
-        "usage: bench fit --task TASK --opt OPTIMIZER [--task.* ...] [--opt.* ...] [--trainer.* ...]", "",
-        "Train one task with one optimizer and store the result.", "",
-        f"  --task TASK     {', '.join(TASKS)}",
-        f"  --opt OPT       {', '.join(OPTIMIZERS)}",
-        "  --seed N        problem instance, initialisation, dropout (default 0)",
-        "  --data_seed N   order of the samples (default: the seed)",
-        "  --config FILE   settings from YAML; flags win",
-        "  --tuned         take the hyperparameters in configs/tuned/<task>/<optimizer>.yaml",
-        "  --device D      cpu, cuda, mps or auto (default auto)",
-        "  --precision P   32-true, bf16-mixed, 16-mixed or 64-true (default: the task's)",
-        "  --resume RUN    continue an interrupted run, bit for bit",
-        "  --rerun         train again although the result is stored",
-        "  --logger L      also log to tensorboard, csv, wandb or mlflow (extras)",
-        "  --dry-run       print the resolved configuration and stop",
-        "  --json          print one JSON object and nothing else", "", *PLACES.splitlines(),
-    ]  # fmt: skip
-    if task:
-        spec = TASKS[task]
-        lines += ["", f"task {task}: {spec.title}", *_rows("task", task_options(spec))]
-    else:
-        lines += ["", "Name a task for its options: bench fit --task mnist --help"]
-    if opt:
-        lines += [
-            "",
-            f"optimizer {opt}: {OPTIMIZERS[opt].formula}",
-            *_rows("opt", optimizer_options(OPTIMIZERS[opt])),
-        ]
-    else:
-        lines += ["Name an optimizer for its options: bench fit --opt sngd --help"]
-    lines += ["", "trainer:"]
-    for name, field in TrainerOptions.model_fields.items():
-        if name == "measure_every" and task and TASKS[task].measure_every is None:
-            continue
-        lines += _row(
-            f"--trainer.{name}", field.description or "", "" if field.default is None else f"default {field.default}"
-        )
-    return "\n".join(lines)
 
 
 def describe_optimizer(spec: OptimizerSpec) -> str:
@@ -78,7 +24,7 @@ def describe_optimizer(spec: OptimizerSpec) -> str:
         [
             f"{spec.name} (version {spec.version})", f"  rule    {spec.formula}", f"  source  {spec.source}",
             f"  class   {spec.target.replace(':', '.')}", *([f"  traits  {', '.join(traits)}"] if traits else []),
-            "", "hyperparameters:", *_rows("opt", optimizer_options(spec)),
+            "", "hyperparameters:", *rows("opt", optimizer_options(spec)),
             "", "search space:", *(f"  --opt.{name}  {space}" for name, space in search.items()),
         ]
     )  # fmt: skip
@@ -93,7 +39,7 @@ def describe_task(spec: TaskSpec) -> str:
         [
             f"{spec.name} (version {spec.version}): {spec.title}", f"  metric  {spec.metric} ({spec.mode})",
             f"  target  {target}", f"  budget  {budget}, batch {spec.batch_size}, precision {spec.precision}",
-            f"  source  {spec.source}", "", *measured, "options:", *_rows("task", task_options(spec)),
+            f"  source  {spec.source}", "", *measured, "options:", *rows("task", task_options(spec)),
         ]
     )  # fmt: skip
 
@@ -103,7 +49,7 @@ def _measurements(spec: TaskSpec) -> list[str]:
     keys, names = _keys(*spec.module.split(":")), dict[str, list[str]]()
     for name in spec.measures.split(", "):
         names.setdefault(keys.get(name, ""), []).append(name)
-    return [line for text, group in names.items() for line in _row(", ".join(group), text)]
+    return [line for text, group in names.items() for line in row(", ".join(group), text)]
 
 
 def _keys(module: str, name: str) -> dict[str, str]:
@@ -144,35 +90,35 @@ def describe_experiment(name: str, experiment: "Experiment") -> str:
         budgets.setdefault(" or ".join(limits), []).append(label)
     lines = [
         f"{name}: {experiment.title}",
-        *_row("paper", experiment.paper),
-        *_row("run it", f"bench reproduce {name}"),
-        *_row("seeds", _seeds(experiment.seeds, len(experiment.arms))),
-        *_row("budget", "; ".join(budgets if len(budgets) == 1 else [f"{k}: {_list(v)}" for k, v in budgets.items()])),
+        *row("paper", experiment.paper),
+        *row("run it", f"bench reproduce {name}"),
+        *row("seeds", _seeds(experiment.seeds, len(experiment.arms))),
+        *row("budget", "; ".join(budgets if len(budgets) == 1 else [f"{k}: {_list(v)}" for k, v in budgets.items()])),
         "", "arms:", *_settings({"all": experiment.common} | experiment.arms),
         "", "figure:",
     ]  # fmt: skip
     for panel in experiment.figure.panels:
         axes = {"": "", "x": ", x logarithmic", "y": ", y logarithmic", "xy": ", both logarithmic"}[panel.log]
-        lines += _row(panel.title or panel.y, f"{panel.y} over {panel.x}{axes}", _list(panel.arms or []))
+        lines += row(panel.title or panel.y, f"{panel.y} over {panel.x}{axes}", _list(panel.arms or []))
     lines += ["", "claims: what the paper says, and how it is tested"]
     for claim in experiment.claims:
         said = [f"{k}:{_TIE}{_list(v) if isinstance(v, list) else v}" for k, v in (claim.model_extra or {}).items()]
-        lines += [*_row(claim.name, claim.paper), *_row(f"  {claim.test}", "; ".join(said))]
+        lines += [*row(claim.name, claim.paper), *row(f"  {claim.test}", "; ".join(said))]
     lines += ["", "tests:"]
     for test in dict.fromkeys(claim.test for claim in experiment.claims):
-        lines += _row(test, (CLAIMS[test].__doc__ or "").partition("\n")[0])
-    lines += ["", "small version, which is no evidence:", *_row("run it", f"bench reproduce {name} --quick")]
-    lines += _row("seeds", _seeds(quick.seeds, len(experiment.arms)))
+        lines += row(test, (CLAIMS[test].__doc__ or "").partition("\n")[0])
+    lines += ["", "small version, which is no evidence:", *row("run it", f"bench reproduce {name} --quick")]
+    lines += row("seeds", _seeds(quick.seeds, len(experiment.arms)))
     lines += _settings({"all": quick.settings} | quick.arms)
     if search:
         arms, claims = search.arms or experiment.arms, search.claims or [claim.name for claim in experiment.claims]
-        lines += ["", "search over constants that the paper leaves open:", *_row("why", search.why)]
-        lines += _row("run it", f"bench reproduce {name} --search")
-        lines += [line for setting, values in search.grid.items() for line in _row(setting, _list(values))]
-        lines += _row("points", str(len(search.points)))
-        lines += _row("seeds", _seeds(search.seeds, len(arms) * len(search.points)))
+        lines += ["", "search over constants that the paper leaves open:", *row("why", search.why)]
+        lines += row("run it", f"bench reproduce {name} --search")
+        lines += [line for setting, values in search.grid.items() for line in row(setting, _list(values))]
+        lines += row("points", str(len(search.points)))
+        lines += row("seeds", _seeds(search.seeds, len(arms) * len(search.points)))
         lines += _settings({"all": search.settings})
-        lines += [*_row("arms", _list(arms)), *_row("claims", _list(claims))]
+        lines += [*row("arms", _list(arms)), *row("claims", _list(claims))]
     lines += ["", "notes:"]
     for note in experiment.notes:
         lines += textwrap.wrap(note, 108, initial_indent="  * ", subsequent_indent="    ")
@@ -193,7 +139,7 @@ def _settings(arms: Mapping[str, Mapping[str, Any]]) -> list[str]:
         line
         for label, own in arms.items()
         if own
-        for line in _row(label, " ".join(f"--{setting}{_TIE}{value}" for setting, value in own.items()))
+        for line in row(label, " ".join(f"--{setting}{_TIE}{value}" for setting, value in own.items()))
     ]
 
 
@@ -201,18 +147,3 @@ def _seeds(seeds: Sequence[int], runs: int) -> str:
     """The seeds, in a row where they are one, and how many runs they make."""
     row = len(seeds) > 2 and list(seeds) == list(range(seeds[0], seeds[-1] + 1))
     return f"{f'{seeds[0]} to {seeds[-1]}' if row else _list(seeds)}: {runs * len(seeds)} runs"
-
-
-def _rows(prefix: str, options: Mapping[str, Option]) -> list[str]:
-    return [
-        line
-        for o in options.values()
-        for line in _row(f"--{prefix}.{o.name}", o.help.rstrip("."), f"{o.type_name}, default {o.default_text}")
-    ]
-
-
-def _row(flag: str, text: str, extra: str = "") -> list[str]:
-    full = f"{text} ({extra})" if text and extra else text or extra
-    lines = textwrap.wrap(full, 80) or [""]
-    first = f"  {flag:<28} {lines[0]}" if len(flag) < 28 else f"  {flag}\n{'':31}{lines[0]}"
-    return [first.rstrip(), *(f"{'':31}{line}" for line in lines[1:])]

@@ -1,9 +1,11 @@
 """Errors that a user can mend; the command line prints their message on one line and exits with their code."""
 
-import difflib
 import os
 import traceback
 from collections.abc import Iterable
+
+from bench.grammar.near import distance, nearest
+from bench.grammar.synonyms import meant
 
 MAKE_ROOM = "; make room, then give the same command again"
 """What to do about a full disk."""
@@ -28,8 +30,8 @@ class RunBusy(UserError):
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     """The error for a name that does not exist, with the nearest one that does."""
     known = list(known)
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+    near = meant(name, known) if kind == "option" else nearest(name, known)
+    hint = f"did you mean {near!r}?" if near else f"known: {', '.join(known)}"
     if kind in ("optimizer", "task") and not near and "." in name:
         hint = "a class of your own is written my_file.py:MyClass or my_package.module:MyClass"
     return UserError(f"unknown {kind} {name!r}; {hint}")
@@ -37,8 +39,9 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
 
 def unknown_run(run_id: str, known: Iterable[str], where: str) -> UserError:
     """The error for a run that a store does not have; ids end in a digest, so only one with a slip is near."""
-    near = difflib.get_close_matches(run_id, known, n=1, cutoff=0.9)
-    hint = f"did you mean {near[0]!r}?" if near else "`bench list runs --store DIR` shows what a store has"
+    near = min(known, key=lambda each: distance(run_id, each), default="")
+    found = distance(run_id, near) <= len(run_id) / 12
+    hint = f"did you mean {near!r}?" if found else "`bench list runs --store DIR` shows what a store has"
     return UserError(f"unknown run in {where}: {run_id!r}; {hint}")
 
 

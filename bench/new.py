@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from bench.errors import UserError
+from bench.grammar.commands import parse
 
 KINDS = ("optimizer", "task")
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -70,17 +71,7 @@ def _place(template: str, name: str) -> Path:
 
 def main(words: list[str]) -> int:
     """The command."""
-    from bench.words import Parser
-
-    parser = Parser(
-        prog="bench new",
-        description="Write a small complete package with an optimizer or a task: class, what the suite is told of it,"
-        " a test, README.",
-    )
-    parser.add_argument("kind", choices=KINDS)
-    parser.add_argument("name", help="of the package, and what is typed after --opt or --task: my_opt")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="folder to make (default: ./NAME)")
-    args = parser.parse_args(words)
+    args = parse("new", words)
     folder = args.out or Path(args.name)
     for path in create(args.kind, args.name, folder):
         print(path)

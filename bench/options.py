@@ -23,7 +23,7 @@ from optimizers.plugins import load
 from tasks import TASKS
 
 # Meaning of the arguments that torch's own optimizers share; a class's docstring comes first.
-_GLOSSARY = {
+GLOSSARY = {
     "lr": "learning rate: step per unit of the update, in [0, inf)",
     "momentum": "heavy-ball factor, in [0, 1]",
     "dampening": "share of the gradient that momentum leaves out, in [0, 1]",
@@ -143,7 +143,7 @@ def _arguments(function: ast.FunctionDef, doc: str) -> list[Option]:
     for arg, default in pairs:
         value = MISSING if default is None else _value(default)
         kind = _type(arg.annotation, value)
-        options.append(Option(arg.arg, kind, value, docs.get(arg.arg, _GLOSSARY.get(arg.arg, ""))))
+        options.append(Option(arg.arg, kind, value, docs.get(arg.arg, GLOSSARY.get(arg.arg, ""))))
     return options
 
 
@@ -229,7 +229,7 @@ def imported_options(cls: Any, skip: int = 1) -> dict[str, Option]:
             default = MISSING if required else parameter.default
             if default is None:
                 kind = kind | None
-            text = docs.get(parameter.name, _GLOSSARY.get(parameter.name, ""))
+            text = docs.get(parameter.name, GLOSSARY.get(parameter.name, ""))
             options[parameter.name] = Option(parameter.name, kind or str, default, text)
         kinds = {parameter.kind for parameter in parameters}
         passes_all &= inspect.Parameter.VAR_POSITIONAL in kinds
@@ -308,6 +308,19 @@ def task_values(spec: Any, given: Mapping[str, Any]) -> dict[str, Any]:
         values = parse_options("task", options, {**spec.presets[values["preset"]], **given})
         del values["preset"]
     return values
+
+
+@lru_cache
+def trainer_options() -> dict[str, Option]:
+    """The options `--trainer.*`, from the source of `bench.config.TrainerOptions`, whose import takes long."""
+    tree = _parse(Path(__file__).with_name("config.py"))
+    (fields,) = (n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "TrainerOptions")
+    options = {}
+    for node in fields.body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and isinstance(node.value, ast.Call):
+            text = next((_value(k.value) for k in node.value.keywords if k.arg == "description"), "")
+            options[node.target.id] = Option(node.target.id, None, _value(node.value.args[0]), text)
+    return options
 
 
 def parse_options(prefix: str, options: Mapping[str, Option], given: Mapping[str, Any]) -> dict[str, Any]:

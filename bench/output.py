@@ -1,15 +1,14 @@
 """What the commands share that read stores and write a table, a page or a picture."""
 
-import argparse
 import sys
 from collections.abc import Iterable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.errors import UserError
+from bench.grammar.parse import Args
+from bench.grammar.values import place
 from bench.text import clean
-from bench.words import place
 
 if TYPE_CHECKING:
     from bench.store.stores import Stores
@@ -18,28 +17,12 @@ ENDINGS = {".md": "md", ".csv": "csv", ".json": "json", ".tex": "tex", ".html": 
 """Formats of tables by the ending of a file's name."""
 
 
-def add_stores(parser: "argparse._ActionsContainer") -> None:
-    """Give a command the option that names its stores."""
-    parser.add_argument(
-        "--store", action="append", type=partial(place, "store"), metavar="DIR",
-        help="where runs are kept; several are read as one (default: $BENCH_STORE, else ./runs)",
-    )  # fmt: skip
-
-
-def stores_of(args: argparse.Namespace) -> list[Path]:
+def stores_of(args: Args) -> list[Path]:
     """The stores that a command was given."""
     return args.store or [place("store")]
 
 
-def add_output(parser: argparse.ArgumentParser, formats: Iterable[str]) -> "argparse._ActionsContainer":
-    """Add the options for a table's place and format; return the group to which other places are added."""
-    parser.add_argument("--format", choices=formats, help="default table, or what the name of the file says")
-    places = parser.add_mutually_exclusive_group()
-    places.add_argument("-o", "--out", type=Path, metavar="FILE", help="write there instead of to standard output")
-    return places
-
-
-def format_of(args: argparse.Namespace, formats: Mapping[str, object]) -> str:
+def format_of(args: Args, formats: Mapping[str, object]) -> str:
     """The format that was asked for, else that of the file's name, else a table."""
     ending = ENDINGS.get(args.out.suffix.lower(), "table") if args.out else "table"
     return args.format or (ending if ending in formats else "table")

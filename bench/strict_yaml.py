@@ -153,9 +153,3 @@ def flatten_yaml(path: Path) -> dict[str, Any]:
         flat |= own
     flat.pop("provenance", None)
     return {k: v for k, v in flat.items() if not k.startswith("provenance.")}
-
-
-def configs_folder() -> Path:
-    """The folder `configs`, in a checkout or in an installed wheel."""
-    here = Path(__file__).parent
-    return here / "configs" if (here / "configs").is_dir() else here.parent / "configs"

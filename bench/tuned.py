@@ -6,7 +6,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from bench.errors import UserError
-from bench.strict_yaml import configs_folder, flatten_yaml, read_yaml
+from bench.grammar.values import configs_folder
+from bench.strict_yaml import flatten_yaml, read_yaml
 from optimizers.plugins import slug
 
 _Value = int | float | str | bool | None

@@ -426,7 +426,7 @@ def test_panels_that_stay_empty_are_said(store, tmp_path, capsys):
     [
         (["curves", "-o", "figure.jpg"], "-o figure.jpg: the name of a figure must end in .png, .pdf or .svg"),
         (["curves", "-o", "figure"], "must end in .png, .pdf or .svg"),
-        (["curves"], "required: -o"),
+        (["curves"], "--out is missing"),
         (["waves", "-o", "a.png"], "unknown word 'waves'"),
         (["budget", "-o", "a.png", "--y", "loss"], "--y loss: only curves have columns to choose from"),
         (["curves", "-o", "a.png", "--y", "los"], "unknown column 'los'; did you mean 'loss'"),

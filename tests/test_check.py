@@ -238,8 +238,8 @@ def test_a_class_that_no_other_process_can_import_is_refused() -> None:
     [
         (["adm"], "unknown optimizer 'adm'; did you mean 'adam'"),
         (["sngd", "--only", "grups"], "unknown check 'grups'; did you mean 'groups'"),
-        (["sngd", "--only", ""], "--only: it names nothing"),
-        (["sngd", "--task.H", "3"], "--task.H: a check has no such setting"),
+        (["sngd", "--only", ""], "--only '': it names nothing"),
+        (["sngd", "--task.H", "3"], "--task.H: bench check has no such setting"),
         (["sngd", "--limit", "0"], "write seconds"),
         ([], "which optimizer"),
         (["sngd", "--only", "builds", "--opt.lrr", "3"], "did you mean '--opt.lr'"),

@@ -725,7 +725,7 @@ def test_numbers_may_be_words(test):
 @pytest.mark.parametrize(
     ("test", "change", "message"),
     [
-        ("reech", {}, "unknown claim test 'reech'; did you mean 'reaches'?"),
+        ("reachs", {}, "unknown claim test 'reachs'; did you mean 'reaches'?"),
         ("reaches", {"arms": ["a", "A1"]}, "unknown arm 'A1'; known: a, b"),
         ("sooner", {"slow": "c"}, "unknown arm 'c'; known: a, b"),
         ("slope", {"arms": ["c"]}, "unknown arm 'c'; known: a, b"),

@@ -491,8 +491,8 @@ def test_the_curve_of_a_diverged_run_ends_where_it_diverged(cli, store, fake_mni
     [
         ("fot", "unknown command 'fot'; did you mean 'fit'?"),
         ("xyzzy", "unknown command 'xyzzy'; known: fit, "),
-        ("--halp", "unrecognized arguments: --halp"),
-        ("list", "arguments are required: what"),
+        ("--halp", "unknown option '--halp'; did you mean '--help'?"),
+        ("list", "bench list needs WHAT: tasks, optimizers, runs; see `bench list -h`"),
         ("list suites", "unknown word 'suites'; known: tasks, optimizers, runs"),
         ("list run", "unknown word 'run'; did you mean 'runs'?"),
         ("show sngdd", "did you mean 'sngd'?"),
@@ -566,7 +566,7 @@ def test_a_wrong_request(cli, words, message):
         ("--json=yes", "--json is a switch and takes no value"),
         ("opt.lr=1", "unexpected word 'opt.lr=1': settings are written --name value"),
         ("--opt.lr 1 2", "unexpected word '2'"),
-        ("--", "needs a value"),
+        ("--", "unknown option '--'"),
     ],
 )
 def test_a_wrong_setting(cli, store, words, message):
@@ -715,7 +715,7 @@ def test_an_empty_folder_of_data_is_not_the_one_that_one_is_in(cli, monkeypatch,
 
 @pytest.mark.parametrize("words", [("", "there"), ("here", "")])
 def test_a_merge_names_its_stores(cli, words):
-    assert "'' names no folder" in fails(cli, "merge", *words)
+    assert "word '': it names no folder" in fails(cli, "merge", *words)
 
 
 @pytest.mark.parametrize("below", ["file", "file/below"])

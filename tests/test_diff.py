@@ -164,7 +164,7 @@ def test_bad_words(cli, store, tmp_path):
     )
     assert f"there is no store {tmp_path / 'no'}" in fails(cli, "diff", tmp_path / "no" / "a", "synthetic-ngd-1")
     for words in ((), ("synthetic-ngd-1",)):
-        assert "the following arguments are required: RUN" in fails(cli, "diff", *words)
+        assert "bench diff needs RUN" in fails(cli, "diff", *words)
     for word in ("", ".", ".."):
         assert "unknown run" in fails(cli, "diff", word, "synthetic-ngd-1")
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from bench.config import resolve
+from bench.grammar.commands import parse
 from bench.options import read_options
-from bench.words import split
 from tests.tiny import ROOT
 
 README, CONTRIBUTING = ((ROOT / name).read_text("utf-8") for name in ("README.md", "CONTRIBUTING.md"))
@@ -32,9 +32,9 @@ def test_the_first_thing_in_the_readme_is_one_line_of_set_up() -> None:
 
 @pytest.mark.parametrize("words", FITS)
 def test_every_run_in_the_readme_is_a_legal_configuration(words: str) -> None:
-    switches = {"tuned", "rerun", "dry-run", "json"}
-    settings, flags = split(shlex.split(words), valued={"config", "resume"}, switches=switches)
-    assert resolve(settings, tuned="tuned" in flags).run_id.startswith(f"{settings['task']}-{settings['opt']}-")
+    args = parse("fit", shlex.split(words))
+    settings = args.of_runs
+    assert resolve(settings, tuned=args.tuned).run_id.startswith(f"{settings['task']}-{settings['opt']}-")
 
 
 def test_the_readmes_optimizers_are_made_as_shown() -> None:

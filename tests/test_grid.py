@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from bench.config import RunConfig, resolve
 from bench.errors import UserError
 from bench.execute.blocks import block_key, problem_key, rectangles
-from bench.sweeps.grid import DEFAULT_POINTS, configurations, log_grid, read_seeds
+from bench.grammar.values import DEFAULT_POINTS, log_grid, read_seeds
+from bench.sweeps.grid import configurations
 from optimizers import OPTIMIZERS
 from tasks import TASKS
 
@@ -99,7 +100,7 @@ def test_what_comes_out_twice_is_one_run():
 
 @pytest.mark.parametrize(
     "value",
-    ["1e-3:1e1", "1e-3:1e1:", "1:2:3:4", ":", "0:1:5", "-1:1:5", "5:1:3", "1:1:3", "1:2:1", "1:2:0", "1:2:2.5", "a:b:3"]
+    ["1e-3:1e1:", "1:2:3:4", ":", "0:1:5", "-1:1:5", "5:1:3", "1:1:3", "1:2:1", "1:2:0", "1:2:2.5", "a:b:3"]
     + ["1:inf:3", "nan:1:3", "1:nan:3"],
 )
 @pytest.mark.parametrize("key", ["opt.lr", "task.sigma", "trainer.gradient_clip_val"])
@@ -225,17 +226,31 @@ def test_a_name_that_does_not_exist(words, message):
 
 @pytest.mark.parametrize(
     ("text", "seeds"),
-    [("1", [0]), ("4", [0, 1, 2, 3]), ("3,5,8", [3, 5, 8]), ("7,", [7]), ("0,", [0]), (" 2 , 1,2", [2, 1])],
+    [
+        ("1", [0]),
+        ("4", [0, 1, 2, 3]),
+        ("3,5,8", [3, 5, 8]),
+        ("7,", [7]),
+        ("0,", [0]),
+        (" 2 , 1,2", [2, 1]),
+        ("10:15", [10, 11, 12, 13, 14]),
+        ("7:8", [7]),
+        ("9,0:3", [9, 0, 1, 2]),
+    ],
 )
 def test_seeds_are_a_count_or_a_list(text, seeds):
     assert read_seeds(text) == seeds
 
 
-@pytest.mark.parametrize("text", ["0", "-1", "-1,2", "2,-1", "many", "1,x", "2.5", "1e2", "", ",", "1:3"])
+@pytest.mark.parametrize(
+    "text", ["0", "-1", "-1,2", "2,-1", "many", "1,x", "2.5", "1e2", "", ",", "3:1", "3:3", "1:", "1:3:5", "-1:2"]
+)
 def test_other_seeds_are_refused(text):
     with pytest.raises(UserError) as error:
         read_seeds(text)
-    assert str(error.value) == f"--seeds {text}: write how many (--seeds 32), or which (--seeds 3,5,8)"
+    assert (
+        str(error.value) == f"--seeds {text}: write how many (--seeds 32), or which (--seeds 3,5,8, or --seeds 10:15)"
+    )
 
 
 def test_each_setting_is_run_with_each_seed():

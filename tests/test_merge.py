@@ -557,8 +557,8 @@ def test_stores_that_cannot_be_merged(cli, source, tmp_path):
         return answer.err
 
     before = digest(source)
-    assert "the following arguments are required" in fails()
-    assert "the following arguments are required: dest" in fails(source)
+    assert "bench merge needs SOURCE" in fails()
+    assert "bench merge needs DEST" in fails(source)
     assert f"there is no store {tmp_path / 'nowhere'}" in fails(tmp_path / "nowhere", source)
     assert f"lies in the store {source}" in fails(source, source / "dest")
     assert f"{source / 'a'} is the folder of a run" in fails(source / "a", tmp_path / "dest")

@@ -21,11 +21,11 @@ from bench.boards.cli import main as results
 from bench.boards.page import KINDS, commands, fit_words, page
 from bench.config import resolve
 from bench.errors import UserError
+from bench.grammar.commands import parse
 from bench.settings import described
 from bench.store.block import DONE, RUNS
 from bench.store.record import RunResult
 from bench.store.stores import Stores
-from bench.words import split
 from tests.services import Chromium, Page
 from tests.test_charts import HOSTILE, add_run, add_study, asked, everything
 
@@ -189,7 +189,7 @@ def test_what_cannot_be_reported_is_refused(store, tmp_path, words, message):
 def test_the_command_of_a_row_makes_its_runs(words):
     config = resolve(words | {"device": "cpu"})
     run = RunResult(**json.loads(json.dumps(described(config))))
-    given, _ = split(shlex.split(fit_words(run))[2:], valued=set(), switches=set())
+    given = parse("fit", shlex.split(fit_words(run))[2:]).of_runs
     again = resolve(given | {name: words[name] for name in ("seed", "data_seed") if name in words})
     assert again.run_id == config.run_id
 

@@ -378,11 +378,11 @@ def test_a_run_that_another_process_trains_is_waited_for(
             ("nobody/tiny", "--seeds", "30000", "--search"),
             "search: --seeds 30000: 120,000 runs; a command makes from 1 to 100,000",
         ),
-        (("nobody/tiny", "--seed", "3"), "unrecognized arguments: --seed 3"),
+        (("nobody/tiny", "--seed", "3"), "--seed 3: an experiment has several; write --seeds COUNT"),
         (("nobody/tiny", "--quick", "--search"), "--search has no small version; leave --quick or --search out"),
         (("nobody/tiny", "--trainer.devices", "2", "--device", "cpu"), "a run of synthetic with gd wants 2 devices; "),
-        (("nobody/tiny", "--seeds", "two"), "argument --seeds: invalid int value: 'two'"),
-        (("nobody/tiny", "--quik"), "unrecognized arguments: --quik"),
+        (("nobody/tiny", "--seeds", "two"), "--seeds two: it takes a whole number"),
+        (("nobody/tiny", "--quik"), "unknown option '--quik'; did you mean '--quick'?"),
         (("nobody/tiny", "--out", "taken"), "cannot write to taken: File exists; choose another with --out DIR"),
         (("nobody/tiny", "--device", "tpu"), "--device 'tpu': "),
         (("tiny",), "unknown experiment 'tiny'; did you mean 'nobody/tiny'?"),
@@ -396,7 +396,7 @@ def test_a_run_that_another_process_trains_is_waited_for(
         (("nobody/tiny", "--arm", "NGD", "lr", "1"), "arm NGD: unknown option '--lr'; did you mean '--opt.lr'?"),
         (("nobody/tiny", "--arm", "NGD", "opt.lr", "fast"), "arm NGD: --opt.lr 'fast': input should be a valid number"),
         (("nobody/tiny", "--arm", "NGD", "seed", "1"), "--arm NGD seed: it is the same in all arms; leave it out"),
-        (("nobody/tiny", "--arm", "NGD", "opt.lr=1"), "argument --arm: expected 3 arguments"),
+        (("nobody/tiny", "--arm", "NGD", "opt.lr=1"), "--arm needs values: --arm ARM SETTING VALUE"),
     ],
 )
 def test_bad_requests_are_one_line(cli: Any, folder: Path, words: tuple[str, ...], message: str) -> None:

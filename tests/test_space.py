@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.errors import UserError
-from bench.sweeps.grid import log_grid
+from bench.grammar.values import log_grid
 from bench.tuning.design import EXTENSION_LIMIT, EXTENSION_STEP, LONGEST_GRID, Design, Replay, Wanted, replay
 from bench.tuning.selection import CONVERGED
 from bench.tuning.space import Range, point_key, read_space, space_as_json, space_from_json

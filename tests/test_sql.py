@@ -310,9 +310,9 @@ def test_a_bad_query_is_one_line_that_names_the_views(cli, filled, query, words,
 
 
 def test_bad_words(cli, filled, tmp_path):
-    assert "the following arguments are required: query" in fails(cli, "sql")
+    assert "bench sql needs QUERY (" in fails(cli, "sql")
     assert "unknown --format 'xml'" in fails(cli, "sql", "from runs", "--format", "xml")
-    assert "unrecognized arguments" in fails(cli, "sql", "select", "*", "from", "runs")
+    assert "unexpected word" in fails(cli, "sql", "select", "*", "from", "runs")
     assert f"there is no store {tmp_path / 'nowhere'}" in fails(
         cli, "sql", "from runs", "--store", tmp_path / "nowhere"
     )

@@ -35,6 +35,7 @@ from bench.callbacks import StopRequest, Watcher
 from bench.config import RunConfig
 from bench.errors import RunBusy
 from bench.execute.blocks import rectangles
+from bench.grammar.values import read_seeds
 from bench.lanes.engine import Lanes
 from bench.memory import Peak
 from bench.progress import Progress, SweepProgress
@@ -42,7 +43,7 @@ from bench.settings import as_stored
 from bench.store.attempt import Attempt
 from bench.store.record import RunResult
 from bench.store.store import Store
-from bench.sweeps.grid import configurations, folder_of, read_seeds
+from bench.sweeps.grid import configurations, folder_of
 from tasks import TASKS
 from tests import tiny
 from tests.programs import Program
@@ -1276,7 +1277,7 @@ def test_without_a_standard_error_a_sweep_goes_on(sweep, store, monkeypatch, str
         ("--task synthetc --opt ngd", "unknown task 'synthetc'; did you mean 'synthetic'?"),
         ("--task synthetic --opt ngd,adm", "unknown optimizer 'adm'; did you mean 'adam'?"),
         ("--task synthetic --opt ngd --opt.lrr 1,2", "unknown option '--opt.lrr'; did you mean '--opt.lr'?"),
-        ("--task synthetic --opt ngd --opt.lr 1e-3:1e1", "--opt.lr 1e-3:1e1: a grid is LOW:HIGH:POINTS"),
+        ("--task synthetic --opt ngd --opt.lr 1e-3:1e1:1", "--opt.lr 1e-3:1e1:1: a grid is LOW:HIGH:POINTS"),
         ("--task synthetic --opt ngd --lr 1,2", "unknown option '--lr'; did you mean '--opt.lr'?"),
         (
             "--task synthetic --opt ngd --max_steps 5",
@@ -1284,21 +1285,24 @@ def test_without_a_standard_error_a_sweep_goes_on(sweep, store, monkeypatch, str
         ),
         ("--task synthetic --opt ngd --seed 3", "--seed 3: a sweep has several; write --seeds 3,... or --seeds COUNT"),
         ("--task synthetic --opt ngd --seed=3", "--seed 3: a sweep has several; write --seeds 3,... or --seeds COUNT"),
-        ("--task synthetic --opt ngd --seeds x", "--seeds x: write how many (--seeds 32), or which (--seeds 3,5,8)"),
+        (
+            "--task synthetic --opt ngd --seeds x",
+            "--seeds x: write how many (--seeds 32), or which (--seeds 3,5,8, or --seeds 10:15)",
+        ),
         ("--task synthetic --opt ngd --seeds -3", "--seeds -3: write how many"),
         ("--task synthetic --opt ngd --sead 3", "unknown option '--sead'; did you mean '--seeds'?"),
         ("--task synthetic --opt ngd --widht 3", "unknown option '--widht'; did you mean '--width'?"),
         ("--task synthetic --opt ngd --dry-rum", "unknown option '--dry-rum'; did you mean '--dry-run'?"),
         ("--task synthetic --opt ngd --jsn", "unknown option '--jsn'; did you mean '--json'?"),
-        ("--task synthetic --opt ngd --tuned", "--tuned needs a value"),
-        ("--task synthetic --opt ngd --tuned yes", "unknown option '--tuned'"),
+        ("--task synthetic --opt sngd --tuned", "nothing is tuned for synthetic with sngd"),
+        ("--task synthetic --opt ngd --tuned yes", "unexpected word 'yes'"),
         ("--task synthetic --opt ngd --engine lane", "unknown --engine 'lane'; did you mean 'lanes'?"),
         ("--task synthetic --opt ngd --memory lots", "--memory lots: write a share of what is free"),
         ("--task synthetic --opt ngd --width 0", "--width 0: it must be at least 1"),
-        ("--task synthetic --opt ngd --width wide", "--width: invalid int value: 'wide'"),
+        ("--task synthetic --opt ngd --width wide", "--width wide: it takes a whole number"),
         ("--task synthetic --opt ngd --device tpu", "--device 'tpu': input should be 'cpu', 'cuda', 'mps' or 'auto'"),
         ("--task synthetic --opt ngd --data_seed x", "--data_seed 'x': input should be a valid integer"),
-        ("--task synthetic --opt", "--opt: expected one argument"),
+        ("--task synthetic --opt", "--opt needs a value: --opt A,B"),
         ("--task synthetic --opt ngd --opt.lr", "--opt.lr needs a value"),
         ("synthetic --opt ngd", "unexpected word 'synthetic': settings are written --name value"),
         ("--task synthetic --opt ngd --opt.lr 1 2", "unexpected word '2'"),

@@ -1,57 +1,17 @@
 """The commands that show results: leaderboard, report, plot."""
 
-import argparse
-import math
 import sys
-from pathlib import Path
 from typing import Any
 
 from bench.errors import UserError, unknown
-from bench.output import add_output, add_stores, format_of, remark, stores_of, warn_of, write
-from bench.words import Parser, names_of
+from bench.grammar.commands import BOARD_NAMES, CHART_NAMES, FORMAT_NAMES, parse
+from bench.grammar.parse import Args
+from bench.output import format_of, remark, stores_of, warn_of, write
 
-BOARD_NAMES = ("quality", "speed", "tuning", "robustness", "theory")
-CHART_NAMES = ("curves", "sensitivity", "profile", "steps", "budget")
-FORMAT_NAMES = ("table", "md", "csv", "json", "tex", "html")
-
-
-def add_choice(parser: argparse.ArgumentParser) -> None:
-    """Give a command the options that say which runs it looks at."""
-    parser.add_argument("--task", type=names_of, metavar="A,B", help="only these tasks")
-    parser.add_argument("--opt", type=names_of, metavar="A,B", help="only these optimizers")
-    add_stores(parser)
-    parser.add_argument(
-        "--settings", choices=("best", "tuned", "default", "all"), default="best",
-        help="of each optimizer: best takes the tuned ones, else the defaults,"
-             " else those set by hand if there is one such",
-    )  # fmt: skip
-    parser.add_argument(
-        "--only", action="append", default=[], metavar="NAME=VALUE",
-        help="only runs with this setting (trainer.max_steps=1000, task.H=4),"
-             " version (versions.torch=2.15.0) or engine",
-    )  # fmt: skip
-    parser.add_argument("--mixed-versions", action="store_true", help="compare runs of different versions all the same")
-    parser.add_argument(
-        "--reference", default="adam", help="optimizer that the others are compared with (default adam)"
-    )
-    parser.add_argument(
-        "--target",
-        type=_number,
-        help="of the board `speed` and of profiles: a value of the metric (default: the task's)",
-    )
+__all__ = ["BOARD_NAMES", "CHART_NAMES", "FORMAT_NAMES", "main"]
 
 
-def _number(word: str) -> float:
-    try:
-        value = float(word)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise argparse.ArgumentTypeError(f"{word!r} is no finite number")
-    return value
-
-
-def asked(args: argparse.Namespace) -> tuple[Any, Any]:
+def asked(args: Args) -> tuple[Any, Any]:
     """The stores, and what boards are made of.
 
     Raises:
@@ -90,21 +50,9 @@ def warn(stores: Any, found: Any) -> int:
 
 
 def _leaderboard(words: list[str]) -> int:
-    parser = Parser(
-        prog="bench leaderboard",
-        description="Rank optimizers from the stored runs: means and intervals over seeds,"
-        " and one rank for those that are not told apart.",
-        epilog="Boards: quality (final metric at the tuned settings), speed (steps and seconds to the target),"
-        " tuning (what a budget of trials gives), robustness (divergence, seeds), theory (alignment, rates)."
-        " Exit code 1: a run could not be read.",
-    )
-    parser.add_argument("--board", type=names_of, default=["quality"], metavar="A,B", help="or `all`; default quality")
-    add_output(parser, FORMAT_NAMES).add_argument(
-        "--into", type=Path, metavar="FILE.md",
-        help="write Markdown between the markers of this board in a file that has them",
-    )  # fmt: skip
-    add_choice(parser)
-    args = parser.parse_args(words)
+    args = parse("leaderboard", words)
+    if args.into is not None and args.out is not None:
+        raise UserError(f"--into {args.into}: not allowed with --out; leave one of them out")
     from bench.boards import BOARDS
     from bench.boards.formats import FORMATS, into
 
@@ -125,17 +73,7 @@ def _leaderboard(words: list[str]) -> int:
 
 
 def _report(words: list[str]) -> int:
-    parser = Parser(
-        prog="bench report",
-        description="Write all boards, charts and the commands behind each row as one HTML page,"
-        " which needs no network.",
-        epilog="The same store gives the same bytes. Exit code 1: a run could not be read.",
-    )
-    parser.add_argument(
-        "-o", "--out", type=Path, default=Path("report.html"), metavar="FILE", help="default report.html"
-    )
-    add_choice(parser)
-    args = parser.parse_args(words)
+    args = parse("report", words)
     from bench.boards.page import page, store_names
 
     stores, what = asked(args)
@@ -147,21 +85,9 @@ def _report(words: list[str]) -> int:
 
 
 def _plot(words: list[str]) -> int:
-    parser = Parser(
-        prog="bench plot",
-        description="Draw stored runs for a paper, a panel for each problem: PNG, PDF or SVG, as the file's name ends.",
-        epilog="curves: training loss, or --y COLUMN, against optimizer steps;"
-        " sensitivity: score of each trial against what was searched;"
-        " profile: share of runs at the target against the budget; steps: step sizes before and after their cap;"
-        " budget: expected best of k trials. Exit code 1: a run could not be read.",
-    )
-    parser.add_argument("chart", choices=CHART_NAMES)
-    parser.add_argument("-o", "--out", type=Path, required=True, metavar="FILE", help="ends in .png, .pdf or .svg")
-    parser.add_argument(
-        "--y", metavar="COLUMN", help="of curves: a column such as grad_norm or alignment (default loss)"
-    )
-    add_choice(parser)
-    args = parser.parse_args(words)
+    args = parse("plot", words)
+    if args.out is None:
+        raise UserError(f"--out is missing; write bench plot {args.chart} -o {args.chart}.pdf (or .png, .svg)")
     if args.y is not None and args.chart != "curves":
         raise UserError(f"--y {args.y}: only curves have columns to choose from, not {args.chart}")
     from bench.boards.chart_figure import check_ending, draw

@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from difflib import get_close_matches
 from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from bench.check.report import Report, Verdict
 from bench.check.runner import LIMIT, Show, job_of, reports
 from bench.check.worker import Job
 from bench.errors import UserError
+from bench.grammar.near import nearest
 from bench.output import write
 from bench.progress import StatusLine, say
 from bench.text import cell
@@ -95,8 +95,8 @@ def members(words: Sequence[str], limit: float = START) -> list[dict[str, str]]:
 
 def _near(word: str) -> str:
     names = {*OPTIMIZERS, *packages_distributions()}
-    near = [] if word in names or ":" in word else get_close_matches(word, names, n=1, cutoff=0.7)
-    return f" Did you mean {near[0]!r}?" if near else ""
+    near = None if word in names or ":" in word else nearest(word, names)
+    return f" Did you mean {near!r}?" if near else ""
 
 
 def rows(

@@ -30,7 +30,7 @@ class Slot:
         )
 
 
-def slots(workers: str, config: RunConfig, runs: int | None = None, *, option: str = "--workers") -> list[Slot]:
+def slots(workers: str, config: RunConfig, runs: int | None = None) -> list[Slot]:
     """Cut this machine into slots: each as many GPUs as a run wants, or a share of the processors.
 
     Args:
@@ -38,7 +38,6 @@ def slots(workers: str, config: RunConfig, runs: int | None = None, *, option: s
             there are runs.
         config: a run, with its device decided.
         runs: that are to be shared out, if their number is known.
-        option: that has given their number.
 
     Raises:
         UserError: there are not so many.
@@ -51,10 +50,10 @@ def slots(workers: str, config: RunConfig, runs: int | None = None, *, option: s
     except ValueError:
         count = 0
     if count < 1:
-        raise UserError(f"{option} {workers}: write how many ({option} 2), or auto")
+        raise UserError(f"--workers {workers}: write how many (--workers 2), or auto")
     if gpus and count > most:
         raise UserError(
-            f"{option} {count}: {len(gpus)} GPUs serve {most} workers at {ranks} a run; use {option} {most}"
+            f"--workers {count}: {len(gpus)} GPUs serve {most} workers at {ranks} a run; use --workers {most}"
         )
     share = max(1, len(cpus) // count)
     pinned = [tuple(cpus[i * share : (i + 1) * share]) if count <= len(cpus) else () for i in range(count)]

@@ -1,6 +1,5 @@
 """Experiments of papers as YAML holds them: `configs/papers/<paper>/<experiment>.yaml`."""
 
-import difflib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,15 +10,15 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from bench.checks import refuse_too_many
 from bench.config import NoBooleans, RunConfig, Seed, resolve, settings_of
 from bench.errors import UserError, unknown
+from bench.grammar.values import configs_folder, refuse_too_many
 from bench.options import NO_BOOLEAN
 from bench.papers.arms import Arm
 from bench.papers.claims import judge
 from bench.papers.figures import FigureSpec, lines
 from bench.store.tables import CURVE_FIELDS
-from bench.strict_yaml import configs_folder, read_yaml
+from bench.strict_yaml import read_yaml
 
 Settings = dict[str, Any]
 ARM_ARGUMENTS = ("arms", "fast", "slow", "better", "worse")
@@ -322,7 +321,7 @@ def load(name: str) -> Experiment:
     """
     known = experiments()
     if name not in known:
-        raise unknown_name("experiment", name, known)
+        raise unknown("experiment", name, known)
     content = read_yaml(known[name])
     with _blaming(str(known[name])):
         try:
@@ -348,13 +347,3 @@ def _place(loc: Sequence[int | str], content: Any) -> str:
             names = [content.get(name) for name in ("name", "title", "y")] if isinstance(content, dict) else []
             parts[-1] = f"{parts[-1].removesuffix('s')} {next(filter(None, names), key + 1)}"
     return ": ".join(parts)
-
-
-def unknown_name(kind: str, name: str, known: Iterable[str]) -> UserError:
-    """As `unknown`, for names of which people remember the part after the slash."""
-    known = list(known)
-    full = {each.rpartition("/")[2]: each for each in known} | {each: each for each in known}
-    near = difflib.get_close_matches(name, full, n=1, cutoff=0.5)
-    if not near:
-        return unknown(kind, name, known)
-    return UserError(f"unknown {kind} {name!r}; did you mean {full[near[0]]!r}?")

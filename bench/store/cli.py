@@ -2,22 +2,12 @@
 
 import json
 
-from bench.output import add_output, add_stores, format_of, remark, stores_of, warn_of, write
-from bench.words import Parser, folder
+from bench.grammar.commands import parse
+from bench.output import format_of, remark, stores_of, warn_of, write
 
 
 def _sql(words: list[str]) -> int:
-    parser = Parser(
-        prog="bench sql",
-        description="Ask about runs, curves, measurements and trials of studies with SQL (DuckDB's).",
-        epilog="Views: runs, curves, measurements, trials; `bench sql 'describe runs'` lists the columns of one."
-        " settings->>'opt.lr' is a setting of a run. Example: bench sql \"select opt, avg(final) from runs where task ="
-        " 'synthetic' and study is null group by opt\". Exit code 1: something could not be read, and was left out.",
-    )
-    parser.add_argument("query", help="one statement that reads; it can change nothing")
-    add_stores(parser)
-    add_output(parser, ("table", "md", "csv", "json"))
-    args = parser.parse_args(words)
+    args = parse("sql", words)
     from bench.store.sql import FORMATS, ask
     from bench.store.stores import Stores
 
@@ -30,16 +20,7 @@ def _sql(words: list[str]) -> int:
 
 
 def _merge(words: list[str]) -> int:
-    parser = Parser(
-        prog="bench merge",
-        description="Copy the runs of stores, and their records of studies and checks, into another one.",
-        epilog="What is there already stays, but a finished run takes the place of an unfinished one. A merge that was"
-        " stopped goes on with the same command. Databases of studies (studies.db) are not merged. Exit code 1:"
-        " something could not be read.",
-    )
-    parser.add_argument("source", nargs="+", type=folder, help="a store; it is only read")
-    parser.add_argument("dest", type=folder, help="the store that they are copied into; made if it is not there")
-    args = parser.parse_args(words)
+    args = parse("merge", words)
     from bench import progress
     from bench.store.merge import merge
 
@@ -57,15 +38,7 @@ def _merge(words: list[str]) -> int:
 
 
 def _diff(words: list[str]) -> int:
-    parser = Parser(
-        prog="bench diff",
-        description="Show what differs between two runs: settings, versions, machine, results, curve.",
-        epilog="Seconds are not compared.",
-    )
-    parser.add_argument("run", nargs=2, metavar="RUN", help="the id of a run, or the path of its folder")
-    add_stores(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
-    args = parser.parse_args(words)
+    args = parse("diff", words)
     from bench.store.compare import compare, find, lines
 
     one, other = (find(word, stores_of(args)) for word in args.run)

@@ -6,8 +6,7 @@ import sys
 from contextlib import redirect_stdout
 from pathlib import Path
 
-from bench.errors import UserError
-from bench.words import Parser, add_engine, add_places, add_workers, read
+from bench.grammar.commands import parse
 
 
 def main(words: list[str]) -> int:
@@ -16,51 +15,19 @@ def main(words: list[str]) -> int:
     Raises:
         UserError: the request cannot be carried out.
     """
-    parser = Parser(
-        prog="bench sweep",
-        description="Train many settings and seeds of a task, as one program where that is faster, and show how the"
-        " result depends on them.",
-        epilog="Settings in dotted form as in `bench fit`; a value may be a grid LOW:HIGH:POINTS, even in the logarithm"
-        " (--opt.lr 1e-3:1e1:16), or a list (--task.sigma 0.2,0.4). --opt.adam.lr is for adam alone."
-        " An optimizer of which nothing varies gets a grid over its search range (`bench show adam`)."
-        " Stored runs are used, so an interrupted sweep goes on with the same command,"
-        " and the same command in a second terminal shares the work.",
-    )
-    parser.add_argument("--task", help="as `bench list tasks` prints it")
-    parser.add_argument("--opt", help="one or more optimizers: ngd,adam")
-    parser.add_argument("--seeds", default="8", help="how many (32 is 0 to 31), or which (3,5,8); default 8")
-    add_engine(parser)
-    add_workers(parser)
-    parser.add_argument(
-        "--memory", default="80%", help="what lanes may take: a share of what is free, or a size (default 80%%)"
-    )
-    parser.add_argument(
-        "--width", type=int, help="lanes at once; nothing is measured then, and auto takes lanes (default: measured)"
-    )
-    parser.add_argument(
-        "-o", "--out", type=Path, help="where table and plot go (default: swept/TASK/OPT-HASH, another for other runs)"
-    )
-    parser.add_argument("--device", default="auto", help="cpu, cuda, mps or auto (default auto)")
-    parser.add_argument("--precision", help="32-true or 64-true as lanes; the task's own by default")
-    parser.add_argument("--data_seed", "--data-seed", help="decides the order of the samples; the seed by default")
-    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
-    parser.add_argument("--dry-run", action="store_true", help="list the runs and stop")
-    add_places(parser)
     command = shlex.join(["bench", "sweep", *words])
-    args, settings = read(parser, words, ("task", "opt", "precision", "data_seed"))
-    if args.width is not None and args.width < 1:
-        raise UserError(f"--width {args.width}: it must be at least 1")
+    args = parse("sweep", words)
     from bench.config import settings_of
     from bench.execute.blocks import check_all
     from bench.memory import read_memory
     from bench.papers.reproduction import words as as_words
     from bench.progress import SweepProgress
     from bench.store.store import Store
-    from bench.sweeps.grid import configurations, folder_of, read_seeds
+    from bench.sweeps.grid import configurations, folder_of
     from bench.text import plain
 
-    places = {"data": args.data, "store": args.store, "device": args.device}
-    configs, varied = configurations(settings, read_seeds(args.seeds), places)
+    places = {"data": args.data, "store": args.store}
+    configs, varied = configurations(args.of_runs, args.seeds, places, config=args.config, tuned=args.tuned)
     mode = configs[0].task_spec.mode
     progress = SweepProgress(
         f"sweep {configs[0].task}", (lambda a, b: a > b) if mode == "max" else (lambda a, b: a < b)

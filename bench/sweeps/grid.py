@@ -7,37 +7,44 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_origin
 
-from bench.checks import refuse_too_many
-from bench.config import MOST_SEED, SEED_RANGE, RunConfig, on_device, resolve
+from bench.config import RunConfig, on_device, resolve
 from bench.errors import UserError, unknown
+from bench.grammar.values import DEFAULT_POINTS, log_grid, parts, read_grid, refuse_too_many
 from bench.options import optimizer_options, task_options
+from bench.strict_yaml import flatten_yaml
+from bench.tuned import tuned_settings
 from optimizers import OPTIMIZERS
 from optimizers.plugins import slug
 from tasks import TASKS
 
 MOST_NAME = 60
 """Characters of a folder's name that say which optimizers were swept. Ours."""
-DEFAULT_POINTS = 9
-"""Values of a hyperparameter for which nothing is said: over its search range, evenly in the logarithm. Ours."""
 
 
 def configurations(
-    words: Mapping[str, Any], seeds: Sequence[int], fallback: Mapping[str, Any]
+    words: Mapping[str, Any],
+    seeds: Sequence[int],
+    fallback: Mapping[str, Any],
+    *,
+    config: Path | None = None,
+    tuned: bool = False,
 ) -> tuple[list[RunConfig], list[str]]:
     """All runs of a sweep, and the dotted names of the settings that vary.
 
     Args:
         words: settings in dotted form. `opt` may name several optimizers; `opt.NAME.lr` is for that one alone. A value
-            may be a grid (`low:high:points`, even in the logarithm) or a list (`a,b,c`). An optimizer of which no
-            hyperparameter varies gets a grid over its search range.
+            may be a range (`low:high` or `low:high:points`, even in the logarithm) or a list (`a,b,c`). An optimizer of
+            which no hyperparameter varies gets a grid over its search range.
         seeds: each setting is run with each of them.
         fallback: settings that all else wins over.
+        config: a YAML file with settings, ranges and lists too; words win over it.
+        tuned: fix the hyperparameters that were tuned for this task and an optimizer where nothing else names them.
 
     Raises:
         UserError: a name is unknown, a value illegal, or a hyperparameter is none of an optimizer's.
     """
-    words = dict(words)
-    task, names = str(words.get("task", "")), _list(str(words.pop("opt", "")))
+    words = (settings_in(config) if config else {}) | dict(words)
+    task, names = str(words.get("task", "")), parts(str(words.pop("opt", "")))
     if task and task not in TASKS:
         raise unknown("task", task, TASKS)
     for name in names:
@@ -65,15 +72,19 @@ def configurations(
             )
         values = {key: _once(values_of(key, value, task, name)) for key, value in settings.items()}
         if not any(key.startswith("opt.") and len(several) > 1 for key, several in values.items()):
+            fixed = tuned_settings(task, name) if tuned and task else {}
             for key, span in OPTIMIZERS[name].search.items():
-                values.setdefault(f"opt.{key}", log_grid(span.low, span.high, DEFAULT_POINTS))
+                if f"opt.{key}" not in fixed:
+                    values.setdefault(f"opt.{key}", log_grid(span.low, span.high, DEFAULT_POINTS))
         grids.append((name, values))
     sizes = {key: len(several) for _, values in grids for key, several in values.items() if len(several) > 1}
     shape = [*(f"{size:,} values of --{key}" for key, size in sizes.items()), f"{len(seeds):,} seeds"]
     runs = len(seeds) * sum(math.prod(map(len, values.values())) for _, values in grids)
     refuse_too_many(f"this sweep has {' x '.join(shape)}", runs)
     first = [
-        resolve({**dict(zip(values, point, strict=True)), "opt": name, "seed": seeds[0]}, fallback=fallback)
+        resolve(
+            {**dict(zip(values, point, strict=True)), "opt": name, "seed": seeds[0]}, tuned=tuned, fallback=fallback
+        )
         for name, values in grids
         for point in itertools.product(*values.values())
     ]
@@ -92,41 +103,6 @@ def folder_of(configs: Sequence[RunConfig]) -> Path:
     digest = hashlib.sha256(" ".join(sorted(config.run_id for config in configs)).encode()).hexdigest()
     names = "-".join(dict.fromkeys(slug(config.opt) for config in configs))
     return Path(slug(configs[0].task)) / f"{names[:MOST_NAME].rstrip('-')}-{digest[:8]}"
-
-
-def read_seeds(text: str, option: str = "--seeds", example: int = 32) -> list[int]:
-    """Seeds from a count (`32` is 0 to 31) or a list (`3,5,8`).
-
-    Args:
-        text: the count or the list.
-        option: what it was given to.
-        example: a count, for the message.
-
-    Raises:
-        UserError: it is neither, there are too many, or one is too great.
-    """
-    try:
-        numbers = [int(part) for part in _list(text)]
-    except ValueError:
-        numbers = []
-    counted = len(numbers) == 1 and "," not in text
-    refuse_too_many(f"{option} {text}", numbers[0] if counted else len(numbers))
-    seeds = list(range(numbers[0])) if counted else numbers
-    if not seeds or min(seeds) < 0:
-        raise UserError(f"{option} {text}: write how many ({option} {example}), or which ({option} 3,5,8)")
-    if max(seeds) > MOST_SEED:
-        raise UserError(f"{option} {text}: a seed is {SEED_RANGE}, and {max(seeds)} is greater")
-    return list(dict.fromkeys(seeds))
-
-
-def log_grid(low: float, high: float, points: int) -> list[float]:
-    """Values from low to high, even in the logarithm, as they can be typed again."""
-    return [typed(low * (high / low) ** (i / (points - 1))) for i in range(points)]
-
-
-def typed(value: float) -> float:
-    """The value rounded to four digits, so that it can be typed again."""
-    return float(f"{value:.4g}")
 
 
 def _by_optimizer(words: Mapping[str, Any], names: Sequence[str]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
@@ -158,50 +134,32 @@ def values_of(key: str, raw: Any, task: str, opt: str) -> list[Any]:
         UserError: a grid is malformed, or a list empty.
     """
     group, _, name = key.partition(".")
-    if not isinstance(raw, str) or not name:
+    if not isinstance(raw, str | list) or not name:
         return [raw]
     if ":" in raw:
-        return _grid(key, raw)
+        return read_grid(key, str(raw))
     options = {"opt": optimizer_options(OPTIMIZERS[opt]), "task": task_options(TASKS[task]) if task else {}}.get(
         group, {}
     )
-    if "," not in raw or (name in options and get_origin(options[name].type) is tuple):
+    if (name in options and get_origin(options[name].type) is tuple) or (isinstance(raw, str) and "," not in raw):
         return [raw]
-    values = _list(raw)
+    values = raw if isinstance(raw, list) else parts(raw)
     if not values:
         raise UserError(f"--{key} {raw}: the list is empty")
     return values
 
 
-def ends_of_range(low: str, high: str) -> tuple[float, float]:
-    """The ends of a range that is searched in the logarithm.
+def settings_in(path: Path) -> dict[str, Any]:
+    """The settings of a YAML file for several runs: without seed and places, which belong to the command.
 
     Raises:
-        ValueError: they are no numbers with 0 < low < high, or too far apart to be computed with.
+        UserError: it is none.
     """
-    ends = float(low), float(high)
-    if not 1e-100 <= ends[0] < ends[1] <= 1e100:
-        raise ValueError
-    return ends
-
-
-def _grid(key: str, raw: str) -> list[float]:
-    try:
-        *ends, count = raw.split(":")
-        (low, high), points = ends_of_range(*ends), int(count)
-        if points < 2:
-            raise ValueError
-    except (ValueError, TypeError):
-        raise UserError(
-            f"--{key} {raw}: a grid is LOW:HIGH:POINTS with 0 < LOW < HIGH and at least 2 points, such as 1e-3:1e1:16"
-        ) from None
-    refuse_too_many(f"--{key} {raw}", points)
-    return log_grid(low, high, points)
+    found = flatten_yaml(path)
+    if found.get("data_seed") == found.get("seed"):  # as `bench fit --dry-run` prints them
+        found.pop("data_seed", None)
+    return {name: value for name, value in found.items() if name not in ("seed", "data", "store") and value is not None}
 
 
 def _once(values: list[Any]) -> list[Any]:
     return list(dict.fromkeys(values)) if len(values) > 1 else values
-
-
-def _list(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]

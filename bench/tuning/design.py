@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
-from bench.checks import refuse_too_many
 from bench.errors import UserError
-from bench.sweeps.grid import typed
+from bench.grammar.values import refuse_too_many, typed
 from bench.tuning.selection import End, Mode, best_index
 from bench.tuning.space import Axis, Key, Point, Range, Space, is_number, point_key
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.errors import UserError, unknown
+from bench.grammar.values import ends_of_range
 from bench.options import Option, optimizer_options, parse_options
-from bench.sweeps.grid import ends_of_range, values_of
+from bench.sweeps.grid import values_of
 from optimizers import OPTIMIZERS
 from tasks import TASKS
 

@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from bench.checks import refuse_too_many
 from bench.config import NoBooleans
 from bench.errors import UserError, unknown
-from bench.strict_yaml import configs_folder, read_yaml
+from bench.grammar.values import configs_folder, refuse_too_many
+from bench.strict_yaml import read_yaml
 from bench.sweeps import sensitivity
 from bench.text import aligned, duration
 from bench.tuning import tuned

@@ -4,13 +4,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from bench.checks import refuse_too_many
 from bench.config import resolve, settings_of
 from bench.errors import UserError, unknown
 from bench.execute import Engine
+from bench.grammar.values import counts_seeds, read_seeds, refuse_too_many
 from bench.plugins import naming
 from bench.settings import chosen_of
-from bench.sweeps.grid import read_seeds
 from bench.text import plain
 from bench.tuning.design import Design
 from bench.tuning.progress import TuningProgress, counted
@@ -83,17 +82,17 @@ def make_spec(
 
 
 def tuning_seeds(text: str) -> list[int]:
-    """Seeds of trials: how many (`2` is 1000 and 1001, which no report has by default), or which (`5,6`).
+    """Seeds of trials: how many (`2` is 1000 and 1001, which no report has by default), or which (`5,6` or `10:15`).
 
     Raises:
         UserError: it is neither, or a seed is there twice.
     """
     seeds = reporting_seeds(text, "--seeds")
-    return seeds if "," in text else [TUNING_SEEDS + seed for seed in seeds]
+    return [TUNING_SEEDS + seed for seed in seeds] if counts_seeds(text) else seeds
 
 
 def reporting_seeds(text: str, option: str = "--report_seeds") -> list[int]:
-    """Seeds of a report: how many (`5` is 0 to 4), or which (`5,6`).
+    """Seeds of a report: how many (`5` is 0 to 4), or which (`5,6` or `10:15`).
 
     Raises:
         UserError: it is neither, or a seed is there twice.

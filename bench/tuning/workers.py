@@ -49,7 +49,7 @@ class Slot:
         )
 
 
-def slots(workers: str, config: RunConfig, trials: int | None = None, *, option: str = "--workers") -> list[Slot]:
+def slots(workers: str, config: RunConfig, trials: int | None = None) -> list[Slot]:
     """Cut this machine into slots: each as many GPUs as a run wants, or a share of the processors.
 
     Args:
@@ -57,7 +57,6 @@ def slots(workers: str, config: RunConfig, trials: int | None = None, *, option:
             trials.
         config: a run, with its device decided.
         trials: of the study, if they are known.
-        option: that has given their number.
 
     Raises:
         UserError: there are not so many.
@@ -70,10 +69,10 @@ def slots(workers: str, config: RunConfig, trials: int | None = None, *, option:
     except ValueError:
         count = 0
     if count < 1:
-        raise UserError(f"{option} {workers}: write how many ({option} 2), or auto")
+        raise UserError(f"--workers {workers}: write how many (--workers 2), or auto")
     if gpus and count > most:
         raise UserError(
-            f"{option} {count}: {len(gpus)} GPUs serve {most} workers at {ranks} a run; use {option} {most}"
+            f"--workers {count}: {len(gpus)} GPUs serve {most} workers at {ranks} a run; use --workers {most}"
         )
     share = max(1, len(cpus) // count)
     pinned = [tuple(cpus[i * share : (i + 1) * share]) if count <= len(cpus) else () for i in range(count)]

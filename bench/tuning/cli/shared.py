@@ -1,16 +1,14 @@
 """What the commands around studies share: their database, and the page that shows a study."""
 
-import argparse
 import json
-import os
 import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bench.grammar.parse import Args
 from bench.output import remark
 from bench.text import clean
-from bench.words import Parser
 
 if TYPE_CHECKING:
     from bench.tuning.outcome import Outcome
@@ -63,16 +61,7 @@ def note(text: str | None) -> None:
         print(clean(f"bench: {text}"), file=sys.stderr, flush=True)
 
 
-def add_storage(parser: Parser) -> None:
-    """`--storage`, the studies' database."""
-    parser.add_argument(
-        "--storage", default=os.environ.get("BENCH_STORAGE"),
-        help="the studies' database: sqlite:///FILE or postgresql+psycopg://USER:PASSWORD@HOST/NAME"
-        " (default: $BENCH_STORAGE, else studies.db in the store)",
-    )  # fmt: skip
-
-
-def open_studies(args: argparse.Namespace, *, make: bool = True, read_only: bool = False) -> "Studies":
+def open_studies(args: Args, *, make: bool = True, read_only: bool = False) -> "Studies":
     """The database that `--storage` names, else the store's own.
 
     It must exist without `make`, and if it is only read.

@@ -4,9 +4,9 @@ import json
 from typing import Any
 
 from bench.errors import RunFailed, UserError
+from bench.grammar.commands import parse
 from bench.text import clean
-from bench.tuning.cli.shared import add_storage, note, open_studies, show, warn_of
-from bench.words import Parser, add_places
+from bench.tuning.cli.shared import note, open_studies, show, warn_of
 
 
 def main(words: list[str]) -> int:
@@ -15,13 +15,7 @@ def main(words: list[str]) -> int:
     Raises:
         UserError: the request cannot be carried out.
     """
-    parser = Parser(prog="bench studies", description="List the studies of a database, or show what one has found.")
-    parser.add_argument("name", nargs="?", help="show this study")
-    parser.add_argument("--budget", type=int, help="what so many trials would have found, from what is stored")
-    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
-    add_storage(parser)
-    add_places(parser)
-    args = parser.parse_args(words)
+    args = parse("studies", words)
     if args.budget is not None and args.name is None:
         raise UserError(f"--budget {args.budget}: name a study: bench studies NAME --budget {args.budget}")
     from bench.tuning.outcome import outcome

@@ -4,11 +4,10 @@ import json
 import shlex
 import sys
 from contextlib import redirect_stdout, suppress
-from pathlib import Path
 
 from bench.errors import UserError
-from bench.tuning.cli.shared import add_storage, note, open_studies, without_storage
-from bench.words import Parser, add_engine, add_places
+from bench.grammar.commands import parse
+from bench.tuning.cli.shared import note, open_studies, without_storage
 
 
 def main(words: list[str]) -> int:
@@ -17,26 +16,8 @@ def main(words: list[str]) -> int:
     Raises:
         UserError: the request cannot be carried out.
     """
-    parser = Parser(
-        prog="bench suite",
-        description="Tune each optimizer on each task with the same number of trials,"
-        " then run the winners on fresh seeds. What is stored is not trained again,"
-        " so the same command goes on after an interruption.",
-    )
-    parser.add_argument("file", help="a YAML file, or the name of one in configs/suites")
-    parser.add_argument(
-        "--plan", action="store_true", help="print what would run, what is stored, and about how long it takes"
-    )
-    parser.add_argument(
-        "--jobs", default="auto", help="worker processes, or auto (default): one for each GPU, or each processor"
-    )
-    add_engine(parser)
-    parser.add_argument("--out", type=Path, default=Path("tuned"), help="where settings and plots go (default: tuned)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
-    add_storage(parser)
-    add_places(parser)
     command = shlex.join(["bench", "suite", *without_storage(words)])
-    args = parser.parse_args(words)
+    args = parse("suite", words)
     from bench.papers.reproduce import make_output
     from bench.plugins import naming
     from bench.tuning import suite, tuned
@@ -51,7 +32,7 @@ def main(words: list[str]) -> int:
         specs = asked.specs(places)
     except UserError as error:
         raise UserError(f"{args.file}: {error}") from None
-    cut = min((slots(args.jobs, spec.typical(places), option="--jobs") for spec in specs), key=len)
+    cut = min((slots(args.workers, spec.typical(places)) for spec in specs), key=len)
     if args.plan:
         studies = None
         with suppress(NoDatabase):

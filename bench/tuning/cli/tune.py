@@ -1,15 +1,17 @@
 """`bench tune`."""
 
-import argparse
 import json
 import shlex
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bench.errors import UserError
-from bench.tuning.cli.shared import add_storage, as_typed, note, open_studies, show, without_storage
-from bench.tuning.design import EXTENSION_LIMIT
-from bench.words import Parser, add_engine, add_places, read
+from bench.grammar.commands import parse
+from bench.grammar.parse import Args
+from bench.tuning.cli.shared import as_typed, note, open_studies, show, without_storage
 from optimizers.plugins import bare
 
 if TYPE_CHECKING:
@@ -24,9 +26,10 @@ def main(words: list[str]) -> int:
         UserError: the request cannot be carried out.
     """
     command = shlex.join(["bench", "tune", *without_storage(words)])
-    args, settings = read(_parser(), words, ("task", "opt", "device", "precision", "data_seed"))
+    args = parse("tune", words)
     from bench.papers.reproduce import make_output
     from bench.plugins import naming
+    from bench.sweeps.grid import settings_in
     from bench.tuning.progress import TuningProgress, spoken
     from bench.tuning.selection import CONVERGED
     from bench.tuning.slurm import script
@@ -38,9 +41,12 @@ def main(words: list[str]) -> int:
     if args.create and args.slurm:
         raise UserError("--create puts the study into its database, and --slurm does so too: leave one of them out")
     places = {"data": args.data, "store": args.store}
+    settings = (settings_in(args.config) if args.config else {}) | args.of_runs
     asked = _of_study(args, settings, words) if args.resume else _of_words(args, settings, places)
     study, spec, name, request, out = asked
     engine = request.engine or "auto"
+    if args.slurm and args.budget and args.budget.seconds:
+        raise UserError(f"--budget {args.budget.text}: with --slurm the time is sbatch's: --sbatch='--time=6:00:00'")
     if args.slurm and args.storage is None and not args.print:
         raise UserError(
             "--slurm: SQLite is not safe on the file systems that nodes share; give the address of a PostgreSQL"
@@ -82,13 +88,57 @@ def main(words: list[str]) -> int:
     if args.slurm:
         return _slurm(study, text, args)
     progress = TuningProgress(f"study {study.name}", spec.metric)
-    if not work(study, args.workers, places, engine, progress):
+    with deadline(args.budget and args.budget.seconds) as spent:
+        done = work(study, args.workers, places, engine, progress)
+    if not done and spent():
+        note(f"the budget of {args.budget.text} is spent; the same command with another goes on")
+    elif not done:
         progress.say(
             "bench: stopped; nothing is lost, and the same command"
             f" (or {shlex.join(['bench', 'tune', '--resume', study.name, *naming(spec.names)])}) goes on"
         )
         return 130
     return show(study, None, as_json=args.json, out=out, command=command, store=args.store)
+
+
+@contextmanager
+def deadline(seconds: float | None) -> Iterator[Callable[[], bool]]:
+    """Interrupt what is done here after so many seconds, as Ctrl-C would; whether that has happened."""
+    over: list[int] = []
+
+    def interrupt(number: int, frame: object) -> None:
+        over.append(number)
+        raise KeyboardInterrupt
+
+    if seconds is None:
+        yield lambda: False
+        return
+    old = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield lambda: bool(over)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old)
+
+
+def _trials(args: Args, seeds: int, fresh: int) -> int | None:
+    """How many trials are asked for, by their number or that of their runs.
+
+    Raises:
+        UserError: they are asked for in two ways, or the budget is less than one trial.
+    """
+    runs = args.budget and args.budget.runs
+    if not runs:
+        return args.trials
+    if args.trials is not None:
+        raise UserError(f"--budget {args.budget.text} and --trials {args.trials} say the same; leave one out")
+    if runs < seeds + fresh:
+        raise UserError(
+            f"--budget {args.budget.text}: one trial of {seeds} seeds and {fresh} fresh seeds are {seeds + fresh} runs;"
+            " write that or more, or fewer seeds"
+        )
+    return (runs - fresh) // seeds
 
 
 class _Asked(NamedTuple):
@@ -101,7 +151,7 @@ class _Asked(NamedTuple):
     out: Path
 
 
-def _of_study(args: argparse.Namespace, settings: dict[str, Any], words: list[str]) -> _Asked:
+def _of_study(args: Args, settings: dict[str, Any], words: list[str]) -> _Asked:
     """As the study was asked for, but for what is given."""
     from bench.tuning.tune import make_request
 
@@ -110,14 +160,15 @@ def _of_study(args: argparse.Namespace, settings: dict[str, Any], words: list[st
     own = {"seeds", "report_seeds", "prune", "name", *([] if tpe else ["sampler"])}
     named = {kind: [settings[kind]] for kind in ("task", "opt") if kind in settings}
     other = [kind for kind, (name,) in named.items() if bare(name) != bare(study.spec.names[kind])]
-    given = [*other, *(name for name in settings if name not in named)]
-    given += [name for name in sorted(own) if getattr(args, name) is not None]
+    given = ["config"] * (args.config is not None) + [*other, *(name for name in settings if name not in named)]
+    given += [name for name in sorted(own) if getattr(args, name) not in (None, False)]
     if given:
         raise UserError(f"--resume takes the study's own settings; leave --{given[0]} out")
     study.admit(named, as_typed("tune", words))
     before = study.request
+    trials = _trials(args, len(study.spec.seeds), len(study.spec.report_seeds) if before.report else 0)
     request = make_request(
-        study.spec.design, (before.trials or None) if args.trials is None else args.trials, tpe=tpe,
+        study.spec.design, (before.trials or None) if trials is None else trials, tpe=tpe,
         retries=before.retries if args.retries is None else args.retries, report=before.report, out=args.out,
         engine=args.engine or before.engine, seeds=len(study.spec.seeds),
     )  # fmt: skip
@@ -136,7 +187,7 @@ def _remembered(out: str | None) -> Path:
     return path
 
 
-def _of_words(args: argparse.Namespace, settings: dict[str, Any], places: dict[str, Path]) -> _Asked:
+def _of_words(args: Args, settings: dict[str, Any], places: dict[str, Path]) -> _Asked:
     """A new study, or one that this command has begun before."""
     from bench.tuning.trials import check_name
     from bench.tuning.tune import make_request, make_spec, reporting_seeds, tuning_seeds
@@ -149,87 +200,12 @@ def _of_words(args: argparse.Namespace, settings: dict[str, Any], places: dict[s
     )  # fmt: skip
     name = spec.name if args.name is None else check_name(args.name)
     retries = 2 if args.retries is None else args.retries
+    trials = _trials(args, len(spec.seeds), len(spec.report_seeds))
     request = make_request(
-        spec.design, args.trials, tpe=tpe, retries=retries, report=report, out=args.out,
+        spec.design, trials, tpe=tpe, retries=retries, report=report, out=args.out,
         engine=args.engine or "auto", seeds=len(spec.seeds),
     )  # fmt: skip
     return _Asked(None, spec, name, request, args.out or Path("tuned"))
-
-
-def _parser() -> Parser:
-    parser = Parser(
-        prog="bench tune",
-        description="Find an optimizer's hyperparameters on a task: trials on seeds of their own,"
-        " chosen on validation, then the winner on fresh seeds. Writes TASK/OPT.yaml,"
-        " which `bench fit --tuned` takes, and a plot of sensitivity.",
-        epilog="Settings in dotted form as in `bench fit`. Searched is what the optimizer declares"
-        " (`bench show sngd`), and what is given as a range (--opt.lr 1e-3:1e1), a grid (--opt.lr 1e-3:1e1:9) or a"
-        " list (--opt.momentum 0,0.9); a single value fixes it. The same command goes on with what is stored;"
-        " with more --trials it adds to it.",
-    )
-    parser.add_argument("--task", help="as `bench list tasks` prints it")
-    parser.add_argument("--opt", help="as `bench list optimizers` prints it")
-    parser.add_argument(
-        "--trials", type=int,
-        help="settings that are tried (default: nine half decades around the range's middle,"
-        f" be the range wider or narrower); a grid may extend up to {EXTENSION_LIMIT} values beyond an edge,"
-        " also of a range that was given, while the best lies there",
-    )  # fmt: skip
-    parser.add_argument("--seeds", help="runs of a trial: how many (2 is 1000 and 1001), or which (5,6); default 2")
-    parser.add_argument(
-        "--report_seeds",
-        "--report-seeds",
-        help="fresh seeds of the winner: how many (5 is 0 to 4), or which",
-    )
-    parser.add_argument(
-        "--sampler", choices=("grid", "qmc", "tpe"),
-        help="grid: half decades, more at an edge (default); qmc: quasi-random; tpe: the grid,"
-             " then refinements around its best, labelled",
-    )  # fmt: skip
-    parser.add_argument(
-        "--prune",
-        action="store_true",
-        default=None,
-        help="stop trials that are worse than the median of the others; labelled",
-    )
-    parser.add_argument("--retries", type=int, help="how often a trial that came to nothing is tried again (default 2)")
-    parser.add_argument("--name", help="of the study (default: TASK-OPT-HASH)")
-    parser.add_argument("--resume", metavar="NAME", help="go on with this study as it was asked for")
-    parser.add_argument(
-        "--out",
-        type=Path,
-        help="where TASK/OPT.yaml and the plot go (default: tuned; with --resume where they went before)",
-    )
-    parser.add_argument("--device", help="cpu, cuda, mps or auto (default auto)")
-    parser.add_argument("--precision", help="32-true, bf16-mixed, 16-mixed or 64-true (default: the task's)")
-    parser.add_argument("--data_seed", "--data-seed", help="decides the order of the samples; the seed by default")
-    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
-    parser.add_argument("--dry-run", action="store_true", help="print the trials of the design and stop")
-    parser.add_argument(
-        "--slurm", action="store_true", help="submit the workers to Slurm as an array, one task a GPU, and stop"
-    )
-    parser.add_argument(
-        "--print", action="store_true", help="with --slurm: print the script and stop; no database is written to"
-    )
-    parser.add_argument(
-        "--create",
-        action="store_true",
-        help="put the study into its database and stop; `bench worker` works on it",
-    )
-    parser.add_argument(
-        "--sbatch",
-        default="",
-        metavar="OPTIONS",
-        help="further options for sbatch: --sbatch='--partition=gpu --time=4:00:00'",
-    )
-    parser.add_argument(
-        "--workers", default="auto", help="worker processes, or auto (default): one for each GPU, or each processor"
-    )
-    add_engine(parser)
-    parser.set_defaults(engine=None)  # with --resume the study's own
-    add_storage(parser)
-    add_places(parser)
-    return parser
 
 
 def _sbatch_options(text: str) -> list[str]:
@@ -239,7 +215,7 @@ def _sbatch_options(text: str) -> list[str]:
         raise UserError(f"--sbatch {text}: {str(error).lower()}") from None
 
 
-def _slurm(study: "Study", text: str, args: argparse.Namespace) -> int:
+def _slurm(study: "Study", text: str, args: Args) -> int:
     from bench.papers.reproduce import make_output
     from bench.tuning.slurm import submit
 

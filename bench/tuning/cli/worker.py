@@ -1,6 +1,5 @@
 """`bench worker`."""
 
-import argparse
 import json
 import os
 import sys
@@ -9,8 +8,8 @@ from contextlib import redirect_stdout, suppress
 from typing import TYPE_CHECKING, Any
 
 from bench.errors import UserError
-from bench.tuning.cli.shared import add_storage, as_typed, open_studies, warn_of
-from bench.words import Parser, add_engine, add_places
+from bench.grammar.commands import parse
+from bench.tuning.cli.shared import as_typed, open_studies, warn_of
 
 if TYPE_CHECKING:
     from bench.tuning.study import Study
@@ -26,29 +25,7 @@ def main(words: list[str]) -> int:
         from bench.execute.child import main as carry_out
 
         return carry_out(words[1:])
-    parser = Parser(
-        prog="bench worker",
-        description="Take trials of a study and train them until nothing is left to do."
-                    " Start as many as there are devices."
-    )  # fmt: skip
-    parser.add_argument("--study", help="its name, as `bench studies` prints it")
-    for kind in ("task", "opt"):
-        parser.add_argument(
-            f"--{kind}", action="append", default=[], metavar="FILE.py:CLASS",
-            help="name the file or module that the study names, or it is not imported; several times for several",
-        )  # fmt: skip
-    add_engine(parser)
-    parser.set_defaults(engine=None)  # the study's own
-    parser.add_argument(
-        "--shared-by",
-        type=int,
-        default=1,
-        help="workers that share the trials, where lanes take many at once (default 1)",
-    )
-    parser.add_argument("--events", action="store_true", help=argparse.SUPPRESS)  # for the process that started us
-    add_storage(parser)
-    add_places(parser)
-    args = parser.parse_args(words)
+    args = parse("worker", words)
     if args.study is None and not args.events:
         raise UserError("--study is missing; `bench studies` lists their names")
     studies, out = open_studies(args, make=False), sys.stdout

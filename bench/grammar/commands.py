@@ -1,0 +1,391 @@
+"""All commands with their options, as data."""
+
+import os
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from bench.grammar.parse import Args, Command, Option
+from bench.grammar.parse import parse as parse_words
+from bench.grammar.values import FOLDERS, finite, folder, names, place, read_budget, read_seeds, seconds, whole
+
+# -- options that several commands have ------------------------------------------------------------------------------
+
+
+def _place(name: str, text: str, *, setting: bool = False) -> Option:
+    return Option(
+        name, f"{text} (default: $BENCH_{name.upper()}, else ./{FOLDERS[name]})", "DIR", partial(place, name),
+        None if setting else partial(place, name), completes="folder", setting=setting,
+    )  # fmt: skip
+
+
+def _out(text: str, value: str = "DIR", **more: Any) -> Option:
+    return Option("out", text, value, folder, completes="file", short="o", **more)
+
+
+DATA = _place("data", "where datasets lie")
+STORE = _place("store", "where runs are kept")
+STORES = Option("store", "where runs are kept; several are read as one (default: $BENCH_STORE, else ./runs)", "DIR",
+                partial(place, "store"), many=True, completes="folder")  # fmt: skip
+TASK = Option("task", "as `bench list tasks` prints it", "TASK", completes="task", setting=True)
+OPT = Option("opt", "as `bench list optimizers` prints it", "OPTIMIZER", completes="opt", setting=True)
+DEVICE = Option("device", "cpu, cuda, mps or auto (default auto)", "D", completes="cpu cuda mps auto", default="auto")
+RUN_DEVICE = Option("device", DEVICE.help, "D", completes=DEVICE.completes, setting=True)
+PRECISION = Option("precision", "32-true, bf16-mixed, 16-mixed or 64-true (default: the task's)", "P",
+                   completes="32-true bf16-mixed 16-mixed 64-true", setting=True)  # fmt: skip
+DATA_SEED = Option("data_seed", "decides the order of the samples (default: the seed)", "N", setting=True)
+LOGGER = Option("logger", "also log to tensorboard, csv, wandb or mlflow (extras)", "L",
+                completes="tensorboard csv wandb mlflow", setting=True)  # fmt: skip
+CONFIG = Option("config", "settings from YAML; flags win", "FILE", folder, completes="file")
+JSON = Option("json", "print one JSON object and nothing else")
+STORAGE = Option(
+    "storage", "the studies' database: sqlite:///FILE or postgresql+psycopg://USER:PASSWORD@HOST/NAME"
+    " (default: $BENCH_STORAGE, else studies.db in the store)", "URL", default=lambda: os.environ.get("BENCH_STORAGE"),
+)  # fmt: skip
+ENGINE = Option(
+    "engine", "lanes: many runs as one program; lightning: one after the other; auto (default): what a short"
+    " measurement finds faster", "E", default="auto", choices=("auto", "lanes", "lightning"),
+)  # fmt: skip
+STUDY_ENGINE = replace(ENGINE, help=ENGINE.help.replace("(default)", "(default, unless the study says)"), default=None)
+RUN_WORKERS = Option("workers", "processes that share the runs, or auto: one for each GPU or processor (default: one"
+                     " for each GPU, and on a CPU one)", "N", completes="auto")  # fmt: skip
+WORKERS = Option("workers", "worker processes, or auto (default): one for each GPU, or each processor", "N",
+                 default="auto", completes="auto", also=("jobs",))  # fmt: skip
+SETTINGS = ("task", "opt", "trainer")
+
+BOARD_NAMES = ("quality", "speed", "tuning", "robustness", "theory")
+CHART_NAMES = ("curves", "sensitivity", "profile", "steps", "budget")
+FORMAT_NAMES = ("table", "md", "csv", "json", "tex", "html")
+
+_FORMAT = Option("format", "default table, or what the name of the file says", "FORMAT", choices=FORMAT_NAMES)
+_FILE = _out("write there instead of to standard output", "FILE")
+_CHOICE = (
+    Option("task", "only these tasks", "A,B", names, completes="task"),
+    Option("opt", "only these optimizers", "A,B", names, completes="opt"),
+    STORES,
+    Option("settings", "of each optimizer: best (default) takes the tuned ones, else the defaults, else those set by"
+           " hand if there is one such", "WHICH", default="best", choices=("best", "tuned", "default", "all")),
+    Option("only", "only runs with this setting (trainer.max_steps=1000, task.H=4), version (versions.torch=2.15.0) or"
+           " engine", "NAME=VALUE", many=True),
+    Option("mixed-versions", "compare runs of different versions all the same"),
+    Option("reference", "optimizer that the others are compared with (default adam)", "OPTIMIZER", default="adam",
+           completes="opt"),
+    Option("target", "of the board `speed` and of profiles: a value of the metric (default: the task's)", "VALUE",
+           finite),
+)  # fmt: skip
+_ASK_ONLY = "runs are there already; write --only NAME=VALUE, as in --only trainer.max_steps=1000"
+
+
+def _several(what: str) -> dict[str, str]:
+    return {"seed": f"{what} several; write --seeds {{0}},... or --seeds COUNT"}
+
+
+_FIT_SEEDS = "bench fit trains one run; write --seed N, or give --seeds {0} to `bench sweep`"
+
+# -- the commands ----------------------------------------------------------------------------------------------------
+
+_ALL = (
+    Command(
+        "fit", "train one task with one optimizer and store the result",
+        text="Train one task with one optimizer and store the result.",
+        form="--task TASK --opt OPTIMIZER [--task.* ...] [--opt.* ...] [--trainer.* ...]",
+        groups=SETTINGS, elsewhere={"seeds": _FIT_SEEDS},
+        options=(
+            TASK, OPT,
+            Option("seed", "problem instance, initialisation, dropout (default 0)", "N", setting=True),
+            DATA_SEED, CONFIG,
+            Option("tuned", "take the hyperparameters in configs/tuned/<task>/<optimizer>.yaml"),
+            RUN_DEVICE, PRECISION,
+            Option("resume", "continue an interrupted run, bit for bit", "RUN", completes="run"),
+            Option("rerun", "train again although the result is stored"),
+            LOGGER,
+            Option("dry-run", "print the resolved configuration and stop"),
+            JSON,
+            _place("data", "where datasets lie or are downloaded to", setting=True),
+            _place("store", "where runs are kept", setting=True),
+        ),
+    ),
+    Command(
+        "sweep", "train many learning rates and seeds as one program: table and plot of sensitivity",
+        text="Train many settings and seeds of a task, as one program where that is faster, and show how the result"
+        " depends on them.",
+        more="Settings in dotted form as in `bench fit`; a value may be a range LOW:HIGH or LOW:HIGH:POINTS, even in"
+        " the logarithm (--opt.lr 1e-3:1e1:16), or a list (--task.sigma 0.2,0.4). --opt.adam.lr is for adam alone."
+        " An optimizer of which nothing varies gets a grid over its search range (`bench show adam`), unless --tuned"
+        " fixes it. Stored runs are used, so an interrupted sweep goes on with the same command, and the same command"
+        " in a second terminal shares the work.",
+        groups=SETTINGS, elsewhere=_several("a sweep has"),
+        options=(
+            TASK, Option("opt", "one or more optimizers: ngd,adam", "A,B", completes="opt", setting=True),
+            Option("seeds", "how many (32 is 0 to 31), or which (3,5,8 or 10:15, which is 10 to 14); default 8",
+                   "SEEDS", read_seeds, default=lambda: read_seeds("8")),
+            CONFIG, Option("tuned", "fix the hyperparameters in configs/tuned/<task>/<optimizer>.yaml"),
+            ENGINE, RUN_WORKERS,
+            Option("memory", "what lanes may take: a share of what is free, or a size (default 80%)", "SIZE",
+                   default="80%"),
+            Option("width", "lanes at once; nothing is measured then, and auto takes lanes (default: measured)", "N",
+                   whole(1)),
+            _out("where table and plot go (default: swept/TASK/OPT-HASH, another for other runs)"),
+            RUN_DEVICE, Option("precision", "32-true or 64-true as lanes; the task's own by default", "P", setting=True,
+                           completes=PRECISION.completes),
+            DATA_SEED, Option("logger", LOGGER.help, "L", setting=True, hidden=True),
+            JSON, Option("dry-run", "list the runs and stop"), DATA, STORE,
+        ),
+    ),
+    Command(
+        "tune", "find an optimizer's hyperparameters on a task, with many workers",
+        text="Find an optimizer's hyperparameters on a task: trials on seeds of their own, chosen on validation, then"
+        " the winner on fresh seeds. Writes TASK/OPT.yaml, which `bench fit --tuned` takes, and a plot of sensitivity.",
+        more="Settings in dotted form as in `bench fit`. Searched is what the optimizer declares (`bench show sngd`),"
+        " and what is given as a range (--opt.lr 1e-3:1e1), a grid (--opt.lr 1e-3:1e1:9) or a list (--opt.momentum"
+        " 0,0.9); a single value fixes it. The same command goes on with what is stored; with more --trials it adds"
+        " to it.",
+        groups=SETTINGS,
+        elsewhere=_several("trials have") | {"logger": "trials have none; their curves are in the store"},
+        options=(
+            TASK, OPT, CONFIG,
+            Option("trials", "settings that are tried (default: nine half decades around the range's middle, be the"
+                   " range wider or narrower); a grid may extend up to 8 values beyond an edge, also of a range that"
+                   " was given, while the best lies there", "N", whole()),
+            Option("budget", "what may be spent: as many trials as a number of runs makes, fresh seeds included"
+                   " (200runs), or a time, after which the workers stop and the result so far is shown (6h, 90min)",
+                   "COST", read_budget),
+            Option("seeds", "runs of a trial: how many (2 is 1000 and 1001), or which (5,6 or 10:15); default 2",
+                   "SEEDS"),
+            Option("report_seeds", "fresh seeds of the winner: how many (5 is 0 to 4; the default), or which", "SEEDS"),
+            Option("sampler", "grid: half decades, more at an edge (default); qmc: quasi-random; tpe: the grid, then"
+                   " refinements around its best, labelled", "S", choices=("grid", "qmc", "tpe")),
+            Option("prune", "stop trials that are worse than the median of the others; labelled"),
+            Option("retries", "how often a trial that came to nothing is tried again (default 2)", "N", whole(0)),
+            Option("name", "of the study (default: TASK-OPT-HASH)", "NAME"),
+            Option("resume", "go on with this study as it was asked for", "NAME", completes="study"),
+            _out("where TASK/OPT.yaml and the plot go (default: tuned; with --resume where they went before)"),
+            RUN_DEVICE, PRECISION, DATA_SEED, JSON,
+            Option("dry-run", "print the trials of the design and stop"),
+            Option("slurm", "submit the workers to Slurm as an array, one task a GPU, and stop"),
+            Option("print", "with --slurm: print the script and stop; no database is written to"),
+            Option("create", "put the study into its database and stop; `bench worker` works on it"),
+            Option("sbatch", "further options for sbatch: --sbatch='--partition=gpu --time=4:00:00'", "OPTIONS",
+                   default=""),
+            WORKERS, STUDY_ENGINE, STORAGE, DATA, STORE,
+        ),
+    ),
+    Command(
+        "suite", "tune optimizers on tasks at equal budgets, then run the winners, as one plan",
+        text="Tune each optimizer on each task with the same number of trials, then run the winners on fresh seeds."
+        " What is stored is not trained again, so the same command goes on after an interruption.",
+        positionals=(Option("file", "a YAML file, or the name of one in configs/suites", "FILE", completes="suite"),),
+        options=(
+            Option("plan", "print what would run, what is stored, and about how long it takes"),
+            WORKERS, ENGINE,
+            _out("where settings and plots go (default: tuned)", default=lambda: folder("tuned")),
+            JSON, STORAGE, DATA, STORE,
+        ),
+    ),
+    Command(
+        "studies", "list studies, or show what one has found, with a smaller budget too",
+        text="List the studies of a database, or show what one has found.",
+        positionals=(Option("name", "show this study", "NAME", completes="study", least=0),),
+        options=(
+            Option("budget", "what so many trials would have found, from what is stored", "N", whole()),
+            JSON, STORAGE, DATA, STORE,
+        ),
+    ),
+    Command(
+        "worker", "join a study, from any machine that reaches its database",
+        text="Take trials of a study and train them until nothing is left to do. Start as many as there are devices.",
+        options=(
+            Option("study", "its name, as `bench studies` prints it", "NAME", completes="study"),
+            *(Option(kind, "name the file or module that the study names, or it is not imported; several times for"
+                     " several", "FILE.py:CLASS", many=True, completes=kind) for kind in ("task", "opt")),
+            STUDY_ENGINE,
+            Option("shared-by", "workers that share the trials, where lanes take many at once (default 1)", "N",
+                   whole(1), default=1),
+            Option("events", "for the process that started us", hidden=True),
+            STORAGE, DATA, STORE,
+        ),
+    ),
+    Command(
+        "leaderboard", "rank optimizers from the stored runs, with intervals and ties",
+        text="Rank optimizers from the stored runs: means and intervals over seeds, and one rank for those that are not"
+        " told apart.",
+        more="Boards: quality (final metric at the tuned settings), speed (steps and seconds to the target), tuning"
+        " (what a budget of trials gives), robustness (divergence, seeds), theory (alignment, rates). Exit code 1: a"
+        " run could not be read.",
+        elsewhere={"seed": _ASK_ONLY, "seeds": _ASK_ONLY},
+        options=(
+            Option("board", "or `all`; default quality", "A,B", names, default=lambda: ["quality"],
+                   completes=" ".join((*BOARD_NAMES, "all"))),
+            _FORMAT, _FILE,
+            Option("into", "write Markdown between the markers of this board in a file that has them", "FILE.md",
+                   folder, completes="file"),
+            *_CHOICE,
+        ),
+    ),
+    Command(
+        "report", "write boards, charts and commands as one HTML page that needs no network",
+        text="Write all boards, charts and the commands behind each row as one HTML page, which needs no network.",
+        more="The same store gives the same bytes. Exit code 1: a run could not be read.",
+        options=(_out("default report.html", "FILE", default=lambda: folder("report.html")), *_CHOICE),
+    ),
+    Command(
+        "plot", "draw stored runs for a paper: curves, sensitivity, profiles, step sizes, budgets",
+        text="Draw stored runs for a paper, a panel for each problem: PNG, PDF or SVG, as the file's name ends.",
+        more="curves: training loss, or --y COLUMN, against optimizer steps; sensitivity: score of each trial against"
+        " what was searched; profile: share of runs at the target against the budget; steps: step sizes before and"
+        " after their cap; budget: expected best of k trials. Exit code 1: a run could not be read.",
+        positionals=(Option("chart", "what to draw", "CHART", choices=CHART_NAMES),),
+        options=(
+            _out("ends in .png, .pdf or .svg", "FILE"),
+            Option("y", "of curves: a column such as grad_norm or alignment (default loss)", "COLUMN"),
+            *_CHOICE,
+        ),
+    ),
+    Command(
+        "reproduce", "run a paper's experiment: figure, data and tested claims",
+        text="Run a paper's experiment and write a figure, the data behind it, and a page with tested claims.",
+        more="Settings in dotted form, as in `bench fit`, are changed in all arms: --trainer.max_epochs 5. Stored runs"
+        " are used, so an interrupted experiment goes on with the same command, and the same command in a second"
+        " terminal shares the work.",
+        positionals=(Option("name", "as `bench reproduce --list` prints it", "NAME", completes="experiment", least=0),),
+        groups=SETTINGS, elsewhere={"seed": "an experiment has several; write --seeds COUNT"},
+        options=(
+            Option("list", "list the experiments and stop"),
+            Option("quick", "few seeds and steps, under a minute; no evidence"),
+            Option("search", "also search the constants that the paper leaves open"),
+            Option("seeds", "so many seeds: the experiment's own first, then the numbers after them", "N", whole(1)),
+            Option("arm", "change a setting in one arm, by its label: --arm NGD opt.lr 0.05 --arm 'H = 1' opt.lr 2",
+                   "ARM SETTING VALUE", words=3, many=True),
+            _out("where the output goes (default: reproduced/NAME, NAME-quick, NAME-changed)"),
+            DEVICE, ENGINE, RUN_WORKERS, DATA, STORE,
+        ),
+    ),
+    Command(
+        "sql", "ask about runs, curves, measurements and trials with SQL",
+        text="Ask about runs, curves, measurements and trials of studies with SQL (DuckDB's).",
+        more="Views: runs, curves, measurements, trials; `bench sql 'describe runs'` lists the columns of one."
+        " settings->>'opt.lr' is a setting of a run. Example: bench sql \"select opt, avg(final) from runs where task ="
+        " 'synthetic' and study is null group by opt\". Exit code 1: something could not be read, and was left out.",
+        positionals=(Option("query", "one statement that reads; it can change nothing", "QUERY"),),
+        options=(STORES, Option("format", _FORMAT.help, "FORMAT", choices=("table", "md", "csv", "json")), _FILE),
+    ),
+    Command(
+        "merge", "copy the runs of stores into another one",
+        text="Copy the runs of stores, and their records of studies and checks, into another one.",
+        more="What is there already stays, but a finished run takes the place of an unfinished one. A merge that was"
+        " stopped goes on with the same command. Databases of studies (studies.db) are not merged. Exit code 1:"
+        " something could not be read.",
+        positionals=(
+            Option("source", "a store; it is only read", "SOURCE", folder, completes="folder", most=0),
+            Option("dest", "the store that they are copied into; made if it is not there", "DEST", folder,
+                   completes="folder"),
+        ),
+    ),
+    Command(
+        "diff", "show what differs between two runs",
+        text="Show what differs between two runs: settings, versions, machine, results, curve.",
+        more="Seconds are not compared.",
+        positionals=(
+            Option("run", "the id of a run, or the path of its folder", "RUN", completes="run", least=2, most=2),
+        ),
+        options=(STORES, JSON),
+    ),
+    Command(
+        "new", "write a package with an optimizer or a task of your own",
+        text="Write a small complete package with an optimizer or a task: class, what the suite is told of it, a test,"
+        " README.",
+        positionals=(
+            Option("kind", "what it holds", "KIND", choices=("optimizer", "task")),
+            Option("name", "of the package, and what is typed after --opt or --task: my_opt", "NAME"),
+        ),
+        options=(_out("folder to make (default: ./NAME)"),),
+    ),
+    Command(
+        "check", "check that an optimizer does what training code expects, plug-ins too",
+        text="Check that an optimizer does what training code expects: resume, groups, schedules, odd tensors,"
+        " closures, DDP, FSDP2, ...",
+        more="--opt.lr 0.1 and the like set its hyperparameters. Exit code 1: a check failed.",
+        form="NAME | module:Class | file.py:Class | --matrix A,B [--opt.NAME VALUE ...] [options]",
+        positionals=(Option("name", "an optimizer of `bench list optimizers`, module:Class or file.py:Class", "NAME",
+                            completes="opt", least=0),),
+        groups=("opt",),
+        options=(
+            Option("matrix", "check many, each a row of a table: all optimizer classes of a module (torch.optim) or"
+                   " file, module:Class, names", "A,B", names),
+            _out("where the matrix is written: .html, .md, .csv, .json, .tex or .txt (default: Markdown on standard"
+                 " output); may be given again", "FILE", many=True),
+            Option("only", "only these checks", "A,B", names),
+            Option("reference", "its steps as a float64 function, to compare with", "MODULE:FUNCTION"),
+            Option("limit", "for one check (default 30)", "SECONDS", seconds),
+            Option("json", "print JSON"),
+            DATA, _place("store", "where the verdicts of all checks are kept, for the leaderboard"),
+            Option("list", "say what is checked, and how closely"),
+        ),
+    ),
+    Command(
+        "list", "list tasks, optimizers or runs", text="List tasks, optimizers, or the stored runs, newest first.",
+        more="All options but --json choose runs. Runs that differ in their seeds alone share a line, with the median"
+        " of their results. The runs of a study share one, and so do those that sweeps made of an optimizer on a"
+        " problem, with the median at the best settings. A run whose record has no date has that of its file. Exit code"
+        " 1: something could not be read.",
+        positionals=(Option("what", "what to list", "WHAT", choices=("tasks", "optimizers", "runs")),),
+        options=(
+            Option("json", "print JSON and nothing else; of runs an object for each"), STORES,
+            Option("task", "only these tasks", "A,B", names, default=list, completes="task"),
+            Option("opt", "only these optimizers", "A,B", names, default=list, completes="opt"),
+            Option("status", "only these: running, failed, ...", "A,B", names, default=list,
+                   completes="running completed diverged timeout failed killed"),
+            Option("since", "only runs that began then or later: 2026-11-22, 30m, 2h, 3d, 1w", "WHEN", default=""),
+            Option("study", "the trials of this study, a line for each point", "NAME", default="", completes="study"),
+            Option("all", "a line for each run"),
+            Option("sort", "date (default), time, steps, result, task, opt, status or run", "BY", default="date",
+                   completes="date time steps result task opt status run"),
+            Option("limit", "so many lines at most", "N", whole(1)),
+        ),
+    ),
+    Command(
+        "show", "describe a task, an optimizer, a paper's experiment or a stored run",
+        text="Describe a task, an optimizer, a paper's experiment or a stored run.",
+        more="Of a run: result, settings, curve, notes, and the commands that repeat, resume and plot it.",
+        positionals=(
+            Option("name", "a task, an optimizer, an experiment, the id of a run, or the path of its folder", "NAME",
+                   completes="task opt experiment run"),
+        ),
+        options=(STORES,),
+    ),
+    Command(
+        "data", "show which files of a task's data are here, or fetch and tokenise them",
+        text="Show which files of a task's data are here, or fetch them where there is a network, and tokenise texts.",
+        more="`prepare` takes the task's options too: bench data prepare --task mnli --task.model DIR. Exit code 1: a"
+        " file is missing or damaged. Tokens are kept in $BENCH_CACHE, else ~/.cache/attention-optimizer-bench.",
+        positionals=(Option("what", "what to do", "WHAT", choices=("status", "prepare")),),
+        groups=("task",),
+        options=(
+            Option("task", "the task; `status` shows all that have files if none is named", "TASK", completes="task"),
+            DATA,
+        ),
+    ),
+    Command(
+        "completion", "print what makes a shell complete commands, options and names",
+        text="Print what makes a shell complete commands, options, tasks, optimizers, experiments and ids of runs.",
+        more="bash: add `source <(bench completion bash)` to ~/.bashrc. zsh: add `source <(bench completion zsh)` to"
+        " ~/.zshrc, behind compinit. fish: bench completion fish > ~/.config/fish/completions/bench.fish",
+        positionals=(Option("shell", "which shell", "SHELL", choices=("bash", "zsh", "fish")),),
+    ),
+    Command(
+        "doctor", "check this machine, its data and its store", text="Check this machine, its data and its store.",
+        options=(DATA, STORE),
+    ),
+)  # fmt: skip
+
+COMMANDS = {command.name: command for command in _ALL}
+"""Every command by name, in the order of `bench --help`."""
+
+
+def parse(name: str, words: list[str]) -> Args:
+    """The words behind a command's name.
+
+    Raises:
+        UserError: one is misspelt, out of place, or lacks its value.
+    """
+    return parse_words(COMMANDS[name], words)

@@ -1,0 +1,107 @@
+"""The help of the program and its commands, made of their declarations. Imports neither torch nor pydantic."""
+
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from bench.errors import unknown
+from bench.grammar.commands import COMMANDS
+from bench.grammar.parse import Command, Option, said
+
+if TYPE_CHECKING:
+    from bench.options import Option as Hyperparameter
+
+
+def program_help() -> str:
+    """The help of `bench`."""
+    return "\n".join([
+        "usage: bench [-h] [--version] COMMAND ...", "", "Compare optimizers on attention models.", "", "commands:",
+        *(line for command in COMMANDS.values() for line in row(command.name, command.summary)),
+        "", "options:", *row("-h, --help", "of the program, or of a command, anywhere behind its name"),
+        *row("--version", "print the version"),
+        "", "Start with: bench fit --task synthetic --opt ngd",
+    ])  # fmt: skip
+
+
+def command_help(command: Command, words: Sequence[str] = ()) -> str:
+    """The help of a command, with the options of the task and the optimizers that are named.
+
+    Raises:
+        UserError: one of them does not exist.
+    """
+    form = command.form or " ".join([*(_form(each) for each in command.positionals), "[options]"])
+    lines = [f"usage: {command.typed} {form}", "", *textwrap.wrap(command.text, 110)]
+    shown = [option for option in command.options if not option.hidden]
+    if command.positionals:
+        lines += ["", *(line for each in command.positionals for line in row(each.value, _meaning(each)))]
+    lines += ["", *(line for option in shown for line in row(_flags(option), _meaning(option)))] if shown else []
+    if command.groups:
+        lines += _settings(command, words)
+    return "\n".join([*lines, *(["", *textwrap.wrap(command.more, 110)] if command.more else [])])
+
+
+def _form(each: Option) -> str:
+    word = " ".join([each.value] * max(1, each.least)) + " ..." * (each.most == 0)
+    return word if each.least else f"[{word}]"
+
+
+def _flags(option: Option) -> str:
+    return f"{f'-{option.short}, ' * bool(option.short)}{option.flag}{f' {option.value}' if option.value else ''}"
+
+
+def _meaning(option: Option) -> str:
+    return option.help if not option.choices else f"{', '.join(option.choices)}: {option.help}"
+
+
+def _settings(command: Command, words: Sequence[str]) -> list[str]:
+    """The settings in dotted form that a command takes."""
+    from bench.options import optimizer_options, task_options, trainer_options
+    from optimizers import OPTIMIZERS
+    from tasks import TASKS
+
+    lines: list[str] = []
+    task, opts = said(command, words, "task"), (said(command, words, "opt") or "").split(",")
+    if "task" in command.groups:
+        if task is not None and task not in TASKS:
+            raise unknown("task", task, TASKS)
+        if task:
+            lines += ["", f"task {task}: {TASKS[task].title}", *rows("task", task_options(TASKS[task]))]
+        else:
+            lines += ["", f"Name a task for its options: {command.typed} --task mnist --help", *_names("tasks", TASKS)]
+    if "opt" in command.groups:
+        for opt in filter(None, opts):
+            if opt not in OPTIMIZERS:
+                raise unknown("optimizer", opt, OPTIMIZERS)
+            lines += ["", f"optimizer {opt}: {OPTIMIZERS[opt].formula}",
+                      *rows("opt", optimizer_options(OPTIMIZERS[opt]))]  # fmt: skip
+        if not any(opts) and "opt" in {option.name for option in command.options}:
+            lines += ["", f"Name an optimizer for its options: {command.typed} --opt sngd --help",
+                      *_names("optimizers", OPTIMIZERS)]  # fmt: skip
+    if "trainer" in command.groups:
+        lines += ["", "trainer:"]
+        for name, option in trainer_options().items():
+            if name != "measure_every" or not task or TASKS[task].measure_every is not None:
+                default = f"default {option.default}" if option.default is not None else ""
+                lines += row(f"--trainer.{name}", option.help, default)
+    return lines
+
+
+def _names(kind: str, names: Iterable[str]) -> list[str]:
+    return textwrap.wrap(f"{kind}: {', '.join(names)}", 110, initial_indent="  ", subsequent_indent="    ")
+
+
+def rows(prefix: str, options: Mapping[str, "Hyperparameter"]) -> list[str]:
+    """Options of a task or an optimizer, each with meaning, type and default."""
+    return [
+        line
+        for o in options.values()
+        for line in row(f"--{prefix}.{o.name}", o.help.rstrip("."), f"{o.type_name}, default {o.default_text}")
+    ]
+
+
+def row(flag: str, text: str, extra: str = "") -> list[str]:
+    """A name and what it means, over as many lines as it takes."""
+    full = f"{text} ({extra})" if text and extra else text or extra
+    lines = textwrap.wrap(full, 80) or [""]
+    first = f"  {flag:<28} {lines[0]}" if len(flag) < 28 else f"  {flag}\n{'':31}{lines[0]}"
+    return [first.rstrip(), *(f"{'':31}{line}" for line in lines[1:])]

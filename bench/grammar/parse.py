@@ -1,0 +1,344 @@
+"""Words of the command line, read by a command's declaration: its options, and settings in dotted form."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+from bench.errors import UserError, unknown
+from bench.grammar.near import nearest
+from bench.grammar.synonyms import meant
+
+HELP = ("-h", "--help")
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option of a command, or a word that stands for itself.
+
+    Attributes:
+        name: as it is typed; a dash and an underscore are alike.
+        help: what it says or does.
+        value: the form of its value; empty for a switch.
+        read: makes the value of its text; a ValueError says what is wrong with it.
+        default: the value if it is not given; a function is called.
+        choices: all values that there are.
+        completes: what its values are, for the shell: `task`, `opt`, `run`, `experiment`, `study`, `optimizer` or
+            `file`.
+        short: one letter that stands for it.
+        also: older names of it.
+        many: whether it may be given several times, and is a list.
+        words: how many words its value has.
+        setting: whether it is a setting of the command's runs.
+        hidden: whether help and completion keep silent about it.
+        least, most: how many words of this kind there are, where it stands for itself; most 0 is any number.
+    """
+
+    name: str
+    help: str
+    value: str = ""
+    read: Callable[[str], Any] = str
+    default: Any = None
+    choices: Sequence[str] = ()
+    completes: str = ""
+    short: str = ""
+    also: Sequence[str] = ()
+    many: bool = False
+    words: int = 1
+    setting: bool = False
+    hidden: bool = False
+    least: int = 1
+    most: int = 1
+
+    @property
+    def flag(self) -> str:
+        """As it is typed."""
+        return f"--{self.name}"
+
+    @property
+    def key(self) -> str:
+        """The name of its value among what was said."""
+        return self.name.replace("-", "_")
+
+    def parsed(self, text: str, shown: str) -> Any:
+        """The value of a text.
+
+        Raises:
+            UserError: it is none.
+        """
+        if self.choices and text not in self.choices:
+            raise unknown(shown, text, self.choices)
+        try:
+            return self.read(text)
+        except ValueError as error:
+            raise UserError(f"{shown} {text or repr(text)}: {error}") from None
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command.
+
+    Attributes:
+        name: as it is typed.
+        summary: what it does, in a line.
+        text: the same in its own help.
+        more: what else is to be said.
+        options: its options.
+        positionals: words that stand for themselves.
+        groups: the groups of settings in dotted form that it takes.
+        elsewhere: what to say of options that it cannot have, by their names.
+        form: the words behind its name, if they cannot be said by its options.
+    """
+
+    name: str
+    summary: str
+    text: str = ""
+    more: str = ""
+    options: Sequence[Option] = ()
+    positionals: Sequence[Option] = ()
+    groups: Sequence[str] = ()
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
+    form: str = ""
+
+    @property
+    def typed(self) -> str:
+        """As it is typed."""
+        return f"bench {self.name}"
+
+
+class Args(SimpleNamespace):
+    """What was said: a value for each option, and settings of runs, in dotted form, as `of_runs`."""
+
+    of_runs: dict[str, Any]
+
+
+def wants_help(words: Sequence[str]) -> bool:
+    """Whether help is asked for, anywhere."""
+    return any(word in HELP for word in words)
+
+
+def said(command: Command, words: Sequence[str], name: str) -> str | None:
+    """What is said of an option, whatever else is wrong with the words."""
+    found = None
+    for i, word in enumerate(words):
+        given, equals, value = word.partition("=")
+        if given == f"--{name}":
+            found = value if equals else next((w for w in words[i + 1 : i + 2] if not w.startswith("-")), found)
+    return found
+
+
+def parse(command: Command, words: Sequence[str]) -> Args:
+    """Read the words behind a command's name.
+
+    Raises:
+        UserError: one is misspelt, out of place, or lacks its value.
+    """
+    flags = {flag: option for option in command.options for flag in (option.key, *option.also)}
+    shorts = {option.short: option for option in command.options if option.short}
+    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
+    free: list[str] = []
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        if not _is_option(word) or (word[1:2].isdigit() and command.positionals):
+            free.append(word)
+            continue
+        given, equals, value = word.partition("=")
+        name = given[2:].replace("-", "_") if given.startswith("--") else ""
+        option = flags.get(name) or shorts.get(given[1:])
+        if option is None and word[0] == "-" and word[1] in shorts and not nearest(given, flags):
+            option, equals, value = shorts[word[1]], "=", word[2:]  # -oFILE
+        if option is None:
+            group, dot, _ = name.partition(".")
+            if not dot or group not in command.groups:
+                raise unknown_option(command, given, [*words], value or next(iter(rest), ""))
+            if equals:
+                settings[name] = value
+            else:  # --task.flip; an option that is no boolean will miss its value
+                if not (rest and not rest[0].startswith("--")) and group == "trainer":
+                    raise UserError(f"--{name} needs a value: --{name} VALUE")
+                settings[name] = rest.pop(0) if rest and not rest[0].startswith("--") else True
+            continue
+        if not option.value:
+            if equals:
+                raise UserError(f"{given} is a switch and takes no value")
+            found[option.key] = True
+            continue
+        texts = [value] if equals else []
+        while len(texts) < option.words and rest and not rest[0].startswith("--") and rest[0][1:] not in shorts:
+            texts.append(rest.pop(0))
+        if len(texts) < option.words:
+            raise UserError(f"{given} needs {'a value' if option.words == 1 else 'values'}: {given} {option.value}")
+        read = option.parsed(texts[0], given) if option.words == 1 else texts
+        found[option.key] = [*found.get(option.key, []), read] if option.many else read
+    args = Args(words=list(words), of_runs=settings)
+    for option in command.options:
+        if option.key in found:
+            value = found[option.key]
+            if option.setting:
+                settings[option.key] = value
+        else:
+            value = option.default() if callable(option.default) else option.default
+            value = False if not option.value and value is None else [] if option.many else value
+        setattr(args, option.key, value)
+    _place(command, free, args)
+    return args
+
+
+def _is_option(word: str) -> bool:
+    return len(word) > 1 and word[0] in "-\u2013\u2014\u2212"
+
+
+def _place(command: Command, free: list[str], args: Args) -> None:
+    """Give the words that stand for themselves to the positionals."""
+    whole = len(free) >= sum(each.least for each in command.positionals)
+    for i, each in enumerate(command.positionals):
+        later = sum(other.least for other in command.positionals[i + 1 :]) if whole else 0
+        room = max(0, len(free) - later)
+        taken, free = (free[:n], free[n:]) if (n := min(room, each.most or room)) >= each.least else ([], free)
+        if len(taken) < each.least:
+            choices = f": {', '.join(each.choices)}" if each.choices else ""
+            raise UserError(
+                f"{command.typed} needs {each.value}{choices or f' ({each.help})'}; see `{command.typed} -h`"
+            )
+        read = [each.parsed(text, "word") for text in taken]
+        setattr(args, each.name, read if each.most != 1 else read[0] if read else None)
+    if free:
+        raise unexpected(command, free, args)
+
+
+def unexpected(command: Command, free: Sequence[str], args: Args) -> UserError:
+    """The error for words that stand for themselves where a command has none, with the form that was meant."""
+    from optimizers import OPTIMIZERS
+    from tasks import TASKS
+
+    word, names = free[0], {option.name for option in command.options}
+    start = f"unexpected word {word!r}"
+    given = list(dict.fromkeys(each for text in free for each in text.split(",")))
+    opts = [each for each in given if each in OPTIMIZERS or each.endswith(".py") or ":" in each]
+    tasks = [each for each in given if each in TASKS]
+    if {"task", "opt"} <= names and (opts or tasks) and len(opts) + len(tasks) == len(given):
+        task = args.of_runs.get("task") or next(iter(tasks), "TASK")
+        before = str(args.of_runs["opt"]).split(",") if "opt" in args.of_runs else []
+        opts = [*before, *opts] or ["OPTIMIZER"]
+        typed = "bench sweep" if command.name == "fit" and len(opts) > 1 else command.typed
+        why = "fit trains one optimizer; " if typed != command.typed else "settings are written --name value; "
+        return UserError(f"{start}: {why}write {typed} --task {task} --opt {','.join(opts)}")
+    if command.positionals:
+        return UserError(f"{start}; see `{command.typed} -h`")
+    name, equals, _ = word.partition("=")
+    option = meant(f"--{name}", known_options(command)) if equals else None
+    return UserError(
+        f"{start}: settings are written --name value" + (f"; did you mean '{option} VALUE'?" if option else "")
+    )
+
+
+def known_options(command: Command, task: str | None = None, opts: Sequence[str] = ()) -> list[str]:
+    """All that a command takes, with dashes: its own options, and those of its runs' task and optimizers.
+
+    Args:
+        command: whose.
+        task: of which the options are known; one of others is not imported for an error.
+        opts: the same.
+    """
+    from bench.options import GLOSSARY, optimizer_options, task_options, trainer_options
+    from optimizers import OPTIMIZERS
+    from tasks import TASKS
+
+    known = [option.flag for option in command.options if not option.hidden]
+    if "opt" in command.groups:
+        own = [opt for opt in opts if opt in OPTIMIZERS.own]
+        every = dict.fromkeys(name for opt in own for name in optimizer_options(OPTIMIZERS[opt])) if own else GLOSSARY
+        known += [f"--opt.{name}" for name in every]
+    if "task" in command.groups and task in TASKS.own:
+        known += [f"--task.{name}" for name in task_options(TASKS[task])]
+    if "trainer" in command.groups:
+        known += [f"--trainer.{name}" for name in trainer_options()]
+    return known
+
+
+def refuse_several(settings: Mapping[str, Any]) -> None:
+    """Refuse several tasks, optimizers or values where one run is trained.
+
+    Raises:
+        UserError: with the command that takes several.
+    """
+    from bench.options import optimizer_options, task_options
+    from optimizers import OPTIMIZERS
+    from tasks import TASKS
+
+    task, opt = str(settings.get("task", "")), str(settings.get("opt", ""))
+    if "," in opt and ":" not in opt:
+        raise UserError(
+            f"--opt {opt}: bench fit trains one optimizer; write bench sweep --task {task or 'TASK'} --opt {opt}"
+        )
+    if "," in task and ":" not in task:
+        raise UserError(
+            f"--task {task}: bench fit trains one task; give a command for each, or write a file for `bench suite`"
+        )
+    options = {f"opt.{k}": o for k, o in (optimizer_options(OPTIMIZERS[opt]) if opt in OPTIMIZERS.own else {}).items()}
+    options |= {f"task.{k}": o for k, o in (task_options(TASKS[task]) if task in TASKS.own else {}).items()}
+    for name, value in settings.items():
+        kinds = options[name].type_name.split(" or ") if name in options else []
+        several = isinstance(value, str) and {"int", "float"} & {*kinds} and (":" in value or "," in value)
+        if several and "str" not in kinds and not any("," in kind for kind in kinds):
+            raise UserError(
+                f"--{name} {value}: bench fit trains one run; `bench sweep` takes several values"
+                f" (bench sweep --task {task} --opt {opt} --{name} {value})"
+            )
+
+
+def check_settings(args: Args) -> None:
+    """Refuse misspelt settings of a task and an optimizer of the suite's own, before anything slow is imported.
+
+    Raises:
+        UserError: with the setting that was meant.
+    """
+    from bench.grammar.commands import COMMANDS
+    from optimizers import OPTIMIZERS
+    from tasks import TASKS
+
+    task, opt = (str(args.of_runs.get(kind, "")) for kind in ("task", "opt"))
+    if task in TASKS.own and opt in OPTIMIZERS.own:
+        known = known_options(COMMANDS["fit"], task, [opt])
+        for name in sorted(name for name in args.of_runs if "." in name and f"--{name}" not in known):
+            raise unknown_setting(name, known)
+
+
+def unknown_setting(name: str, known: Sequence[str]) -> UserError:
+    """The error for a setting, in dotted form, that a run does not have."""
+    option = meant(f"--{name}", known)
+    end = f"did you mean {option!r}?" if option else "`bench fit --task TASK --opt OPTIMIZER -h` lists the settings"
+    return UserError(f"unknown option '--{name}'; {end}")
+
+
+def unknown_option(command: Command, given: str, words: Sequence[str], value: str = "") -> UserError:
+    """The error for an option that a command does not have, with the one that was meant."""
+    name = given.lstrip("-").replace("-", "_")
+    if name in command.elsewhere:
+        return UserError(f"{given} {value}: ".replace(" :", ":") + command.elsewhere[name].format(value or "N"))
+    group = name.partition(".")[0]
+    if "." in name and group in ("task", "opt", "trainer"):
+        only = f", only {' and '.join(f'--{g}.*' for g in command.groups)}" if command.groups else ""
+        return UserError(f"{given}: {command.typed} has no such setting{only}; see `{command.typed} -h`")
+    opts = (said(command, words, "opt") or "").split(",")
+    known = known_options(command, said(command, words, "task"), opts)
+    for option in command.options:
+        if option.short and name == option.name:
+            return UserError(f"unknown option {given!r}; did you mean '-{option.short}' or {option.flag!r}?")
+    option = meant(given, known)
+    end = f"did you mean {option!r}?" if option else f"`{command.typed} -h` lists the options"
+    return UserError(f"unknown option {given!r}; {end}")
+
+
+def unknown_command(name: str, known: Sequence[str]) -> UserError:
+    """The error for a command that there is not, with the one that was meant."""
+    from bench.grammar.synonyms import COMMANDS
+
+    if name.startswith("-"):
+        near = meant(name, ["--help", "--version"])
+        return UserError(f"unknown option {name!r}; " + (f"did you mean {near!r}?" if near else "see `bench -h`"))
+    near = COMMANDS.get(name.lower()) or nearest(name, known)
+    hint = f"did you mean {near!r}?" if near else f"known: {', '.join(known)}"
+    return UserError(f"unknown command {name!r}; {hint}")

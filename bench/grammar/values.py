@@ -1,0 +1,236 @@
+"""How values are written, the same for all commands: numbers, lists, seeds, ranges, folders."""
+
+import math
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.errors import UserError
+
+MOST_SEED = 2**63 - 1
+"""The greatest seed: what tables of runs, DuckDB and torch's generators hold in a signed integer of 64 bits."""
+SEED_RANGE = f"an integer from 0 to {MOST_SEED} (2^63 - 1)"
+MOST_RUNS = 100_000
+"""Runs of one command; whoever types more has slipped, and the list of them alone would fill the memory. Ours."""
+DEFAULT_POINTS = 9
+"""Values of a range LOW:HIGH without a number of points, evenly in the logarithm. Ours."""
+FOLDERS = {"data": "data", "store": "runs"}
+"""Where data and runs lie if neither `--data` and `--store` nor their variables say otherwise."""
+
+
+def refuse_too_many(asked: str, runs: int) -> None:
+    """Refuse more runs than a command makes, by their number, before any of them is put together.
+
+    Args:
+        asked: what asks for them, in the user's words.
+        runs: how many there are at least.
+
+    Raises:
+        UserError: there are too many.
+    """
+    if runs > MOST_RUNS:
+        number = f"{runs:,}" if runs < 10**18 else f"more than 10^{int(0.30102 * (runs.bit_length() - 1))}"
+        raise UserError(
+            f"{asked}: {number} runs; a command makes from 1 to {MOST_RUNS:,}, so ask for fewer values, seeds or trials"
+        )
+
+
+def parts(text: str) -> list[str]:
+    """The parts of `A,B`."""
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def read_seeds(text: str, option: str = "--seeds", example: int = 32) -> list[int]:
+    """Seeds from a count (`32` is 0 to 31), a list (`3,5,8`) or a range (`10:15` is 10 to 14), also in a list.
+
+    Args:
+        text: the count, the list or the range.
+        option: what it was given to.
+        example: a count, for the message.
+
+    Raises:
+        UserError: it is neither, there are too many, or one is too great.
+    """
+    ranges: list[range] = []
+    try:
+        for part in parts(text):
+            low, colon, high = part.partition(":")
+            ranges.append(range(int(low), int(high) if colon else int(low) + 1))
+    except ValueError:
+        ranges = []
+    if len(ranges) == 1 and "," not in text and ":" not in text:
+        ranges = [range(ranges[0].start)]
+    refuse_too_many(f"{option} {text}", sum(max(0, each.stop - each.start) for each in ranges))
+    seeds = [seed for each in ranges for seed in each]
+    if not seeds or min(seeds) < 0 or not all(ranges):
+        raise UserError(
+            f"{option} {text}: write how many ({option} {example}), or which ({option} 3,5,8, or {option} 10:15)"
+        )
+    if max(seeds) > MOST_SEED:
+        raise UserError(f"{option} {text}: a seed is {SEED_RANGE}, and {max(seeds)} is greater")
+    return list(dict.fromkeys(seeds))
+
+
+def counts_seeds(text: str) -> bool:
+    """Whether it says how many seeds, not which."""
+    return "," not in text and ":" not in text
+
+
+def log_grid(low: float, high: float, points: int) -> list[float]:
+    """Values from low to high, even in the logarithm, as they can be typed again."""
+    return [typed(low * (high / low) ** (i / (points - 1))) for i in range(points)]
+
+
+def typed(value: float) -> float:
+    """The value rounded to four digits, so that it can be typed again."""
+    return float(f"{value:.4g}")
+
+
+def ends_of_range(low: str, high: str) -> tuple[float, float]:
+    """The ends of a range that is searched in the logarithm.
+
+    Raises:
+        ValueError: they are no numbers with 0 < low < high, or too far apart to be computed with.
+    """
+    ends = float(low), float(high)
+    if not 1e-100 <= ends[0] < ends[1] <= 1e100:
+        raise ValueError
+    return ends
+
+
+def read_grid(key: str, raw: str) -> list[float]:
+    """The values of `LOW:HIGH:POINTS`, or of `LOW:HIGH`, which has nine.
+
+    Raises:
+        UserError: it is none.
+    """
+    try:
+        low, high, *points = raw.split(":")
+        ends, (count,) = ends_of_range(low, high), map(int, points or [DEFAULT_POINTS])
+        if count < 2:
+            raise ValueError
+    except (ValueError, TypeError):
+        raise UserError(
+            f"--{key} {raw}: a grid is LOW:HIGH:POINTS with 0 < LOW < HIGH and at least 2 points, such as 1e-3:1e1:16"
+        ) from None
+    refuse_too_many(f"--{key} {raw}", count)
+    return log_grid(*ends, count)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a command may cost: a number of runs, or seconds."""
+
+    text: str
+    runs: int | None = None
+    seconds: float | None = None
+
+
+_UNITS = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400}
+
+
+def read_budget(text: str) -> Budget:
+    """What may be spent: `200runs`, or a time, `90min`, `6h`, `2d`.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?(runs?|s|min|m|h|d)", text.strip())
+    if match and match[2].startswith("run") and match[1].isdigit() and int(match[1]):
+        return Budget(text, runs=int(match[1]))
+    if match and match[2] in _UNITS and 0 < float(match[1]) * _UNITS[match[2]] < 1e9:
+        return Budget(text, seconds=float(match[1]) * _UNITS[match[2]])
+    raise ValueError("write a time (--budget 6h, 90min, 2d) or a number of runs (--budget 200runs)")
+
+
+def place(name: str, given: str | None = None) -> Path:
+    """The folder that `--data` or `--store` names, else its variable, else the usual one.
+
+    Raises:
+        UserError: it is empty, which would be the folder that one happens to be in.
+    """
+    text, variable = given, f"BENCH_{name.upper()}"
+    if text is None:
+        text = os.environ.get(variable, FOLDERS[name])
+    if not text.strip():
+        raise UserError(
+            f"--{name} (or {variable}) {text!r}: it names no folder; name one, or leave it out for ./{FOLDERS[name]}"
+        )
+    return Path(text)
+
+
+def folder(text: str) -> Path:
+    """A folder or file that must be named.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if text.strip():
+        return Path(text)
+    raise ValueError("it names no folder and no file")
+
+
+def names(text: str) -> list[str]:
+    """The names in `A,B`.
+
+    Raises:
+        ValueError: there are none.
+    """
+    if found := parts(text):
+        return found
+    raise ValueError("it names nothing; write A,B")
+
+
+def whole(least: int | None = None) -> Callable[[str], int]:
+    """A reader of whole numbers, from the least that makes sense."""
+
+    def read(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            raise ValueError("it takes a whole number") from None
+        if least is not None and number < least:
+            raise ValueError(f"it must be at least {least}")
+        return number
+
+    return read
+
+
+def finite(text: str) -> float:
+    """A number that is finite.
+
+    Raises:
+        ValueError: it is none.
+    """
+    number = _number(text)
+    if not math.isfinite(number):
+        raise ValueError("it is no finite number")
+    return number
+
+
+def seconds(text: str) -> float:
+    """A time in seconds, greater than 0.
+
+    Raises:
+        ValueError: it is none.
+    """
+    number = _number(text)
+    if not 0 < number < math.inf:
+        raise ValueError("it is no time; write seconds, as in --limit 30")
+    return number
+
+
+def _number(text: str) -> Any:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def configs_folder() -> Path:
+    """The folder `configs`, in a checkout or in an installed wheel."""
+    here = Path(__file__).parents[1]
+    return here / "configs" if (here / "configs").is_dir() else here.parent / "configs"

@@ -1,0 +1,62 @@
+"""What a command may cost: as a time, or as a number of runs."""
+
+import json
+import time
+
+import pytest
+
+from bench.grammar.values import read_budget
+from tests.test_cli import fails
+
+TUNE = ("tune", "--task", "synthetic", "--opt", "ngd", "--device", "cpu", "--trainer.max_steps", "5")
+
+
+@pytest.mark.parametrize(
+    ("text", "runs", "seconds"),
+    [("200runs", 200, None), ("1run", 1, None), ("6h", None, 21600), ("90min", None, 5400), ("1.5h", None, 5400),
+     ("30 s", None, 30), ("2d", None, 172800)],
+)  # fmt: skip
+def test_a_budget_is_a_time_or_a_number_of_runs(text: str, runs: int | None, seconds: float | None) -> None:
+    budget = read_budget(text)
+    assert (budget.runs, budget.seconds) == (runs, seconds)
+
+
+@pytest.mark.parametrize("text", ["", "6", "0h", "0runs", "1.5runs", "-3h", "6 weeks", "h", "1e9d", "6h30"])
+def test_other_budgets_are_refused(cli, text: str) -> None:
+    assert "write a time (--budget 6h, 90min, 2d) or a number of runs" in fails(cli, *TUNE, f"--budget={text}")
+
+
+def test_a_number_of_runs_makes_as_many_trials_with_the_fresh_seeds(cli) -> None:
+    assert len(json.loads(cli(*TUNE, "--budget", "20runs", "--dry-run", "--json").out)) == 7
+    assert (
+        len(json.loads(cli(*TUNE, "--budget", "20runs", "--seeds", 3, "--report_seeds", 0, "--dry-run", "--json").out))
+        == 6
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--budget 20runs --trials 3", "--budget 20runs and --trials 3 say the same; leave one out"),
+        ("--budget 6runs", "--budget 6runs: one trial of 2 seeds and 5 fresh seeds are 7 runs"),
+        ("--budget 6h --slurm --print", "--budget 6h: with --slurm the time is sbatch's"),
+    ],
+)
+def test_budgets_that_cannot_be(cli, words: str, message: str) -> None:
+    assert message in fails(cli, *TUNE, *words.split())
+
+
+def test_a_time_that_is_spent_stops_the_workers_and_shows_the_result(cli, monkeypatch, tmp_path) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def work(*args: object) -> bool:
+        try:
+            time.sleep(60)
+        except KeyboardInterrupt:
+            return False
+        return True
+
+    monkeypatch.setattr("bench.tuning.tune.work", work)
+    answer = cli(*TUNE, "--budget", "0.2s")
+    assert answer.code == 1  # no trial has a score yet
+    assert "the budget of 0.2s is spent; the same command with another goes on" in answer.err

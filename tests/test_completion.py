@@ -1,0 +1,148 @@
+"""Completion: what may stand next, in this process and in real shells."""
+
+import json
+import shutil
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.grammar.commands import COMMANDS
+from bench.grammar.complete import FILES, SCRIPTS, following
+from bench.papers.experiments import experiments
+from optimizers import OPTIMIZERS
+from tasks import TASKS
+from tests.test_cli import FIT
+
+
+@pytest.mark.parametrize(
+    ("words", "there"),
+    [
+        ("_", [*COMMANDS]),
+        ("sw", ["sweep"]),
+        ("--", ["--help", "--version"]),
+        ("fit --task _", [*TASKS]),
+        ("fit --task mn", ["mnist", "mnli"]),
+        ("fit --task=mn", ["--task=mnist", "--task=mnli"]),
+        ("fit --opt _", [*OPTIMIZERS]),
+        ("sweep --opt ngd,sg", ["ngd,sgd"]),
+        ("fit --see", ["--seed"]),
+        ("fit --task mnist --tas", ["--task."]),
+        ("fit --task mnist --opt sngd --opt.m", ["--opt.max_step", "--opt.momentum"]),
+        ("fit --task mnist --task.dep", ["--task.depth"]),
+        ("fit --trainer.max_", ["--trainer.max_epochs", "--trainer.max_steps", "--trainer.max_seconds"]),
+        ("fit --task mnist --task.flip _", ["true", "false"]),
+        ("fit --task mnist --opt sngd --opt.lr _", []),
+        ("fit --config _", [FILES]),
+        ("fit --seed _", []),
+        ("sweep -o _", [FILES]),
+        ("sweep --engine l", ["lanes", "lightning"]),
+        ("tune --device c", ["cpu", "cuda"]),
+        ("plot _", ["curves", "sensitivity", "profile", "steps", "budget"]),
+        ("plot curves -o x.png --opt ad", ["adam", "adamw"]),
+        ("leaderboard --board quality,sp", ["quality,speed"]),
+        ("list --store x r", ["runs"]),
+        ("list runs _", []),
+        ("show sngd _", []),
+        ("reproduce _", [*experiments()]),
+        ("show deora2024/fig2", ["deora2024/fig2"]),
+        ("suite _", ["mnist", "theory", "vision"]),
+        ("data _", ["status", "prepare"]),
+        ("new _", ["optimizer", "task"]),
+        ("merge _", [FILES]),
+        ("completion _", ["bash", "zsh", "fish"]),
+        ("xyzzy _", []),
+    ],
+)
+def test_what_may_stand_next(words: str, there: list[str]) -> None:
+    found = following([word.replace("_", "") if word == "_" else word for word in words.split()])
+    if there == ["--task."]:
+        assert found
+        assert all(word.startswith("--task") for word in found)
+    else:
+        assert found == there
+
+
+def test_an_option_is_offered_once(cli) -> None:
+    assert "--seed" not in following(["fit", "--seed", "3", "--s"])
+    assert "--store" in following(["leaderboard", "--store", "a", "--s"])
+    assert "--events" not in following(["worker", "--"])
+
+
+def test_runs_and_studies_of_a_store_are_offered_and_no_name_that_a_shell_would_obey(cli, store: Path) -> None:
+    assert following(["fit", "--resume", ""]) == []
+    run = json.loads(cli(*FIT, "--json").out)["run_id"]
+    block = store / "block-1" / "done"
+    block.mkdir(parents=True)
+    (block / "runs.jsonl").write_text(
+        '{"run_id": "mnist-sgd-1", "x": 1}\n{"run_id": "mnist-sgd-2"}\n{"run_id": "a b"}\n'
+    )
+    for name in ("$(touch x)-1", "a b-c", "studies", "-rf"):
+        (store / name).mkdir()
+    assert following(["fit", "--resume", ""]) == ["mnist-sgd-1", "mnist-sgd-2", run]
+    assert following(["diff", "mnist-sgd-1", "mnist-sgd-"]) == ["mnist-sgd-1", "mnist-sgd-2"]
+    assert following(["fit", "--store", str(store / "none"), "--resume", ""]) == []
+    with sqlite3.connect(store / "studies.db") as database:
+        database.execute("CREATE TABLE studies (study_name TEXT)")
+        database.executemany("INSERT INTO studies VALUES (?)", [("mine",), ("`x`",), ("a;b",)])
+    before = sorted(store.iterdir())
+    assert following(["studies", ""]) == ["mine"]
+    assert sorted(store.iterdir()) == before
+    (store / "studies.db").write_text("nonsense")
+    assert following(["studies", ""]) == []
+
+
+@pytest.mark.parametrize(
+    "words", [["fit", "--resume", ""], ["fit", "--opt", ""], ["fit", "--task", "mnist", "--"], [""]]
+)
+def test_it_imports_nothing_slow(words: list[str]) -> None:
+    program = (
+        "import sys\nfrom bench.cli import main\n"
+        "try:\n    main(['completion', 'next', *sys.argv[1:]])\n"
+        "finally:\n    slow = {'torch', 'lightning', 'numpy', 'pydantic', 'yaml', 'optuna'} & {*sys.modules}\n"
+        "    assert not slow, slow\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("shell", SCRIPTS)
+def test_a_script_is_printed_and_legal(cli, tmp_path: Path, shell: str) -> None:
+    answer = cli("completion", shell)
+    assert (answer.code, answer.err) == (0, "")
+    assert answer.out == SCRIPTS[shell]
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed here")
+    (tmp_path / "script").write_text(answer.out)
+    assert subprocess.run([shell, "-n", tmp_path / "script"], check=False).returncode == 0
+
+
+BASH = """
+{script}
+bench() {{ "{python}" -m bench.cli "$@"; }}
+COMP_LINE="$1" COMP_POINT="${{#1}}"
+shift
+COMP_WORDS=("$@") COMP_CWORD=$(($# - 1))
+_bench
+printf '%s\\n' "${{COMPREPLY[@]}}"
+"""
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
+@pytest.mark.parametrize(
+    ("line", "words", "there"),
+    [
+        ("bench sw", ["bench", "sw"], ["sweep"]),
+        ("bench fit --task mn", ["bench", "fit", "--task", "mn"], ["mnist", "mnli"]),
+        ("bench fit --task=mn", ["bench", "fit", "--task", "=", "mn"], ["mnist", "mnli"]),
+        ("bench sweep --engine=", ["bench", "sweep", "--engine", "="], ["auto", "lanes", "lightning"]),
+        ("bench completion ", ["bench", "completion", ""], ["bash", "zsh", "fish"]),
+        ("bench fit --config ", ["bench", "fit", "--config", ""], [""]),
+    ],
+)
+def test_bash_completes(line: str, words: list[str], there: list[str]) -> None:
+    program = BASH.format(script=SCRIPTS["bash"], python=sys.executable)
+    done = subprocess.run(["bash", "-c", program, "bash", line, *words], capture_output=True, text=True, check=True)
+    assert (done.stdout.split("\n")[:-1], done.stderr) == (there, "")

@@ -1,0 +1,285 @@
+"""The grammar of all commands: every kind of bad word at every command, and what is answered."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from bench.grammar.commands import COMMANDS
+from bench.grammar.near import distance, nearest
+from bench.grammar.parse import Command, Option
+from bench.tuning.design import EXTENSION_LIMIT
+from optimizers import OPTIMIZERS
+from tests.test_cli import fails
+
+BASE = {
+    "suite": ("theory",), "plot": ("curves",), "sql": ("select 1",), "merge": ("a", "b"), "diff": ("a", "b"),
+    "new": ("optimizer", "mine"), "list": ("runs",), "show": ("sngd",), "data": ("status",), "completion": ("bash",),
+}  # fmt: skip
+"""Words without which a command says that they are missing."""
+
+
+def shown(command: Command) -> list[Option]:
+    return [option for option in command.options if not option.hidden]
+
+
+def bad_words() -> Iterator[tuple[tuple[str, ...], str]]:
+    """Every command with every kind of bad word, and the hint."""
+    for name, command in COMMANDS.items():
+        base, options = (name, *BASE.get(name, ())), shown(command)
+        yield (*base, "--xyzzy", "1"), f"unknown option '--xyzzy'; `bench {name} -h` lists the options"
+        yield (*base, "-q"), f"unknown option '-q'; `bench {name} -h` lists the options"
+        if name != "merge":  # which takes any number
+            yield (*base, "a b", "a b"), "unexpected word 'a b'"
+        for i, each in enumerate(command.positionals):
+            if each.least:
+                yield (name, *base[1 : 1 + i]), f"bench {name} needs {each.value}"
+            if each.choices:
+                rest = ("b", "c")[: len(command.positionals) - 1 - i]
+                yield (name, *base[1 : 1 + i], "xyzzy", *rest), "unknown word 'xyzzy'"
+        for option in options:
+            long = option.name
+            slip = long[0] + long[2] + long[1] + long[3:] if len(long) > 3 else long + "z"
+            hint = f"did you mean {option.flag!r}?"
+            if slip != long and nearest(slip, [o.name for o in options]) == long:
+                yield (*base, f"--{slip}", "1"), f"unknown option '--{slip}'; {hint}"
+            if len(long) > 1 and long[0] != option.short:
+                short = f"-{long}"
+                yield (*base, short, "1"), f"unknown option {short!r}; did you mean"
+            yield (*base, f"\N{EN DASH}{long}", "1"), f"unknown option '\N{EN DASH}{long}'; {hint}"
+            if option.value:
+                yield (*base, option.flag), f"{option.flag} needs "
+                yield (*base, option.flag, "--xyzzy"), f"{option.flag} needs "
+            else:
+                yield (*base, f"{option.flag}=yes"), f"{option.flag} is a switch and takes no value"
+            if option.choices:
+                yield (*base, option.flag, "xyzzy"), f"unknown {option.flag} 'xyzzy'; known: {option.choices[0]}"
+                near = option.choices[0][:-1]
+                yield (*base, option.flag, near), f"unknown {option.flag} {near!r}; did you mean {option.choices[0]!r}?"
+
+
+CASES = list(bad_words())
+
+
+def test_there_are_many_of_them() -> None:
+    assert len(CASES) > 400
+    assert {words[0] for words, _ in CASES} == COMMANDS.keys()
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_bad_words_of_a_command(cli, store, name) -> None:
+    for words, hint in CASES:
+        if words[0] == name:
+            error = fails(cli, *words)
+            assert hint in error, words
+            assert len(error) < 600
+    assert not store.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ("run --task mnist", "unknown command 'run'; did you mean 'fit'?"),
+        ("train", "unknown command 'train'; did you mean 'fit'?"),
+        ("swepe", "unknown command 'swepe'; did you mean 'sweep'?"),
+        ("optimize", "did you mean 'tune'?"),
+        ("ls", "did you mean 'list'?"),
+        ("rank", "did you mean 'leaderboard'?"),
+        ("FIT", "did you mean 'fit'?"),
+        ("--versoin", "unknown option '--versoin'; did you mean '--version'?"),
+        ("fit --epochs 5", "unknown option '--epochs'; did you mean '--trainer.max_epochs'?"),
+        ("fit --max-epochs 5", "did you mean '--trainer.max_epochs'?"),
+        ("fit --steps 5", "did you mean '--trainer.max_steps'?"),
+        ("fit --lr 1", "unknown option '--lr'; did you mean '--opt.lr'?"),
+        ("fit --learning_rate 1", "did you mean '--opt.lr'?"),
+        ("fit --learning-rate=1", "did you mean '--opt.lr'?"),
+        ("fit --batch-size 8", "did you mean '--trainer.batch_size'?"),
+        ("fit --batch_size 8", "did you mean '--trainer.batch_size'?"),
+        ("fit --bs 8", "did you mean '--trainer.batch_size'?"),
+        ("fit --gpus 2", "did you mean '--trainer.devices'?"),
+        ("tune --gpus 2", "did you mean '--workers'?"),
+        ("suite theory --gpus 2", "did you mean '--workers'?"),
+        ("fit --optimizer sgd", "did you mean '--opt'?"),
+        ("sweep --optim sgd", "did you mean '--opt'?"),
+        ("fit --dataset mnist", "did you mean '--task'?"),
+        ("fit --beta1 0.9", "did you mean '--opt.betas'?"),
+        ("fit --opt adam --beta2 0.9", "did you mean '--opt.betas'?"),
+        ("fit --opt sngd --beta1 0.9", "did you mean '--opt.momentum'?"),
+        ("fit --opt adam --opt.beta1 0.9", "--task is missing"),
+        ("fit --task mnist --opt adam --opt.beta1 0.9", "unknown option '--opt.beta1'; did you mean '--opt.betas'?"),
+        ("fit --wd 0.1", "did you mean '--opt.weight_decay'?"),
+        ("fit --weight-decay 0.1", "did you mean '--opt.weight_decay'?"),
+        ("fit --momentum 0.1", "did you mean '--opt.momentum'?"),
+        ("fit --scheduler cosine", "did you mean '--trainer.schedule'?"),
+        ("fit --grad-clip 1", "did you mean '--trainer.gradient_clip_val'?"),
+        ("fit --task mnist --opt sgd --layers 3", "did you mean '--task.depth'?"),
+        ("fit --task mnist --opt sgd --trainer.epochs 3", "did you mean '--trainer.max_epochs'?"),
+        ("fit --task mnist --opt sgd --optimizer.lr 3", "did you mean '--opt.lr'?"),
+        ("fit --task mnist --opt sgd --opt.learning-rate 3", "did you mean '--opt.lr'?"),
+        ("fit --task mnist --opt sgd --task.dpeth 3", "did you mean '--task.depth'?"),
+        ("fit --task mnist --opt sgd --opt.xyzzy 3", "unknown option '--opt.xyzzy'; `bench fit --task TASK --opt"),
+        ("fit --output runs", "did you mean '--store'?"),
+        ("sweep --output here", "did you mean '--out'?"),
+        ("fit --data-dir here", "did you mean '--data'?"),
+        ("fit --random-seed 1", "did you mean '--seed'?"),
+        ("sweep --random-seed 1", "did you mean '--seeds'?"),
+        ("fit --overwrite", "did you mean '--rerun'?"),
+        ("fit --amp", "did you mean '--precision'?"),
+        ("fit --ckpt x", "did you mean '--resume'?"),
+        ("fit --wandb", "did you mean '--logger'?"),
+        ("tune --n_trials 3", "did you mean '--trials'?"),
+        ("fit -seed 3", "unknown option '-seed'; did you mean '--seed'?"),
+        ("fit --seeds 5", "--seeds 5: bench fit trains one run; write --seed N, or give --seeds 5 to `bench sweep`"),
+        ("sweep --seed 3", "--seed 3: a sweep has several; write --seeds 3,... or --seeds COUNT"),
+        ("tune --seed=3", "--seed 3: trials have several; write --seeds 3,... or --seeds COUNT"),
+        ("reproduce x --seed 3", "--seed 3: an experiment has several; write --seeds COUNT"),
+        ("leaderboard --seed 3", "write --only NAME=VALUE"),
+        ("leaderboard --opt.lr 3", "--opt.lr: bench leaderboard has no such setting; see `bench leaderboard -h`"),
+        ("check sgd --task.n 3", "--task.n: bench check has no such setting, only --opt.*; see `bench check -h`"),
+        ("data status --opt.lr 3", "--opt.lr: bench data has no such setting"),
+        ("fit cifar10 sngd", "unexpected word 'cifar10': settings are written --name value; write bench fit --task"
+         " cifar10 --opt sngd"),
+        ("fit mnist", "write bench fit --task mnist --opt OPTIMIZER"),
+        ("fit --task mnist sngd", "write bench fit --task mnist --opt sngd"),
+        ("sweep mnist sgd adam", "write bench sweep --task mnist --opt sgd,adam"),
+        ("tune mnist sgd", "write bench tune --task mnist --opt sgd"),
+        ("fit mnist sgd,adam", "fit trains one optimizer; write bench sweep --task mnist --opt sgd,adam"),
+        ("fit --task mnist --opt sgd adam", "write bench sweep --task mnist --opt sgd,adam"),
+        ("fit --task mnist --opt sgd,adam", "--opt sgd,adam: bench fit trains one optimizer; write bench sweep --task"
+         " mnist --opt sgd,adam"),
+        ("fit --task mnist,lm --opt sgd", "--task mnist,lm: bench fit trains one task"),
+        ("fit --task mnist --opt sgd --opt.lr 1e-3:1e0:7", "--opt.lr 1e-3:1e0:7: bench fit trains one run; `bench"
+         " sweep` takes several values"),
+        ("fit --task mnist --opt sgd --task.depth 1,2", "`bench sweep` takes several values"),
+        ("fit --task mnist --opt sgnd", "unknown optimizer 'sgnd'; did you mean 'sngd'?"),
+        ("fit --task mnist --opt ngds", "unknown optimizer 'ngds'; did you mean 'ngd'?"),
+        ("fit --task mnist --opt rmsprop", "unknown optimizer 'rmsprop'; known: "),
+        ("fit --task cifar --opt sgd", "unknown task 'cifar'; did you mean 'cifar10'?"),
+        ("sweep --task synthetic --opt sgd --seeds 5:3", "--seeds 5:3: write how many (--seeds 32), or which"),
+        ("sweep --task synthetic --opt sgd --width=-1", "--width -1: it must be at least 1"),
+        ("tune --task synthetic --opt sgd --retries x", "--retries x: it takes a whole number"),
+        ("worker --shared-by 0", "--shared-by 0: it must be at least 1"),
+        ("leaderboard --target inf", "--target inf: it is no finite number"),
+        ("check sgd --limit soon", "--limit soon: it is no time; write seconds, as in --limit 30"),
+        ("check sgd --only ,", "--only ,: it names nothing; write A,B"),
+        ("report -o ''", "--out"),
+    ],
+)  # fmt: skip
+def test_what_other_programs_call_it(cli, words: str, hint: str) -> None:
+    if words.endswith("''"):
+        assert "-o '': it names no folder and no file" in fails(cli, "report", "-o", "")
+    else:
+        assert hint in fails(cli, *words.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--opt sgd --opt.lr -1", "--opt.lr=-1.0 is out of range: it must lie in [0, inf)"),
+        ("--opt adam --opt.lr -1", "--opt.lr=-1.0 is out of range: it must lie in [0, inf)"),
+        ("--opt adam --opt.betas 0.9,1.5", "--opt.betas=(0.9, 1.5) is out of range: each must lie in [0, 1)"),
+        ("--opt adam --opt.eps -1 --opt.lr 2", "--opt.eps=-1.0 is out of range: it must lie in [0, inf)"),
+        ("--opt adamw --opt.weight_decay -1", "--opt.weight_decay=-1.0 is out of range: it must lie in [0, inf)"),
+        ("--opt sgd --opt.momentum -1", "--opt.momentum=-1.0 is out of range: it must lie in [0, 1]"),
+        ("--opt sgd --opt.nesterov", "--opt.nesterov=True: Nesterov momentum requires a momentum and zero dampening"),
+        ("--opt torch.optim:Adagrad --opt.lr -2", "--opt.lr=-2.0 is out of range: it must lie in [0, inf)"),
+    ],
+)
+def test_errors_of_torchs_optimizers_name_the_option_and_the_range(cli, words: str, message: str) -> None:
+    assert message in fails(cli, "fit", "--task", "synthetic", *words.split())
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_is_given_anywhere(cli, name: str) -> None:
+    text = cli(name, "-h")
+    assert (text.code, text.err) == (0, "")
+    assert text.out.startswith(f"usage: bench {name} ")
+    for words in ((name, "--xyzzy", "--help"), ("-h", name), ("help", name), (name, "a", "b", "-h", "--store")):
+        assert cli(*words) == text
+    for option in shown(COMMANDS[name]):
+        assert option.flag in text.out.replace(",", " ").split()
+    assert max(map(len, text.out.splitlines())) <= 120
+
+
+def test_dashes_and_underscores_are_alike(cli) -> None:
+    words = ("fit", "--task", "synthetic", "--opt", "adam")
+    for one, other in (
+        (("--data_seed", "3"), ("--data-seed", "3")),
+        (("--opt.weight_decay", "0.1"), ("--opt.weight-decay", "0.1")),
+        (("--trainer.max_steps=3",), ("--trainer.max-steps=3",)),
+    ):
+        answers = [cli(*words, *more, dry) for more in (one, other) for dry in ("--dry-run", "--dry_run")]
+        assert answers[0].code == 0
+        assert len(set(answers)) == 1
+
+
+def test_numbers_in_the_help_are_those_of_the_program(cli) -> None:
+    assert f"may extend up to {EXTENSION_LIMIT} values beyond" in " ".join(cli("tune", "-h").out.split())
+
+
+def test_help_of_a_command_has_the_options_of_what_is_named(cli) -> None:
+    for name in ("fit", "sweep", "tune"):
+        text = cli(name, "--opt", "sngd", "--task", "mnist", "-h").out
+        assert "--opt.max_step " in text
+        assert "--task.depth " in text
+    assert "--opt.betas" in cli("sweep", "--opt", "ngd,adam", "-h").out
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "cost"),
+    [
+        ("sgnd", "sngd", 0.9),
+        ("sgnd", "sgd", 1),
+        ("", "abc", 3),
+        ("abc", "abc", 0),
+        ("ab", "ba", 0.9),
+        ("kitten", "sitting", 3),
+    ],
+)
+def test_the_distance_of_words(one: str, other: str, cost: float) -> None:
+    assert distance(one, other) == distance(other, one) == cost
+
+
+@pytest.mark.parametrize(
+    ("word", "near"),
+    [("sgnd", "sngd"), ("gsd", "sgd"), ("adma", "adam"), ("SGD", "sgd"), ("adamww", "adamw"), ("lion", None),
+     ("muon", None), ("x", None), ("", None)],
+)  # fmt: skip
+def test_the_nearest_optimizer(word: str, near: str | None) -> None:
+    assert nearest(word, OPTIMIZERS) == near
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ("--help", 0),
+        ("fit -h", 0),
+        ("fit --task mnist --opt sngd -h", 0),
+        ("sweep --opt adam -h", 0),
+        ("tune -h", 0),
+        ("check -h", 0),
+        ("leaderboard -h", 0),
+        ("trian", 2),
+        ("fit --epochs 3", 2),
+        ("fit --task mnist --opt sngd --opt.lrr 1", 2),
+        ("fit cifar10 sngd", 2),
+        ("sweep --jsno", 2),
+        ("tune --sampler gird", 2),
+        ("leaderboard --lr 1", 2),
+        ("report --formt x", 2),
+        ("reproduce --lst", 2),
+        ("check --jsn", 2),
+        ("data prepre", 2),
+    ],
+)
+def test_help_and_usage_errors_import_nothing_slow(words: str, code: int) -> None:
+    program = (
+        "import sys\nfrom bench.cli import main\n"
+        "try:\n    main(sys.argv[1:])\n"
+        "finally:\n    slow = {'torch', 'lightning', 'numpy', 'pydantic', 'yaml', 'optuna'} & {*sys.modules}\n"
+        "    assert not slow, slow\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, *words.split()], capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
