@@ -12,6 +12,7 @@ import pytest
 from bench.grammar.commands import COMMANDS
 from bench.grammar.complete import FILES, SCRIPTS, following
 from bench.papers.experiments import experiments
+from bench.store.listing import SORTS, STATUSES
 from optimizers import OPTIMIZERS
 from tasks import TASKS
 from tests.test_cli import FIT
@@ -45,6 +46,11 @@ from tests.test_cli import FIT
         ("leaderboard --board quality,sp", ["quality,speed"]),
         ("list --store x r", ["runs"]),
         ("list runs _", []),
+        ("list runs --status _", [*STATUSES]),
+        ("list runs --status failed,ki", ["failed,killed"]),
+        ("list runs --sort _", [*SORTS]),
+        ("reproduce deora2024/fig2 --engine l", ["lanes", "lightning"]),
+        ("sweep --workers _", ["auto"]),
         ("show sngd _", []),
         ("reproduce _", [*experiments()]),
         ("show deora2024/fig2", ["deora2024/fig2"]),

@@ -258,9 +258,9 @@ def test_without_a_store_there_are_no_runs(cli, store):
         ("--since 3y", "or how long ago (30m, 2h, 3d, 1w)"),
         ("--study x", "unknown study in {store} 'x'; there is none"),
         ("--limit 0", "--limit 0: it must be at least 1"),
-        ("--limit many", "argument --limit: invalid int value: 'many'"),
-        ("--task ,", "argument --task: it names nothing"),
-        ("--seed 1", "unrecognized arguments: --seed 1"),
+        ("--limit many", "--limit many: it takes a whole number"),
+        ("--task ,", "--task ,: it names nothing; write A,B"),
+        ("--seed 1", "unknown option '--seed'; "),
     ],
 )
 def test_bad_words(cli, several, store, words, error):
