@@ -252,7 +252,7 @@ def test_without_a_store_there_are_no_runs(cli, store):
         ("--opt xyz", "unknown optimizer in {store} 'xyz'; known: adam, ngd, ps, sgd"),
         ("--status complete", "unknown status 'complete'; did you mean 'completed'?"),
         ("--status x", "unknown status 'x'; known: running, completed, diverged, timeout, failed, killed"),
-        ("--sort dates", "unknown order of --sort 'dates'; did you mean 'date'?"),
+        ("--sort dates", "unknown --sort 'dates'; did you mean 'date'?"),
         ("--sort x", "known: date, time, steps, result, task, opt, status, run"),
         ("--since yesterday", "--since 'yesterday': it takes a date ("),
         ("--since 3y", "or how long ago (30m, 2h, 3d, 1w)"),
