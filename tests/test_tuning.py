@@ -21,6 +21,7 @@ from sqlalchemy import create_engine, text
 
 from bench.cli import main
 from bench.config import on_device
+from bench.execute.slots import Slot, slots
 from bench.machine import lives
 from bench.store.store import Store
 from bench.tuning.space import point_key
@@ -28,7 +29,7 @@ from bench.tuning.studies import Studies
 from bench.tuning.study import Study
 from bench.tuning.trials import Request, StudySpec
 from bench.tuning.tune import make_spec
-from bench.tuning.workers import Slot, Workers, slots
+from bench.tuning.workers import Workers
 from tests.daemons import until
 from tests.slow import SLOW
 
@@ -44,7 +45,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("OMP_NUM_THREADS", str(torch.get_num_threads()))
     monkeypatch.delenv("BENCH_STORAGE", raising=False)
     # So that a worker has one thread, however many there are of them.
-    monkeypatch.setattr("bench.tuning.workers._cpus", lambda: CPUS[:1])
+    monkeypatch.setattr("bench.execute.slots._cpus", lambda: CPUS[:1])
     return tmp_path
 
 
@@ -688,7 +689,7 @@ def test_pruning_stops_bad_trials_and_finds_the_same(cli, sqlite_url: str, tmp_p
 
 
 def cut(monkeypatch: pytest.MonkeyPatch, workers: str, *, cpus: int, gpus: int = 0, devices: int = 1) -> list[Slot]:
-    monkeypatch.setattr("bench.tuning.workers._cpus", lambda: list(range(cpus)))
+    monkeypatch.setattr("bench.execute.slots._cpus", lambda: list(range(cpus)))
     monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     config = small_spec(trainer__devices=str(devices)).config({"opt.lr": 1.0}, 0, {})

@@ -74,7 +74,7 @@ class Told(SweepProgress):
         self._ended += ended
         if ended or time.monotonic() - self._last > TELL_SECONDS:
             self._last = time.monotonic()
-            self._tell({"began": True, "progress": [self._steps, alive, share, self._ended, self.best]})
+            self._tell({"progress": [self._steps, alive, share, self._ended, self.best]})
             self._steps, self._ended = 0, []
 
     def say(self, line: str) -> None:

@@ -92,10 +92,10 @@ def _with_workers(cuts: Sequence[Cut], cut_up: Sequence[Slot], mode: str, progre
     def died(worker: Worker, how: str) -> None:
         progress.add(worker.slot, 0, 0, 0.0, [], None)
 
-    with TemporaryDirectory() as folder, Pool(("worker", "--cuts", mode), cut_up, {}, progress.say) as pool:
+    with TemporaryDirectory() as folder, Pool(("worker", "--cuts", mode), cut_up, {}) as pool:
         path = Path(folder) / "cuts.json"
         path.write_text(as_line(cuts), "utf-8")
-        return pool.work(str(path), hear, died)
+        return pool.work(str(path), hear, died, progress.say)
 
 
 def results(configs: Sequence[RunConfig]) -> list[Any]:

@@ -25,13 +25,13 @@ def main(words: list[str]) -> int:
     """
     command = shlex.join(["bench", "tune", *without_storage(words)])
     args, settings = read(_parser(), words, ("task", "opt", "device", "precision", "data_seed"))
+    from bench.execute.slots import slots
     from bench.papers.reproduce import make_output
     from bench.plugins import naming
     from bench.tuning.progress import TuningProgress, spoken
     from bench.tuning.selection import CONVERGED
     from bench.tuning.slurm import script
     from bench.tuning.tune import promise, work
-    from bench.tuning.workers import slots
 
     if args.print and not args.slurm:
         raise UserError("--print prints the script of --slurm; write both")
