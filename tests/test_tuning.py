@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,11 @@ from sqlalchemy import create_engine, text
 
 from bench.cli import main
 from bench.config import on_device
+from bench.execute.pool import Pool
 from bench.execute.slots import Slot, slots
 from bench.machine import lives
 from bench.store.store import Store
+from bench.tuning.progress import TuningProgress
 from bench.tuning.space import point_key
 from bench.tuning.studies import Studies
 from bench.tuning.study import Study
@@ -133,8 +135,8 @@ def test_from_a_command_to_tuned_settings(cli, here: Path, store: Path, monkeypa
     }
 
     # The same command trains nothing; so do its short form and `bench studies`.
-    start = Workers._start
-    monkeypatch.setattr(Workers, "_start", lambda *_: pytest.fail("a worker was started"))
+    start = Pool._start
+    monkeypatch.setattr(Pool, "_start", lambda *_: pytest.fail("a worker was started"))
     again = cli(*words, "--json")
     assert (again.code, again.err) == (0, "")
     found = strict_json(again.out)
@@ -169,7 +171,7 @@ def test_from_a_command_to_tuned_settings(cli, here: Path, store: Path, monkeypa
     assert note in other.err
 
     # More trials go on from there, and a smaller budget is still what it was.
-    monkeypatch.setattr(Workers, "_start", start)
+    monkeypatch.setattr(Pool, "_start", start)
     more = cli("tune", *SMALL, "--trials", 7, "--report_seeds", 3, "--workers", 1, "--engine", "lanes", "--json")
     assert more.code == 0, more.err
     assert [each["point"] for each in strict_json(more.out)["tried"][:5]] == [each["point"] for each in found["tried"]]
@@ -739,15 +741,19 @@ def test_a_worker_keeps_to_its_slot(here: Path, sqlite_url: str, store: Path, mo
         'cpus=$(sed -n "s/Cpus_allowed_list:.//p" /proc/self/status)\n'
         'echo "{\\"study\\": \\"$study\\", \\"threads\\": $OMP_NUM_THREADS, \\"gpus\\": \\"$CUDA_VISIBLE_DEVICES\\","'
         ' "\\"cpus\\": \\"$cpus\\", \\"storage\\": \\"$BENCH_STORAGE\\", \\"words\\": \\"$*\\"}"\n'
+        'echo "{\\"done\\": \\"$study\\"}"\n'
+        "read end\n"
     )
     program.chmod(0o755)
     monkeypatch.setattr("bench.process.sys.executable", str(program))
     study = begin(sqlite_url, 1)
     cpu = max(os.sched_getaffinity(0))
-    with Workers(study.studies, [Slot((cpu,), ("3",), 5)], {"store": store}, "lanes", ["--opt", "x.py:X"]) as workers:
-        workers.study = study
-        workers._send(0)
-        _, said = workers._events.get(timeout=60)
+    heard: list[Mapping[str, Any]] = []
+    monkeypatch.setattr(TuningProgress, "event", lambda self, slot, event: heard.append(event))
+    slots = [Slot((cpu,), ("3",), 5)]
+    with Workers(study.studies, slots, {"store": store}, "lanes", ["--opt", "x.py:X"]) as workers:
+        assert workers.work(study, TuningProgress("a study", "loss", enabled=False))
+    said, _ = heard
     assert said == {
         "study": study.name, "threads": 5, "gpus": "3", "cpus": str(cpu), "storage": sqlite_url,
         "words": f"-P -m bench worker --events --engine lanes --shared-by 1 --opt x.py:X --store {store}",
