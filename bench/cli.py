@@ -303,9 +303,8 @@ def _show(words: list[str]) -> int:
 
     stores = Stores([folder for folder in folders if folder.is_dir()])
     broken = [each for each in stores.damaged if path.name in each.path.parts]
-    for each in broken:
-        remark("error", each)
     if broken:
+        remark("error", broken[0])
         return RunFailed.exit_code
     begun = [run_id for run_id in stores.blocks if run_id.startswith(path.name)]
     near = begun[:1] or get_close_matches(path.name, stores.blocks, n=1, cutoff=0.9)  # ids end in a digest

@@ -4,7 +4,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from bench.store.record import RunResult
@@ -64,6 +64,24 @@ class Progress:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+
+
+class Advance(NamedTuple):
+    """What a worker has done since it last told.
+
+    Attributes:
+        steps: made.
+        alive: lanes that still train.
+        share: how far those are, from 0 to 1.
+        ended: ids of runs that have ended; several workers may tell of one.
+        best: value and name of the best run.
+    """
+
+    steps: int = 0
+    alive: int = 0
+    share: float = 0.0
+    ended: Sequence[str] = ()
+    best: tuple[float, str] | None = None
 
 
 class SweepProgress:
@@ -134,32 +152,15 @@ class SweepProgress:
             if best is None or self.better(value, best[0]):
                 opt, lr = result.config["opt"], result.config["opt_options"].get("lr")
                 best = value, opt if lr is None else f"{opt} lr {lr:g}"
-        self.add(0, steps, alive, share, [result.run_id for result in ended], best)
+        self.add(0, Advance(steps, alive, share, [result.run_id for result in ended], best))
 
-    def add(
-        self,
-        worker: int,
-        steps: int,
-        alive: int,
-        share: float,
-        ended: Sequence[str],
-        best: tuple[float, str] | None,
-    ) -> None:
-        """Take over how one of several workers gets on.
-
-        Args:
-            worker: its number.
-            steps: made since its last call.
-            alive: its lanes that still train.
-            share: how far those are, from 0 to 1.
-            ended: ids of runs that have ended since; several workers may tell of one.
-            best: value and name of its best run since.
-        """
-        self.steps += steps
-        self._over.update(ended)
-        self._alive[worker] = alive, share
-        if best is not None and (self.best is None or self.better(best[0], self.best[0])):
-            self.best = best
+    def add(self, worker: int, made: "Advance") -> None:
+        """Take over how one of several workers gets on."""
+        self.steps += made.steps
+        self._over.update(made.ended)
+        self._alive[worker] = made.alive, made.share
+        if made.best is not None and (self.best is None or self.better(made.best[0], self.best[0])):
+            self.best = made.best
         alive = sum(lanes for lanes, _ in self._alive.values())
         self._show(alive, sum(lanes * done for lanes, done in self._alive.values()) / max(alive, 1))
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from bench.errors import UserError
 from bench.grammar.values import configs_folder
@@ -48,12 +48,15 @@ class Provenance(BaseModel):
 
 
 class Tuned(BaseModel):
-    """What a file of tuned settings holds: settings, dotted or nested, and where they come from."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
-    __pydantic_extra__: dict[str, _Value | list[_Value] | dict[str, _Value | list[_Value]]] = Field(init=False)  # type: ignore[reportIncompatibleVariableOverride] - pydantic takes the type of all others from it
+    """The part of a file of tuned settings that says where they come from."""
 
     provenance: Provenance | None = None
+
+
+_SETTINGS = TypeAdapter(
+    dict[str, _Value | list[_Value] | dict[str, _Value | list[_Value]]], config=ConfigDict(strict=True)
+)
+"""The rest of such a file: settings, dotted or nested."""
 
 
 def read_tuned(path: Path) -> Provenance:
@@ -63,7 +66,9 @@ def read_tuned(path: Path) -> Provenance:
         UserError: it is none.
     """
     try:
-        return Tuned.model_validate(read_yaml(path)).provenance or Provenance()
+        content = read_yaml(path)
+        _SETTINGS.validate_python({name: value for name, value in content.items() if name != "provenance"})
+        return Tuned.model_validate(content).provenance or Provenance()
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"]))[:100]

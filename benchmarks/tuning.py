@@ -9,11 +9,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from bench.config import on_device
+from bench.execute.slots import Slot, slots
 from bench.tuning.progress import TuningProgress
 from bench.tuning.studies import Studies
 from bench.tuning.trials import Request
 from bench.tuning.tune import make_spec
-from bench.tuning.workers import Slot, Workers, slots
+from bench.tuning.workers import Workers
 from benchmarks.startup import command
 from benchmarks.timing import Row
 

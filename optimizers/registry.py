@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from dataclasses import replace as replaced
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from optimizers.plugins import Origin, PluginError, Registry, load
@@ -130,7 +130,8 @@ def _keywords(function: Callable[..., Any]) -> set[str]:
 
 _PAPER = "Vasudeva, Deora, Thrampoulidis, Implicit Bias and Fast Convergence Rates for Self-attention, TMLR 2025"
 _LOIZOU = "Loizou et al., Stochastic Polyak Step-size for SGD, arXiv 2002.10542"
-_SGD = dict(
+_sgd = partial(
+    OptimizerSpec,
     target="torch.optim.sgd:SGD",
     formula="w <- w - lr * g, with heavy-ball or Nesterov momentum and L2 weight decay",
     source="torch.optim.SGD",
@@ -179,13 +180,8 @@ OPTIMIZERS = Registry(
     "optimizer",
     "bench.optimizers",
     (
-        OptimizerSpec(
-            name="gd",
-            defaults={"lr": 0.1},
-            traits=Traits(full_batch=True),
-            **_SGD,  # type: ignore[arg-type]
-        ),
-        OptimizerSpec(name="sgd", defaults={"lr": 0.1}, **_SGD),  # type: ignore[arg-type]
+        _sgd(name="gd", defaults={"lr": 0.1}, traits=Traits(full_batch=True)),
+        _sgd(name="sgd", defaults={"lr": 0.1}),
         OptimizerSpec(
             name="ngd",
             target="optimizers.normalized:NGD",

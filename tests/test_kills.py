@@ -89,7 +89,11 @@ def count_moments(store: Path, moment: int | None, told: Path | None = None) -> 
         next_moment()
         fsync(handle)
 
-    RawTable.append, Progress.update, SweepProgress.advance, os.fsync = append_, update_, advance_, fsync_  # type: ignore[method-assign]
+    for owner, name, call in (
+        (RawTable, "append", append_), (Progress, "update", update_), (SweepProgress, "advance", advance_),
+        (os, "fsync", fsync_),
+    ):  # fmt: skip
+        setattr(owner, name, call)
     sys.addaudithook(hook)
 
 

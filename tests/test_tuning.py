@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,14 +21,17 @@ from sqlalchemy import create_engine, text
 
 from bench.cli import main
 from bench.config import on_device
+from bench.execute.pool import Pool
+from bench.execute.slots import Slot, slots
 from bench.machine import lives
 from bench.store.store import Store
+from bench.tuning.progress import TuningProgress
 from bench.tuning.space import point_key
 from bench.tuning.studies import Studies
 from bench.tuning.study import Study
 from bench.tuning.trials import Request, StudySpec
 from bench.tuning.tune import make_spec
-from bench.tuning.workers import Slot, Workers, slots
+from bench.tuning.workers import Workers
 from tests.daemons import until
 from tests.slow import SLOW
 
@@ -44,7 +47,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("OMP_NUM_THREADS", str(torch.get_num_threads()))
     monkeypatch.delenv("BENCH_STORAGE", raising=False)
     # So that a worker has one thread, however many there are of them.
-    monkeypatch.setattr("bench.tuning.workers._cpus", lambda: CPUS[:1])
+    monkeypatch.setattr("bench.execute.slots._cpus", lambda: CPUS[:1])
     return tmp_path
 
 
@@ -132,8 +135,8 @@ def test_from_a_command_to_tuned_settings(cli, here: Path, store: Path, monkeypa
     }
 
     # The same command trains nothing; so do its short form and `bench studies`.
-    start = Workers._start
-    monkeypatch.setattr(Workers, "_start", lambda *_: pytest.fail("a worker was started"))
+    start = Pool._start
+    monkeypatch.setattr(Pool, "_start", lambda *_: pytest.fail("a worker was started"))
     again = cli(*words, "--json")
     assert (again.code, again.err) == (0, "")
     found = strict_json(again.out)
@@ -168,7 +171,7 @@ def test_from_a_command_to_tuned_settings(cli, here: Path, store: Path, monkeypa
     assert note in other.err
 
     # More trials go on from there, and a smaller budget is still what it was.
-    monkeypatch.setattr(Workers, "_start", start)
+    monkeypatch.setattr(Pool, "_start", start)
     more = cli("tune", *SMALL, "--trials", 7, "--report_seeds", 3, "--workers", 1, "--engine", "lanes", "--json")
     assert more.code == 0, more.err
     assert [each["point"] for each in strict_json(more.out)["tried"][:5]] == [each["point"] for each in found["tried"]]
@@ -242,7 +245,7 @@ class Tuning:
 
     def workers(self) -> list[int]:
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
-        return [int(pid) for pid in children.read_text().split()]
+        return [int(pid) for pid in children.read_text().split() if not gone(int(pid))]
 
 
 @pytest.fixture
@@ -369,7 +372,7 @@ def test_a_worker_with_lanes_that_is_asked_to_stop_gives_all_its_trials_back(
 
 @pytest.mark.deep
 def test_a_study_remembers_its_engine(cli, here: Path, sqlite_url: str, store: Path) -> None:
-    words = ("tune", *SMALL, "--opt.lr", "1,10,100", "--trials", 1, "--seeds", 1, "--report_seeds", 0)
+    words = ("tune", *SMALL, "--sampler", "qmc", "--trials", 1, "--seeds", 1, "--report_seeds", 0)
     words = (*words, "--workers", 1, "--storage", sqlite_url)
     study = Studies(sqlite_url).create(small_spec(reports=[]), "before")  # by a version that did not ask
     assert study.request.engine is None
@@ -688,7 +691,7 @@ def test_pruning_stops_bad_trials_and_finds_the_same(cli, sqlite_url: str, tmp_p
 
 
 def cut(monkeypatch: pytest.MonkeyPatch, workers: str, *, cpus: int, gpus: int = 0, devices: int = 1) -> list[Slot]:
-    monkeypatch.setattr("bench.tuning.workers._cpus", lambda: list(range(cpus)))
+    monkeypatch.setattr("bench.execute.slots._cpus", lambda: list(range(cpus)))
     monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     config = small_spec(trainer__devices=str(devices)).config({"opt.lr": 1.0}, 0, {})
@@ -738,15 +741,19 @@ def test_a_worker_keeps_to_its_slot(here: Path, sqlite_url: str, store: Path, mo
         'cpus=$(sed -n "s/Cpus_allowed_list:.//p" /proc/self/status)\n'
         'echo "{\\"study\\": \\"$study\\", \\"threads\\": $OMP_NUM_THREADS, \\"gpus\\": \\"$CUDA_VISIBLE_DEVICES\\","'
         ' "\\"cpus\\": \\"$cpus\\", \\"storage\\": \\"$BENCH_STORAGE\\", \\"words\\": \\"$*\\"}"\n'
+        'echo "{\\"done\\": \\"$study\\"}"\n'
+        "read end\n"
     )
     program.chmod(0o755)
     monkeypatch.setattr("bench.process.sys.executable", str(program))
     study = begin(sqlite_url, 1)
     cpu = max(os.sched_getaffinity(0))
-    with Workers(study.studies, [Slot((cpu,), ("3",), 5)], {"store": store}, "lanes", ["--opt", "x.py:X"]) as workers:
-        workers.study = study
-        workers._send(0)
-        _, said = workers._events.get(timeout=60)
+    heard: list[Mapping[str, Any]] = []
+    monkeypatch.setattr(TuningProgress, "event", lambda self, slot, event: heard.append(event))
+    slots = [Slot((cpu,), ("3",), 5)]
+    with Workers(study.studies, slots, {"store": store}, "lanes", ["--opt", "x.py:X"]) as workers:
+        assert workers.work(study, TuningProgress("a study", "loss", enabled=False))
+    said, _ = heard
     assert said == {
         "study": study.name, "threads": 5, "gpus": "3", "cpus": str(cpu), "storage": sqlite_url,
         "words": f"-P -m bench worker --events --engine lanes --shared-by 1 --opt x.py:X --store {store}",

@@ -1,6 +1,25 @@
 """From wanted runs to stored results: blocks, workers, and what each of them takes."""
 
+from dataclasses import dataclass
 from typing import Literal
 
 Engine = Literal["auto", "lanes", "lightning"]
 """What makes runs: many as one program, one after the other, or what is faster."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How runs are made.
+
+    Attributes:
+        engine: `lanes`, `lightning` (one run after the other), or what is faster.
+        width: lanes of a block at most; measured by default.
+        memory: bytes that all blocks together may take; 80 % of what is free by default.
+        workers: how many processes, or `auto` (`bench.execute.slots`); by default one for each GPU, and on a CPU the
+            command's own alone.
+    """
+
+    engine: Engine = "auto"
+    width: int | None = None
+    memory: int | None = None
+    workers: str | None = None

@@ -17,7 +17,7 @@ from bench.callbacks import StopRequest
 from bench.config import RunConfig
 from bench.execute.cuts import Cut
 from bench.execute.here import carry_out
-from bench.progress import SweepProgress
+from bench.progress import Advance, SweepProgress
 
 TELL_SECONDS = 0.5
 """Between two events on how far a worker is. Ours."""
@@ -59,22 +59,14 @@ class Told(SweepProgress):
         self._tell, self._last = tell, 0.0
         self._steps, self._ended = 0, list[str]()
 
-    def add(
-        self,
-        worker: int,
-        steps: int,
-        alive: int,
-        share: float,
-        ended: Sequence[str],
-        best: tuple[float, str] | None,
-    ) -> None:
+    def add(self, worker: int, made: Advance) -> None:
         """Tell it, but not at each step."""
-        super().add(worker, steps, alive, share, ended, best)
-        self._steps += steps
-        self._ended += ended
-        if ended or time.monotonic() - self._last > TELL_SECONDS:
+        super().add(worker, made)
+        self._steps += made.steps
+        self._ended += made.ended
+        if made.ended or time.monotonic() - self._last > TELL_SECONDS:
             self._last = time.monotonic()
-            self._tell({"began": True, "progress": [self._steps, alive, share, self._ended, self.best]})
+            self._tell({"progress": Advance(self._steps, made.alive, made.share, self._ended, self.best)})
             self._steps, self._ended = 0, []
 
     def say(self, line: str) -> None:

@@ -14,7 +14,7 @@ from typing_extensions import TypedDict
 
 from bench.config import RunConfig
 from bench.errors import UserError
-from bench.execute import Engine
+from bench.execute import Effort
 from bench.execute.blocks import block_key, check_all, rectangles
 from bench.execute.choice import Choices, why_no_lanes
 from bench.progress import SweepProgress
@@ -69,12 +69,10 @@ class Decisions(TypedDict):
 def cut(
     configs: Sequence[RunConfig],
     progress: SweepProgress,
+    effort: Effort,
     *,
-    engine: Engine = "auto",
-    width: int | None = None,
-    memory: int | None = None,
-    workers: int = 1,
-    plan: str | None = None,
+    workers: int,
+    plan: str | None,
 ) -> tuple[Path, list[Cut]]:
     """Decide how the runs are made that the store does not have.
 
@@ -84,9 +82,7 @@ def cut(
     Args:
         configs: the runs; all have one store.
         progress: hears what was decided.
-        engine: `lanes`, `lightning` (one run after the other), or what is faster.
-        width: lanes of a block at most; measured by default.
-        memory: bytes that a block may take; 80 % of what is free by default.
+        effort: how they are made.
         workers: so many processes share the runs and the memory.
         plan: what the runs are made for (`RunResult.plan`).
 
@@ -99,7 +95,7 @@ def cut(
     store = Store(configs[0].store)
     check_all(configs)
     by_id = {config.run_id: config for config in configs}
-    path = store.folder / PLANS / f"{_key(by_id, engine, width, workers)}.json"
+    path = store.folder / PLANS / f"{_key(by_id, effort, workers)}.json"
     there = store.find_all(by_id)
     todo = {
         run_id: config
@@ -112,7 +108,7 @@ def cut(
     for config in todo.values():
         alike.setdefault(block_key(config), []).append(config)
     obstacles = [why_no_lanes(group[0]) for group in alike.values()]
-    if engine == "lanes" and any(obstacles):
+    if effort.engine == "lanes" and any(obstacles):
         raise UserError(f"--engine lanes: {next(filter(None, obstacles))}; use --engine lightning")
     if not todo:
         forget(path)
@@ -120,7 +116,7 @@ def cut(
     recorded = _recorded(path, todo, plan)
     if recorded is not None:
         return path, recorded
-    choices = Choices(engine, width, memory, progress.say, workers)
+    choices = Choices(effort.engine, effort.width, effort.memory, progress.say, workers)
     cuts = []
     for group in sorted(alike.values(), key=len, reverse=True):  # what is measured of the largest holds for all
         choice = choices.of(group)
@@ -148,8 +144,8 @@ def forget(path: Path) -> None:
         path.parent.rmdir()
 
 
-def _key(run_ids: Mapping[str, object], engine: str, width: int | None, workers: int) -> str:
-    asked = json.dumps([sorted(run_ids), engine, width, workers])
+def _key(run_ids: Mapping[str, object], effort: Effort, workers: int) -> str:
+    asked = json.dumps([sorted(run_ids), effort.engine, effort.width, workers])
     return hashlib.sha256(asked.encode()).hexdigest()[:16]
 
 

@@ -3,18 +3,18 @@
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import torch
 
 from bench.callbacks import StopRequest
 from bench.config import RunConfig
-from bench.execute import Engine
+from bench.execute import Effort
 from bench.execute.cuts import Cut, agree, cut, forget
 from bench.execute.here import carry_out
 from bench.execute.pool import Event, Pool, Worker
 from bench.execute.slots import Slot, slots
-from bench.progress import SweepProgress
+from bench.progress import Advance, SweepProgress
+from bench.store.record import RunResult
 from bench.store.store import Store
 
 STOPPED = "bench: stopped; what is finished is stored, and the same command goes on"
@@ -23,13 +23,10 @@ STOPPED = "bench: stopped; what is finished is stored, and the same command goes
 def execute(
     configs: Sequence[RunConfig],
     progress: SweepProgress,
+    effort: Effort | None = None,
     *,
-    engine: Engine = "auto",
-    width: int | None = None,
-    memory: int | None = None,
-    workers: str | None = None,
-    stop: StopRequest | None = None,
     plan: str | None = None,
+    stop: StopRequest | None = None,
 ) -> bool:
     """Make the runs that the store does not have; False if a signal asked to stop.
 
@@ -39,11 +36,7 @@ def execute(
     Args:
         configs: the runs; all have one store and one device.
         progress: shows how far they are.
-        engine: `lanes`, `lightning` (one run after the other), or what is faster.
-        width: lanes of a block at most; measured by default.
-        memory: bytes that all blocks together may take; 80 % of what is free by default.
-        workers: how many processes, or `auto` (`bench.execute.slots`); by default one for each GPU, and on a CPU this
-            process alone.
+        effort: how they are made.
         plan: what the runs are made for (`RunResult.plan`).
         stop: by which somebody else may ask to stop, where this process alone works; it listens to signals as well.
 
@@ -52,13 +45,13 @@ def execute(
         RunFailed: a run broke, the disk is full or gone, workers die as soon as they are started, or one lane alone
             needs more memory than there is.
     """
-    first = configs[0]
-    cut_up = slots(workers or ("auto" if first.device == "cuda" else "1"), first, len(configs))
+    effort, first = effort or Effort(), configs[0]
+    cut_up = slots(effort.workers or ("auto" if first.device == "cuda" else "1"), first, len(configs))
     stop = stop or StopRequest()
     with stop.listening():
         if len(cut_up) > 1:
             torch.set_num_threads(cut_up[0].threads)  # what is measured is to hold for the workers
-        path, cuts = cut(configs, progress, engine=engine, width=width, memory=memory, workers=len(cut_up), plan=plan)
+        path, cuts = cut(configs, progress, effort, workers=len(cut_up), plan=plan)
         runs = sum(len(each.runs) for each in cuts)
         if stop.signal is None:
             cuts = agree(path, cuts)
@@ -86,19 +79,18 @@ def _with_workers(cuts: Sequence[Cut], cut_up: Sequence[Slot], mode: str, progre
         if "say" in event:
             progress.say(event["say"])
         if "progress" in event:
-            steps, alive, share, ended, best = event["progress"]
-            progress.add(slot, steps, alive, share, ended, best and (best[0], best[1]))
+            progress.add(slot, Advance(*event["progress"]))
 
     def died(worker: Worker, how: str) -> None:
-        progress.add(worker.slot, 0, 0, 0.0, [], None)
+        progress.add(worker.slot, Advance())
 
-    with TemporaryDirectory() as folder, Pool(("worker", "--cuts", mode), cut_up, {}, progress.say) as pool:
+    with TemporaryDirectory() as folder, Pool(("worker", "--cuts", mode), cut_up, {}) as pool:
         path = Path(folder) / "cuts.json"
         path.write_text(as_line(cuts), "utf-8")
-        return pool.work(str(path), hear, died)
+        return pool.work(str(path), hear, died, progress.say)
 
 
-def results(configs: Sequence[RunConfig]) -> list[Any]:
+def results(configs: Sequence[RunConfig]) -> list[RunResult]:
     """The records of runs that are there, in their order; all have one store."""
     there = Store(configs[0].store).find_all(config.run_id for config in configs)
     return [there[config.run_id].runs[config.run_id] for config in configs if config.run_id in there]

@@ -22,8 +22,11 @@ STILLBORN = 3
 PATIENCE_SECONDS = 120
 """Time for workers that were asked to stop to save their state. Ours."""
 
+TRAINING = frozenset(("progress", "trial", "lanes"))
+"""Keys of events by which a worker says that it trains."""
+
 Event = Mapping[str, Any]
-"""What a worker tells: `began` once it trains, `done` with the job that it has ended, and what its listener knows."""
+"""What a worker tells: `done` with the job that it has ended, and else what its listener knows."""
 
 
 @dataclass
@@ -65,18 +68,11 @@ class Pool:
         words: of the command of `bench` that a worker is.
         slots: what each worker has.
         environment: further variables of workers, which others on the machine cannot read.
-        say: shows a line.
     """
 
-    def __init__(
-        self,
-        words: Sequence[str],
-        slots: Sequence[Slot],
-        environment: Mapping[str, str],
-        say: Callable[[str], object],
-    ) -> None:
+    def __init__(self, words: Sequence[str], slots: Sequence[Slot], environment: Mapping[str, str]) -> None:
         self.slots = slots
-        self._words, self._environment, self._say = words, environment, say
+        self._words, self._environment = words, environment
         self._running: dict[int, Worker] = {}
         self._busy: set[int] = set()
         self._events: Queue[tuple[Worker, Event]] = Queue()
@@ -86,15 +82,22 @@ class Pool:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._stop()
+        self.stop()
 
-    def work(self, job: str, hear: Callable[[int, Event], None], died: Callable[[Worker, str], None]) -> bool:
+    def work(
+        self,
+        job: str,
+        hear: Callable[[int, Event], None],
+        died: Callable[[Worker, str], None],
+        say: Callable[[str], object],
+    ) -> bool:
         """Let all workers work on a job until each has ended it; False if a signal asked to stop.
 
         Args:
             job: a line for the workers.
             hear: takes the slot of a worker and what it tells.
             died: takes a worker that has died without being asked to, and how.
+            say: shows a line.
 
         Raises:
             UserError: a worker says that the job cannot be done here.
@@ -111,12 +114,12 @@ class Pool:
                         worker._hear_out()
                         self._listen(job, hear)
                         if worker.slot in self._busy:
-                            self._refuse_or_report(worker, died)
+                            self._refuse_or_report(worker, died, say)
                             self._send(worker.slot, job)
             return True
         except KeyboardInterrupt:
-            self._say("bench: asking the workers to stop; once more to stop at once")
-            self._stop()
+            say("bench: asking the workers to stop; once more to stop at once")
+            self.stop()
             return False
 
     def _send(self, slot: int, job: str) -> None:
@@ -169,14 +172,16 @@ class Pool:
         with suppress(Empty):
             worker, event = self._events.get(timeout=0.2)
             while True:
-                if "began" in event:
+                if event.keys() & TRAINING:
                     worker._began, self._stillborn = True, 0
                 if event.get("done") == job:
                     self._busy.discard(worker.slot)
                 hear(worker.slot, event)
                 worker, event = self._events.get_nowait()
 
-    def _refuse_or_report(self, worker: Worker, died: Callable[[Worker, str], None]) -> None:
+    def _refuse_or_report(
+        self, worker: Worker, died: Callable[[Worker, str], None], say: Callable[[str], object]
+    ) -> None:
         """Raise what a worker has ended with, or tell of its death."""
         code = worker.process.returncode
         errors = [line.partition("error: ")[2] for line in worker._said if line.startswith("bench: error: ")]
@@ -184,14 +189,14 @@ class Pool:
             raise (UserError if code == UserError.exit_code else RunFailed)(errors[-1])
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         if code != 130:  # not one that was asked to stop
-            self._say(f"worker {worker.slot + 1} died ({how}); starting another")
+            say(f"worker {worker.slot + 1} died ({how}); starting another")
             died(worker, how)
         self._stillborn += not worker._began
         if self._stillborn >= STILLBORN:
             last = worker._said[-1] if worker._said else "it said nothing"
             raise RunFailed(f"workers die as soon as they are started ({how}): {last}")
 
-    def _stop(self) -> None:
+    def stop(self) -> None:
         """Ask the workers to stop, and see that they end."""
         running, self._running = list(self._running.values()), {}
         for worker in running:

@@ -15,8 +15,9 @@ def main(words: list[str]) -> int:
         UserError: the request cannot be carried out.
     """
     args = parse("reproduce", words)
+    from bench.execute import Effort
     from bench.papers.experiments import experiments, title
-    from bench.papers.reproduce import Effort, reproduce
+    from bench.papers.reproduce import reproduce
     from bench.papers.reproduction import Version
     from bench.report import claim_lines
 
@@ -38,7 +39,7 @@ def main(words: list[str]) -> int:
     version = Version(args.quick, args.search, args.seeds, args.of_runs, arms)
     kind = "-quick" * version.quick + "-changed" * version.changed  # so that no trial overwrites the real page
     folder = args.out or Path("reproduced") / f"{args.name}{kind}"
-    result = reproduce(args.name, folder, places, version, say, Effort(args.engine, args.workers))
+    result = reproduce(args.name, folder, places, version, say, Effort(args.engine, workers=args.workers))
     if result is None:
         say("bench: stopped; what is finished is stored, and the same command goes on")
         return 130

@@ -15,7 +15,7 @@ import numpy as np
 from bench.config import RunConfig, on_device, resolve, settings_of
 from bench.drawing import draw
 from bench.errors import UserError, unknown
-from bench.execute import Engine
+from bench.execute import Effort
 from bench.execute.blocks import check_all
 from bench.papers.arms import Arm
 from bench.papers.claims import judge
@@ -37,14 +37,6 @@ class Job:
     label: str
     seed: int
     config: RunConfig
-
-
-@dataclass(frozen=True)
-class Effort:
-    """How the runs are made (`bench.execute.execute`)."""
-
-    engine: Engine = "auto"
-    workers: str | None = None
 
 
 def jobs(experiment: Experiment, places: Settings) -> list[Job]:
@@ -72,7 +64,7 @@ def train(todo: Sequence[Job], say: Callable[[str], None], effort: Effort, plan:
     Args:
         todo: the runs.
         say: shows a line of progress.
-        effort: with which engine, and how many workers.
+        effort: how the runs are made.
         plan: what they are made for (`RunResult.plan`).
 
     Raises:
@@ -89,7 +81,7 @@ def train(todo: Sequence[Job], say: Callable[[str], None], effort: Effort, plan:
 
     first = waiting[0].config
     progress = SweepProgress("runs", gt if first.task_spec.mode == "max" else lt)
-    return execute([job.config for job in waiting], progress, engine=effort.engine, workers=effort.workers, plan=plan)
+    return execute([job.config for job in waiting], progress, effort, plan=plan)
 
 
 def _stored(job: Job) -> RunResult | None:
@@ -145,7 +137,7 @@ def reproduce(
         places: where data and store are, and the device.
         version: small or whole, with or without search, and what is changed.
         say: shows a line of progress.
-        effort: with which engine, and how many workers.
+        effort: how the runs are made.
 
     Raises:
         UserError: unknown experiment or setting, missing data, or nowhere to write.

@@ -56,19 +56,13 @@ def main(words: list[str]) -> int:
     if len(results) == len(configs):
         progress.say(f"all {len(configs)} runs are stored")
     else:
+        from bench.execute import Effort
         from bench.execute.execute import STOPPED, execute  # which imports torch
         from bench.execute.execute import results as results_of
 
         with redirect_stdout(sys.stderr):  # standard output is for the result alone
-            carried_out = execute(
-                configs,
-                progress,
-                engine=args.engine,
-                width=args.width,
-                memory=memory,
-                workers=args.workers,
-                plan="sweep",
-            )
+            effort = Effort(args.engine, args.width, memory, args.workers)
+            carried_out = execute(configs, progress, effort, plan="sweep")
         if not carried_out:
             progress.say(STOPPED)
             return 130

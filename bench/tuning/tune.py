@@ -7,6 +7,7 @@ from typing import Any, Literal
 from bench.config import resolve, settings_of
 from bench.errors import UserError, unknown
 from bench.execute import Engine
+from bench.execute.slots import slots
 from bench.grammar.values import counts_seeds, read_seeds, refuse_too_many
 from bench.plugins import naming
 from bench.settings import chosen_of
@@ -17,7 +18,7 @@ from bench.tuning.selection import CONVERGED
 from bench.tuning.space import Range, read_space, space_as_json
 from bench.tuning.study import Study
 from bench.tuning.trials import Request, StudySpec, versions_of
-from bench.tuning.workers import Workers, slots
+from bench.tuning.workers import Workers
 from optimizers import OPTIMIZERS
 from tasks import TASKS
 

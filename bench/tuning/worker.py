@@ -8,14 +8,11 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
-import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from queue import Queue
 from typing import Any
 
 from bench.callbacks import StopRequest
@@ -23,7 +20,7 @@ from bench.checks import check
 from bench.config import RunConfig, on_device, settings_of
 from bench.doctor import first_line
 from bench.errors import MAKE_ROOM, RunBusy, RunFailed, UserError
-from bench.execute import Engine
+from bench.execute import Effort, Engine
 from bench.execute.choice import Choices
 from bench.execute.execute import execute, results
 from bench.machine import this_process
@@ -188,7 +185,8 @@ class Worker:
     def _as_lanes(self, trials: Sequence[Trial], width: int | None) -> list[list[RunResult]] | None:
         configs = [config for trial in trials for config in self._configs(trial)]
         show = _LanesShown(self.tell, self.study)
-        if not execute(configs, show, engine="lanes", width=width, workers="1", stop=self.stop, plan=self._plan):
+        effort = Effort("lanes", width, workers="1")
+        if not execute(configs, show, effort, plan=self._plan, stop=self.stop):
             return None
         by_id = {result.run_id: result for result in results(configs)}
         return [[by_id[config.run_id] for config in self._configs(trial)] for trial in trials]
@@ -337,17 +335,3 @@ def _identity(trial: Trial) -> dict[str, Any]:
 
 def _shown(result: RunResult, fresh: bool) -> dict[str, Any]:
     return {"status": result.status, "value": value_of(result, fresh), "wall_s": result.wall_s}
-
-
-def supervised() -> Iterator[str]:
-    """Names of studies from standard input; its end, which is that of whoever started us, asks this process to stop."""
-    names: Queue[str] = Queue()
-
-    def read() -> None:
-        for line in sys.stdin:
-            names.put(line.strip())
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=read, daemon=True).start()
-    while True:
-        yield names.get()

@@ -18,13 +18,14 @@ def main(words: list[str]) -> int:
     """
     command = shlex.join(["bench", "suite", *without_storage(words)])
     args = parse("suite", words)
+    from bench.execute.slots import slots
     from bench.papers.reproduce import make_output
     from bench.plugins import naming
     from bench.tuning import suite, tuned
     from bench.tuning.outcome import missing_runs, outcome
     from bench.tuning.studies import NoDatabase
     from bench.tuning.summary import as_json
-    from bench.tuning.workers import Workers, slots
+    from bench.tuning.workers import Workers
 
     places = {"data": args.data, "store": args.store}
     asked = suite.load(args.file)

@@ -27,6 +27,7 @@ def main(words: list[str]) -> int:
     """
     command = shlex.join(["bench", "tune", *without_storage(words)])
     args = parse("tune", words)
+    from bench.execute.slots import slots
     from bench.papers.reproduce import make_output
     from bench.plugins import naming
     from bench.sweeps.grid import settings_in
@@ -34,7 +35,6 @@ def main(words: list[str]) -> int:
     from bench.tuning.selection import CONVERGED
     from bench.tuning.slurm import script
     from bench.tuning.tune import promise, work
-    from bench.tuning.workers import slots
 
     if args.print and not args.slurm:
         raise UserError("--print prints the script of --slurm; write both")
