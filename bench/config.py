@@ -333,22 +333,30 @@ def settings_of(stored: Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
+def decided(config: RunConfig) -> RunConfig:
+    """The configuration with `device: auto` decided by what is here; another device need not be here."""
+    if config.device != "auto":
+        return config
+    drivers = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+    if sys.platform == "linux" and not any(map(os.path.exists, drivers)):
+        return config.model_copy(update={"device": "cpu"})  # torch takes seconds to import
+    import torch
+
+    return config.model_copy(update={"device": "cuda" if torch.cuda.is_available() else "cpu"})
+
+
 def on_device(config: RunConfig) -> RunConfig:
     """The configuration with `device: auto` decided.
 
     Raises:
         UserError: the device is not there.
     """
-    drivers = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
-    if config.device == "cpu" or (
-        config.device == "auto" and sys.platform == "linux" and not any(map(os.path.exists, drivers))
-    ):
-        return config.model_copy(update={"device": "cpu"})  # torch takes seconds to import
+    config = decided(config)
+    if config.device == "cpu":
+        return config
     import torch
 
-    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if config.device == "auto":
-        return config.model_copy(update={"device": "cuda" if there["cuda"] else "cpu"})
+    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if not there[config.device]:
         raise UserError(f"--device {config.device}: this torch finds no such device here; see `bench doctor`")
     count = {"cuda": torch.cuda.device_count}.get(config.device, lambda: config.trainer.devices)()

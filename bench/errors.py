@@ -23,6 +23,10 @@ class RunFailed(UserError):
     exit_code = 1
 
 
+class RunBroke(RunFailed):
+    """What a run's own code did broke it; others may be made all the same."""
+
+
 class RunBusy(UserError):
     """Another process trains this run now."""
 

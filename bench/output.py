@@ -1,9 +1,11 @@
 """What the commands share that read stores and write a table, a page or a picture."""
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
 from bench.errors import UserError
 from bench.grammar.parse import Args
@@ -13,6 +15,8 @@ from bench.text import clean
 if TYPE_CHECKING:
     from bench.store.stores import Stores
 
+ROOM = 10 * 2**20
+"""Bytes that the output's disk must have free before anything is trained; the largest output so far has 8 million."""
 ENDINGS = {".md": "md", ".csv": "csv", ".json": "json", ".tex": "tex", ".html": "html"}
 """Formats of tables by the ending of a file's name."""
 
@@ -76,3 +80,34 @@ def warn_of(stores: "Stores", damaged: Iterable[object] = ()) -> int:
     for run_id in stores.conflicts:
         remark("warning", f"{run_id} is there several times with different results; one is taken")
     return 1 if lines else 0
+
+
+def note(text: str | None) -> None:
+    """Print the text, if there is one, as a remark on standard error."""
+    if text is not None:
+        print(clean(f"bench: {text}"), file=sys.stderr, flush=True)
+
+
+def make_output(folder: Path) -> None:
+    """Make the output's folder, and find out before hours of training whether it can be written."""
+    probe = folder / f"probe-{uuid4().hex}.tmp"
+    try:
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            probe.write_bytes(bytes(ROOM))
+    finally:
+        with suppress(OSError):
+            probe.unlink(missing_ok=True)
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Make errors of the disk into the one line that a user sees.
+
+    Raises:
+        UserError: the folder cannot be written.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"cannot write to {folder}: {error.strerror}; choose another with --out DIR") from None

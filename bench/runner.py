@@ -26,7 +26,7 @@ from bench.callbacks import Recorder, StopRequest
 from bench.checkpoints import usable
 from bench.checks import check, option_error
 from bench.config import RunConfig, on_device
-from bench.errors import RunBusy, RunFailed, UserError
+from bench.errors import RunBroke, RunBusy, RunFailed, UserError
 from bench.machine import LIBRARIES, cpu_name, is_main_process
 from bench.progress import Progress
 from bench.settings import described
@@ -69,7 +69,7 @@ def run(
     Raises:
         UserError: the configuration cannot be run, data are missing, or the store cannot be written.
         RunBusy: another process trains this run now.
-        RunFailed: the run broke on the way; the store says so too.
+        RunBroke: the run broke on the way; the store says so too.
         KeyboardInterrupt: a signal asked to stop when the run was already over; its result is stored.
     """
     config = on_device(config)
@@ -125,7 +125,7 @@ def run(
         if awaited is not None and isinstance(error, DistStoreError | DistNetworkError):
             raise RunFailed(awaited.missed) from None
         where = f"; the traceback is in {trace}" if trace is not None else ""
-        raise RunFailed(f"run {config.run_id} broke: {result.reason}{where}") from error
+        raise RunBroke(f"run {config.run_id} broke: {result.reason}{where}") from error
     _finalize(loggers, "success" if result.status == "completed" else "failed")
     if stop.signal is not None and result.status != "killed":
         raise KeyboardInterrupt  # it came too late for this run, but whoever has more to do must stop

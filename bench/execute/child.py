@@ -1,4 +1,4 @@
-"""What a worker of `execute` runs: cuts from standard input, a line of JSON each, and events on standard output."""
+"""What a worker of `execute` runs: plans from standard input, a line of JSON each, and events on standard output."""
 
 import json
 import os
@@ -6,49 +6,21 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from operator import gt, lt
-from pathlib import Path
 from queue import Queue
 from typing import Any
 
 from bench.callbacks import StopRequest
-from bench.config import RunConfig
-from bench.execute.cuts import Cut
+from bench.errors import RunBroke
+from bench.execute.cuts import recorded_cuts
 from bench.execute.here import carry_out
+from bench.execute.plan import load
 from bench.progress import Advance, SweepProgress
 
 TELL_SECONDS = 0.5
 """Between two events on how far a worker is. Ours."""
-
-
-def as_line(cuts: Sequence[Cut]) -> str:
-    """A job for a worker."""
-    return json.dumps(
-        [
-            {
-                "lanes": cut.lanes,
-                "compiled": cut.compiled,
-                "plan": cut.plan,
-                "blocks": [[[config.model_dump(mode="json") for config in row] for row in grid] for grid in cut.blocks],
-            }
-            for cut in cuts
-        ]
-    )
-
-
-def from_line(line: str) -> list[Cut]:
-    """The cuts of a job; whoever has started this process has made the line."""
-    return [
-        Cut(
-            each["lanes"],
-            each["compiled"],
-            [[[RunConfig.model_validate(config) for config in row] for row in grid] for grid in each["blocks"]],
-            each["plan"],
-        )
-        for each in json.loads(line)
-    ]
 
 
 class Told(SweepProgress):
@@ -104,7 +76,7 @@ def events() -> Callable[[Mapping[str, Any]], None]:
 
 
 def main(words: list[str]) -> int:
-    """Carry out jobs until somebody asks to stop: 130.
+    """Work on plans until somebody asks to stop: 130.
 
     Args:
         words: whether the metric is better when smaller (`min`) or greater (`max`).
@@ -112,10 +84,13 @@ def main(words: list[str]) -> int:
     (mode,) = words
     tell, stop = events(), StopRequest()
     for line in lines():
-        cuts = from_line(Path(line).read_text("utf-8"))
-        with stop.listening():
-            done = carry_out(cuts, Told(tell, gt if mode == "max" else lt), stop)
-        if not done:
-            break
+        name, places = json.loads(line)
+        try:
+            with stop.listening():
+                plan = load(name, places)
+                if not carry_out(recorded_cuts(plan), Told(tell, gt if mode == "max" else lt), stop):
+                    break
+        except RunBroke as error:
+            tell({"broken": str(error)})
         tell({"done": line})
     return 130

@@ -48,9 +48,10 @@ class Choices:
     Args:
         engine: `lanes`, `lightning` (one run after the other), or what is faster.
         width: lanes of a block at most; measured by default.
-        memory: bytes that a block may take; 80 % of what is free by default.
+        memory: bytes that all blocks of this machine together may take; 80 % of what is free by default.
         say: shows a line.
-        workers: so many processes share the runs, and the memory.
+        shares: so many processes share the runs.
+        processes: so many processes of this machine share its memory.
     """
 
     def __init__(
@@ -59,9 +60,11 @@ class Choices:
         width: int | None,
         memory: int | None,
         say: Callable[[str], None],
-        workers: int = 1,
+        shares: int = 1,
+        processes: int = 1,
     ) -> None:
-        self.engine, self.width, self.memory, self.say, self.workers = engine, width, memory, say, workers
+        self.engine, self.width, self.memory, self.say = engine, width, memory, say
+        self.shares, self.processes = shares, processes
         self._measured: dict[object, Choice] = {}
         self._said: set[str] = set()
 
@@ -75,7 +78,7 @@ class Choices:
             return Choice(lanes=False, width=1)
         choice = self._how_many(group) if self.width is None else Choice(lanes=True, width=self.width)
         if self.width is None and choice.lanes:  # a block for each worker at least
-            choice = replace(choice, width=min(choice.width, -(-len(group) // self.workers)))
+            choice = replace(choice, width=min(choice.width, -(-len(group) // self.shares)))
         return replace(choice, compiled=choice.lanes and self._compile_pays(group, choice.width))
 
     def _how_many(self, group: Sequence[RunConfig]) -> Choice:
@@ -103,7 +106,7 @@ class Choices:
             raise
         except Exception:  # so it will in training, which records how
             alone = ahead = inf
-        limit = (self.memory or int(0.8 * free_memory(first.device))) // self.workers
+        limit = (self.memory or int(0.8 * free_memory(first.device))) // self.processes
         costs: dict[int, float] = {}
         each = 0.0
         for lanes in (w for w in _WIDTHS if w < 4 * len(group) and each * w <= limit):

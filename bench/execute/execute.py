@@ -1,16 +1,17 @@
 """`execute`: from wanted runs to stored ones, in this process or with workers on this machine."""
 
+import json
 from collections.abc import Sequence
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import torch
 
 from bench.callbacks import StopRequest
-from bench.config import RunConfig
+from bench.config import RunConfig, on_device
+from bench.errors import RunFailed
 from bench.execute import Effort
-from bench.execute.cuts import Cut, agree, cut, forget
+from bench.execute.cuts import cut
 from bench.execute.here import carry_out
+from bench.execute.plan import Plan
 from bench.execute.pool import Event, Pool, Worker
 from bench.execute.slots import Slot, slots
 from bench.progress import Advance, SweepProgress
@@ -25,7 +26,7 @@ def execute(
     progress: SweepProgress,
     effort: Effort | None = None,
     *,
-    plan: str | None = None,
+    plan: str = "runs",
     stop: StopRequest | None = None,
 ) -> bool:
     """Make the runs that the store does not have; False if a signal asked to stop.
@@ -42,52 +43,75 @@ def execute(
 
     Raises:
         UserError: a run cannot be made, or not with this engine, or there are not so many devices.
-        RunFailed: a run broke, the disk is full or gone, workers die as soon as they are started, or one lane alone
+        RunFailed: runs broke, the disk is full or gone, workers die as soon as they are started, or one lane alone
             needs more memory than there is.
     """
-    effort, first = effort or Effort(), configs[0]
+    effort, first = effort or Effort(), on_device(configs[0])
     cut_up = slots(effort.workers or ("auto" if first.device == "cuda" else "1"), first, len(configs))
+    return work(Plan(plan, configs, effort.engine, effort.width, len(cut_up)), progress, cut_up, effort.memory, stop)
+
+
+def work(
+    plan: Plan,
+    progress: SweepProgress,
+    cut_up: Sequence[Slot] = (Slot(),),
+    memory: int | None = None,
+    stop: StopRequest | None = None,
+) -> bool:
+    """Make the runs of a plan that the store does not have; False if a signal asked to stop.
+
+    Args:
+        plan: which others may work on too.
+        progress: shows how far it is.
+        cut_up: what each process on this machine has; one process is this one.
+        memory: bytes that all blocks of this machine together may take; 80 % of what is free by default.
+        stop: as in `execute`.
+
+    Raises:
+        UserError: as in `execute`.
+        RunFailed: as in `execute`.
+    """
     stop = stop or StopRequest()
     with stop.listening():
         if len(cut_up) > 1:
             torch.set_num_threads(cut_up[0].threads)  # what is measured is to hold for the workers
-        path, cuts = cut(configs, progress, effort, workers=len(cut_up), plan=plan)
+        cuts = cut(plan, progress, memory=memory, processes=len(cut_up))
         runs = sum(len(each.runs) for each in cuts)
-        if stop.signal is None:
-            cuts = agree(path, cuts)
         if len(cut_up) == 1:
             with progress.showing(runs):
                 carried_out = carry_out(cuts, progress, stop)
         else:
             carried_out = stop.signal is None
-    if carried_out and len(cut_up) > 1:  # who hand the signals on
+    if carried_out and cuts and len(cut_up) > 1:  # who hand the signals on
         with progress.showing(runs):
-            carried_out = _with_workers(cuts, cut_up, first.task_spec.mode, progress)
+            carried_out = _with_workers(plan, cut_up, progress)
     if carried_out:
-        forget(path)
+        plan.forget()
     return carried_out
 
 
-def _with_workers(cuts: Sequence[Cut], cut_up: Sequence[Slot], mode: str, progress: SweepProgress) -> bool:
-    """Share cuts out to workers; False if a signal asked to stop."""
-    from bench.execute.child import as_line
-
-    if not cuts:
-        return True
+def _with_workers(plan: Plan, cut_up: Sequence[Slot], progress: SweepProgress) -> bool:
+    """Let workers make the runs; False if a signal asked to stop."""
+    broken: list[str] = []
 
     def hear(slot: int, event: Event) -> None:
         if "say" in event:
             progress.say(event["say"])
         if "progress" in event:
             progress.add(slot, Advance(*event["progress"]))
+        if "broken" in event:
+            broken.append(event["broken"])
 
     def died(worker: Worker, how: str) -> None:
         progress.add(worker.slot, Advance())
 
-    with TemporaryDirectory() as folder, Pool(("worker", "--cuts", mode), cut_up, {}) as pool:
-        path = Path(folder) / "cuts.json"
-        path.write_text(as_line(cuts), "utf-8")
-        return pool.work(str(path), hear, died, progress.say)
+    first = plan.configs[0]
+    places = {"data": str(first.data), "store": str(first.store), "logger": first.logger}
+    with Pool(("worker", "--cuts", plan.mode), cut_up, {}) as pool:
+        done = pool.work(json.dumps([plan.name, places]), hear, died, progress.say)
+    if done and broken:
+        raise RunFailed(broken[0])
+    return done
 
 
 def results(configs: Sequence[RunConfig]) -> list[RunResult]:

@@ -8,7 +8,7 @@ from math import inf
 from bench.callbacks import StopRequest
 from bench.config import RunConfig
 from bench.doctor import first_line
-from bench.errors import RunBusy, RunFailed
+from bench.errors import RunBroke, RunBusy, RunFailed
 from bench.execute.blocks import rectangles
 from bench.execute.cuts import Cut
 from bench.lanes.runs import train_block
@@ -17,6 +17,9 @@ from bench.progress import SweepProgress
 from bench.runner import run
 from bench.store.record import FINISHED
 from bench.store.store import Store
+
+MOST_BROKEN = 3
+"""Runs or blocks that break in a row before all is given up. Ours."""
 
 
 def carry_out(cuts: Sequence[Cut], progress: SweepProgress, stop: StopRequest) -> bool:
@@ -31,14 +34,48 @@ def carry_out(cuts: Sequence[Cut], progress: SweepProgress, stop: StopRequest) -
 
     Raises:
         UserError: a run cannot be made.
-        RunFailed: a run broke, the disk is full or gone, or one lane alone needs more memory than there is.
+        RunFailed: runs broke, the disk is full or gone, or one lane alone needs more memory than there is.
     """
     keep_freed_memory()
-    make = {True: _as_lanes, False: _one_by_one}
-    return all(make[cut.lanes](cut, progress, stop) for cut in cuts)
+    broken = Broken(progress)
+    done = all((_as_lanes if cut.lanes else _one_by_one)(cut, progress, stop, broken) for cut in cuts)
+    if done:
+        broken.tell()
+    return done
 
 
-def _as_lanes(cut: Cut, progress: SweepProgress, stop: StopRequest) -> bool:
+class Broken:
+    """Runs that broke: a plug-in may fail with one learning rate and not with others.
+
+    Args:
+        progress: hears of them.
+    """
+
+    def __init__(self, progress: SweepProgress) -> None:
+        self._progress = progress
+        self._errors: list[RunBroke] = []
+        self._in_a_row = 0
+
+    def add(self, error: RunBroke) -> None:
+        """Keep the error for the end, or raise it if so many have come in a row that all would."""
+        self._errors.append(error)
+        self._in_a_row += 1
+        if self._in_a_row == MOST_BROKEN:
+            raise RunFailed(f"{MOST_BROKEN} in a row broke, the last: {error}") from error
+        self._progress.say(f"{error}; going on with the others")
+
+    def ended(self) -> None:
+        """A run has not broken."""
+        self._in_a_row = 0
+
+    def tell(self) -> None:
+        """Raise what was kept."""
+        if self._errors:
+            many = f"{len(self._errors)} times something broke, first: " if len(self._errors) > 1 else ""
+            raise RunBroke(f"{many}{self._errors[0]}") from self._errors[0]
+
+
+def _as_lanes(cut: Cut, progress: SweepProgress, stop: StopRequest, broken: Broken) -> bool:
     """Train blocks of lanes; False if a signal asked to stop."""
     store, blocks = Store(cut.runs[0].store), [[config for row in grid for config in row] for grid in cut.blocks]
     left = {config.run_id: config for config in cut.runs}
@@ -63,7 +100,7 @@ def _as_lanes(cut: Cut, progress: SweepProgress, stop: StopRequest) -> bool:
         alone = {run_id for run_id, result in stored.items() if result.engine != "lanes"}
         fresh = {run_id: config for run_id, config in left.items() if run_id not in alone}
         if not fresh:
-            return _each(list(left.values()), progress, stop, cut.plan)
+            return _each(list(left.values()), progress, stop, cut.plan, broken)
         busy = {run_id for block in (*others, *there.values()) if block.busy for run_id in block.runs}
         # What a killed process left comes first: it is part of the way.
         begun = (block.runs for block in others if not block.busy and block.runs.keys() <= fresh.keys())
@@ -79,8 +116,19 @@ def _as_lanes(cut: Cut, progress: SweepProgress, stop: StopRequest) -> bool:
             if results is None:
                 return False
             trained |= {result.run_id for result in results}
+            broken.ended()
         except RunBusy:
             time.sleep(0.1)
+        except RunBroke as error:
+            own = {config.run_id for row in grid for config in row}
+            left = {run_id: config for run_id, config in left.items() if run_id not in own}
+            if cut.only or len(own) == 1:
+                broken.add(error)
+            else:
+                progress.say(f"{error}; going on with one of them after the other")
+                alone_now = [config for row in grid for config in row]
+                if not _each(alone_now, progress, stop, cut.plan, broken):
+                    return False
         except (MemoryError, RuntimeError) as error:
             count = sum(map(len, grid))
             if not ran_out(error):
@@ -107,11 +155,11 @@ def _parts(block: Sequence[RunConfig], width: int) -> list[list[RunConfig]]:
     return [[run for row in grid for run in row] for grid in rectangles(block, width)]
 
 
-def _one_by_one(cut: Cut, progress: SweepProgress, stop: StopRequest) -> bool:
-    return _each(cut.runs, progress, stop, cut.plan)
+def _one_by_one(cut: Cut, progress: SweepProgress, stop: StopRequest, broken: Broken) -> bool:
+    return _each(cut.runs, progress, stop, cut.plan, broken)
 
 
-def _each(left: Sequence[RunConfig], progress: SweepProgress, stop: StopRequest, plan: str | None) -> bool:
+def _each(left: Sequence[RunConfig], progress: SweepProgress, stop: StopRequest, plan: str, broken: Broken) -> bool:
     """Train runs one after the other; False if a signal asked to stop."""
     waiting = False
     while left:
@@ -124,10 +172,14 @@ def _each(left: Sequence[RunConfig], progress: SweepProgress, stop: StopRequest,
             except RunBusy:
                 busy.append(config)
                 continue
+            except RunBroke as error:
+                broken.add(error)
+                continue
             except KeyboardInterrupt:
                 return False
             if result.status == "killed":
                 return False
+            broken.ended()
             progress.advance(result.steps, 1, [result])
         if busy:
             waiting = _wait(busy, waiting and len(busy) == len(left), progress)

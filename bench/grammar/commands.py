@@ -51,6 +51,12 @@ RUN_WORKERS = Option("workers", "processes that share the runs, or auto: one for
                      " for each GPU, and on a CPU one)", "N", completes="auto")  # fmt: skip
 WORKERS = Option("workers", "worker processes, or auto (default): one for each GPU, or each processor", "N",
                  default="auto", completes="auto", also=("jobs",))  # fmt: skip
+ELSEWHERE = (
+    Option("slurm", "submit workers to Slurm as an array, one task a GPU, and stop"),
+    Option("print", "with --slurm: print the script and stop; nothing is written"),
+    Option("create", "keep what is wanted, so that `bench worker` can work on it from any machine, and stop"),
+    Option("sbatch", "further options for sbatch: --sbatch='--partition=gpu --time=4:00:00'", "OPTIONS", default=""),
+)
 SETTINGS = ("task", "opt", "trainer")
 
 BOARD_NAMES = ("quality", "speed", "tuning", "robustness", "theory")
@@ -129,7 +135,7 @@ _ALL = (
             RUN_DEVICE, Option("precision", "32-true or 64-true as lanes; the task's own by default", "P", setting=True,
                            completes=PRECISION.completes),
             DATA_SEED, Option("logger", LOGGER.help, "L", setting=True, hidden=True),
-            JSON, Option("dry-run", "list the runs and stop"), DATA, STORE,
+            *ELSEWHERE, JSON, Option("dry-run", "list the runs and stop"), DATA, STORE,
         ),
     ),
     Command(
@@ -162,12 +168,7 @@ _ALL = (
             _out("where TASK/OPT.yaml and the plot go (default: tuned; with --resume where they went before)"),
             RUN_DEVICE, PRECISION, DATA_SEED, JSON,
             Option("dry-run", "print the trials of the design and stop"),
-            Option("slurm", "submit the workers to Slurm as an array, one task a GPU, and stop"),
-            Option("print", "with --slurm: print the script and stop; no database is written to"),
-            Option("create", "put the study into its database and stop; `bench worker` works on it"),
-            Option("sbatch", "further options for sbatch: --sbatch='--partition=gpu --time=4:00:00'", "OPTIONS",
-                   default=""),
-            WORKERS, STUDY_ENGINE, STORAGE, DATA, STORE,
+            *ELSEWHERE, WORKERS, STUDY_ENGINE, STORAGE, DATA, STORE,
         ),
     ),
     Command(
@@ -192,12 +193,14 @@ _ALL = (
         ),
     ),
     Command(
-        "worker", "join a study, from any machine that reaches its database",
-        text="Take trials of a study and train them until nothing is left to do. Start as many as there are devices.",
+        "worker", "join a plan or a study, from any machine that reaches its store or database",
+        text="Take runs of a plan, or trials of a study, and train them until nothing is left to do. Start as many as"
+        " there are devices.",
         options=(
+            Option("plan", "its name, as --create or --slurm prints it; its store is --store", "NAME"),
             Option("study", "its name, as `bench studies` prints it", "NAME", completes="study"),
-            *(Option(kind, "name the file or module that the study names, or it is not imported; several times for"
-                     " several", "FILE.py:CLASS", many=True, completes=kind) for kind in ("task", "opt")),
+            *(Option(kind, "name the file or module that the plan or study names, or it is not imported; several times"
+                     " for several", "FILE.py:CLASS", many=True, completes=kind) for kind in ("task", "opt")),
             STUDY_ENGINE,
             Option("shared-by", "workers that share the trials, where lanes take many at once (default 1)", "N",
                    whole(1), default=1),
@@ -257,7 +260,7 @@ _ALL = (
             Option("arm", "change a setting in one arm, by its label: --arm NGD opt.lr 0.05 --arm 'H = 1' opt.lr 2",
                    "ARM SETTING VALUE", words=3, many=True),
             _out("where the output goes (default: reproduced/NAME, NAME-quick, NAME-changed)"),
-            DEVICE, ENGINE, RUN_WORKERS, DATA, STORE,
+            DEVICE, ENGINE, RUN_WORKERS, *ELSEWHERE, DATA, STORE,
         ),
     ),
     Command(

@@ -14,7 +14,7 @@ from bench.callbacks import StopRequest, Watcher
 from bench.checkpoints import STEPS, usable
 from bench.config import RunConfig
 from bench.doctor import first_line
-from bench.errors import RunBusy, RunFailed, UserError
+from bench.errors import RunBroke, RunBusy, UserError
 from bench.lanes.engine import Lanes, LanesModule
 from bench.lanes.optimizers import Weights
 from bench.memory import ran_out
@@ -81,7 +81,8 @@ def train_block(
     Raises:
         RunBusy: another process trains this block now, or has just done so.
         UserError: the configuration cannot be run, or the store cannot be written.
-        RunFailed: the training broke, and the attempt has the traceback; or the disk is full or gone.
+        RunBroke: the training broke, and the attempt has the traceback.
+        RunFailed: the disk is full or gone.
         Exception: memory is short (`bench.memory.ran_out`).
     """
     first = grid[0][0]
@@ -135,7 +136,7 @@ def train_block(
             if trace := attempt.keep_traceback(error):
                 where = f"; the traceback is in {trace}"
             attempt.leave([replace(result, status="failed", reason=first_line(error)) for result in attempt.runs])
-        raise RunFailed(f"{len(configs)} {first.opt} lanes broke: {first_line(error)}{where}") from error
+        raise RunBroke(f"{len(configs)} {first.opt} lanes broke: {first_line(error)}{where}") from error
     finally:
         if attempt is not None:
             attempt.drop()

@@ -16,8 +16,9 @@ def main(words: list[str]) -> int:
     """
     args = parse("reproduce", words)
     from bench.execute import Effort
+    from bench.execute.elsewhere import hand_out, wanted_elsewhere
     from bench.papers.experiments import experiments, title
-    from bench.papers.reproduce import reproduce
+    from bench.papers.reproduce import ask, reproduce
     from bench.papers.reproduction import Version
     from bench.report import claim_lines
 
@@ -39,6 +40,9 @@ def main(words: list[str]) -> int:
     version = Version(args.quick, args.search, args.seeds, args.of_runs, arms)
     kind = "-quick" * version.quick + "-changed" * version.changed  # so that no trial overwrites the real page
     folder = args.out or Path("reproduced") / f"{args.name}{kind}"
+    if wanted_elsewhere(args):
+        asked = ask(args.name, places, version)
+        return hand_out(f"experiment {args.name}", [job.config for job in asked.all_jobs], args, args.device)
     result = reproduce(args.name, folder, places, version, say, Effort(args.engine, workers=args.workers))
     if result is None:
         say("bench: stopped; what is finished is stored, and the same command goes on")

@@ -1,33 +1,29 @@
 """A paper's experiment: from its YAML to runs, a figure, and claims that are each tested."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import nan
 from operator import gt, lt
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import numpy as np
 
-from bench.config import RunConfig, on_device, resolve, settings_of
+from bench.config import RunConfig, decided, on_device, resolve, settings_of
 from bench.drawing import draw
 from bench.errors import UserError, unknown
 from bench.execute import Effort
 from bench.execute.blocks import check_all
+from bench.output import make_output, writing
 from bench.papers.arms import Arm
 from bench.papers.claims import judge
 from bench.papers.experiments import Experiment, Settings, load
-from bench.papers.reproduction import Reproduction, Version, as_json, page, words
+from bench.papers.reproduction import Reproduction, Version, as_json, page
 from bench.papers.verdicts import Finding
 from bench.store.record import RunResult
 from bench.store.store import Store
 from bench.store.tables import TABLES, write_parquet
-
-ROOM = 10 * 2**20
-"""Bytes that the output's disk must have free before anything is trained; the largest output so far has 8 million."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +46,7 @@ def jobs(experiment: Experiment, places: Settings) -> list[Job]:
         UserError: a setting is unknown or illegal.
     """
     todo = [
-        Job(label, seed, on_device(resolve(experiment.common | own | {"seed": seed} | places)))
+        Job(label, seed, decided(resolve(experiment.common | own | {"seed": seed} | places)))
         for seed in experiment.seeds
         for label, own in experiment.arms.items()
     ]
@@ -58,7 +54,7 @@ def jobs(experiment: Experiment, places: Settings) -> list[Job]:
     return todo
 
 
-def train(todo: Sequence[Job], say: Callable[[str], None], effort: Effort, plan: str | None = None) -> bool:
+def train(todo: Sequence[Job], say: Callable[[str], None], effort: Effort, plan: str) -> bool:
     """Make the runs that the store does not have; True unless a signal asked to stop.
 
     Args:
@@ -121,6 +117,61 @@ def _judge(experiment: Experiment, arms: Mapping[str, Arm]) -> dict[str, Finding
     return {claim.name: judge(claim.test, arms, **experiment.arguments(claim)) for claim in experiment.claims}
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What a command asks of an experiment.
+
+    Attributes:
+        experiment: small or whole, and as it was changed.
+        jobs: its runs.
+        points: of the search: where, the experiment there, and its runs.
+    """
+
+    experiment: Experiment
+    jobs: list[Job]
+    points: list[tuple[Settings, Experiment, list[Job]]]
+
+    @property
+    def all_jobs(self) -> list[Job]:
+        """All runs, those of the search last."""
+        return [*self.jobs, *(job for _, _, own in self.points for job in own)]
+
+
+def ask(name: str, places: Settings, version: Version) -> Asked:
+    """The runs of an experiment.
+
+    Args:
+        name: of `experiments()`.
+        places: where data and store are, and the device.
+        version: small or whole, with or without search, and what is changed.
+
+    Raises:
+        UserError: unknown experiment or setting.
+    """
+    full = load(name)
+    if version.search and full.search is None:
+        raise UserError(f"{name} has no open constants to search; leave --search out")
+    if version.search and version.quick:
+        raise UserError("--search has no small version; leave --quick or --search out")
+    if version.seeds is not None and version.seeds < 1:
+        raise UserError(f"--seeds {version.seeds}: it must be at least 1")
+    full.refuse_too_many(version.seeds, search=version.search)
+    for label, own in version.arms.items():
+        if label not in full.arms:
+            raise unknown("arm", label, full.arms)
+        if shared := own.keys() & {"seed", *places}:
+            raise UserError(f"--arm {label} {min(shared)}: it is the same in all arms; leave it out")
+
+    def planned(there: Experiment) -> tuple[Experiment, list[Job]]:
+        there = there.changed(version.changes, version.seeds, version.arms)
+        there.rehearse()
+        return there, jobs(there, places)
+
+    experiment, todo = planned(full.small() if version.quick else full)
+    points = full.search.points if version.search and full.search else []
+    return Asked(experiment, todo, [(point, *planned(full.at(point))) for point in points])
+
+
 def reproduce(
     name: str,
     folder: Path,
@@ -142,71 +193,26 @@ def reproduce(
     Raises:
         UserError: unknown experiment or setting, missing data, or nowhere to write.
     """
-    effort = effort or Effort()
-    full = load(name)
-    if version.search and full.search is None:
-        raise UserError(f"{name} has no open constants to search; leave --search out")
-    if version.search and version.quick:
-        raise UserError("--search has no small version; leave --quick or --search out")
-    if version.seeds is not None and version.seeds < 1:
-        raise UserError(f"--seeds {version.seeds}: it must be at least 1")
-    full.refuse_too_many(version.seeds, search=version.search)
-    for label, own in version.arms.items():
-        if label not in full.arms:
-            raise unknown("arm", label, full.arms)
-        if shared := own.keys() & {"seed", *places}:
-            raise UserError(f"--arm {label} {min(shared)}: it is the same in all arms; leave it out")
-
-    def planned(there: Experiment) -> tuple[Experiment, list[Job]]:
-        there = there.changed(version.changes, version.seeds, version.arms)
-        there.rehearse()
-        return there, jobs(there, places)
-
-    experiment, todo = planned(full.small() if version.quick else full)
-    points = [
-        (point, *planned(full.at(point))) for point in (full.search.points if version.search and full.search else [])
-    ]
+    asked = ask(name, places, version)
+    experiment, todo = asked.experiment, asked.jobs
+    if any(_stored(job) is None for job in asked.all_jobs):
+        on_device(todo[0].config)
     make_output(folder)
-    if not train(todo, say, effort, f"experiment {name}"):
+    if not train(asked.all_jobs, say, effort or Effort(), f"experiment {name}"):
         return None
     arms, records, without = collect(todo)
     if not arms:
         seed, reason = next(iter(without.items()))
         raise UserError(f"{name}: none of the seeds can be compared with a solution: with seed {seed}, {reason}")
     findings = _judge(experiment, arms)
-    region = []
-    for i, (point, there, todo) in enumerate(points, 1):
-        say(f"point {i} of {len(points)}: {words(point)}")
-        if not train(todo, say, effort, f"experiment {name}"):
-            return None
-        region.append((point, _judge(there, collect(todo)[0])))
+    region = [(point, _judge(there, collect(own)[0])) for point, there, own in asked.points]
     result = Reproduction(name, experiment, version, findings, records, without, region)
-    with _writing(folder):
+    with writing(folder):
         draw(experiment.figure, arms, folder, watermark="quick" if version.quick else "")
         _write_data(records, Path(places["store"]), folder)
         (folder / "claims.json").write_text(json.dumps(as_json(result), indent=1, allow_nan=False) + "\n", "utf-8")
         (folder / "report.md").write_text(page(result), "utf-8")
     return result
-
-
-def make_output(folder: Path) -> None:
-    """Make the output's folder, and find out before hours of training whether it can be written."""
-    probe = folder / f"probe-{uuid4().hex}.tmp"
-    try:
-        with _writing(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            probe.write_bytes(bytes(ROOM))
-    finally:
-        with suppress(OSError):
-            probe.unlink(missing_ok=True)
-
-
-@contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"cannot write to {folder}: {error.strerror}; choose another with --out DIR") from None
 
 
 def _tables(store: Path, run: RunResult) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The record of a run: what was trained, how it ended, and what readers need to compare it without any import."""
 
 import math
+import re
 import time
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -250,6 +251,11 @@ def _agrees(said: dict[str, Any], config: dict[str, Any]) -> bool:
         if not isinstance(place, dict) or (own or name) not in place or place[own or name] != value:
             return False
     return True
+
+
+def is_file_name(name: str) -> bool:
+    """Whether a file can have this name everywhere, so that it stays in its folder."""
+    return re.fullmatch(FILE_NAME, name) is not None
 
 
 @cache

@@ -7,6 +7,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 from bench.grammar.commands import parse
+from bench.output import make_output
 
 
 def main(words: list[str]) -> int:
@@ -17,7 +18,7 @@ def main(words: list[str]) -> int:
     """
     command = shlex.join(["bench", "sweep", *words])
     args = parse("sweep", words)
-    from bench.config import settings_of
+    from bench.config import on_device, settings_of
     from bench.execute.blocks import check_all
     from bench.memory import read_memory
     from bench.papers.reproduction import words as as_words
@@ -32,7 +33,6 @@ def main(words: list[str]) -> int:
     progress = SweepProgress(
         f"sweep {configs[0].task}", (lambda a, b: a > b) if mode == "max" else (lambda a, b: a < b)
     )
-    memory = read_memory(args.memory, configs[0].device)
     if args.dry_run:
         check_all(configs)
         resolved = {config.run_id: settings_of(config.model_dump()) for config in configs}
@@ -44,16 +44,22 @@ def main(words: list[str]) -> int:
         print(json.dumps(plain(runs)) if args.json else "\n".join(lines))
         progress.say(f"bench: {len(runs)} runs")
         return 0
-    from bench.papers.reproduce import make_output
+    from bench.execute.elsewhere import hand_out, wanted_elsewhere
+
+    if wanted_elsewhere(args):
+        return hand_out(f"sweep {configs[0].task}", configs, args, args.of_runs.get("device"))
     from bench.sweeps import sensitivity
 
+    store = Store(args.store)
+    results = [result for config in configs if (result := store.finished(config.run_id))]
+    complete = len(results) == len(configs)
+    if not complete:
+        on_device(configs[0])
     folder = args.out or Path("swept") / folder_of(configs)
     make_output(folder)  # before hours of training
     if replaced := sensitivity.replaced(folder, {config.run_id for config in configs}):
         progress.say(f"bench: {replaced}")
-    store = Store(args.store)
-    results = [result for config in configs if (result := store.finished(config.run_id))]
-    if len(results) == len(configs):
+    if complete:
         progress.say(f"all {len(configs)} runs are stored")
     else:
         from bench.execute import Effort
@@ -61,8 +67,8 @@ def main(words: list[str]) -> int:
         from bench.execute.execute import results as results_of
 
         with redirect_stdout(sys.stderr):  # standard output is for the result alone
-            effort = Effort(args.engine, args.width, memory, args.workers)
-            carried_out = execute(configs, progress, effort, plan="sweep")
+            effort = Effort(args.engine, args.width, read_memory(args.memory, configs[0].device), args.workers)
+            carried_out = execute(configs, progress, effort, plan=f"sweep {configs[0].task}")
         if not carried_out:
             progress.say(STOPPED)
             return 130

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_origin
 
-from bench.config import RunConfig, on_device, resolve
+from bench.config import RunConfig, decided, resolve
 from bench.errors import UserError, unknown
 from bench.grammar.values import DEFAULT_POINTS, log_grid, parts, read_grid, refuse_too_many
 from bench.options import optimizer_options, task_options
@@ -88,7 +88,7 @@ def configurations(
         for name, values in grids
         for point in itertools.product(*values.values())
     ]
-    device = on_device(first[0]).device
+    device = decided(first[0]).device
     follows = "data_seed" not in words
     configs = [
         config.model_copy(update={"device": device, "seed": seed, **({"data_seed": seed} if follows else {})})

@@ -17,10 +17,11 @@ from optuna.storages import RDBStorage
 from bench.doctor import first_line
 from bench.errors import MAKE_ROOM, RunFailed, UserError, unknown
 from bench.store.load import Damaged, parse
+from bench.store.record import is_file_name
 from bench.tuning.rows import Rows
 from bench.tuning.selection import CONVERGED
 from bench.tuning.study import DIRECTIONS, FRESH, Stuck, Study, disk_full
-from bench.tuning.trials import Request, StudySpec, check_name, is_name
+from bench.tuning.trials import Request, StudySpec, check_name
 
 HEARTBEAT_SECONDS = 15
 """Seconds between signs of life of a trial's worker; after four times as long its trial is tried again. Ours."""
@@ -213,7 +214,7 @@ class Studies:
     def _find(self, name: str) -> "Study | None":
         if "bench" not in self._attributes(name):
             return None
-        if not is_name(name):
+        if not is_file_name(name):
             raise self._damaged(name, "its name is none")
         spec, request = self._parsed(name, StudySpec, "bench"), self.request_of(name)
         try:

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,7 +16,7 @@ from bench.config import RunConfig, TrainerOptions, on_device, resolve
 from bench.errors import UserError
 from bench.execute import Engine
 from bench.store.load import Damaged, parse
-from bench.store.record import FILE_NAME, FINISHED, Count, Json, Name, RunResult, contradiction
+from bench.store.record import FINISHED, Count, Json, Name, RunResult, contradiction, is_file_name
 from bench.tuning.design import Design, Kind
 from bench.tuning.rows import TrialRow
 from bench.tuning.selection import Mode
@@ -328,16 +327,11 @@ def check_name(name: str) -> str:
     Raises:
         UserError: it cannot.
     """
-    if not is_name(name):
+    if not is_file_name(name):
         raise UserError(
             f"--name {name}: a name has letters, digits, dots, - and _ and nothing else, and begins with no dot"
         )
     return name
-
-
-def is_name(name: str) -> bool:
-    """Whether a study can have this name: it is a file's name everywhere, and stays in its folder."""
-    return re.fullmatch(FILE_NAME, name) is not None
 
 
 def _part(settings: Mapping[str, Any], group: str) -> dict[str, Any]:

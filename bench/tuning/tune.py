@@ -8,8 +8,10 @@ from bench.config import resolve, settings_of
 from bench.errors import UserError, unknown
 from bench.execute import Engine
 from bench.execute.slots import slots
+from bench.execute.slurm import absolute_places, array_size, options_of, script
 from bench.grammar.values import counts_seeds, read_seeds, refuse_too_many
 from bench.plugins import naming
+from bench.process import bench_command
 from bench.settings import chosen_of
 from bench.text import plain
 from bench.tuning.design import Design
@@ -20,6 +22,7 @@ from bench.tuning.study import Study
 from bench.tuning.trials import Request, StudySpec, versions_of
 from bench.tuning.workers import Workers
 from optimizers import OPTIMIZERS
+from optimizers.plugins import absolute
 from tasks import TASKS
 
 GRID_POINTS = 9
@@ -205,3 +208,33 @@ def work(study: Study, workers: str, places: Mapping[str, Any], engine: str, pro
     progress.say(f"study {study.name}: {promise(study.spec, study.request.trials)}")
     with Workers(study.studies, cut, places, engine, naming(study.spec.names)) as pool:
         return pool.work(study, progress)
+
+
+def slurm_script(
+    name: str, spec: StudySpec, trials: int, workers: str, places: Mapping[str, Path], engine: str, options: str
+) -> str:
+    """A script for `sbatch` that works on a study.
+
+    Args:
+        name: of the study; it need not be there yet.
+        spec: of the study.
+        trials: of its design.
+        workers: tasks of the array, or `auto`.
+        places: where data and store are, on a file system that all nodes see.
+        engine: as in `bench.tuning.worker.Worker`.
+        options: further options of sbatch, as typed.
+
+    Raises:
+        UserError: the number of workers is none, or a path cannot be written in a script.
+    """
+    count = array_size(workers, trials)
+    if spec.trainer.num_nodes > 1:
+        raise UserError(
+            f"--trainer.num_nodes {spec.trainer.num_nodes}: a task of the array has one machine; leave it out"
+        )
+    there = absolute_places(places)
+    names = naming({kind: absolute(each) for kind, each in spec.names.items()})
+    command = bench_command("worker", "--study", name, "--engine", engine, "--shared-by", str(count), *names)
+    command += [word for place, path in there.items() for word in (f"--{place}", str(path))]
+    gpus = 0 if spec.settings["device"] == "cpu" else spec.trainer.devices
+    return script(name, command, count, gpus, there["store"], options_of(options), database=True)

@@ -2,12 +2,11 @@
 
 import json
 import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.grammar.parse import Args
-from bench.output import remark
+from bench.output import note, remark
 from bench.text import clean
 
 if TYPE_CHECKING:
@@ -53,12 +52,6 @@ def warn_of(study: "Study") -> bool:
     for what in study.damaged.values():
         remark("warning", f"{what}; it is left out")
     return bool(study.damaged)
-
-
-def note(text: str | None) -> None:
-    """Print the text, if there is one, as a remark on standard error."""
-    if text is not None:
-        print(clean(f"bench: {text}"), file=sys.stderr, flush=True)
 
 
 def open_studies(args: Args, *, make: bool = True, read_only: bool = False) -> "Studies":

@@ -5,8 +5,9 @@ from typing import Any
 
 from bench.errors import RunFailed, UserError
 from bench.grammar.commands import parse
+from bench.output import note
 from bench.text import clean
-from bench.tuning.cli.shared import note, open_studies, show, warn_of
+from bench.tuning.cli.shared import open_studies, show, warn_of
 
 
 def main(words: list[str]) -> int:

@@ -7,7 +7,8 @@ from contextlib import redirect_stdout, suppress
 
 from bench.errors import UserError
 from bench.grammar.commands import parse
-from bench.tuning.cli.shared import note, open_studies, without_storage
+from bench.output import make_output, note
+from bench.tuning.cli.shared import open_studies, without_storage
 
 
 def main(words: list[str]) -> int:
@@ -19,7 +20,6 @@ def main(words: list[str]) -> int:
     command = shlex.join(["bench", "suite", *without_storage(words)])
     args = parse("suite", words)
     from bench.execute.slots import slots
-    from bench.papers.reproduce import make_output
     from bench.plugins import naming
     from bench.tuning import suite, tuned
     from bench.tuning.outcome import missing_runs, outcome

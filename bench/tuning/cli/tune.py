@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from bench.errors import UserError
 from bench.grammar.commands import parse
 from bench.grammar.parse import Args
-from bench.tuning.cli.shared import as_typed, note, open_studies, show, without_storage
+from bench.output import make_output, note
+from bench.tuning.cli.shared import as_typed, open_studies, show, without_storage
 from optimizers.plugins import bare
 
 if TYPE_CHECKING:
@@ -27,19 +28,15 @@ def main(words: list[str]) -> int:
     """
     command = shlex.join(["bench", "tune", *without_storage(words)])
     args = parse("tune", words)
+    from bench.execute.elsewhere import wanted_elsewhere
     from bench.execute.slots import slots
-    from bench.papers.reproduce import make_output
     from bench.plugins import naming
     from bench.sweeps.grid import settings_in
     from bench.tuning.progress import TuningProgress, spoken
     from bench.tuning.selection import CONVERGED
-    from bench.tuning.slurm import script
-    from bench.tuning.tune import promise, work
+    from bench.tuning.tune import promise, slurm_script, work
 
-    if args.print and not args.slurm:
-        raise UserError("--print prints the script of --slurm; write both")
-    if args.create and args.slurm:
-        raise UserError("--create puts the study into its database, and --slurm does so too: leave one of them out")
+    wanted_elsewhere(args)
     places = {"data": args.data, "store": args.store}
     settings = (settings_in(args.config) if args.config else {}) | args.of_runs
     asked = _of_study(args, settings, words) if args.resume else _of_words(args, settings, places)
@@ -54,7 +51,7 @@ def main(words: list[str]) -> int:
         )
     text = ""
     if args.slurm:
-        text = script(name, spec, request.trials, args.workers, places, engine, _sbatch_options(args.sbatch))
+        text = slurm_script(name, spec, request.trials, args.workers, places, engine, args.sbatch)
     elif not args.create:
         slots(args.workers, spec.typical(places))  # refuses what this machine has not
     if args.dry_run:
@@ -208,19 +205,12 @@ def _of_words(args: Args, settings: dict[str, Any], places: dict[str, Path]) -> 
     return _Asked(None, spec, name, request, args.out or Path("tuned"))
 
 
-def _sbatch_options(text: str) -> list[str]:
-    try:
-        return shlex.split(text)
-    except ValueError as error:
-        raise UserError(f"--sbatch {text}: {str(error).lower()}") from None
-
-
 def _slurm(study: "Study", text: str, args: Args) -> int:
-    from bench.papers.reproduce import make_output
-    from bench.tuning.slurm import submit
+    from bench.execute.slurm import submit
 
     make_output(args.store)  # or Slurm could not write its log
-    print(submit(study, text, args.store))
+    address = study.studies.url.render_as_string(hide_password=False)
+    print(submit(study.name, text, args.store, {"BENCH_STORAGE": address}))
     print(
         f"when it is done: bench tune --resume {study.name} writes the settings;"
         f" bench studies {study.name} shows how far it is"

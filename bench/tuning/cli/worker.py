@@ -24,8 +24,17 @@ def main(words: list[str]) -> int:
 
         return carry_out(words[1:])
     args = parse("worker", words)
+    if args.plan is not None:
+        from bench.execute.elsewhere import join
+
+        return join(args, as_typed("worker", words))
     if args.study is None and not args.events:
-        raise UserError("--study is missing; `bench studies` lists their names")
+        from bench.execute.plan import open_plans
+
+        plans = ", ".join(open_plans(args.store)) or "none"
+        raise UserError(
+            f"--plan or --study is missing; plans in {args.store}: {plans}; `bench studies` lists the names of studies"
+        )
     studies = open_studies(args, make=False)
     study = studies.open(args.study) if args.study is not None else None
     with redirect_stdout(sys.stderr):

@@ -1,0 +1,231 @@
+"""A plan: runs that are wanted, as the store keeps them while they are made, so that other processes can join.
+
+    STORE/plans/NAME/plan.json    the runs and how they are to be made; written first, never changed
+    STORE/plans/NAME/cuts.json    how they are cut into blocks (`bench.execute.cuts`); the first writer decides
+
+The folder is removed when all runs are there.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from pydantic import ConfigDict, with_config
+from typing_extensions import TypedDict
+
+from bench.config import RunConfig, on_device, resolve, settings_of
+from bench.errors import UserError, unknown
+from bench.execute import Engine
+from bench.plugins import allowed, naming
+from bench.settings import as_stored
+from bench.store.block import PLANS
+from bench.store.files import disk_errors, remove, write_json
+from bench.store.load import Damaged, read
+from bench.store.record import FINISHED, Count, Json, Name, RunId, is_file_name
+from bench.store.store import Store
+from optimizers.plugins import slug
+
+PLAN = "plan.json"
+
+
+@with_config(ConfigDict(extra="forbid", strict=True))
+class Code(TypedDict):
+    """A task and an optimizer of a plan, with their versions."""
+
+    task: Name
+    opt: Name
+    versions: dict[str, int | str]
+
+
+@with_config(ConfigDict(extra="forbid", strict=True))
+class Stored(TypedDict):
+    """What `plan.json` holds: the settings of runs in dotted form, those that all share apart."""
+
+    title: Name
+    engine: Engine
+    width: Count | None
+    shares: Count
+    code: list[Code]
+    common: Json
+    runs: dict[RunId, Json]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Runs that are wanted.
+
+    Attributes:
+        title: what they are made for (`RunResult.plan`).
+        configs: the runs; all have one store, one place of the data and one device.
+        engine: `lanes`, `lightning` (one run after the other), or what is faster.
+        width: lanes of a block at most; measured by default.
+        shares: how many processes are to share them.
+    """
+
+    title: str
+    configs: Sequence[RunConfig]
+    engine: Engine = "auto"
+    width: int | None = None
+    shares: int = 1
+
+    @cached_property
+    def by_id(self) -> dict[str, RunConfig]:
+        """The runs by id."""
+        return {config.run_id: config for config in self.configs}
+
+    @property
+    def store(self) -> Store:
+        """Where the runs go."""
+        return Store(self.configs[0].store)
+
+    @cached_property
+    def name(self) -> str:
+        """`title-hash`; the same runs that are to be made in the same way have the same name."""
+        asked = json.dumps([sorted(self.by_id), self.engine, self.width, self.shares])
+        return f"{slug(self.title)}-{hashlib.sha256(asked.encode()).hexdigest()[:8]}"
+
+    @property
+    def folder(self) -> Path:
+        """Where it is kept while its runs are made."""
+        return self.store.folder / PLANS / self.name
+
+    @property
+    def mode(self) -> str:
+        """Whether the metric is better when smaller (`min`) or greater (`max`)."""
+        return self.configs[0].task_spec.mode
+
+    def missing(self) -> dict[str, RunConfig]:
+        """The runs that the store does not have, by id."""
+        there = self.store.find_all(self.by_id)
+        return {
+            run_id: config
+            for run_id, config in self.by_id.items()
+            if run_id not in there or there[run_id].runs[run_id].status not in FINISHED
+        }
+
+    def keep(self) -> None:
+        """Write it into the store, unless it is there.
+
+        Raises:
+            RunFailed: the disk is full, read-only or gone.
+        """
+        with disk_errors(self.store.folder):
+            write_once(self.folder / PLAN, self._stored)
+
+    def forget(self) -> None:
+        """Remove it from the store, and the folder of plans after the last."""
+        remove(self.folder)
+        with suppress(OSError):
+            self.folder.parent.rmdir()
+
+    def _stored(self) -> Stored:
+        own = {run_id: settings_of(as_stored(config)) for run_id, config in self.by_id.items()}
+        first = next(iter(own.values()))
+        common = {
+            name: value for name, value in first.items()
+            if all(name in each and repr(each[name]) == repr(value) for each in own.values())
+        }  # fmt: skip
+        code = {(config.task, config.opt): config.spec_versions for config in self.configs}
+        return {
+            "title": self.title, "engine": self.engine, "width": self.width, "shares": self.shares,
+            "code": [{"task": task, "opt": opt, "versions": versions} for (task, opt), versions in code.items()],
+            "common": common,
+            "runs": {
+                run_id: {name: value for name, value in each.items() if name not in common}
+                for run_id, each in own.items()
+            },
+        }  # fmt: skip
+
+
+def write_once(path: Path, make: Callable[[], Any]) -> None:
+    """Write strict JSON into a file of the store, unless it is there: of several writers the first one decides.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    if path.exists():
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    own = path.with_name(f".{uuid4().hex}")
+    try:
+        write_json(own, make())
+        try:
+            os.link(own, path)
+        except FileExistsError:
+            pass
+        except OSError:  # a file system without links
+            own.rename(path)
+    finally:
+        own.unlink(missing_ok=True)
+
+
+def open_plans(store: Path) -> list[str]:
+    """Names of the plans in a store of which runs may be missing."""
+    folder = store / PLANS
+    with suppress(OSError):
+        return sorted(path.name for path in folder.iterdir() if (path / PLAN).is_file())
+    return []
+
+
+def load(
+    name: str,
+    places: Mapping[str, Any],
+    named: Mapping[str, Sequence[str]] | None = None,
+    command: Sequence[str] = (),
+) -> Plan:
+    """A plan of a store.
+
+    Args:
+        name: its name.
+        places: where data and store are.
+        named: files and modules that may be imported, by kind (`task`, `opt`); None if whoever asks has written the
+            plan.
+        command: the user's words, for messages.
+
+    Raises:
+        UserError: there is none, it cannot be read, or code that it names may not be imported here.
+    """
+    store = Path(places["store"])
+    if not is_file_name(name):
+        raise unknown(f"plan in {store}:", name, open_plans(store))
+    path = store / PLANS / name / PLAN
+    try:
+        stored = read(path, Stored)
+    except FileNotFoundError:
+        raise unknown(f"plan in {store}:", name, open_plans(store)) from None
+    except Damaged as error:
+        raise UserError(f"{error}; give the command that began it again") from None
+    names = {}
+    for code in stored["code"]:
+        recorded = {"task": code["task"], "opt": code["opt"]}
+        as_here = recorded if named is None else allowed(recorded, code["versions"], named, f"plan {name}", command)
+        names[code["task"], code["opt"]] = as_here
+    try:
+        settings = {run_id: stored["common"] | own for run_id, own in stored["runs"].items()}
+        configs = {
+            run_id: on_device(resolve({**each, **names[each["task"], each["opt"]], **places}))
+            for run_id, each in settings.items()
+        }
+    except KeyError as error:
+        raise UserError(f"{path}: {error} is missing; give the command that began it again") from None
+    if other := [run_id for run_id, config in configs.items() if config.run_id != run_id]:
+        raise UserError(
+            f"plan {name}: run {other[0]} was asked for with another version of its task or optimizer, or with other"
+            " files; give the command that began it again"
+        )
+    if not configs:
+        raise UserError(f"{path}: it has no runs; give the command that began it again")
+    return Plan(stored["title"], list(configs.values()), stored["engine"], stored["width"], stored["shares"])
+
+
+def joining(plan: Plan) -> list[str]:
+    """The words of the command that joins a plan, without places."""
+    codes = [{"task": config.task, "opt": config.opt} for config in plan.configs]
+    return ["worker", "--plan", plan.name, *naming(*codes)]

@@ -1,0 +1,143 @@
+"""Slurm: an array of workers for a plan or a study. Slurm and the store, or the database, do the rest."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from bench.errors import UserError
+
+MOST_TASKS = 8
+"""Tasks of the array if nothing is said, unless there are fewer runs or trials. Ours."""
+
+
+def array_size(workers: str, most: int) -> int:
+    """Tasks of the array.
+
+    Args:
+        workers: how many, or `auto`.
+        most: of use.
+
+    Raises:
+        UserError: it is no number.
+    """
+    try:
+        count = min(most, MOST_TASKS) if workers == "auto" else int(workers)
+    except ValueError:
+        count = 0
+    if count < 1:
+        raise UserError(f"--workers {workers}: write how many tasks the array has (--workers 8), or auto")
+    return count
+
+
+def absolute_places(places: Mapping[str, Path]) -> dict[str, Path]:
+    """Where data and store are, for a script.
+
+    Raises:
+        UserError: sbatch cannot read a path.
+    """
+    there = {name: Path(place).absolute() for name, place in places.items()}
+    for name, path in there.items():
+        if re.search(r"[\\\r\n]", str(path)):
+            raise UserError(
+                f"--{name} {str(path)!r}: sbatch cannot read a path with a backslash or a line break;"
+                " choose another folder"
+            )
+    return there
+
+
+def options_of(text: str) -> list[str]:
+    """The words of `--sbatch`.
+
+    Raises:
+        UserError: a quotation is open.
+    """
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise UserError(f"--sbatch {text}: {str(error).lower()}") from None
+
+
+def script(
+    name: str, command: Sequence[str], count: int, gpus: int, store: Path, options: Sequence[str], *, database: bool
+) -> str:
+    """A script for `sbatch`: an array with a worker for each task.
+
+    The address of a database, which may hold a password, is no part of it: `sbatch` hands BENCH_STORAGE on.
+
+    Args:
+        name: of the plan or the study.
+        command: of a worker.
+        count: tasks of the array.
+        gpus: that a task has.
+        store: absolute, on a file system that all nodes see; for Slurm's log.
+        options: further options of sbatch, such as `--partition=gpu`.
+        database: whether workers need BENCH_STORAGE.
+    """
+    directives = [
+        f"--job-name=bench-{name}", f"--array=0-{count - 1}", "--nodes=1", "--ntasks=1",
+        *([f"--gres=gpu:{gpus}"] if gpus else []), "--requeue", "--signal=B:USR1@90", "--open-mode=append",
+        f"--output={str(store).replace('%', '%%')}/slurm-%A_%a.log",
+    ]  # fmt: skip
+    lines = [[directive] for directive in directives] + ([list(options)] if options else [])
+    return "\n".join(
+        [
+            "#!/bin/bash",
+            *(f"#SBATCH {' '.join(map(_quoted, line))}" for line in lines),
+            *([": ${BENCH_STORAGE:?set it to the address of the database}"] if database else []),
+            'export OMP_NUM_THREADS="${SLURM_CPUS_PER_TASK:-1}"',
+            "unset SLURM_NTASKS SLURM_PROCID  # a run on several devices starts its own processes",
+            f"{shlex.join(command)} &",
+            "worker=$!",
+            (
+                "# Asked to stop, the worker saves its runs and gives them back;"
+                " before the time limit the task goes on afterwards."
+            ),
+            "trap 'kill -TERM $worker' TERM",
+            "trap 'again=1; kill -TERM $worker' USR1",
+            "wait $worker; code=$?",
+            "while kill -0 $worker 2>/dev/null; do wait $worker; code=$?; done",
+            '[ -z "$again" ] || scontrol requeue "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"',
+            "exit $code",
+            "",
+        ]
+    )
+
+
+def _quoted(word: str) -> str:
+    """A word as sbatch reads its own lines: with a backslash that escapes everywhere, and # as the end."""
+    if re.fullmatch(r"[\w%+,./:=@^-]+", word):
+        return word
+    return '"' + re.sub(r'(["\\])', r"\\\1", word) + '"'
+
+
+def submit(name: str, text: str, folder: Path, environment: Mapping[str, str]) -> str:
+    """Write a script and give it to sbatch.
+
+    Args:
+        name: of the plan or the study.
+        text: of the script.
+        folder: where it is kept.
+        environment: further variables of the job.
+
+    Returns:
+        What sbatch said.
+
+    Raises:
+        UserError: there is no sbatch, or it refuses.
+    """
+    path = folder.absolute() / f"slurm-{name}.sh"
+    if shutil.which("sbatch") is None:
+        raise UserError(
+            "--slurm: there is no sbatch here; log in to the cluster, or write the script with --slurm --print"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, "utf-8")
+    command, given = ["sbatch", str(path)], os.environ | dict(environment)
+    done = subprocess.run(command, env=given, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise UserError(f"--slurm: sbatch refused {path}: {' '.join(done.stderr.split())}")
+    return f"{done.stdout.strip()}, with {path}"
