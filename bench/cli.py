@@ -121,6 +121,12 @@ def _fit(words: list[str]) -> int:
 
         study = tuned_by(config)
         print(f"bench: settings from {tuned_file(config.task, config.opt)}", file=sys.stderr)
+    if args.seeds is not None:
+        from bench.seeds import fit_seeds
+
+        return fit_seeds(config, args, study)
+    if more := [name for name in ("engine", "workers") if getattr(args, name) is not None]:
+        raise UserError(f"--{more[0]} is for several runs; give --seeds too, or leave it out")
     if args.dry_run:
         return _dry_run(config, as_json=args.json)
     result = _stored_result(config) if not args.rerun else None

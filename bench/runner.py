@@ -82,8 +82,7 @@ def run(
         raise RunBusy(f"run {config.run_id} is being trained by another process now")
     check(config)
     task, training = build(config)
-    result = new_result(config, task, plan)
-    result.tuned_by = tuned_by
+    result = new_result(config, task, plan, tuned_by)
     loggers = _loggers(config) if main else []  # before the run is begun: it may complain, and it writes nothing yet
     # All ranks find the same; an attempt has the checkpoint of the one before it, which stays until the run has ended.
     checkpoint = None if rerun else store.checkpoint(config.run_id)
@@ -174,14 +173,14 @@ def _load(data_cls: Any, config: RunConfig, options: Mapping[str, Any]) -> TaskD
     return _loaded[key]
 
 
-def new_result(config: RunConfig, task: Task, plan: str | None = None) -> RunResult:
-    """The record of a run that is about to begin, and what it is made for."""
+def new_result(config: RunConfig, task: Task, plan: str | None = None, tuned_by: str | None = None) -> RunResult:
+    """The record of a run that is about to begin, what it is made for, and the study of its hyperparameters."""
     return RunResult(
         **described(config), versions=versions(config), split=task.data.report,
         part="; ".join(filter(None, (task.part, task.data.part))) or None, environment=environment(config),
         facts=task.data.facts() | task.facts(),
         unscheduled=config.trainer.is_scheduled and config.opt_spec.traits.unscheduled,
-        begun=now(), plan=plan,
+        begun=now(), plan=plan, tuned_by=tuned_by,
     )  # fmt: skip
 
 

@@ -14,9 +14,9 @@ from bench.errors import UserError
 from bench.plugins import allowed, naming
 from bench.process import bench_command
 from bench.store.record import RunResult
-from bench.tuning.slurm import script
 from bench.tuning.studies import Studies
 from bench.tuning.study import Study
+from bench.tuning.tune import slurm_script
 from optimizers.plugins import provenance
 from tests.conftest import Answer
 from tests.stored import put
@@ -128,7 +128,7 @@ def test_workers_and_scripts_name_the_code_of_their_study(here: Path, imported: 
     (here / "a folder/fine.py").write_text(CLASS)
     made = spec(opt="a folder/fine.py:X")
     assert made.versions["opt_package"] == provenance("a folder/fine.py:X")
-    text = script("s", made, 9, "4", {"data": "d", "store": here}, "auto", [])
+    text = slurm_script("s", made, 9, "4", {"data": "d", "store": here}, "auto", "")
     assert f"{sys.executable} -P -m bench worker --study s " in text
     assert f" --opt '{here}/a folder/fine.py:X' " in text
     assert naming(made.names, made.names, {"opt": "sgd"}, {"task": "t:T"}) == [

@@ -14,6 +14,7 @@ import yaml
 from bench.callbacks import Recorder
 from bench.checks import check
 from bench.errors import RunBusy
+from bench.output import ROOM
 from bench.papers import reproduce
 from bench.papers.experiments import Experiment, experiments, load
 from bench.papers.reproduction import _effect
@@ -499,7 +500,7 @@ def test_a_full_disk_is_noticed_before_anything_is_trained(
     cli: Any, folder: Path, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(path: Path, content: bytes) -> None:
-        assert len(content) == reproduce.ROOM
+        assert len(content) == ROOM
         path.touch()
         raise OSError(28, "No space left on device")
 

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from bench.process import bench_command
-from bench.tuning.slurm import script
 from bench.tuning.space import point_key
 from bench.tuning.studies import Studies
 from bench.tuning.trials import Request, StudySpec
-from bench.tuning.tune import make_spec
+from bench.tuning.tune import make_spec, slurm_script
 from tests.daemons import until
 from tests.slow import SLOW
 
@@ -38,7 +37,7 @@ def spec(tmp_path: Path, **settings: str) -> StudySpec:
 
 
 def test_script_asks_for_a_gpu_a_task(tmp_path: Path) -> None:
-    text = script("s", spec(tmp_path), 9, "4", {"data": "d", "store": tmp_path}, "auto", ["--partition=gpu"])
+    text = slurm_script("s", spec(tmp_path), 9, "4", {"data": "d", "store": tmp_path}, "auto", "--partition=gpu")
     assert "#SBATCH --array=0-3" in text
     assert "#SBATCH --gres=gpu:1" in text
     assert "#SBATCH --partition=gpu" in text
@@ -47,7 +46,7 @@ def test_script_asks_for_a_gpu_a_task(tmp_path: Path) -> None:
 
 
 def test_script_for_a_cpu_asks_for_no_gpu_and_auto_has_no_more_tasks_than_trials(tmp_path: Path) -> None:
-    text = script("s", spec(tmp_path, device="cpu"), 9, "auto", {"data": "d", "store": tmp_path}, "auto", [])
+    text = slurm_script("s", spec(tmp_path, device="cpu"), 9, "auto", {"data": "d", "store": tmp_path}, "auto", "")
     assert "gres" not in text
     assert "#SBATCH --array=0-7" in text
 
@@ -116,14 +115,14 @@ HARD = "a folder of 100% 'odd' \"names\" #1, with $HOME; and &"
 
 def test_paths_with_spaces_survive_in_the_script(tmp_path: Path) -> None:
     places = {"data": tmp_path / HARD, "store": tmp_path / HARD}
-    text = script("s", spec(tmp_path), 9, "4", places, "auto", ["--comment=a b", "-p", "gpu"])
+    text = slurm_script("s", spec(tmp_path), 9, "4", places, "auto", "'--comment=a b' -p gpu")
     assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
     (line,) = (line.removesuffix(" &") for line in text.splitlines() if " -m bench " in line)
     words = shlex.split(line)
     assert words[:5] == bench_command("worker")
     assert words[words.index("--store") + 1] == words[words.index("--data") + 1] == str(tmp_path / HARD)
     assert '#SBATCH "--comment=a b" -p gpu' in text
-    plain = script("s", spec(tmp_path), 9, "4", {"store": "/a b"}, "auto", [])
+    plain = slurm_script("s", spec(tmp_path), 9, "4", {"store": "/a b"}, "auto", "")
     assert '#SBATCH "--output=/a b/slurm-%A_%a.log"' in plain
 
 
@@ -139,7 +138,9 @@ def test_a_path_that_no_script_can_hold_is_refused(cli, name: str) -> None:
 def test_slurm_reads_paths_with_spaces_from_the_script(slurm, tmp_path: Path) -> None:
     folder = tmp_path / HARD
     folder.mkdir()
-    text = script("s", spec(tmp_path, device="cpu"), 9, "1", {"store": folder}, "auto", ["--comment=a b", "-J", "me"])
+    text = slurm_script(
+        "s", spec(tmp_path, device="cpu"), 9, "1", {"store": folder}, "auto", ["--comment=a b", "-J", "me"]
+    )
     head = [line for line in text.splitlines() if line.startswith(("#!", "#SBATCH"))]
     path = folder / "slurm s.sh"
     path.write_text("\n".join([*head, "echo it ran in $SLURM_JOB_NAME", ""]))

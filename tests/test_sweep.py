@@ -675,7 +675,7 @@ def test_runs_that_break_on_their_own(sweep, store, monkeypatch):
     monkeypatch.undo()
     monkeypatch.setenv("BENCH_STORE", str(store))
     assert sweep(*FOUR, *LANES).code == 0
-    assert statuses(store) == {("completed", "lanes"): 3, ("completed", "lightning"): 1}
+    assert statuses(store) == {("completed", "lanes"): 1, ("completed", "lightning"): 3}
 
 
 # -- interrupted ----------------------------------------------------------------------------------------------------

@@ -8,13 +8,14 @@ from pathlib import Path
 from pydantic import ConfigDict, with_config
 from typing_extensions import TypedDict
 
+from bench.callbacks import StopRequest
 from bench.config import RunConfig
 from bench.errors import UserError
 from bench.execute.blocks import block_key, check_all, rectangles
 from bench.execute.choice import Choices, why_no_lanes
 from bench.execute.plan import Plan, write_once
 from bench.progress import SweepProgress
-from bench.store.files import disk_errors
+from bench.store.files import making
 from bench.store.load import Damaged, read
 from bench.store.record import RunId
 
@@ -33,6 +34,7 @@ class Cut:
         compiled: whether the optimizer's update goes through `torch.compile`.
         blocks: the runs.
         plan: what they are made for (`RunResult.plan`).
+        tuned_by: the study that their hyperparameters come from.
         only: whether they must be lanes; else those of a block that breaks are made one after the other.
     """
 
@@ -40,6 +42,7 @@ class Cut:
     compiled: bool
     blocks: Sequence[Grid]
     plan: str
+    tuned_by: str | None = None
     only: bool = False
 
     @property
@@ -64,7 +67,9 @@ class Decisions(TypedDict):
     cuts: list[Decision]
 
 
-def cut(plan: Plan, progress: SweepProgress, *, memory: int | None = None, processes: int = 1) -> list[Cut]:
+def cut(
+    plan: Plan, progress: SweepProgress, stop: StopRequest, *, memory: int | None = None, processes: int = 1
+) -> list[Cut]:
     """Decide how the runs are made that the store does not have, and record that.
 
     What was recorded holds until all runs are there: the last digits of a lane depend on the width of its block, so the
@@ -73,12 +78,13 @@ def cut(plan: Plan, progress: SweepProgress, *, memory: int | None = None, proce
     Args:
         plan: the runs.
         progress: hears what was decided.
+        stop: if a signal asked to stop while the decision was made, it is not recorded.
         memory: bytes that all blocks of this machine together may take; 80 % of what is free by default.
         processes: so many processes of this machine share its memory.
 
     Raises:
-        UserError: a run cannot be made, or not with this engine.
-        RunFailed: the store cannot be written.
+        UserError: a run cannot be made, or not with this engine, or the store cannot be written.
+        RunFailed: the disk is full.
     """
     check_all(plan.configs)
     todo = plan.missing()
@@ -92,20 +98,20 @@ def cut(plan: Plan, progress: SweepProgress, *, memory: int | None = None, proce
         raise UserError(f"--engine lanes: {next(filter(None, obstacles))}; use --engine lightning")
     if not todo:
         return []
-    if len(plan.configs) > 1:
-        plan.keep()
     recorded = _recorded(plan, todo)
     if recorded is not None:
+        plan.keep()
         return recorded
     choices = Choices(plan.engine, plan.width, memory, progress.say, plan.shares, processes)
     cuts = []
     for group in sorted(alike.values(), key=len, reverse=True):  # what is measured of the largest holds for all
         choice = choices.of(group)
         blocks = list(rectangles(group, choice.width)) if choice.lanes else [[[config]] for config in group]
-        cuts.append(Cut(choice.lanes, choice.compiled, blocks, plan.title, plan.engine == "lanes"))
-    if len(plan.configs) == 1:
+        cuts.append(Cut(choice.lanes, choice.compiled, blocks, plan.title, plan.tuned_by, plan.engine == "lanes"))
+    if len(plan.configs) == 1 or stop.signal is not None:
         return cuts
-    with disk_errors(plan.store.folder):
+    plan.keep()
+    with making(plan.store.folder):
         write_once(plan.folder / CUTS, lambda: _as_stored(cuts))
     return _recorded(plan, todo) or cuts
 
@@ -142,7 +148,7 @@ def _recorded(plan: Plan, todo: Mapping[str, RunConfig]) -> list[Cut] | None:
         left = [[todo[run_id] for run_id in block if run_id in todo] for block in each["blocks"]]
         if any(left):
             blocks = [grid for block in left if block for grid in rectangles(block, len(block))]
-            cuts.append(Cut(each["lanes"], each["compiled"], blocks, plan.title, plan.engine == "lanes"))
+            cuts.append(Cut(each["lanes"], each["compiled"], blocks, plan.title, plan.tuned_by, plan.engine == "lanes"))
     cut_ids = [config.run_id for own in cuts for config in own.runs]
     if sorted(cut_ids) != sorted(todo) or any(len({*map(block_key, own.runs)}) > 1 for own in cuts):
         return _drop(path)

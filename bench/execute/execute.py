@@ -27,6 +27,7 @@ def execute(
     effort: Effort | None = None,
     *,
     plan: str = "runs",
+    tuned_by: str | None = None,
     stop: StopRequest | None = None,
 ) -> bool:
     """Make the runs that the store does not have; False if a signal asked to stop.
@@ -39,6 +40,7 @@ def execute(
         progress: shows how far they are.
         effort: how they are made.
         plan: what the runs are made for (`RunResult.plan`).
+        tuned_by: the study that their hyperparameters come from (`RunResult.tuned_by`).
         stop: by which somebody else may ask to stop, where this process alone works; it listens to signals as well.
 
     Raises:
@@ -48,7 +50,8 @@ def execute(
     """
     effort, first = effort or Effort(), on_device(configs[0])
     cut_up = slots(effort.workers or ("auto" if first.device == "cuda" else "1"), first, len(configs))
-    return work(Plan(plan, configs, effort.engine, effort.width, len(cut_up)), progress, cut_up, effort.memory, stop)
+    wanted = Plan(plan, configs, effort.engine, effort.width, len(cut_up), tuned_by)
+    return work(wanted, progress, cut_up, effort.memory, stop)
 
 
 def work(
@@ -75,7 +78,7 @@ def work(
     with stop.listening():
         if len(cut_up) > 1:
             torch.set_num_threads(cut_up[0].threads)  # what is measured is to hold for the workers
-        cuts = cut(plan, progress, memory=memory, processes=len(cut_up))
+        cuts = cut(plan, progress, stop, memory=memory, processes=len(cut_up))
         runs = sum(len(each.runs) for each in cuts)
         if len(cut_up) == 1:
             with progress.showing(runs):

@@ -56,13 +56,19 @@ class Broken:
         self._errors: list[RunBroke] = []
         self._in_a_row = 0
 
-    def add(self, error: RunBroke) -> None:
-        """Keep the error for the end, or raise it if so many have come in a row that all would."""
+    def add(self, error: RunBroke, *, more: bool) -> None:
+        """Keep the error for the end, or raise it if so many have come in a row that all would break.
+
+        Args:
+            error: which names the runs.
+            more: whether others are to be made after them.
+        """
         self._errors.append(error)
         self._in_a_row += 1
         if self._in_a_row == MOST_BROKEN:
             raise RunFailed(f"{MOST_BROKEN} in a row broke, the last: {error}") from error
-        self._progress.say(f"{error}; going on with the others")
+        if more:
+            self._progress.say(f"{error}; going on with the others")
 
     def ended(self) -> None:
         """A run has not broken."""
@@ -100,7 +106,7 @@ def _as_lanes(cut: Cut, progress: SweepProgress, stop: StopRequest, broken: Brok
         alone = {run_id for run_id, result in stored.items() if result.engine != "lanes"}
         fresh = {run_id: config for run_id, config in left.items() if run_id not in alone}
         if not fresh:
-            return _each(list(left.values()), progress, stop, cut.plan, broken)
+            return _each(list(left.values()), cut, progress, stop, broken)
         busy = {run_id for block in (*others, *there.values()) if block.busy for run_id in block.runs}
         # What a killed process left comes first: it is part of the way.
         begun = (block.runs for block in others if not block.busy and block.runs.keys() <= fresh.keys())
@@ -112,7 +118,7 @@ def _as_lanes(cut: Cut, progress: SweepProgress, stop: StopRequest, broken: Brok
             continue
         waiting = False
         try:
-            results = train_block(grid, stop, progress, compiled=cut.compiled, plan=cut.plan)
+            results = train_block(grid, stop, progress, compiled=cut.compiled, plan=cut.plan, tuned_by=cut.tuned_by)
             if results is None:
                 return False
             trained |= {result.run_id for result in results}
@@ -123,11 +129,11 @@ def _as_lanes(cut: Cut, progress: SweepProgress, stop: StopRequest, broken: Brok
             own = {config.run_id for row in grid for config in row}
             left = {run_id: config for run_id, config in left.items() if run_id not in own}
             if cut.only or len(own) == 1:
-                broken.add(error)
+                broken.add(error, more=bool(left))
             else:
                 progress.say(f"{error}; going on with one of them after the other")
                 alone_now = [config for row in grid for config in row]
-                if not _each(alone_now, progress, stop, cut.plan, broken):
+                if not _each(alone_now, cut, progress, stop, broken):
                     return False
         except (MemoryError, RuntimeError) as error:
             count = sum(map(len, grid))
@@ -156,10 +162,10 @@ def _parts(block: Sequence[RunConfig], width: int) -> list[list[RunConfig]]:
 
 
 def _one_by_one(cut: Cut, progress: SweepProgress, stop: StopRequest, broken: Broken) -> bool:
-    return _each(cut.runs, progress, stop, cut.plan, broken)
+    return _each(cut.runs, cut, progress, stop, broken)
 
 
-def _each(left: Sequence[RunConfig], progress: SweepProgress, stop: StopRequest, plan: str, broken: Broken) -> bool:
+def _each(left: Sequence[RunConfig], cut: Cut, progress: SweepProgress, stop: StopRequest, broken: Broken) -> bool:
     """Train runs one after the other; False if a signal asked to stop."""
     waiting = False
     while left:
@@ -168,12 +174,12 @@ def _each(left: Sequence[RunConfig], progress: SweepProgress, stop: StopRequest,
             if stop.signal is not None:
                 return False
             try:
-                result = run(config, progress=False, plan=plan)
+                result = run(config, progress=False, plan=cut.plan, tuned_by=cut.tuned_by)
             except RunBusy:
                 busy.append(config)
                 continue
             except RunBroke as error:
-                broken.add(error)
+                broken.add(error, more=config is not left[-1])
                 continue
             except KeyboardInterrupt:
                 return False

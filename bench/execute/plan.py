@@ -26,7 +26,7 @@ from bench.execute import Engine
 from bench.plugins import allowed, naming
 from bench.settings import as_stored
 from bench.store.block import PLANS
-from bench.store.files import disk_errors, remove, write_json
+from bench.store.files import making, remove, write_json
 from bench.store.load import Damaged, read
 from bench.store.record import FINISHED, Count, Json, Name, RunId, is_file_name
 from bench.store.store import Store
@@ -49,6 +49,7 @@ class Stored(TypedDict):
     """What `plan.json` holds: the settings of runs in dotted form, those that all share apart."""
 
     title: Name
+    tuned_by: Name | None
     engine: Engine
     width: Count | None
     shares: Count
@@ -67,6 +68,7 @@ class Plan:
         engine: `lanes`, `lightning` (one run after the other), or what is faster.
         width: lanes of a block at most; measured by default.
         shares: how many processes are to share them.
+        tuned_by: the study that their hyperparameters come from (`RunResult.tuned_by`).
     """
 
     title: str
@@ -74,6 +76,7 @@ class Plan:
     engine: Engine = "auto"
     width: int | None = None
     shares: int = 1
+    tuned_by: str | None = None
 
     @cached_property
     def by_id(self) -> dict[str, RunConfig]:
@@ -114,9 +117,10 @@ class Plan:
         """Write it into the store, unless it is there.
 
         Raises:
-            RunFailed: the disk is full, read-only or gone.
+            UserError: the store cannot be written.
+            RunFailed: the disk is full.
         """
-        with disk_errors(self.store.folder):
+        with making(self.store.folder):
             write_once(self.folder / PLAN, self._stored)
 
     def forget(self) -> None:
@@ -134,7 +138,8 @@ class Plan:
         }  # fmt: skip
         code = {(config.task, config.opt): config.spec_versions for config in self.configs}
         return {
-            "title": self.title, "engine": self.engine, "width": self.width, "shares": self.shares,
+            "title": self.title, "tuned_by": self.tuned_by, "engine": self.engine, "width": self.width,
+            "shares": self.shares,
             "code": [{"task": task, "opt": opt, "versions": versions} for (task, opt), versions in code.items()],
             "common": common,
             "runs": {
@@ -222,7 +227,8 @@ def load(
         )
     if not configs:
         raise UserError(f"{path}: it has no runs; give the command that began it again")
-    return Plan(stored["title"], list(configs.values()), stored["engine"], stored["width"], stored["shares"])
+    runs, of_study = list(configs.values()), stored["tuned_by"]
+    return Plan(stored["title"], runs, stored["engine"], stored["width"], stored["shares"], of_study)
 
 
 def joining(plan: Plan) -> list[str]:

@@ -86,8 +86,6 @@ def _several(what: str) -> dict[str, str]:
     return {"seed": f"{what} several; write --seeds {{0}},... or --seeds COUNT"}
 
 
-_FIT_SEEDS = "bench fit trains one run; write --seed N, or give --seeds {0} to `bench sweep`"
-
 # -- the commands ----------------------------------------------------------------------------------------------------
 
 _ALL = (
@@ -95,13 +93,15 @@ _ALL = (
         "fit", "train one task with one optimizer and store the result",
         text="Train one task with one optimizer and store the result.",
         form="--task TASK --opt OPTIMIZER [--task.* ...] [--opt.* ...] [--trainer.* ...]",
-        groups=SETTINGS, elsewhere={"seeds": _FIT_SEEDS},
+        groups=SETTINGS,
         options=(
             TASK, OPT,
             Option("seed", "problem instance, initialisation, dropout (default 0)", "N", setting=True),
+            Option("seeds", "a run for each of several seeds, and their mean: how many (5 is 0 to 4), or which (3,5,8"
+                   " or 10:15, which is 10 to 14)", "SEEDS", read_seeds),
             DATA_SEED, CONFIG,
             Option("tuned", "take the hyperparameters in configs/tuned/<task>/<optimizer>.yaml"),
-            RUN_DEVICE, PRECISION,
+            RUN_DEVICE, PRECISION, replace(ENGINE, help="of several seeds; " + ENGINE.help, default=None), RUN_WORKERS,
             Option("resume", "continue an interrupted run, bit for bit", "RUN", completes="run"),
             Option("rerun", "train again although the result is stored"),
             LOGGER,

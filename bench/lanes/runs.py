@@ -65,8 +65,9 @@ def make_lanes(grid: Grid, *, compiled: bool = False, solved: bool = False) -> L
 
 
 def train_block(
-    grid: Grid, stop: StopRequest, progress: SweepProgress, *, compiled: bool = False, plan: str | None = None
-) -> list[RunResult] | None:
+    grid: Grid, stop: StopRequest, progress: SweepProgress, *, compiled: bool = False, plan: str | None = None,
+    tuned_by: str | None = None,
+) -> list[RunResult] | None:  # fmt: skip
     """Train the runs of a block and store them together; None if a signal asked to stop.
 
     A block that was interrupted goes on where it stopped.
@@ -77,6 +78,7 @@ def train_block(
         progress: hears how it goes.
         compiled: whether the optimizer's update goes through `torch.compile`.
         plan: what the runs are made for (`RunResult.plan`).
+        tuned_by: the study that their hyperparameters come from.
 
     Raises:
         RunBusy: another process trains this block now, or has just done so.
@@ -95,7 +97,9 @@ def train_block(
     try:
         lanes = make_lanes(grid, compiled=compiled, solved=True)
         results = [
-            new_result(config, task, plan) for row, task in zip(grid, lanes.tasks, strict=True) for config in row
+            new_result(config, task, plan, tuned_by)
+            for row, task in zip(grid, lanes.tasks, strict=True)
+            for config in row
         ]
         for result in results:
             result.engine = "lanes"

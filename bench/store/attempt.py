@@ -24,7 +24,7 @@ from bench.store.block import (
     results_in,
 )
 from bench.store.claims import CLAIM, PATIENCE_SECONDS, Owner, beating, is_alive, owner_of, write_claim
-from bench.store.files import copy, disk_errors, link, remove, replacing, sync
+from bench.store.files import copy, disk_errors, link, making, remove, replacing, sync
 from bench.store.load import Damaged, is_there, parse_record
 from bench.store.record import FINISHED, RunResult
 from bench.store.tables import CURVE_FIELDS, TABLES, RawTable, write_raw
@@ -55,15 +55,8 @@ def begin(store: Path, runs: Sequence[RunResult], *, resume: bool = True, again:
         raise RunBusy(f"{what} has just been trained by another process")
     if folder.is_symlink():
         raise UserError(f"{folder} is a link, which is not followed; copy the folder itself")
-    try:
+    with making(store):
         prepared, owner = prepare(folder)
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            with disk_errors(store):
-                raise
-        raise UserError(
-            f"cannot write to the store {store}: {error.strerror}; choose another with --store DIR"
-        ) from None
     try:
         with disk_errors(store):
             number, last = next(iter(attempts(folder)), (0, None))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from bench.errors import MAKE_ROOM, RunFailed
+from bench.errors import MAKE_ROOM, RunFailed, UserError
 from bench.text import plain
 
 
@@ -56,6 +56,25 @@ def disk_errors(store: Path) -> Iterator[None]:
         todo = MAKE_ROOM if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
         what = os.strerror(error.errno) if error.errno else error
         raise RunFailed(f"cannot write to the store {store}: {what}{todo}") from None
+
+
+@contextmanager
+def making(store: Path) -> Iterator[None]:
+    """Make errors of the first that is written to a store into the one line that a user sees.
+
+    Raises:
+        UserError: the store cannot be made or written.
+        RunFailed: the disk is full.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            with disk_errors(store):
+                raise
+        raise UserError(
+            f"cannot write to the store {store}: {error.strerror}; choose another with --store DIR"
+        ) from None
 
 
 def link(path: Path, to: Path) -> None:

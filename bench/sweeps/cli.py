@@ -47,14 +47,13 @@ def main(words: list[str]) -> int:
     from bench.execute.elsewhere import hand_out, wanted_elsewhere
 
     if wanted_elsewhere(args):
-        return hand_out(f"sweep {configs[0].task}", configs, args, args.of_runs.get("device"))
+        return hand_out("sweep", configs, args, args.of_runs.get("device"))
     from bench.sweeps import sensitivity
 
     store = Store(args.store)
     results = [result for config in configs if (result := store.finished(config.run_id))]
     complete = len(results) == len(configs)
-    if not complete:
-        on_device(configs[0])
+    memory = None if complete else read_memory(args.memory, on_device(configs[0]).device)
     folder = args.out or Path("swept") / folder_of(configs)
     make_output(folder)  # before hours of training
     if replaced := sensitivity.replaced(folder, {config.run_id for config in configs}):
@@ -67,8 +66,8 @@ def main(words: list[str]) -> int:
         from bench.execute.execute import results as results_of
 
         with redirect_stdout(sys.stderr):  # standard output is for the result alone
-            effort = Effort(args.engine, args.width, read_memory(args.memory, configs[0].device), args.workers)
-            carried_out = execute(configs, progress, effort, plan=f"sweep {configs[0].task}")
+            effort = Effort(args.engine, args.width, memory, args.workers)
+            carried_out = execute(configs, progress, effort, plan="sweep")
         if not carried_out:
             progress.say(STOPPED)
             return 130

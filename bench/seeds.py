@@ -1,0 +1,100 @@
+"""`bench fit --seeds`: one run for each of several seeds, and their mean."""
+
+import json
+import sys
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from operator import gt, lt
+from typing import TYPE_CHECKING
+
+from bench.config import RunConfig, on_device
+from bench.errors import UserError
+from bench.grammar.parse import Args
+from bench.output import note
+from bench.report import remarks_on, result_json
+from bench.store.record import FINISHED, RunResult
+from bench.store.store import Store
+from bench.text import aligned
+
+if TYPE_CHECKING:
+    from bench.stats import Interval
+
+ONE_RUN = ("seed", "resume", "rerun", "dry_run")
+"""Options of `bench fit` that are for one run."""
+
+
+def fit_seeds(config: RunConfig, args: Args, tuned_by: str | None) -> int:
+    """Train with each seed and print the results: 0 done, 130 stopped.
+
+    Args:
+        config: the run with any seed.
+        args: of `bench fit`.
+        tuned_by: the study that its hyperparameters come from.
+
+    Raises:
+        UserError: a run cannot be made, or an option is for one run alone.
+        RunFailed: as in `bench.execute.execute.execute`.
+    """
+    if more := [name for name in ONE_RUN if getattr(args, name) not in (None, False)]:
+        raise UserError(f"--{more[0].replace('_', '-')} is for one run; leave it or --seeds out")
+    follows = "data_seed" not in args.of_runs
+    config = on_device(config)
+    configs = [
+        config.model_copy(update={"seed": seed, **({"data_seed": seed} if follows else {})}) for seed in args.seeds
+    ]
+    if _stored(configs) is None:
+        from bench.execute import Effort
+        from bench.execute.execute import STOPPED, execute
+        from bench.progress import SweepProgress
+
+        with redirect_stdout(sys.stderr):
+            progress = SweepProgress(f"{config.task} {config.opt}", gt if config.task_spec.mode == "max" else lt)
+            effort = Effort(args.engine or "auto", workers=args.workers)
+            if not execute(configs, progress, effort, plan=f"fit {config.task}", tuned_by=tuned_by):
+                progress.say(STOPPED)
+                return 130
+    else:
+        note(f"all {len(configs)} runs are stored")
+    results = _stored(configs) or []
+    mean = mean_of(results)
+    if args.json:
+        interval = None if mean is None else [mean.low, mean.high] if mean.n > 1 else None
+        shown = {"mean": None if mean is None else mean.mean, "t_interval_95": interval}
+        print(json.dumps({"runs": [result_json(run, config.store) for run in results], **shown}))
+    else:
+        print("\n".join(lines(results, mean)))
+    return 0
+
+
+def mean_of(results: Sequence[RunResult]) -> "Interval | None":
+    """Mean of the final metric with a 95 % t-interval; None if a run has no value."""
+    from bench.stats import t_interval
+
+    values = [run.final for run in results if run.final is not None and run.status != "diverged"]
+    return t_interval(values) if values and len(values) == len(results) else None
+
+
+def lines(results: Sequence[RunResult], mean: "Interval | None") -> list[str]:
+    """The results as a table, a row for each seed, and their mean."""
+    first = results[0]
+    metric = f"{first.split} {first.metric}"
+    rows = [["seed", "status", metric, "steps", "seconds", "run"]]
+    for run in results:
+        value = "-" if run.final is None else f"{run.final:.4g}"
+        rows.append([str(run.config["seed"]), run.status, value, str(run.steps), f"{run.wall_s:.1f}", run.run_id])
+    if mean is None:
+        said = f"no mean: {sum(run.status == 'diverged' for run in results)} of {len(results)} seeds diverged"
+    elif mean.n == 1:
+        said = f"{metric} {mean.mean:.4g} with one seed, which tells nothing of others"
+    else:
+        said = f"{metric} {mean.mean:.4g} on average over {mean.n} seeds, 95 % t-interval"
+        said += f" [{mean.low:.4g}, {mean.high:.4g}]"
+    remarks = dict.fromkeys(f"note: {each}" for run in results for each in remarks_on(run))
+    return [*aligned(rows), said, *remarks]
+
+
+def _stored(configs: Sequence[RunConfig]) -> list[RunResult] | None:
+    """The results, if all are there."""
+    there = Store(configs[0].store).find_all(config.run_id for config in configs)
+    found = [there[config.run_id].runs[config.run_id] for config in configs if config.run_id in there]
+    return found if len(found) == len(configs) and all(run.status in FINISHED for run in found) else None

@@ -1,0 +1,280 @@
+"""Plans: what others can join, on machines that see the store and as a Slurm array, and what becomes of broken runs."""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.execute.plan import load, open_plans
+from bench.process import bench_command
+from bench.store.store import Store
+from tests.daemons import until
+from tests.slow import SLOW
+from tests.test_kills import leftovers, outcome
+
+SWEEP = ("sweep", "--task", "synthetic", "--opt", "ngd", "--opt.lr", "0.1:1:4", "--seeds", "2", "--device", "cpu")
+SMALL = (*SWEEP, "--trainer.max_steps", "30")
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("BENCH_STORE", str(tmp_path / "runs"))
+    return tmp_path
+
+
+def plan_of(answer: Any) -> tuple[str, list[str]]:
+    """The name of a plan, and the words that join it."""
+    assert answer.code == 0, answer.err
+    name = answer.out.split()[1]
+    return name, shlex.split(answer.out.partition("to work on it: bench ")[2])
+
+
+def test_a_plan_waits_in_the_store_until_somebody_works_on_it(cli, here: Path) -> None:
+    created = cli(*SMALL, "--create", "--workers", "2")
+    name, words = plan_of(created)
+    assert created.out == f"plan {name} of 8 runs is in {here}/runs; to work on it: bench {shlex.join(words)}\n"
+    assert words == ["worker", "--plan", name, "--store", f"{here}/runs"]
+    assert open_plans(here / "runs") == [name]
+    assert [path.name for path in (here / "runs").iterdir()] == ["plans"]
+    worked = cli(*words)
+    assert (worked.code, worked.out) == (0, "")
+    assert open_plans(here / "runs") == []
+    assert Counter(run.status for run in Store(here / "runs").runs()) == {"completed": 8}
+    assert {run.plan for run in Store(here / "runs").runs()} == {"sweep"}
+    shown = cli(*SMALL)
+    assert (shown.code, shown.err) == (0, "all 8 runs are stored\n")
+    again = cli(*SMALL, "--create")
+    assert again.err == "bench: all 8 runs are stored; the command without --slurm or --create shows the result\n"
+    assert "unknown plan" in cli(*words).err
+
+
+def test_runs_of_a_plan_are_those_of_the_command(cli, here: Path) -> None:
+    words = ("--engine", "lanes", "--width", "4")
+    _, join = plan_of(cli(*SMALL, *words, "--create"))
+    assert cli(*join).code == 0
+    assert cli(*SMALL, *words, "--store", here / "own").code == 0
+    assert outcome(here / "runs") == outcome(here / "own")
+
+
+def test_a_plan_says_how_its_runs_are_made(cli, here: Path) -> None:
+    name, join = plan_of(cli(*SMALL, "--engine", "lightning", "--create", "--workers", "3"))
+    plan = load(name, {"data": here, "store": here / "runs"})
+    assert (plan.engine, plan.width, plan.shares, plan.name) == ("lightning", None, 3, name)
+    assert cli(*join).code == 0
+    assert {run.engine for run in Store(here / "runs").runs()} == {"lightning"}
+
+
+def test_an_experiment_is_a_plan_too(cli, here: Path) -> None:
+    words = ("reproduce", "vasudeva2025/fixed-decoder", "--quick", "--trainer.max_steps", "20", "--device", "cpu")
+    _, join = plan_of(cli(*words, "--create"))
+    assert cli(*join).code == 0
+    shown = cli(*words)
+    assert shown.code == 0, shown.err
+    assert "runs are stored" in shown.err
+    assert {run.plan for run in Store(here / "runs").runs()} == {"experiment vasudeva2025/fixed-decoder"}
+
+
+def test_infinite_values_survive_in_a_plan(cli, here: Path) -> None:
+    _, join = plan_of(cli("sweep", "--task", "synthetic", "--opt", "sngd", "--opt.lr", "0.1,1", "--opt.max_step", "inf",
+                          "--seeds", "1", "--trainer.max_steps", "5", "--device", "cpu", "--create"))  # fmt: skip
+    assert cli(*join).code == 0
+    assert len(list(Store(here / "runs").runs())) == 2
+
+
+# -- from others ------------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_imports_only_what_is_named(cli, here: Path) -> None:
+    plugin = here / "mine.py"
+    plugin.write_text("from torch.optim import SGD\nclass Mine(SGD):\n    pass\n")
+    words = ("sweep", "--task", "synthetic", "--opt", "mine.py:Mine", "--opt.lr", "0.1,1", "--seeds", "1",
+             "--trainer.max_steps", "5", "--device", "cpu", "--create")  # fmt: skip
+    name, join = plan_of(cli(*words))
+    assert join[3:5] == ["--opt", "mine.py:Mine"]
+    unnamed = cli("worker", "--plan", name)
+    assert unnamed.code == 2
+    assert "which is imported only if you name it too" in unnamed.err
+    assert shlex.join(["--opt", "mine.py:Mine"]) in unnamed.err
+    plugin.write_text(plugin.read_text() + "# changed\n")
+    changed = cli(*join)
+    assert changed.code == 2
+    assert "was begun with mine.py:Mine" in changed.err
+    assert not list((here / "runs").glob("synthetic-*"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda plan: plan["common"].update({"trainer.max_steps": 40}), "was asked for with another version"),
+        (lambda plan: plan["common"].update({"trainer.max_stepz": 40}), "did you mean"),
+        (lambda plan: plan["common"].pop("opt"), "'opt' is missing; give the command that began it again"),
+        (lambda plan: plan.update(runs={}), "it has no runs"),
+        (lambda plan: plan.update(more=1), "Extra inputs are not permitted"),
+        (lambda plan: plan.update(engine="magic"), "engine: "),
+        (lambda plan: plan["code"].clear(), "is missing; give the command that began it again"),
+        (lambda plan: plan["runs"].update({"../../x": {}}), "String should match pattern"),
+    ],
+)
+def test_a_plan_that_somebody_changed_is_refused(cli, here: Path, change: Any, message: str) -> None:
+    name, join = plan_of(cli(*SMALL, "--create"))
+    path = here / "runs" / "plans" / name / "plan.json"
+    plan = json.loads(path.read_text())
+    change(plan)
+    path.write_text(json.dumps(plan))
+    answer = cli(*join)
+    assert (answer.code, answer.out, answer.err.count("\n")) == (2, "", 1)
+    assert message in answer.err
+    assert not list((here / "runs").glob("synthetic-*"))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", "\0", '{"title": 1}'])
+def test_a_damaged_plan_is_one_line(cli, here: Path, text: str) -> None:
+    name, join = plan_of(cli(*SMALL, "--create"))
+    (here / "runs" / "plans" / name / "plan.json").write_text(text)
+    answer = cli(*join)
+    assert (answer.code, answer.err.count("\n")) == (2, 1)
+    assert "give the command that began it again" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((*SMALL[:-4], "--trainer.max_steps", "5", "--create"), "the device here may not be theirs; write --device"),
+        ((*SMALL, "--create", "--slurm"), "leave one of them out"),
+        ((*SMALL, "--print"), "--print prints the script of --slurm; write both"),
+        ((*SMALL, "--slurm", "--print", "--workers", "0"), "--workers 0: write how many tasks the array has"),
+        ((*SMALL, "--slurm", "--print", "--sbatch", "'"), "--sbatch ': no closing quotation"),
+        (("worker", "--plan", "../x"), "unknown plan in "),
+        (("worker", "--plan", "x", "--study", "y"), "--study is for studies; leave it out"),
+        (("worker", "--plan", "x", "--engine", "lanes"), "--engine is for studies; leave it out"),
+        (("worker",), "--plan or --study is missing; plans in "),
+    ],
+)
+def test_words_that_make_no_plan(cli, here: Path, words: tuple[str, ...], message: str) -> None:
+    answer = cli(*words)
+    assert (answer.code, answer.out, answer.err.count("\n")) == (2, "", 1)
+    assert message in answer.err
+    assert not (here / "runs").exists()
+
+
+# -- several workers --------------------------------------------------------------------------------------------------
+
+
+def start(words: list[str], folder: Path) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "bench", *words]
+    return subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.deep
+def test_workers_that_join_share_the_runs_and_one_that_is_killed_loses_nothing(cli, here: Path) -> None:
+    words = (*SWEEP, "--trainer.max_steps", "400", "--engine", "lanes", "--width", "2",
+             "--trainer.checkpoint_seconds", "1e-3")  # fmt: skip
+    _, join = plan_of(cli(*words, "--create", "--workers", "2"))
+    workers = [start(join, here) for _ in range(2)]
+    while not list((here / "runs").glob("*/attempt-1/last.ckpt")) and workers[0].poll() is None:
+        time.sleep(0.01)
+    workers[0].send_signal(signal.SIGKILL)
+    for worker, code in zip(workers, (-signal.SIGKILL, 0), strict=True):
+        _, err = worker.communicate(timeout=300)
+        assert worker.returncode == code, err
+    assert cli(*words, "--store", here / "own").code == 0
+    assert outcome(here / "runs") == outcome(here / "own")
+    assert leftovers(here / "runs") == []
+
+
+def test_a_script_for_slurm_joins_the_plan(cli, here: Path) -> None:
+    answer = cli(*SMALL, "--slurm", "--print", "--workers", "3", "--sbatch=--partition=gpu")
+    assert answer.code == 0, answer.err
+    assert not (here / "runs").exists()
+    assert subprocess.run(["bash", "-n"], input=answer.out, text=True, check=False).returncode == 0
+    assert "#SBATCH --array=0-2\n" in answer.out
+    assert "#SBATCH --partition=gpu\n" in answer.out
+    assert "gres" not in answer.out
+    assert "BENCH_STORAGE" not in answer.out
+    (line,) = (line.removesuffix(" &") for line in answer.out.splitlines() if " -m bench " in line)
+    words = shlex.split(line)
+    name, _ = plan_of(cli(*SMALL, "--create", "--workers", "3"))
+    assert words[:7] == [*bench_command("worker"), "--plan", name]
+    assert words[words.index("--store") + 1] == str(here / "runs")
+    for_gpus = cli(*SMALL[:-3], "cuda", "--slurm", "--print")
+    assert for_gpus.code == 0, for_gpus.err
+    assert "#SBATCH --gres=gpu:1\n" in for_gpus.out
+
+
+@pytest.mark.slurm
+@pytest.mark.deep
+def test_a_sweep_as_an_array_survives_a_requeue(slurm, cli, here: Path) -> None:
+    env = os.environ | slurm.env | {"OMP_NUM_THREADS": "1"}
+    words = ["sweep", "--task", "synthetic", "--opt", SLOW, "--opt.lr", "0.1:1:4", "--seeds", "1", "--device", "cpu",
+             "--trainer.max_steps", "300", "--trainer.val_every", "20", "--engine", "lightning"]  # fmt: skip
+    command = [sys.executable, "-m", "bench", *words, "--slurm", "--workers", "2"]
+    done = subprocess.run(command, env=env, cwd=here, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    job = done.stdout.split("Submitted batch job ")[1].partition(",")[0]
+    until(lambda: len(list((here / "runs").glob("*/attempt-1/curve.raw"))) > 1, "both tasks train", seconds=120)
+    slurm.requeue(f"{job}_1")
+    until(lambda: not slurm("squeue", "-h"), "the array has ended", seconds=300)
+    assert "Restarts=1" in slurm("scontrol", "show", "job", f"{job}_1")
+    assert Counter(run.status for run in Store(here / "runs").runs()) == {"completed": 4}
+    assert open_plans(here / "runs") == []
+    assert cli(*words, "--store", here / "own").code == 0
+    assert outcome(here / "runs") == outcome(here / "own")
+
+
+# -- broken runs ------------------------------------------------------------------------------------------------------
+
+FRAGILE = '''
+from torch.optim import SGD
+
+class Fragile(SGD):
+    """SGD that cannot take some steps."""
+
+    def __init__(self, params, lr: float = 0.1) -> None:
+        super().__init__(params, lr=lr)
+
+    def step(self, closure=None):
+        if self.param_groups[0]["lr"] in BAD:
+            raise ArithmeticError("this step is too long")
+        return super().step(closure)
+'''
+
+
+def fragile(folder: Path, *bad: float) -> tuple[str, ...]:
+    (folder / "fragile.py").write_text(f"BAD = {bad}\n{FRAGILE}")
+    return ("sweep", "--task", "synthetic", "--opt", "fragile.py:Fragile", "--opt.lr", "0.1,0.2,0.4,0.8", "--seeds",
+            "1", "--trainer.max_steps", "5", "--device", "cpu")  # fmt: skip
+
+
+@pytest.mark.parametrize("engine", ["lightning", "auto", "lanes"])
+def test_a_run_that_breaks_harms_no_other(cli, here: Path, engine: str) -> None:
+    answer = cli(*fragile(here, 0.2), "--engine", engine, "--width", "1" if engine == "lanes" else "4")
+    assert (answer.code, answer.out) == (1, "")
+    assert answer.err.splitlines()[-1].startswith("bench: error: ")
+    assert "this step is too long" in answer.err.splitlines()[-1]
+    stored = {run.config["opt_options"]["lr"]: run.status for run in Store(here / "runs").runs()}
+    assert stored == {0.1: "completed", 0.2: "failed", 0.4: "completed", 0.8: "completed"}
+
+
+@pytest.mark.deep
+def test_a_run_that_breaks_in_a_worker_harms_no_other(cli, here: Path) -> None:
+    answer = cli(*fragile(here, 0.2), "--engine", "lightning", "--workers", "2")
+    assert (answer.code, answer.out) == (1, "")
+    assert "this step is too long" in answer.err.splitlines()[-1]
+    stored = {run.config["opt_options"]["lr"]: run.status for run in Store(here / "runs").runs()}
+    assert stored == {0.1: "completed", 0.2: "failed", 0.4: "completed", 0.8: "completed"}
+
+
+def test_three_that_break_in_a_row_end_the_command(cli, here: Path) -> None:
+    answer = cli(*fragile(here, 0.1, 0.2, 0.4), "--engine", "lightning")
+    assert answer.code == 1
+    assert answer.err.splitlines()[-1].startswith("bench: error: 3 in a row broke, the last: run synthetic-")
+    assert Counter(run.status for run in Store(here / "runs").runs()) == {"failed": 3}
