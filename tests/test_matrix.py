@@ -202,7 +202,7 @@ def test_all_checks_but_the_reference_are_made() -> None:
         (["--matrix", "torch.optim:Adm"], "did you mean 'Adam'"),
         (["--matrix", "json"], "no public torch.optim.Optimizer class in json"),
         (["--matrix", "tests/nowhere.py"], "there is no file tests/nowhere.py"),
-        (["--matrix", ""], "--matrix: it names nothing"),
+        (["--matrix", ""], "--matrix '': it names nothing"),
         (["--matrix", "sgd", "--only", "grups"], "did you mean 'groups'"),
         (["--matrix", "sgd", "-o", "x.doc"], "ends in none of .md, .html"),
         (["--matrix", "sgd", "-o", "nowhere/x.md"], "its folder is not there"),
