@@ -51,12 +51,15 @@ RUN_WORKERS = Option("workers", "processes that share the runs, or auto: one for
                      " for each GPU, and on a CPU one)", "N", completes="auto")  # fmt: skip
 WORKERS = Option("workers", "worker processes, or auto (default): one for each GPU, or each processor", "N",
                  default="auto", completes="auto", also=("jobs",))  # fmt: skip
-ELSEWHERE = (
+SLURM = (
     Option("slurm", "submit workers to Slurm as an array, one task a GPU, and stop"),
     Option("print", "with --slurm: print the script and stop; nothing is written"),
-    Option("create", "keep what is wanted, so that `bench worker` can work on it from any machine, and stop"),
     Option("sbatch", "further options for sbatch: --sbatch='--partition=gpu --time=4:00:00'", "OPTIONS", default=""),
 )
+CREATE = Option("create", "keep what is wanted, so that `bench worker` can work on it from any machine, and stop")
+ELSEWHERE = (*SLURM, CREATE)
+SHARED_BY = Option("shared-by", "workers that share the trials, where lanes take many at once (default 1)", "N",
+                   whole(1), default=1)  # fmt: skip
 SETTINGS = ("task", "opt", "trainer")
 
 BOARD_NAMES = ("quality", "speed", "tuning", "robustness", "theory")
@@ -174,11 +177,13 @@ _ALL = (
     Command(
         "suite", "tune optimizers on tasks at equal budgets, then run the winners, as one plan",
         text="Tune each optimizer on each task with the same number of trials, then run the winners on fresh seeds."
-        " What is stored is not trained again, so the same command goes on after an interruption.",
+        " What is stored is not trained again, so the same command goes on after an interruption, and on another"
+        " machine with the same --storage it shares the work.",
         positionals=(Option("file", "a YAML file, or the name of one in configs/suites", "FILE", completes="suite"),),
         options=(
             Option("plan", "print what would run, what is stored, and about how long it takes"),
-            WORKERS, ENGINE,
+            WORKERS, ENGINE, *SLURM, replace(SHARED_BY, hidden=True),
+            Option("train-only", "for tasks of an array: write no settings", hidden=True),
             _out("where settings and plots go (default: tuned)", default=lambda: folder("tuned")),
             JSON, STORAGE, DATA, STORE,
         ),
@@ -202,8 +207,7 @@ _ALL = (
             *(Option(kind, "name the file or module that the plan or study names, or it is not imported; several times"
                      " for several", "FILE.py:CLASS", many=True, completes=kind) for kind in ("task", "opt")),
             STUDY_ENGINE,
-            Option("shared-by", "workers that share the trials, where lanes take many at once (default 1)", "N",
-                   whole(1), default=1),
+            SHARED_BY,
             Option("events", "for the process that started us", hidden=True),
             STORAGE, DATA, STORE,
         ),

@@ -22,12 +22,14 @@ class Workers:
         places: where data and store are.
         engine: as in `bench.tuning.worker.Worker`.
         named: what they are told that they may import (`bench.plugins.naming`), of the studies that are to come.
+        shared_by: how many workers share the trials, on all machines; by default those of this one.
     """
 
     def __init__(
-        self, studies: Studies, slots: Sequence[Slot], places: Mapping[str, Any], engine: str, named: Sequence[str] = ()
-    ) -> None:
-        words = ["worker", "--events", "--engine", engine, "--shared-by", str(len(slots)), *named]
+        self, studies: Studies, slots: Sequence[Slot], places: Mapping[str, Any], engine: str,
+        named: Sequence[str] = (), shared_by: int | None = None,
+    ) -> None:  # fmt: skip
+        words = ["worker", "--events", "--engine", engine, "--shared-by", str(shared_by or len(slots)), *named]
         words += [word for name, place in places.items() for word in (f"--{name}", str(place))]
         # Not among the words, which everybody on the machine can read.
         environment = {"BENCH_STORAGE": studies.url.render_as_string(hide_password=False)}

@@ -5,6 +5,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bench.errors import UserError
 from bench.grammar.parse import Args
 from bench.output import note, remark
 from bench.text import clean
@@ -69,6 +70,19 @@ def open_studies(args: Args, *, make: bool = True, read_only: bool = False) -> "
     own = URL.create("sqlite", database=str(args.store / "studies.db"))  # as text a ? in it would end the path
     asked = None if args.storage else f"--store {args.store}"
     return Studies(args.storage or own, make=make, read_only=read_only, asked=asked)
+
+
+def need_server(args: Args) -> None:
+    """Refuse a Slurm array without the address of a database that its tasks can share.
+
+    Raises:
+        UserError: there is none.
+    """
+    if args.slurm and args.storage is None and not args.print:
+        raise UserError(
+            "--slurm: SQLite is not safe on the file systems that nodes share; give the address of a PostgreSQL"
+            " (--storage postgresql+psycopg://USER:PASSWORD@HOST/NAME, or $BENCH_STORAGE)"
+        )
 
 
 def as_typed(command: str, words: list[str]) -> list[str]:

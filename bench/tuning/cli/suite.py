@@ -3,12 +3,20 @@
 import json
 import shlex
 import sys
+from collections.abc import Sequence
 from contextlib import redirect_stdout, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bench.errors import UserError
 from bench.grammar.commands import parse
+from bench.grammar.parse import Args
 from bench.output import make_output, note
-from bench.tuning.cli.shared import open_studies, without_storage
+from bench.tuning.cli.shared import need_server, open_studies, without_storage
+from optimizers.plugins import slug
+
+if TYPE_CHECKING:
+    from bench.tuning.trials import StudySpec
 
 
 def main(words: list[str]) -> int:
@@ -33,6 +41,10 @@ def main(words: list[str]) -> int:
         specs = asked.specs(places)
     except UserError as error:
         raise UserError(f"{args.file}: {error}") from None
+    if args.print and not args.slurm:
+        raise UserError("--print prints the script of --slurm; write both")
+    if args.slurm:
+        return _slurm(args, specs, asked.tune.trials)
     cut = min((slots(args.workers, spec.typical(places)) for spec in specs), key=len)
     if args.plan:
         studies = None
@@ -45,13 +57,15 @@ def main(words: list[str]) -> int:
         else:
             print("\n".join([asked.title, *suite.plan_lines(steps, len(cut))]))
         return 0
-    make_output(args.out)  # before hours of training
+    if not args.train_only:
+        make_output(args.out)  # before hours of training
     studies = open_studies(args)
 
     def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
-    with Workers(studies, cut, places, args.engine, naming(*(spec.names for spec in specs))) as workers:
+    named, shared_by = naming(*(spec.names for spec in specs)), max(args.shared_by, len(cut))
+    with Workers(studies, cut, places, args.engine, named, shared_by) as workers:
         done = suite.carry_out(asked, studies, places, workers, say)
     if done is None:
         say("bench: stopped; nothing is lost, and the same command goes on")
@@ -59,6 +73,9 @@ def main(words: list[str]) -> int:
     found = [outcome(study) for study in done]
     for each in found:
         tuned.remember(each, args.store)
+    if args.train_only:
+        return 0
+    for each in found:
         note(missing_runs(each, args.store))
         note(tuned.replaced(args.out, each) if each.best is not None else None)
     paths = suite.write(args.out, found, command)
@@ -68,3 +85,30 @@ def main(words: list[str]) -> int:
         print("\n".join([asked.title, "", *suite.result_lines(found)]))
         print(f"written to {args.out}: {len(paths)} files, such as {paths[-4] if paths else 'none'}")
     return 0 if all(each.best is not None for each in found) else 1
+
+
+def _slurm(args: Args, specs: Sequence["StudySpec"], trials: int | None) -> int:
+    """Submit an array of which each task gives this command, and so shares the work; or print its script."""
+    from bench.execute.slurm import absolute_places, array_size, options_of, script, submit
+    from bench.process import bench_command
+    from bench.tuning.tune import make_request
+
+    need_server(args)
+    most = sum(make_request(spec.design, trials).trials for spec in specs)
+    count = array_size(args.workers, most)
+    if nodes := max(spec.trainer.num_nodes for spec in specs) - 1:
+        raise UserError(f"trainer.num_nodes {nodes + 1}: a task of the array has one machine; leave it out")
+    places = absolute_places({"data": args.data, "store": args.store})
+    name = f"suite-{slug(Path(args.file).stem)}"
+    file = str(Path(args.file).absolute()) if Path(args.file).is_file() else args.file
+    command = bench_command("suite", file, "--train-only", "--workers", "1", "--shared-by", str(count))
+    command += ["--engine", args.engine, *(word for each, path in places.items() for word in (f"--{each}", str(path)))]
+    gpus = max(0 if spec.settings["device"] == "cpu" else spec.trainer.devices for spec in specs)
+    text = script(name, command, count, gpus, places["store"], options_of(args.sbatch), database=True)
+    if args.print:
+        print(text, end="")
+        return 0
+    make_output(args.store)  # or Slurm could not write its log
+    print(submit(name, text, args.store, {"BENCH_STORAGE": args.storage}))
+    print("when it is done, the same command without --slurm writes the settings")
+    return 0

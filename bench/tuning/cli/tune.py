@@ -12,7 +12,7 @@ from bench.errors import UserError
 from bench.grammar.commands import parse
 from bench.grammar.parse import Args
 from bench.output import make_output, note
-from bench.tuning.cli.shared import as_typed, open_studies, show, without_storage
+from bench.tuning.cli.shared import as_typed, need_server, open_studies, show, without_storage
 from optimizers.plugins import bare
 
 if TYPE_CHECKING:
@@ -44,11 +44,7 @@ def main(words: list[str]) -> int:
     engine = request.engine or "auto"
     if args.slurm and args.budget and args.budget.seconds:
         raise UserError(f"--budget {args.budget.text}: with --slurm the time is sbatch's: --sbatch='--time=6:00:00'")
-    if args.slurm and args.storage is None and not args.print:
-        raise UserError(
-            "--slurm: SQLite is not safe on the file systems that nodes share; give the address of a PostgreSQL"
-            " (--storage postgresql+psycopg://USER:PASSWORD@HOST/NAME, or $BENCH_STORAGE)"
-        )
+    need_server(args)
     text = ""
     if args.slurm:
         text = slurm_script(name, spec, request.trials, args.workers, places, engine, args.sbatch)
