@@ -26,6 +26,7 @@ from bench.options import (
     task_values,
     type_name,
 )
+from bench.progress import doing
 from bench.strict_yaml import flatten_yaml
 from bench.text import plain
 from bench.tuned import tuned_settings
@@ -344,7 +345,8 @@ def on_device(config: RunConfig) -> RunConfig:
         config.device == "auto" and sys.platform == "linux" and not any(map(os.path.exists, drivers))
     ):
         return config.model_copy(update={"device": "cpu"})  # torch takes seconds to import
-    import torch
+    with doing("importing torch"):
+        import torch
 
     there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if config.device == "auto":

@@ -1,4 +1,7 @@
-"""What a worker of `execute` runs: cuts from standard input, a line of JSON each, and events on standard output."""
+"""What a worker of `execute` runs: cuts from standard input, a line of JSON each, and events on standard output.
+
+Importing this imports no torch, so that a worker can say that it does.
+"""
 
 import json
 import os
@@ -11,19 +14,19 @@ from contextlib import suppress
 from operator import gt, lt
 from pathlib import Path
 from queue import Queue
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from bench.callbacks import StopRequest
 from bench.config import RunConfig
-from bench.execute.cuts import Cut
-from bench.execute.here import carry_out
-from bench.progress import Advance, SweepProgress
+from bench.progress import Advance, SweepProgress, doing, hearing
+
+if TYPE_CHECKING:
+    from bench.execute.cuts import Cut
 
 TELL_SECONDS = 0.5
 """Between two events on how far a worker is. Ours."""
 
 
-def as_line(cuts: Sequence[Cut]) -> str:
+def as_line(cuts: Sequence["Cut"]) -> str:
     """A job for a worker."""
     return json.dumps(
         [
@@ -38,8 +41,10 @@ def as_line(cuts: Sequence[Cut]) -> str:
     )
 
 
-def from_line(line: str) -> list[Cut]:
+def from_line(line: str) -> list["Cut"]:
     """The cuts of a job; whoever has started this process has made the line."""
+    from bench.execute.cuts import Cut
+
     return [
         Cut(
             each["lanes"],
@@ -110,12 +115,17 @@ def main(words: list[str]) -> int:
         words: whether the metric is better when smaller (`min`) or greater (`max`).
     """
     (mode,) = words
-    tell, stop = events(), StopRequest()
-    for line in lines():
-        cuts = from_line(Path(line).read_text("utf-8"))
-        with stop.listening():
-            done = carry_out(cuts, Told(tell, gt if mode == "max" else lt), stop)
-        if not done:
-            break
-        tell({"done": line})
+    tell = events()
+    with hearing(lambda what: tell({"doing": what})):
+        with doing("importing torch"):
+            from bench.callbacks import StopRequest
+            from bench.execute.here import carry_out
+        stop = StopRequest()
+        for line in lines():
+            cuts = from_line(Path(line).read_text("utf-8"))
+            with stop.listening():
+                done = carry_out(cuts, Told(tell, gt if mode == "max" else lt), stop)
+            if not done:
+                break
+            tell({"done": line})
     return 130

@@ -78,11 +78,14 @@ def _with_workers(cuts: Sequence[Cut], cut_up: Sequence[Slot], mode: str, progre
     def hear(slot: int, event: Event) -> None:
         if "say" in event:
             progress.say(event["say"])
+        if "doing" in event:
+            progress.doing(slot, event["doing"])
         if "progress" in event:
             progress.add(slot, Advance(*event["progress"]))
 
     def died(worker: Worker, how: str) -> None:
         progress.add(worker.slot, Advance())
+        progress.doing(worker.slot, "starting")
 
     with TemporaryDirectory() as folder, Pool(("worker", "--cuts", mode), cut_up, {}) as pool:
         path = Path(folder) / "cuts.json"

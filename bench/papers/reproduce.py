@@ -12,6 +12,7 @@ from uuid import uuid4
 
 import numpy as np
 
+from bench.checks import check_places
 from bench.config import RunConfig, on_device, resolve, settings_of
 from bench.drawing import draw
 from bench.errors import UserError, unknown
@@ -22,6 +23,7 @@ from bench.papers.claims import judge
 from bench.papers.experiments import Experiment, Settings, load
 from bench.papers.reproduction import Reproduction, Version, as_json, page, words
 from bench.papers.verdicts import Finding
+from bench.progress import SweepProgress, doing
 from bench.store.record import RunResult
 from bench.store.store import Store
 from bench.store.tables import TABLES, write_parquet
@@ -54,7 +56,10 @@ def jobs(experiment: Experiment, places: Settings) -> list[Job]:
         for seed in experiment.seeds
         for label, own in experiment.arms.items()
     ]
-    check_all([job.config for job in todo])
+    check_all([job.config for job in todo], early=True)
+    if waiting := [job.config for job in todo if _stored(job) is None]:
+        check_places(waiting)
+        check_all(waiting)
     return todo
 
 
@@ -76,8 +81,8 @@ def train(todo: Sequence[Job], say: Callable[[str], None], effort: Effort, plan:
         say(f"{len(todo) - len(waiting)} of {len(todo)} runs are stored")
     if not waiting:
         return True
-    from bench.execute.execute import execute
-    from bench.progress import SweepProgress
+    with doing("importing torch"):
+        from bench.execute.execute import execute
 
     first = waiting[0].config
     progress = SweepProgress("runs", gt if first.task_spec.mode == "max" else lt)
@@ -162,10 +167,10 @@ def reproduce(
         there.rehearse()
         return there, jobs(there, places)
 
-    experiment, todo = planned(full.small() if version.quick else full)
-    points = [
-        (point, *planned(full.at(point))) for point in (full.search.points if version.search and full.search else [])
-    ]
+    search = full.search if version.search else None
+    with doing("reading the experiment"):
+        experiment, todo = planned(full.small() if version.quick else full)
+        points = [(point, *planned(full.at(point))) for point in (search.points if search else [])]
     make_output(folder)
     if not train(todo, say, effort, f"experiment {name}"):
         return None
@@ -181,7 +186,7 @@ def reproduce(
             return None
         region.append((point, _judge(there, collect(todo)[0])))
     result = Reproduction(name, experiment, version, findings, records, without, region)
-    with _writing(folder):
+    with doing("drawing"), _writing(folder):
         draw(experiment.figure, arms, folder, watermark="quick" if version.quick else "")
         _write_data(records, Path(places["store"]), folder)
         (folder / "claims.json").write_text(json.dumps(as_json(result), indent=1, allow_nan=False) + "\n", "utf-8")

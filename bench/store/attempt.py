@@ -35,6 +35,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+def unwritable(store: Path, error: OSError) -> UserError:
+    """What is said of a store where nothing can be written."""
+    return UserError(f"cannot write to the store {store}: {error.strerror}; choose another with --store DIR")
+
+
 def begin(store: Path, runs: Sequence[RunResult], *, resume: bool = True, again: bool = False) -> "Attempt":
     """Take the block of these runs for this process.
 
@@ -61,9 +66,7 @@ def begin(store: Path, runs: Sequence[RunResult], *, resume: bool = True, again:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             with disk_errors(store):
                 raise
-        raise UserError(
-            f"cannot write to the store {store}: {error.strerror}; choose another with --store DIR"
-        ) from None
+        raise unwritable(store, error) from None
     try:
         with disk_errors(store):
             number, last = next(iter(attempts(folder)), (0, None))

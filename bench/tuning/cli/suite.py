@@ -18,14 +18,18 @@ def main(words: list[str]) -> int:
     """
     command = shlex.join(["bench", "suite", *without_storage(words)])
     args = parse("suite", words)
-    from bench.execute.slots import slots
-    from bench.papers.reproduce import make_output
-    from bench.plugins import naming
-    from bench.tuning import suite, tuned
-    from bench.tuning.outcome import missing_runs, outcome
-    from bench.tuning.studies import NoDatabase
-    from bench.tuning.summary import as_json
-    from bench.tuning.workers import Workers
+    from bench.progress import doing
+
+    with doing("importing optuna"):
+        from bench.checks import check_early
+        from bench.execute.slots import slots
+        from bench.papers.reproduce import make_output
+        from bench.plugins import naming
+        from bench.tuning import suite, tuned
+        from bench.tuning.outcome import missing_runs, outcome
+        from bench.tuning.studies import NoDatabase
+        from bench.tuning.summary import as_json
+        from bench.tuning.workers import Workers
 
     places = {"data": args.data, "store": args.store}
     asked = suite.load(args.file)
@@ -33,7 +37,10 @@ def main(words: list[str]) -> int:
         specs = asked.specs(places)
     except UserError as error:
         raise UserError(f"{args.file}: {error}") from None
-    cut = min((slots(args.workers, spec.typical(places)) for spec in specs), key=len)
+    typical = [spec.typical(places) for spec in specs]
+    for config in typical:
+        check_early(config)
+    cut = min((slots(args.workers, config) for config in typical), key=len)
     if args.plan:
         studies = None
         with suppress(NoDatabase):
