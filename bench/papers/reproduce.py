@@ -57,9 +57,6 @@ def jobs(experiment: Experiment, places: Settings) -> list[Job]:
         for label, own in experiment.arms.items()
     ]
     check_all([job.config for job in todo], early=True)
-    if waiting := [job.config for job in todo if _stored(job) is None]:
-        check_places(waiting)
-        check_all(waiting)
     return todo
 
 
@@ -171,6 +168,10 @@ def reproduce(
     with doing("reading the experiment"):
         experiment, todo = planned(full.small() if version.quick else full)
         points = [(point, *planned(full.at(point))) for point in (search.points if search else [])]
+        everything = [*todo, *(job for _, _, more in points for job in more)]
+        if waiting := [job.config for job in everything if _stored(job) is None]:
+            check_places(waiting)
+            check_all(waiting)
     make_output(folder)
     if not train(todo, say, effort, f"experiment {name}"):
         return None
