@@ -1,4 +1,4 @@
-"""Time to start and to end: help, completion and usage errors must not import torch, `bench fit` little more than Lightning."""
+"""Time to start and to end: help, completion and usage errors import no torch, `bench fit` little beyond Lightning."""
 
 import os
 import subprocess
