@@ -1,24 +1,67 @@
-"""What is refused before anything is loaded: illegal hyperparameters, and runs that would mean something else."""
+"""What is refused before anything is loaded: illegal hyperparameters, and runs that would mean something else.
 
+`check_early` and `check_places` import no torch, which takes seconds; `check` lets the optimizer's constructor look.
+"""
+
+import inspect
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from bench.config import RunConfig
 from bench.errors import UserError, described
+from bench.machine import is_main_process
 from bench.options import MISSING, optimizer_options
-from optimizers import TASK_VALUE
+from bench.progress import doing
+from bench.store.store import Store
+from optimizers import OPTIMIZERS, TASK_VALUE
+from optimizers.plugins import load
+from tasks.files import DataError
 
 
-def check(config: RunConfig) -> None:
-    """Refuse a configuration that cannot be run, or that would run but not be what it says.
+def check_places(configs: Iterable[RunConfig]) -> None:
+    """Make sure that the store can be written and that the files of the data are there, fetched if need be.
+
+    Raises:
+        UserError: they are not; or it cannot.
+    """
+    seen = set[str]()
+    for config in configs:
+        key = repr((config.store, config.data, config.task, config.task_options))
+        if key not in seen:
+            seen.add(key)
+            if is_main_process():  # the other ranks write nothing
+                Store(config.store).refuse_unwritable()
+            _check_files(config)
+
+
+def _check_files(config: RunConfig) -> None:
+    """Make sure that the files of the data are there."""
+    if not config.task_spec.files:
+        return
+    require = load(config.task_spec.files)
+    names = inspect.signature(require).parameters
+    try:
+        with doing(f"looking for the data of {config.task}"):
+            require(config.data, **{name: x for name, x in config.task_options.items() if name in names})
+    except ValueError as error:
+        raise option_error("task", error, config.task_options) from None
+    except DataError as error:
+        raise UserError(str(error)) from None
+
+
+def check_early(config: RunConfig) -> None:
+    """Refuse what can be seen to be wrong without torch; `check` does so too.
 
     Raises:
         UserError: with the value at fault and what to do.
     """
-    spec, trainer = config.opt_spec, config.trainer
-    traits, told = spec.traits, spec.step_keywords
-    _check_hyperparameters(config)
+    spec, trainer, traits = config.opt_spec, config.trainer, config.opt_spec.traits
+    if config.opt in OPTIMIZERS.own:  # reading the options of others imports them
+        for name, option in optimizer_options(spec).items():
+            value = config.opt_options.get(name)
+            if value != option.default and (place := _range_of(option.help, value)):
+                raise UserError(f"--opt.{name}={value}{_outside(value, place)}")
     if traits.full_batch and trainer.batch_size != "full":
         raise UserError(
             f"--trainer.batch_size {trainer.batch_size}: {config.opt} is a full-batch method;"
@@ -41,6 +84,19 @@ def check(config: RunConfig) -> None:
             f"--trainer.gradient_clip_val: {config.opt} differentiates the gradients,"
             " which clipping would change under it"
         )
+
+
+def check(config: RunConfig) -> None:
+    """Refuse a configuration that cannot be run, or that would run but not be what it says.
+
+    Raises:
+        UserError: with the value at fault and what to do.
+    """
+    check_early(config)
+    with doing("importing torch"):
+        import torch  # noqa: F401
+    _check_hyperparameters(config)
+    traits, trainer, told = config.opt_spec.traits, config.trainer, config.opt_spec.step_keywords
     if traits.calls_closure_again and told:
         raise UserError(
             f"{config.opt} evaluates the loss several times a step, so a norm told before it would be of another point"
@@ -85,13 +141,13 @@ def _at_fault(config: RunConfig, given: Mapping[str, Any], error: Exception) -> 
         except Exception as again:
             if str(again) == str(error):
                 place = _range_of(options[name].help, value)
-                why = (
-                    f" is out of range: {'each' if isinstance(value, tuple | list) else 'it'} must lie in {place}"
-                    if place
-                    else f": {str(error).partition(chr(10))[0]}"
-                )
+                why = _outside(value, place) if place else f": {str(error).partition(chr(10))[0]}"
                 return UserError(f"--opt.{name}={value}{why}")
     return None
+
+
+def _outside(value: Any, place: str) -> str:
+    return f" is out of range: {'each' if isinstance(value, tuple | list) else 'it'} must lie in {place}"
 
 
 def _range_of(text: str, value: Any) -> str | None:

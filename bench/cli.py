@@ -96,6 +96,8 @@ def _dispatch(words: list[str]) -> int:
 
 
 def _fit(words: list[str]) -> int:
+    from bench.progress import doing
+
     args = parse("fit", words)
     settings = args.of_runs
     places = {name: place(name) if getattr(args, name) is None else getattr(args, name) for name in ("data", "store")}
@@ -111,9 +113,10 @@ def _fit(words: list[str]) -> int:
     else:
         refuse_several(settings)
         check_settings(args)
-        from bench.config import resolve
+        with doing("reading the settings"):
+            from bench.config import resolve
 
-        config = resolve(settings, config=args.config, tuned=args.tuned, fallback=places)
+            config = resolve(settings, config=args.config, tuned=args.tuned, fallback=places)
     study = None
     if args.tuned:
         from bench.settings import tuned_by
@@ -134,7 +137,12 @@ def _fit(words: list[str]) -> int:
         logged = ", so nothing goes to a logger" if config.logger else ""
         print(f"bench: already stored{logged}; --rerun trains again", file=sys.stderr)
     else:
-        from bench.runner import run
+        from bench.checks import check_early, check_places
+
+        check_early(config)
+        check_places([config])
+        with doing("importing torch"):
+            from bench.runner import run
 
         with redirect_stdout(sys.stderr):  # standard output is for the result alone, whatever a library prints
             result = run(config, rerun=args.rerun, progress=True, tuned_by=study)

@@ -26,6 +26,7 @@ from bench.options import (
     task_values,
     type_name,
 )
+from bench.progress import doing
 from bench.strict_yaml import flatten_yaml
 from bench.text import plain
 from bench.tuned import tuned_settings
@@ -354,7 +355,8 @@ def on_device(config: RunConfig) -> RunConfig:
     config = decided(config)
     if config.device == "cpu":
         return config
-    import torch
+    with doing("importing torch"):
+        import torch
 
     there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if not there[config.device]:

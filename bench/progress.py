@@ -1,61 +1,148 @@
-"""The progress bar on standard error: a live line on a terminal, a line per evaluation elsewhere."""
+"""What a person sees while something is done: one live line on a terminal, a line now and then elsewhere.
+
+`doing` says what a process does while it starts. Whoever shows something hears it (`hearing`): the line of this
+terminal, the bar of a sweep, or, from a worker, the process that has started it.
+"""
 
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from bench.machine import is_main_process
+from bench.text import width
 
 if TYPE_CHECKING:
     from bench.store.record import RunResult
 
+_doing: list[str] = []
+_hearers: list[Callable[[str], object]] = []
+
+
+@contextmanager
+def doing(what: str) -> Iterator[None]:
+    """Say what this process does while the context lasts, such as `importing torch`; the innermost counts."""
+    _doing.append(what)
+    _hear(what)
+    try:
+        yield
+    finally:
+        _doing.pop()
+        _hear(_doing[-1] if _doing else "")
+
+
+@contextmanager
+def hearing(hear: Callable[[str], object]) -> Iterator[None]:
+    """Let this function, in place of the terminal's line, take what `doing` says; empty where that is over."""
+    _show("")
+    _hearers.append(hear)
+    try:
+        yield
+    finally:
+        _hearers.pop()
+
+
+def _hear(what: str) -> None:
+    (_hearers[-1] if _hearers else _show)(what)
+
+
+def _show(what: str) -> None:
+    """Show what is done on the line of this terminal."""
+    if is_main_process():
+        StatusLine().show(what and f"{what} ...")
+
+
+def fitting(parts: Sequence[tuple[int, str]], columns: int) -> str:
+    """As many parts of a line, in their order, as fit.
+
+    Args:
+        parts: importance and text; the least important goes first, what has importance 0 stays.
+        columns: of the terminal.
+    """
+    kept = [part for part in parts if part[1]]
+    while True:
+        line = "  ".join(text for _, text in kept)
+        last = max(kept, default=(0, ""))
+        if width(line) <= columns or last[0] == 0:
+            return line
+        kept.remove(last)
+
+
+def clock(seconds: float | None) -> str:
+    """A time to go: `0:46`, `1:02:03`, or `-:--` while it is not known."""
+    if seconds is None:
+        return "-:--"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
+
 
 class Progress:
-    """Shows how far a run is, with loss, accuracy and applied step size.
+    """Shows how far a run is: epoch, step, steps a second, time to go, applied step size, loss and accuracy.
+
+    A narrow terminal shows step and time to go first.
 
     Args:
         total: optimizer steps of the run.
         label: what is trained.
+        epoch: optimizer steps of an epoch; None where every step sees all samples.
         enabled: whether to show anything.
     """
 
-    def __init__(self, total: int, label: str, *, enabled: bool = True) -> None:
-        self.total, self.label, self.enabled = total, label, enabled
+    def __init__(self, total: int, label: str, *, epoch: int | None = None, enabled: bool = True) -> None:
+        self.total, self.label, self.epoch, self.enabled = total, label, epoch, enabled
         self._bar = None
         self._shown = 0.0
+        self._values: list[tuple[int, str]] = []
         self._validated = ""
 
     def start(self, step: int) -> None:
         """Begin at this step."""
         if self.enabled and on_terminal():
-            from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-            from rich.progress import Progress as Bar
-
-            self._bar = Bar(
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=10),  # the rest of 80 columns is for the values
-                MofNCompleteColumn(),
-                TimeRemainingColumn(compact=True),
-                TextColumn("{task.fields[values]}"),
-                console=Console(stderr=True),
-            )
+            _show("")
+            self._bar = live_line(lambda task, columns: self.line(int(task.completed), task, columns))
             self._bar.start()
-            self._task = self._bar.add_task(self.label, total=self.total, completed=step, values="")
+            self._task = self._bar.add_task(self.label, total=self.total, completed=step)
+
+    def line(self, step: int, timed: Any, columns: int) -> str:
+        """The bar at this step, at most so many columns wide where step and time to go fit into them.
+
+        Args:
+            step: the last one that was made.
+            timed: has `speed`, in steps a second, and `time_remaining`, in seconds; None where that is not known.
+            columns: of the terminal.
+        """
+        done = step / max(self.total, 1)
+        epoch = ""
+        if self.epoch:
+            digits = 1 if self.total >= self.epoch else 2
+            epoch = f"epoch {step / self.epoch:.{digits}f}/{self.total / self.epoch:.3g}"
+        speed = "" if timed.speed is None else f"{timed.speed:{',.0f' if timed.speed >= 100 else '.3g'}} it/s"
+        return fitting(
+            [
+                (5, self.label), (6, gauge(done)), (3, epoch), (0, f"step {step:,}/{self.total:,}"), (2, speed),
+                (0, f"ETA {clock(timed.time_remaining)}"), *self._values, (8, self._validated),
+            ],
+            columns,
+        )  # fmt: skip
 
     def update(self, step: int, loss: float, applied_step: float, accuracy: Callable[[], float | None]) -> None:
         """Show a step's values; `accuracy` is asked only when the line is redrawn, ten times a second at most."""
         if self._bar is None or (time.monotonic() - self._shown < 0.1 and step < self.total):
             return
         self._shown = time.monotonic()
-        share = accuracy()
-        values = f"loss {loss:.4g}" + (f"  acc {share:.3f}" if share is not None else "") + f"  step {applied_step:.3g}"
-        self._bar.update(self._task, completed=step, values=values + self._validated)
+        self.values(loss, applied_step, accuracy())
+        self._bar.update(self._task, completed=step)
+
+    def values(self, loss: float, applied_step: float, accuracy: float | None) -> None:
+        """Take over a step's values."""
+        share = "" if accuracy is None else f"acc {accuracy:.3f}"
+        self._values = [(1, f"step size {applied_step:.2g}"), (4, f"loss {loss:.4g}"), (7, share)]
 
     def validated(self, step: int, split: str, values: dict[str, float]) -> None:
         """Show what an evaluation gave."""
         text = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
-        self._validated = f"  {split} acc {values['accuracy']:.3f}" if "accuracy" in values else ""
+        self._validated = f"{split} acc {values['accuracy']:.3f}" if "accuracy" in values else ""
         if self.enabled and self._bar is None:
             self.enabled = say(f"{self.label}  step {step}/{self.total}  {split}: {text}")
 
@@ -64,6 +151,32 @@ class Progress:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+
+
+def gauge(done: float) -> str:
+    """A bar of ten characters for a share from 0 to 1."""
+    full = min(10, int(10 * done))
+    return "\N{BOX DRAWINGS HEAVY HORIZONTAL}" * full + "\N{BOX DRAWINGS LIGHT HORIZONTAL}" * (10 - full)
+
+
+def live_line(line: Callable[[Any, int], str]) -> Any:
+    """A `rich.progress.Progress` on standard error that shows one line.
+
+    Args:
+        line: from a task of it and the columns of the terminal to the line.
+    """
+    from rich.console import Console
+    from rich.progress import Progress as Bar
+    from rich.progress import ProgressColumn
+    from rich.text import Text
+
+    console = Console(stderr=True)
+
+    class Line(ProgressColumn):
+        def render(self, task: Any) -> Text:
+            return Text(line(task, console.width), no_wrap=True)
+
+    return Bar(Line(), console=console)
 
 
 class Advance(NamedTuple):
@@ -100,6 +213,7 @@ class SweepProgress:
         self.steps, self.runs = 0, 0
         self._over: set[str] = set()
         self._alive: dict[int, tuple[int, float]] = {}
+        self._doing: dict[int, str] = {}
         self._begun = self._said = time.monotonic()
         self.best: tuple[float, str] | None = None
         self._bar: Any = None
@@ -109,21 +223,16 @@ class SweepProgress:
         """Show the progress of so many runs while the context lasts."""
         self.runs = runs
         self._begun = self._said = time.monotonic()
-        if self.enabled and on_terminal():
-            from rich.console import Console
-            from rich.progress import BarColumn, TextColumn
-            from rich.progress import Progress as Bar
-
-            self._bar = Bar(
-                TextColumn("{task.description}"), BarColumn(bar_width=10), TextColumn("{task.fields[values]}"),
-                console=Console(stderr=True),
-            )  # fmt: skip
-            self._bar.start()
-            self._task = self._bar.add_task(self.label, total=1.0, values="")
-        try:
+        if not self.enabled or not on_terminal():
             yield
-        finally:
-            if self._bar is not None:
+            return
+        self._bar = live_line(lambda task, columns: self.line(columns))
+        with hearing(lambda what: self.doing(0, what)):
+            self._bar.start()
+            self._bar.add_task(self.label, total=None)
+            try:
+                yield
+            finally:
                 self._bar.stop()
                 self._bar = None
 
@@ -156,13 +265,20 @@ class SweepProgress:
 
     def add(self, worker: int, made: "Advance") -> None:
         """Take over how one of several workers gets on."""
+        if not self._alive and not made.steps and not made.ended:
+            self._begun = time.monotonic()  # what came before was no training
         self.steps += made.steps
         self._over.update(made.ended)
         self._alive[worker] = made.alive, made.share
+        self._doing.pop(worker, None)
         if made.best is not None and (self.best is None or self.better(made.best[0], self.best[0])):
             self.best = made.best
         alive = sum(lanes for lanes, _ in self._alive.values())
         self._show(alive, sum(lanes * done for lanes, done in self._alive.values()) / max(alive, 1))
+
+    def doing(self, worker: int, what: str) -> None:
+        """Take over what one of several workers does while it does not train yet (`bench.progress.doing`)."""
+        self._doing[worker] = what
 
     @property
     def ended(self) -> int:
@@ -173,18 +289,33 @@ class SweepProgress:
         """Show a line."""
         say(line)
 
+    def line(self, columns: int) -> str:
+        """The bar, at most so many columns wide where runs and time to go fit into them."""
+        alive = sum(lanes for lanes, _ in self._alive.values())
+        share = sum(lanes * done for lanes, done in self._alive.values())
+        done, spent = (self.ended + share) / max(self.runs, 1), time.monotonic() - self._begun
+        best = "" if self.best is None else f"best {self.best[0]:.4g} ({self.best[1]})"
+        return fitting(
+            [
+                (4, self.label), (5, gauge(done)), (0, f"{self.ended}/{self.runs} runs"),
+                (0, f"ETA {clock(spent / done - spent if done else None)}"),
+                (1, ", ".join(dict.fromkeys(filter(None, self._doing.values())))),
+                (2, f"{alive} lanes alive"), (3, f"{self._rate:,.0f} trial-steps/s"), (6, best),
+            ],
+            columns,
+        )  # fmt: skip
+
+    @property
+    def _rate(self) -> float:
+        """Steps a second."""
+        return self.steps / max(time.monotonic() - self._begun, 1e-9)
+
     def _show(self, alive: int, share: float) -> None:
         now = time.monotonic()
-        rate = self.steps / max(now - self._begun, 1e-9)
-        best = "" if self.best is None else f", best {self.best[0]:.4g} ({self.best[1]})"
-        values = f"{self.ended}/{self.runs} runs, {alive} lanes alive, {rate:,.0f} trial-steps/s{best}"
-        if self._bar is not None:
-            if len(self.label) + len(values) + 14 > self._bar.console.width:
-                values = f"{self.ended}/{self.runs} runs, {alive} alive, {rate:,.0f} steps/s"
-            done = (self.ended + alive * share) / max(self.runs, 1)
-            self._bar.update(self._task, completed=done, values=values)
-        elif self.enabled and now - self._said >= self.LINE_SECONDS:
+        if self._bar is None and self.enabled and now - self._said >= self.LINE_SECONDS:
             self._said = now
+            best = "" if self.best is None else f", best {self.best[0]:.4g} ({self.best[1]})"
+            values = f"{self.ended}/{self.runs} runs, {alive} lanes alive, {self._rate:,.0f} trial-steps/s{best}"
             self.say(f"{self.label}  {values}")
 
 
@@ -197,7 +328,8 @@ class StatusLine:
     def show(self, text: str) -> None:
         """Show this line."""
         if self.live:
-            print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+            with suppress(OSError, ValueError):
+                print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
     def clear(self) -> None:
         """Take the line away."""
@@ -214,7 +346,11 @@ def say(line: str) -> bool:
     if sys.stderr is None:
         return False
     try:
+        if _doing and not _hearers:
+            _show("")
         print(line, file=sys.stderr, flush=True)
+        if _doing and not _hearers:
+            _show(_doing[-1])
     except (OSError, ValueError):
         return False
     return True

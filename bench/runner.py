@@ -28,7 +28,7 @@ from bench.checks import check, option_error
 from bench.config import RunConfig, on_device
 from bench.errors import RunBroke, RunBusy, RunFailed, UserError
 from bench.machine import LIBRARIES, cpu_name, is_main_process
-from bench.progress import Progress
+from bench.progress import Progress, doing
 from bench.settings import described
 from bench.store.attempt import Attempt
 from bench.store.record import FINISHED, RunResult, now
@@ -95,10 +95,12 @@ def run(
     awaited: AwaitedMachines | None = None
     try:
         label = f"{config.task} {config.opt}"
+        epoch = task.data.sizes["train"] // training.batch_size
+        epoch = epoch if epoch > 1 else None
         bar = progress(training.total_steps, label) if callable(progress) else None
         recorder = Recorder(
             result, config.task_spec, attempt, stop,
-            bar or Progress(training.total_steps, label, enabled=bool(progress) and main), task=task,
+            bar or Progress(training.total_steps, label, epoch=epoch, enabled=bool(progress) and main), task=task,
             val_every=val_every(config, training, task), max_seconds=config.trainer.max_seconds,
             checkpoint_seconds=config.trainer.checkpoint_seconds, loggers=loggers,
         )  # fmt: skip
@@ -149,7 +151,8 @@ def build(config: RunConfig, data: TaskData | None = None) -> tuple[Task, Plan]:
         process.ready()  # all is imported, and nothing is made yet
         data = data or _load(spec.data_cls, config, {k: v for k, v in options.items() if k in of_data})
         options = {k: v for k, v in options.items() if k not in of_data or k in of_module}  # some are for both
-        with _default_dtype(torch.float64 if config.precision == "64-true" else torch.float32):
+        dtype = torch.float64 if config.precision == "64-true" else torch.float32
+        with doing(f"making the model of {config.task}"), _default_dtype(dtype):
             task = spec.module_cls(data, **options)
     except ValueError as error:
         raise option_error("task", error, config.task_options) from None
@@ -164,13 +167,15 @@ _loaded: dict[Any, TaskData] = {}
 
 def _load(data_cls: Any, config: RunConfig, options: Mapping[str, Any]) -> TaskData:
     """The data; those that no seed changes are kept for the next run, which most often wants the same."""
-    if data_cls.seeded:
-        return data_cls(config.data, seed=config.seed, **options)
     key = data_cls, config.data, repr(sorted(options.items()))
-    if key not in _loaded:
+    if key in _loaded:
+        return _loaded[key]
+    with doing(f"{'making' if data_cls.seeded else 'reading'} the data of {config.task}"):
+        data = data_cls(config.data, seed=config.seed, **options)
+    if not data_cls.seeded:
         _loaded.clear()
-        _loaded[key] = data_cls(config.data, seed=config.seed, **options)
-    return _loaded[key]
+        _loaded[key] = data
+    return data
 
 
 def new_result(config: RunConfig, task: Task, plan: str | None = None, tuned_by: str | None = None) -> RunResult:

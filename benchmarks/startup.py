@@ -1,4 +1,4 @@
-"""Time to start and to end: `bench --help` must not import torch, `bench fit` little more than Lightning."""
+"""Time to start and to end: help, completion and usage errors import no torch, `bench fit` little beyond Lightning."""
 
 import os
 import subprocess
@@ -15,15 +15,20 @@ def measure(quick: bool) -> list[Row]:
     """Seconds of wall time in fresh processes."""
     rounds = 3 if quick else 5
     script = Path(sys.executable).with_name("bench")
-    pair = {"help": command(script, "--help")}
-    helped = alternate(command(sys.executable, "-c", "pass"), pair, rounds)["help"]
+    quickly = {
+        "--help": command(script, "--help"),
+        "completion": command(script, "completion", "next", "fit", "--o"),
+        "usage error": command(script, "fit", "--optt", "adam", code=2),
+    }
+    light = alternate(command(sys.executable, "-c", "pass"), quickly, rounds)
+    helped = light["--help"]
     with TemporaryDirectory() as store:
         fit = {"fit": command(script, *FIT, store)}
         slow = command(sys.executable, "-c", "from bench.cli import main; main()", *FIT, store)
         after_imports = alternate(command(sys.executable, "-c", "import lightning.pytorch"), fit, rounds)["fit"]
         after_slow = alternate(slow, fit, rounds)["fit"]
     return [
-        Row("bench --help", "-", helped.candidate, 0.5, unit=" s"),
+        *(Row(f"bench {name}", "-", each.candidate, 0.2, unit=" s") for name, each in light.items()),
         Row("bench --help", "python -c pass", helped.ratios),
         Row("python -c pass", "-", helped.baseline, unit=" s"),
         Row("bench fit, 100 steps of synthetic", "python -c 'import lightning.pytorch'", after_imports.ratios),
@@ -31,9 +36,14 @@ def measure(quick: bool) -> list[Row]:
     ]
 
 
-def command(*words: str | Path) -> Timed:
-    """A process that runs to its end on one thread, its output thrown away."""
+def command(*words: str | Path, code: int = 0) -> Timed:
+    """A process that runs to its end on one thread, its output thrown away; it must end with this code."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return timed(
-        lambda: subprocess.run(words, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
-    )
+
+    def once() -> None:
+        ended = subprocess.run(
+            words, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment
+        )
+        assert ended.returncode == code, words
+
+    return timed(once)

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tasks.files import require_files
+from tasks.sources import CIFAR10
 from tasks.vision import ImageData
 
 N_VAL = 5_000
@@ -29,13 +29,12 @@ class CIFAR10Data(ImageData):
     def __init__(
         self, root: Path, seed: int = 0, *, n_train: int | None = None, flip: bool = False, crop: int = 0
     ) -> None:
-        from torchvision.datasets import CIFAR10
+        from torchvision import datasets
 
-        folder, expected = self.files(root)
-        require_files(folder, expected, lambda: CIFAR10(str(root), download=True))
+        CIFAR10.require_whole(root)
 
         def read(train: bool) -> tuple[Tensor, Tensor]:
-            dataset = CIFAR10(str(root), train=train)
+            dataset = datasets.CIFAR10(str(root), train=train)
             return torch.from_numpy(dataset.data).permute(0, 3, 1, 2).contiguous(), torch.tensor(dataset.targets)
 
         super().__init__(
@@ -44,8 +43,5 @@ class CIFAR10Data(ImageData):
 
     @staticmethod
     def files(root: Path) -> tuple[Path, dict[str, str]]:
-        """The folder where the pickles belong, and MD5 by file name."""
-        from torchvision.datasets import CIFAR10
-
-        files = [*CIFAR10.train_list, *CIFAR10.test_list, [CIFAR10.meta["filename"], CIFAR10.meta["md5"]]]
-        return root / CIFAR10.base_folder, dict(files)
+        """The folder where the files belong, and MD5 by file name."""
+        return root / CIFAR10.folder, dict(CIFAR10.md5)

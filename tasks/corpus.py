@@ -8,7 +8,6 @@ as in evaluation.
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -23,7 +22,8 @@ from tasks.base import TaskData
 from tasks.cache import cached, cached_arrays, digest_of
 from tasks.dropout import BatchRandomness
 from tasks.files import DataError
-from tasks.tables import Hub, amount, columns_of, or_part, readable, require_tables, sha256
+from tasks.sources import CORPORA, Corpus, find_corpus
+from tasks.tables import amount, columns_of, readable, sha256
 from tasks.vocabulary import LEAST_PAIRS, MOST, Bytes, Characters, Vocabulary, read_vocabulary, train_byte_pairs
 
 IGNORED = -100
@@ -48,59 +48,6 @@ class TokenBatch(NamedTuple):
     targets: Tensor
     sizes: Tensor
     per_row: Tensor
-
-
-@dataclass(frozen=True)
-class Corpus:
-    """Where a text lies, and what it is.
-
-    Attributes:
-        folder: below the data folder; absolute for a file of one's own.
-        files: by split, the name of a file and its official rows (a text's bytes), None where nothing is known of that.
-            "train" is always there; a file NAME_part stands for one that is missing. Parquet files have a column
-            `text`.
-        separator: what is put behind every row of a Parquet file.
-        hub: where to fetch it.
-        stand_in: what is to be said if this is not the data that it is used for.
-    """
-
-    folder: str
-    files: Mapping[str, tuple[str, int | None]]
-    separator: str = "\n"
-    hub: Hub | None = None
-    stand_in: str = ""
-
-    def paths(self, root: Path) -> dict[str, Path]:
-        """The files by split, in this data folder."""
-        return {split: or_part(root / self.folder / name) for split, (name, _) in self.files.items()}
-
-
-CORPORA = {
-    "tiny_shakespeare": Corpus("tiny_shakespeare", {"train": ("input.txt", 1_115_394)}),
-    "wikitext103": Corpus(
-        "wikitext103",
-        {
-            "train": ("train.parquet", 1_801_350),
-            "val": ("validation.parquet", 3_760),
-            "test": ("test.parquet", 4_358),
-        },
-        separator="",  # its rows are lines with their ends
-        hub=Hub("Salesforce/wikitext", "wikitext-103-v1", {"train": "train", "val": "validation", "test": "test"}),
-    ),
-    "wiki_quac": Corpus("wiki_quac", {"train": ("train.parquet", 6_843), "val": ("validation.parquet", 1_000)}),
-    "lm1b": Corpus(
-        "lm1b",
-        {"train": ("train.parquet", 30_301_028), "test": ("test.parquet", 306_688)},
-        # Its own form there is a script, which `datasets` runs no more; the Hub keeps Parquet files beside it.
-        hub=Hub(
-            "billion-word-benchmark/lm1b", "plain_text", {"train": "train", "test": "test"}, "refs/convert/parquet"
-        ),
-    ),
-    # The whole of it is 825 GiB; what is fetched is its first 10,000 documents.
-    "pile": Corpus(
-        "pile", {"train": ("train.parquet", 210_607_728)}, hub=Hub("NeelNanda/pile-10k", None, {"train": "train"})
-    ),
-}
 
 
 class CorpusData(TaskData):
@@ -145,7 +92,7 @@ class CorpusData(TaskData):
         check_range("length", length, 1)
         source = self.find(root, corpus)
         paths = source.paths(root)
-        _require(source, paths)
+        source.require(root)
         self._digests = {path.name: sha256(path) for path in paths.values()}
         texts = _splits(source, paths)
         self.vocabulary = _vocabulary(texts, tokens, vocab, (self._digests, source.separator))
@@ -189,16 +136,7 @@ class CorpusData(TaskData):
         Raises:
             ValueError: there is neither.
         """
-        path = Path(corpus).expanduser()
-        if corpus in CORPORA:
-            return CORPORA[corpus]
-        if path.is_file():
-            return Corpus(str(path.parent.resolve()), {"train": (path.name, None)})
-        if path.is_dir():
-            raise ValueError(f"corpus={corpus} is a folder; name the file in it")
-        if path.suffix or len(path.parts) > 1:
-            raise ValueError(f"corpus={corpus} is no file that is here")
-        raise ValueError(f"corpus={corpus} is not known: it must be one of {', '.join(CORPORA)}, or a file with text")
+        return find_corpus(corpus)
 
     @classmethod
     def here(cls, root: Path) -> list[str]:
@@ -259,17 +197,6 @@ class _Text(NamedTuple):
             place += len(chunk)
             if cut:
                 yield cut
-
-
-def _require(source: Corpus, paths: Mapping[str, Path]) -> None:
-    """Make sure that the files are there, from the Hub if they are not."""
-    missing = [split for split, path in paths.items() if not path.is_file()]
-    if missing and paths[missing[0]].suffix != ".parquet":
-        raise DataError(
-            f"missing data: {paths[missing[0]].name} expected in {paths[missing[0]].parent};"
-            " copy it there, or name the folder that has it with --data DIR or BENCH_DATA"
-        )
-    require_tables(paths, ("text",), source.hub)
 
 
 def _splits(source: Corpus, paths: Mapping[str, Path]) -> dict[str, _Text]:

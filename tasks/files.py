@@ -1,8 +1,12 @@
 """Data files: found, checked and, where there is a network, downloaded."""
 
 import hashlib
-from collections.abc import Callable, Mapping
+import shutil
+import tarfile
+import urllib.request
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 
 class DataError(Exception):
@@ -15,18 +19,18 @@ def md5(path: Path) -> str:
         return hashlib.file_digest(file, "md5").hexdigest()
 
 
-def require_files(folder: Path, expected: Mapping[str, str], download: Callable[[], object]) -> None:
-    """Make sure that a folder holds the expected files, unharmed.
+def require_present(folder: Path, names: Iterable[str], download: Callable[[], object]) -> None:
+    """Make sure that a folder holds files of these names.
 
     Args:
         folder: where they belong.
-        expected: MD5 by file name.
+        names: of the files.
         download: fetches them into the folder; called when one is missing.
 
     Raises:
-        DataError: a file is missing and cannot be downloaded, or is damaged.
+        DataError: a file is missing and cannot be downloaded.
     """
-    missing = [name for name in expected if not (folder / name).is_file()]
+    missing = [name for name in names if not (folder / name).is_file()]
     if missing:
         try:
             download()
@@ -36,6 +40,18 @@ def require_files(folder: Path, expected: Mapping[str, str], download: Callable[
                 f" ({' '.join(str(error).split())[:200] or type(error).__name__});"
                 " copy the files there, or name the folder that has them with --data DIR or BENCH_DATA"
             ) from error
+
+
+def require_files(folder: Path, expected: Mapping[str, str]) -> None:
+    """Make sure that the files of a folder are unharmed.
+
+    Args:
+        folder: where they are.
+        expected: MD5 by file name.
+
+    Raises:
+        DataError: a file is damaged.
+    """
     for name, expected_md5 in expected.items():
         path = folder / name
         found = md5(path)
@@ -44,3 +60,32 @@ def require_files(folder: Path, expected: Mapping[str, str], download: Callable[
                 f"damaged data file {path}: {path.stat().st_size:,} bytes with MD5 {found}, expected {expected_md5};"
                 " delete it and copy or download it again"
             )
+
+
+def fetch(url: str, folder: Path, names: Iterable[str]) -> None:
+    """Download those files of these names that a folder lacks.
+
+    Args:
+        url: of a tar archive that holds a folder of this name, or of the files' folder, if it ends with a slash.
+        folder: where they belong; made if needed.
+        names: of the files.
+
+    Raises:
+        OSError: the network or the disk says no.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=folder) as temporary:
+
+        def get(url: str, name: str) -> Path:
+            with urllib.request.urlopen(url, timeout=10) as answer, (Path(temporary) / name).open("wb") as file:
+                shutil.copyfileobj(answer, file)
+            return Path(temporary) / name
+
+        found = Path(temporary)
+        if not url.endswith("/"):
+            with tarfile.open(get(url, "archive")) as archive:
+                archive.extractall(temporary, filter="data")
+            found = found / folder.name
+        for name in names:
+            if not (folder / name).is_file():
+                (get(url + name, name) if url.endswith("/") else found / name).replace(folder / name)

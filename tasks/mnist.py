@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tasks.files import require_files
+from tasks.sources import MNIST
 from tasks.vision import ImageData
 
 N_VAL = 5_000
@@ -29,10 +29,8 @@ class MNISTData(ImageData):
     def __init__(
         self, root: Path, seed: int = 0, *, n_train: int | None = None, flip: bool = False, crop: int = 0
     ) -> None:
-        from torchvision.datasets import MNIST
-
-        folder, expected = self.files(root)
-        require_files(folder, expected, lambda: MNIST(str(root), download=True))
+        MNIST.require_whole(root)
+        folder = root / MNIST.folder
         super().__init__(
             (_images(folder, "train"), _labels(folder, "train")),
             (_images(folder, "t10k"), _labels(folder, "t10k")),
@@ -41,10 +39,8 @@ class MNISTData(ImageData):
 
     @staticmethod
     def files(root: Path) -> tuple[Path, dict[str, str]]:
-        """The folder where the archives belong, and MD5 by file name."""
-        from torchvision.datasets import MNIST
-
-        return root / "MNIST" / "raw", dict(MNIST.resources)
+        """The folder where the files belong, and MD5 by file name."""
+        return root / MNIST.folder, dict(MNIST.md5)
 
 
 def _images(folder: Path, part: str) -> Tensor:

@@ -39,6 +39,9 @@ class TaskSpec:
         presets: named values of its options; the first preset's are the defaults. Its option `preset` names one.
         lanes: the loss is a function of weights and batch alone, so many runs can be trained as one program: no buffers
             that training changes, nothing drawn but through the batch's randomness.
+        files: `module:function` that makes sure that the files of its data are there, fetched if need be; it takes the
+            data folder and, by name, those of its options that say which files they are, and imports no torch, so that
+            a command can ask before it does. Empty where nothing is read.
         package: of a plug-in: its distribution and version, or a digest of its file; part of every run's identity.
     """
 
@@ -61,6 +64,7 @@ class TaskSpec:
     lanes: bool = False
     datasets: tuple[str, ...] = ()
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    files: str = ""
     package: str | None = None
 
     def dataset_in(self, root: Path) -> str | None:
@@ -186,6 +190,7 @@ TASKS = Registry(
             title="ViT-small on MNIST",
             module="tasks.vision:ViTClassifier",
             data="tasks.mnist:MNISTData",
+            files="tasks.sources:MNIST.require",
             metric="accuracy",
             mode="max",
             target=0.85,
@@ -198,6 +203,7 @@ TASKS = Registry(
             title="ViT-small on CIFAR-10",
             module="tasks.vision:ViTClassifier",
             data="tasks.cifar10:CIFAR10Data",
+            files="tasks.sources:CIFAR10.require",
             metric="accuracy",
             mode="max",
             target=0.45,
@@ -209,17 +215,20 @@ TASKS = Registry(
             name="mnli",
             title="BERT fine-tuned on MNLI: does a premise entail a hypothesis?",
             data="tasks.mnli:MNLIData",
+            files="tasks.sources:MNLI.require",
         ),
         _language(
             name="civil_comments",
             title="BERT fine-tuned on Civil Comments: is a comment toxic?",
             data="tasks.civil_comments:CivilCommentsData",
+            files="tasks.sources:civil_comments",
             datasets=("civil_comments", "jigsaw_toxicity"),
         ),
         _language(
             name="sst2",
             title="BERT with any number of heads, fine-tuned on SST-2: is a phrase positive?",
             data="tasks.sst2:SST2Data",
+            files="tasks.sources:SST2.require",
             budget={"max_epochs": 5},
             source="Deora, Ghaderi, Taheri, Thrampoulidis (TMLR 2024): batch 32, 5 epochs; the rest is ours",
         ),
@@ -228,6 +237,7 @@ TASKS = Registry(
             title="BERT fine-tuned on SQuAD: which words of a paragraph answer a question?",
             module="tasks.spans:SpanExtractor",
             data="tasks.squad:SquadData",
+            files="tasks.sources:SQUAD.require",
             metric="f1",
             source="Rajpurkar et al. (EMNLP 2016); batch, epochs and windows of Devlin et al. (NAACL 2019)",
         ),
@@ -236,6 +246,7 @@ TASKS = Registry(
             title="decoder-only transformer that predicts the next token of a text",
             module="tasks.lm:LanguageModel",
             data="tasks.corpus:CorpusData",
+            files="tasks.sources:corpus",
             metric="loss",
             mode="min",
             target=None,

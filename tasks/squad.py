@@ -12,12 +12,11 @@ from torch import Tensor
 
 from tasks.dropout import BatchRandomness
 from tasks.files import DataError
+from tasks.sources import SQUAD
 from tasks.split import validation_rows
 from tasks.text import Encoded, TextBatch, TextData, kind_of, tokenised
 from tasks.text_source import TextSource, read_table, texts_of, values_of
 
-N_VAL = 80
-SALT = "squad"
 SPLIT_HASHES = {442: "397b1e88605a7799", 800: "9cb3917f086d0152"}
 """What `tasks.split.split_hash` gives, by articles of the training file.
 
@@ -76,19 +75,7 @@ class SquadData(TextData):
     """
 
     report = "validation"
-    SOURCES = (
-        TextSource(
-            folder="squad",
-            files={"train": ("train.parquet", 87_599), "validation": ("validation.parquet", 10_570)},
-            texts=("question", "context"),
-            label="answers",
-            num_classes=2,  # logits of a token: begins the answer, ends it
-            n_val=N_VAL,
-            salt=SALT,
-            hub=("rajpurkar/squad", None, {"train": "train", "validation": "validation"}),
-            more=("title",),
-        ),
-    )
+    SOURCES = (SQUAD,)
 
     def __init__(
         self,

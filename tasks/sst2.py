@@ -1,12 +1,9 @@
 """SST-2: is a phrase of a film review positive? 67,349 + 872 phrases."""
 
+from tasks.sources import SST2
 from tasks.text import TextData
-from tasks.text_source import TextSource
 
-N_VAL = 2_000
-SALT = "sst2"
-ROWS = 67_349
-SPLIT_HASHES = {ROWS: "f07b716c77de0027"}
+SPLIT_HASHES = {67_349: "f07b716c77de0027"}
 """What `tasks.split.split_hash` gives, by rows of the training file."""
 
 
@@ -18,15 +15,4 @@ class SST2Data(TextData):
     """
 
     report = "validation"
-    SOURCES = (
-        TextSource(
-            folder="sst2",
-            files={"train": ("train.parquet", ROWS), "validation": ("validation.parquet", 872)},
-            texts=("sentence",),
-            label="label",
-            num_classes=2,
-            n_val=N_VAL,
-            salt=SALT,
-            hub=("nyu-mll/glue", "sst2", {"train": "train", "validation": "validation"}),
-        ),
-    )
+    SOURCES = (SST2,)

@@ -20,8 +20,9 @@ from tasks.base import TaskData
 from tasks.cache import cached, cached_arrays, digest_of
 from tasks.dropout import BatchRandomness
 from tasks.files import DataError
+from tasks.sources import find, here
 from tasks.split import split_hash, validation_rows
-from tasks.tables import Hub, amount, require_tables, sha256
+from tasks.tables import amount, sha256
 from tasks.text_source import TextSource, groups_of, labels_of, mentions_of, read_table, texts_of
 from tasks.tokenizer import LEAST_VOCABULARY, has_tokenizer, load_tokenizer, pad_id_of, train_word_pieces
 
@@ -99,7 +100,7 @@ class TextData(TaskData):
         check_range("max_length", max_length, 8, 2**16)
         source = self.source = self.find(root, dataset)
         paths = source.paths(root)
-        require_tables(paths, source.columns, source.hub and Hub(*source.hub))
+        source.require(root)
         self.digests = {split: sha256(path) for split, path in paths.items()}
         self.group_names = groups_of(source, paths.values())
         if scratch and not has_tokenizer(folder := Path(model).expanduser()):
@@ -130,17 +131,12 @@ class TextData(TaskData):
         Raises:
             ValueError: there is none of this name.
         """
-        known = {source.folder: source for source in cls.SOURCES}
-        if dataset is None:
-            dataset = next(iter(cls.here(root)), next(iter(known)))
-        if dataset not in known:
-            raise ValueError(f"dataset={dataset} is not known: it must be {' or '.join(known)}")
-        return known[dataset]
+        return find(cls.SOURCES, root, dataset)
 
     @classmethod
     def here(cls, root: Path) -> list[str]:
         """The data sets that are in this data folder."""
-        return [source.folder for source in cls.SOURCES if (root / source.folder).is_dir()]
+        return here(cls.SOURCES, root)
 
     def _truncate(self, max_length: int) -> None:
         """Set what the tokenizer does with texts that are too long."""

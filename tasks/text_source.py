@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasks.files import DataError
-from tasks.tables import columns_of, or_part, readable
+from tasks.tables import Hub, columns_of, or_part, readable, require_tables
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,14 @@ class TextSource:
     def paths(self, root: Path) -> dict[str, Path]:
         """The files by split, in this data folder."""
         return {split: or_part(root / self.folder / name) for split, (name, _) in self.files.items()}
+
+    def require(self, root: Path) -> None:
+        """Make sure that the files are there, from the Hub if they are not.
+
+        Raises:
+            DataError: one is missing and cannot be fetched.
+        """
+        require_tables(self.paths(root), self.columns, self.hub and Hub(*self.hub))
 
     def held_out(self, n: int) -> int:
         """How many of n training rows are kept for validation."""

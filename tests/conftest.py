@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from bench.cli import main
+from tasks.sources import MNIST
 
 pytest_plugins = ["tests.depth", "tests.services"]
 
@@ -110,7 +111,8 @@ def fake_mnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             packed = gzip.compress(header + array.tobytes(), mtime=0)
             (folder / name).write_bytes(packed)
             resources.append((name, hashlib.md5(packed).hexdigest()))
-    monkeypatch.setattr("torchvision.datasets.MNIST.resources", resources)
+    for name, digest in resources:
+        monkeypatch.setitem(MNIST.md5, name, digest)
     monkeypatch.setattr("tasks.mnist.N_VAL", 20)
     monkeypatch.setenv("BENCH_DATA", str(tmp_path / "data"))
     return tmp_path / "data"

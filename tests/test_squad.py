@@ -31,6 +31,7 @@ from bench.data import states
 from bench.options import read_options
 from tasks import TASKS, squad
 from tasks.files import DataError
+from tasks.sources import SQUAD
 from tasks.spans import SpanExtractor, SpanScore, exact_match, f1, over_answers
 from tasks.split import split_hash
 from tasks.squad import SquadData
@@ -365,14 +366,14 @@ def test_what_is_held_out_shares_no_article_with_what_is_trained_on(titled: bool
     assert (len(parts["train"]), len(parts["val"])) == ((18, 2) if titled else (36, 4))
     numbers = {split: whole(data, split).labels[:, 4].tolist() for split in data.sizes}
     assert sorted(itertools.chain(*numbers.values())) == list(range(sum(data.sizes.values())))
-    assert data.facts()["validation"] == split_hash(20 if titled else 40, 2 if titled else 4, squad.SALT)
+    assert data.facts()["validation"] == split_hash(20 if titled else 40, 2 if titled else 4, SQUAD.salt)
     kept = [int(data._question[window]) for window in numbers["train"]]
     assert len(list(itertools.groupby(kept))) == len(set(kept))  # the windows of a question come together
     assert kept != sorted(kept)
 
 
 def test_the_split_is_the_published_one() -> None:
-    assert {n: split_hash(n, min(squad.N_VAL, n // 10), squad.SALT) for n in (442, 800)} == squad.SPLIT_HASHES
+    assert {n: split_hash(n, min(SQUAD.n_val, n // 10), SQUAD.salt) for n in (442, 800)} == squad.SPLIT_HASHES
 
 
 def test_parts_are_counted_in_questions(root: Path, data: SquadData) -> None:

@@ -34,9 +34,11 @@ from tasks.files import DataError
 from tasks.mnli import MNLIData
 from tasks.order import BatchOrder
 from tasks.seeding import derive_seed
+from tasks.sources import CIVIL_COMMENTS, JIGSAW, MNLI, SST2
 from tasks.split import split_hash, validation_rows
 from tasks.sst2 import SST2Data
 from tasks.text import TextData
+from tasks.text_source import TextSource
 from tasks.tokenizer import load_tokenizer, train_word_pieces, word_pieces
 from tests.conftest import Cli
 from tests.stored import read_curve
@@ -114,7 +116,7 @@ def rows_of(table: Mapping[str, Any]) -> list[tuple[str, str, int]]:
 
 
 def test_a_batch_holds_what_the_tokenizer_makes_of_the_files_rows(data: MNLIData) -> None:
-    held_out, rest = validation_rows(80, 8, mnli.SALT)
+    held_out, rest = validation_rows(80, 8, MNLI.salt)
     source = rows_of(pairs(80, 0))
     expected = {
         "train": [source[i] for i in rest.tolist()],
@@ -250,16 +252,24 @@ def test_parts_of_the_data_are_prefixes_and_say_so(root: Path, data: MNLIData) -
         MNLIData(root, n_train=73, **SMALL)
 
 
-@pytest.mark.parametrize("module", [mnli, sst2, civil_comments])
-def test_the_split_is_the_published_one(module: Any) -> None:
-    assert module.ROWS in module.SPLIT_HASHES
-    for rows, expected in module.SPLIT_HASHES.items():
-        assert split_hash(rows, module.N_VAL, module.SALT) == expected
+@pytest.mark.parametrize(
+    ("source", "hashes"),
+    [
+        (MNLI, mnli.SPLIT_HASHES),
+        (SST2, sst2.SPLIT_HASHES),
+        (CIVIL_COMMENTS, civil_comments.SPLIT_HASHES),
+        (JIGSAW, civil_comments.SPLIT_HASHES),
+    ],
+)
+def test_the_split_is_the_published_one(source: TextSource, hashes: dict[int, str]) -> None:
+    _, rows = source.files["train"]
+    assert split_hash(rows, source.n_val, source.salt) == hashes[rows]
+    assert all(split_hash(n, source.n_val, source.salt) == expected for n, expected in hashes.items())
 
 
 def test_facts_tell_runs_on_other_rows_or_tokens_apart(root: Path, data: MNLIData) -> None:
     assert data.facts() == MNLIData(root, **SMALL).facts()
-    assert data.facts()["validation"] == split_hash(80, 8, mnli.SALT)
+    assert data.facts()["validation"] == split_hash(80, 8, MNLI.salt)
     assert MNLIData(root, **SMALL | {"vocab": 120}).facts()["tokenizer"] != data.facts()["tokenizer"]
     write_mnli(root, pairs(80, 9))
     assert MNLIData(root, **SMALL).facts()["files"] != data.facts()["files"]

@@ -3,19 +3,23 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from bench.checks import check
+from bench.checks import check, check_early
 from bench.config import RunConfig
 from bench.errors import UserError
 
 
-def check_all(configs: Sequence[RunConfig]) -> None:
+def check_all(configs: Sequence[RunConfig], *, early: bool = False) -> None:
     """Refuse what cannot be run, or not beside others, before anything is trained.
+
+    Args:
+        configs: the runs.
+        early: look only at what is seen without torch.
 
     Raises:
         UserError: with the value at fault and what to do.
     """
     for config in {(block_key(config), repr(config.opt_options)): config for config in configs}.values():
-        check(config)
+        (check_early if early else check)(config)
         ranks = config.trainer.devices * config.trainer.num_nodes
         if ranks > 1:  # each of them would carry out all runs
             raise UserError(

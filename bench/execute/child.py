@@ -1,4 +1,7 @@
-"""What a worker of `execute` runs: plans from standard input, a line of JSON each, and events on standard output."""
+"""What a worker of `execute` runs: plans from standard input, a line of JSON each, and events on standard output.
+
+Importing this imports no torch, so that a worker can say that it does.
+"""
 
 import json
 import os
@@ -12,12 +15,8 @@ from operator import gt, lt
 from queue import Queue
 from typing import Any
 
-from bench.callbacks import StopRequest
 from bench.errors import RunBroke
-from bench.execute.cuts import recorded_cuts
-from bench.execute.here import carry_out
-from bench.execute.plan import load
-from bench.progress import Advance, SweepProgress
+from bench.progress import Advance, SweepProgress, doing, hearing
 
 TELL_SECONDS = 0.5
 """Between two events on how far a worker is. Ours."""
@@ -82,15 +81,22 @@ def main(words: list[str]) -> int:
         words: whether the metric is better when smaller (`min`) or greater (`max`).
     """
     (mode,) = words
-    tell, stop = events(), StopRequest()
-    for line in lines():
-        name, places = json.loads(line)
-        try:
-            with stop.listening():
-                plan = load(name, places)
-                if not carry_out(recorded_cuts(plan), Told(tell, gt if mode == "max" else lt), stop):
-                    break
-        except RunBroke as error:
-            tell({"broken": str(error)})
-        tell({"done": line})
+    tell = events()
+    with hearing(lambda what: tell({"doing": what})):
+        with doing("importing torch"):
+            from bench.callbacks import StopRequest
+            from bench.execute.cuts import recorded_cuts
+            from bench.execute.here import carry_out
+            from bench.execute.plan import load
+        stop = StopRequest()
+        for line in lines():
+            name, places = json.loads(line)
+            try:
+                with stop.listening():
+                    plan = load(name, places)
+                    if not carry_out(recorded_cuts(plan), Told(tell, gt if mode == "max" else lt), stop):
+                        break
+            except RunBroke as error:
+                tell({"broken": str(error)})
+            tell({"done": line})
     return 130

@@ -16,6 +16,7 @@ from bench.execute import Engine
 from bench.execute.blocks import rectangles
 from bench.lanes.runs import Grid, make_lanes
 from bench.memory import free_memory, ran_out, watch_peak
+from bench.progress import doing
 from bench.runner import build
 from tasks.base import Task
 from tasks.loop import Plan
@@ -91,7 +92,8 @@ class Choices:
             first.opt if first.opt_spec.pure_update is None else None,
         )
         if alike not in self._measured:
-            self._measured[alike] = self._measure(group)
+            with doing("measuring how many lanes pay"):
+                self._measured[alike] = self._measure(group)
         return self._measured[alike]
 
     def _measure(self, group: Sequence[RunConfig]) -> Choice:
@@ -177,8 +179,9 @@ class Choices:
         try:
             update = make_lanes(grid, compiled=True).update_alone()
             begun = time.perf_counter()
-            update()
-            update()  # the first step has no state yet, which is another program
+            with doing(f"compiling the update of {spec.name}"):
+                update()
+                update()  # the first step has no state yet, which is another program
             compiling = (time.perf_counter() - begun) * (len(sizes) - 1)  # of other sizes; this one is there now
             compiled = seconds_of(update, ahead)
         except Exception as error:  # whatever a compiler may lack on this machine

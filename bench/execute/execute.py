@@ -100,6 +100,8 @@ def _with_workers(plan: Plan, cut_up: Sequence[Slot], progress: SweepProgress) -
     def hear(slot: int, event: Event) -> None:
         if "say" in event:
             progress.say(event["say"])
+        if "doing" in event:
+            progress.doing(slot, event["doing"])
         if "progress" in event:
             progress.add(slot, Advance(*event["progress"]))
         if "broken" in event:
@@ -107,6 +109,7 @@ def _with_workers(plan: Plan, cut_up: Sequence[Slot], progress: SweepProgress) -
 
     def died(worker: Worker, how: str) -> None:
         progress.add(worker.slot, Advance())
+        progress.doing(worker.slot, "starting")
 
     first = plan.configs[0]
     places = {"data": str(first.data), "store": str(first.store), "logger": first.logger}

@@ -26,7 +26,8 @@ TRAINING = frozenset(("progress", "trial", "lanes"))
 """Keys of events by which a worker says that it trains."""
 
 Event = Mapping[str, Any]
-"""What a worker tells: `done` with the job that it has ended, and else what its listener knows."""
+"""What a worker tells: `done` with the job that it has ended, `doing` with what it does while it does not train, empty
+where that is over, and else what its listener knows."""
 
 
 @dataclass

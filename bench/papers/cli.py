@@ -15,12 +15,15 @@ def main(words: list[str]) -> int:
         UserError: the request cannot be carried out.
     """
     args = parse("reproduce", words)
-    from bench.execute import Effort
-    from bench.execute.elsewhere import hand_out, wanted_elsewhere
-    from bench.papers.experiments import experiments, title
-    from bench.papers.reproduce import ask, reproduce
-    from bench.papers.reproduction import Version
-    from bench.report import claim_lines
+    from bench.progress import doing
+
+    with doing("reading the experiment"):
+        from bench.execute import Effort
+        from bench.execute.elsewhere import hand_out, wanted_elsewhere
+        from bench.papers.experiments import experiments, title
+        from bench.papers.reproduce import ask, reproduce
+        from bench.papers.reproduction import Version
+        from bench.report import claim_lines
 
     if args.list:
         titles = {name: title(name) for name in experiments()}

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.checks import check_places
 from bench.config import RunConfig, decided, on_device, resolve, settings_of
 from bench.drawing import draw
 from bench.errors import UserError, unknown
@@ -21,6 +22,7 @@ from bench.papers.claims import judge
 from bench.papers.experiments import Experiment, Settings, load
 from bench.papers.reproduction import Reproduction, Version, as_json, page
 from bench.papers.verdicts import Finding
+from bench.progress import SweepProgress, doing
 from bench.store.record import RunResult
 from bench.store.store import Store
 from bench.store.tables import TABLES, write_parquet
@@ -50,7 +52,7 @@ def jobs(experiment: Experiment, places: Settings) -> list[Job]:
         for seed in experiment.seeds
         for label, own in experiment.arms.items()
     ]
-    check_all([job.config for job in todo])
+    check_all([job.config for job in todo], early=True)
     return todo
 
 
@@ -72,8 +74,8 @@ def train(todo: Sequence[Job], say: Callable[[str], None], effort: Effort, plan:
         say(f"{len(todo) - len(waiting)} of {len(todo)} runs are stored")
     if not waiting:
         return True
-    from bench.execute.execute import execute
-    from bench.progress import SweepProgress
+    with doing("importing torch"):
+        from bench.execute.execute import execute
 
     first = waiting[0].config
     progress = SweepProgress("runs", gt if first.task_spec.mode == "max" else lt)
@@ -193,10 +195,13 @@ def reproduce(
     Raises:
         UserError: unknown experiment or setting, missing data, or nowhere to write.
     """
-    asked = ask(name, places, version)
-    experiment, todo = asked.experiment, asked.jobs
-    if any(_stored(job) is None for job in asked.all_jobs):
-        on_device(todo[0].config)
+    with doing("reading the experiment"):
+        asked = ask(name, places, version)
+        experiment, todo = asked.experiment, asked.jobs
+        if waiting := [job.config for job in asked.all_jobs if _stored(job) is None]:
+            on_device(waiting[0])
+            check_places(waiting)
+            check_all(waiting)
     make_output(folder)
     if not train(asked.all_jobs, say, effort or Effort(), f"experiment {name}"):
         return None
@@ -207,7 +212,7 @@ def reproduce(
     findings = _judge(experiment, arms)
     region = [(point, _judge(there, collect(own)[0])) for point, there, own in asked.points]
     result = Reproduction(name, experiment, version, findings, records, without, region)
-    with writing(folder):
+    with doing("drawing"), writing(folder):
         draw(experiment.figure, arms, folder, watermark="quick" if version.quick else "")
         _write_data(records, Path(places["store"]), folder)
         (folder / "claims.json").write_text(json.dumps(as_json(result), indent=1, allow_nan=False) + "\n", "utf-8")

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from bench.errors import UserError
@@ -26,6 +27,7 @@ from bench.store.block import (
     read_block,
     results_in,
 )
+from bench.store.files import making
 from bench.store.load import Damaged, is_there
 from bench.store.record import FINISHED, RunResult
 
@@ -153,6 +155,16 @@ class Store:
             if block is not None and not block.done and not block.damaged:
                 found.append(block)
         return found
+
+    def refuse_unwritable(self) -> None:
+        """Find out whether runs can be stored, and leave no trace.
+
+        Raises:
+            UserError: the folder cannot be made, or not be written to.
+        """
+        there = next(path for path in (self.folder, *self.folder.absolute().parents) if os.path.lexists(path))
+        with making(self.folder), TemporaryFile(dir=there):
+            pass
 
     def begin(self, runs: Sequence[RunResult], *, resume: bool = True, again: bool = False) -> attempt.Attempt:
         """Take the block of these runs for this process; see `bench.store.attempt.begin`."""

@@ -18,17 +18,21 @@ def main(words: list[str]) -> int:
     """
     command = shlex.join(["bench", "sweep", *words])
     args = parse("sweep", words)
-    from bench.config import on_device, settings_of
-    from bench.execute.blocks import check_all
-    from bench.memory import read_memory
-    from bench.papers.reproduction import words as as_words
-    from bench.progress import SweepProgress
-    from bench.store.store import Store
-    from bench.sweeps.grid import configurations, folder_of
-    from bench.text import plain
+    from bench.progress import SweepProgress, doing
 
     places = {"data": args.data, "store": args.store}
-    configs, varied = configurations(args.of_runs, args.seeds, places, config=args.config, tuned=args.tuned)
+    with doing("reading the grid"):
+        from bench.checks import check_places
+        from bench.config import on_device, settings_of
+        from bench.execute.blocks import check_all
+        from bench.memory import read_memory
+        from bench.papers.reproduction import words as as_words
+        from bench.store.store import Store
+        from bench.sweeps.grid import configurations, folder_of
+        from bench.text import plain
+
+        configs, varied = configurations(args.of_runs, args.seeds, places, config=args.config, tuned=args.tuned)
+        check_all(configs, early=True)
     mode = configs[0].task_spec.mode
     progress = SweepProgress(
         f"sweep {configs[0].task}", (lambda a, b: a > b) if mode == "max" else (lambda a, b: a < b)
@@ -61,9 +65,11 @@ def main(words: list[str]) -> int:
     if complete:
         progress.say(f"all {len(configs)} runs are stored")
     else:
-        from bench.execute import Effort
-        from bench.execute.execute import STOPPED, execute  # which imports torch
-        from bench.execute.execute import results as results_of
+        check_places(configs)
+        with doing("importing torch"):
+            from bench.execute import Effort
+            from bench.execute.execute import STOPPED, execute
+            from bench.execute.execute import results as results_of
 
         with redirect_stdout(sys.stderr):  # standard output is for the result alone
             effort = Effort(args.engine, args.width, memory, args.workers)
@@ -72,8 +78,9 @@ def main(words: list[str]) -> int:
             progress.say(STOPPED)
             return 130
         results = results_of(configs)
-    shown = sensitivity.analyse(results, varied, mode)
-    paths = sensitivity.write(folder, shown, command)
+    with doing("drawing"):
+        shown = sensitivity.analyse(results, varied, mode)
+        paths = sensitivity.write(folder, shown, command)
     if args.json:
         print(json.dumps({**sensitivity.as_json(shown), "store": str(args.store), "out": str(folder)}))
     else:

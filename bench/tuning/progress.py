@@ -31,7 +31,7 @@ class TuningProgress:
     @contextmanager
     def showing(self, workers: int) -> Iterator[None]:
         """Show so many workers while the context lasts."""
-        self._rows = [{"trial": "starting"} for _ in range(workers)]
+        self._rows = [{"doing": "starting"} for _ in range(workers)]
         self._begun = time.monotonic()
         if self.enabled and on_terminal():
             from rich.console import Console
@@ -60,6 +60,8 @@ class TuningProgress:
         row = self._rows[worker]
         if "say" in event:
             self.say(event["say"])
+        elif "doing" in event:
+            row["doing"] = event["doing"]
         elif "ended" in event:
             row.clear()
             self._say_ended(event)
@@ -72,6 +74,7 @@ class TuningProgress:
             if event.get("score") is not None:
                 row["score"] = f"{event['score']:.4g}"
         elif "lanes" in event:
+            row.pop("doing", None)
             row["trial"] = f"{event['lanes']:,} lanes alive"
             row["step"] = f"{event['over']:,}/{event['runs']:,} runs, {event['share']:.0%}"
             if event.get("score") is not None:
@@ -110,7 +113,10 @@ class TuningProgress:
         for column in ("worker", "trial", "step", self.metric):
             table.add_column(column, no_wrap=True)
         for i, row in enumerate(self._rows):
-            table.add_row(str(i + 1), row.get("trial", ""), row.get("step", ""), row.get("score", ""))
+            trial, step = row.get("trial", ""), row.get("step", "")
+            if row.get("doing"):  # instead of training
+                trial, step = (trial, row["doing"]) if trial else (row["doing"], "")
+            table.add_row(str(i + 1), trial, step, row.get("score", ""))
         return Group(Text(f"{self.label}: {self.done} of {self.wanted} trials{failed}, {duration(spent)}{left}"), table)
 
 

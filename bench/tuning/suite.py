@@ -9,9 +9,11 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from bench.checks import check_places
 from bench.config import NoBooleans
 from bench.errors import UserError, unknown
 from bench.grammar.values import configs_folder, refuse_too_many
+from bench.progress import doing
 from bench.strict_yaml import read_yaml
 from bench.sweeps import sensitivity
 from bench.text import aligned, duration
@@ -209,10 +211,11 @@ def measured(places: Mapping[str, Any], threads: int) -> Callable[[StudySpec], f
         places: where data and store are.
         threads: of a worker.
     """
-    import torch
+    with doing("importing torch"):
+        import torch
 
-    from bench.execute.choice import seconds_of, single_step
-    from bench.runner import build
+        from bench.execute.choice import seconds_of, single_step
+        from bench.runner import build
 
     torch.set_num_threads(threads)
     known: dict[str, float] = {}
@@ -221,9 +224,10 @@ def measured(places: Mapping[str, Any], threads: int) -> Callable[[StudySpec], f
         key = f"{spec.task} {sorted((k, str(v)) for k, v in spec.settings.items() if not k.startswith('opt.'))}"
         if key not in known:
             config = spec.typical(places)
-            task, made = build(config)
-            micro = math.ceil(made.batch_size / min(made.batch_size, made.micro_batch_size))
-            known[key] = seconds_of(single_step(config, task, made)) * micro * made.total_steps
+            with doing(f"timing a step of {spec.task}"):
+                task, made = build(config)
+                micro = math.ceil(made.batch_size / min(made.batch_size, made.micro_batch_size))
+                known[key] = seconds_of(single_step(config, task, made)) * micro * made.total_steps
         return known[key]
 
     return measure
@@ -269,6 +273,9 @@ def carry_out(
     specs = suite.specs(places)
     asked = [make_request(spec.design, suite.tune.trials, retries=suite.tune.retries, report=False) for spec in specs]
     all_studies = [studies.create(spec) for spec in specs]
+    for study, request in zip(all_studies, asked, strict=True):
+        study.ask(request)
+    check_places(study.spec.typical(places) for study in all_studies if not study.finished())
     for task in dict.fromkeys(spec.task for spec in specs):
         own = [(study, request) for study, request in zip(all_studies, asked, strict=True) if study.spec.task == task]
         totals = [0] * len(own)

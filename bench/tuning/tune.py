@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from bench.checks import check_places
 from bench.config import resolve, settings_of
 from bench.errors import UserError, unknown
 from bench.execute import Engine
@@ -205,6 +206,7 @@ def work(study: Study, workers: str, places: Mapping[str, Any], engine: str, pro
     cut = slots(workers, study.spec.typical(places), study.request.trials)
     if study.finished():
         return True
+    check_places([study.spec.typical(places)])
     progress.say(f"study {study.name}: {promise(study.spec, study.request.trials)}")
     with Workers(study.studies, cut, places, engine, naming(study.spec.names)) as pool:
         return pool.work(study, progress)

@@ -27,13 +27,17 @@ def main(words: list[str]) -> int:
     """
     command = shlex.join(["bench", "suite", *without_storage(words)])
     args = parse("suite", words)
-    from bench.execute.slots import slots
-    from bench.plugins import naming
-    from bench.tuning import suite, tuned
-    from bench.tuning.outcome import missing_runs, outcome
-    from bench.tuning.studies import NoDatabase
-    from bench.tuning.summary import as_json
-    from bench.tuning.workers import Workers
+    from bench.progress import doing
+
+    with doing("importing optuna"):
+        from bench.checks import check_early
+        from bench.execute.slots import slots
+        from bench.plugins import naming
+        from bench.tuning import suite, tuned
+        from bench.tuning.outcome import missing_runs, outcome
+        from bench.tuning.studies import NoDatabase
+        from bench.tuning.summary import as_json
+        from bench.tuning.workers import Workers
 
     places = {"data": args.data, "store": args.store}
     asked = suite.load(args.file)
@@ -45,7 +49,10 @@ def main(words: list[str]) -> int:
         raise UserError("--print prints the script of --slurm; write both")
     if args.slurm:
         return _slurm(args, specs, asked.tune.trials)
-    cut = min((slots(args.workers, spec.typical(places)) for spec in specs), key=len)
+    typical = [spec.typical(places) for spec in specs]
+    for config in typical:
+        check_early(config)
+    cut = min((slots(args.workers, config) for config in typical), key=len)
     if args.plan:
         studies = None
         with suppress(NoDatabase):

@@ -28,13 +28,17 @@ def main(words: list[str]) -> int:
     """
     command = shlex.join(["bench", "tune", *without_storage(words)])
     args = parse("tune", words)
-    from bench.execute.elsewhere import wanted_elsewhere
-    from bench.execute.slots import slots
-    from bench.plugins import naming
-    from bench.sweeps.grid import settings_in
-    from bench.tuning.progress import TuningProgress, spoken
-    from bench.tuning.selection import CONVERGED
-    from bench.tuning.tune import promise, slurm_script, work
+    from bench.progress import doing
+
+    with doing("importing optuna"):
+        from bench.checks import check_early
+        from bench.execute.elsewhere import wanted_elsewhere
+        from bench.execute.slots import slots
+        from bench.plugins import naming
+        from bench.sweeps.grid import settings_in
+        from bench.tuning.progress import TuningProgress, spoken
+        from bench.tuning.selection import CONVERGED
+        from bench.tuning.tune import promise, slurm_script, work
 
     wanted_elsewhere(args)
     places = {"data": args.data, "store": args.store}
@@ -49,7 +53,9 @@ def main(words: list[str]) -> int:
     if args.slurm:
         text = slurm_script(name, spec, request.trials, args.workers, places, engine, args.sbatch)
     elif not args.create:
-        slots(args.workers, spec.typical(places))  # refuses what this machine has not
+        typical = spec.typical(places)
+        check_early(typical)
+        slots(args.workers, typical)  # refuses what this machine has not
     if args.dry_run:
         points = [w.point for w in spec.design.wanted({}, spec.mode, CONVERGED, request.trials, request.total)]
         print(json.dumps(points) if args.json else "\n".join(map(spoken, points)))

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import redirect_stdout
+from contextlib import ExitStack, redirect_stdout
 from typing import TYPE_CHECKING, Any
 
 from bench.errors import UserError
@@ -35,16 +35,22 @@ def main(words: list[str]) -> int:
         raise UserError(
             f"--plan or --study is missing; plans in {args.store}: {plans}; `bench studies` lists the names of studies"
         )
-    studies = open_studies(args, make=False)
-    study = studies.open(args.study) if args.study is not None else None
-    with redirect_stdout(sys.stderr):
-        from bench.execute.child import events, lines
-        from bench.tuning import tuned
-        from bench.tuning.outcome import outcome
-        from bench.tuning.worker import Worker
+    from bench.execute.child import events, lines
+    from bench.progress import doing, hearing
 
+    with redirect_stdout(sys.stderr), ExitStack() as stack:
+        told = None if args.study is not None else events()
+        if told is not None:
+            stack.enter_context(hearing(lambda what, tell=told: tell({"doing": what})))
+        with doing("opening the database"):
+            studies = open_studies(args, make=False)
+            study = studies.open(args.study) if args.study is not None else None
+        with doing("importing torch"):
+            from bench.tuning import tuned
+            from bench.tuning.outcome import outcome
+            from bench.tuning.worker import Worker
         places = {"data": args.data, "store": args.store}
-        tell = events() if study is None else _as_lines(study)
+        tell = _as_lines(study) if study is not None else told or events()
         engine = args.engine or (study.request.engine if study is not None else None) or "auto"
         worker = Worker(places, tell, engine=engine, shared_by=args.shared_by)
         damaged = False

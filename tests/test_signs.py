@@ -1,0 +1,351 @@
+"""Signs of life: what is refused before torch is imported, what a terminal shows first, and what bars hold."""
+
+import fcntl
+import hashlib
+import http.server
+import io
+import json
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import tarfile
+import termios
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from bench.execute.pool import Pool
+from bench.execute.slots import Slot
+from bench.progress import Progress, SweepProgress, clock, doing, fitting, hearing, say
+from bench.store.store import Store
+from bench.tuning.progress import TuningProgress
+from tasks import TASKS
+from tasks.files import DataError, md5
+from tasks.sources import ImageSource
+
+WITHOUT_TORCH = """
+import sys
+import urllib.request
+
+def no_network(*args, **more):
+    raise OSError("no network")
+
+urllib.request.urlopen = no_network
+from bench.cli import main
+try:
+    main(sys.argv[1:])
+finally:
+    assert not {"torch", "lightning"} & set(sys.modules)
+"""
+CLEAR = "\r\x1b[K"
+
+
+def without_torch(*words: object, cwd: Path) -> "subprocess.CompletedProcess[str]":
+    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-P", "-c", WITHOUT_TORCH, *map(str, words)]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+
+
+FIT = "fit --task synthetic --opt sgd"
+SWEEP = "sweep --task synthetic --opt sgd --opt.lr 1,2 --seeds 1"
+TUNE = "tune --task synthetic --opt sgd --trials 2"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (f"{FIT} --opt.lr -1", "--opt.lr=-1.0 is out of range: it must lie in [0, inf)"),
+        (f"{FIT} --opt.momentum 2", "--opt.momentum=2.0 is out of range: it must lie in [0, 1]"),
+        ("fit --task synthetic --opt ngd --trainer.batch_size 5", "ngd is a full-batch method"),
+        (f"{FIT} --store file/below", "cannot write to the store file/below: Not a directory; choose another"),
+        ("fit --task mnist --opt sgd --data .", "missing data: train-images-idx3-ubyte.gz, "),
+        ("fit --task cifar10 --opt sgd --data nowhere", "missing data: data_batch_1, "),
+        ("fit --task sst2 --opt sgd --data .", "missing data: train.parquet, validation.parquet expected in sst2"),
+        ("fit --task civil_comments --opt sgd --data .", "missing data: train.parquet, test.parquet expected in"),
+        ("fit --task lm --opt sgd --data .", "missing data: input.txt expected in tiny_shakespeare"),
+        ("fit --task lm --opt sgd --task.corpus none", "--task.corpus=none is not known"),
+        (f"{SWEEP} --opt.momentum -1", "--opt.momentum=-1.0 is out of range"),
+        (f"{SWEEP} --store file", "cannot write to the store file: "),
+        ("sweep --task mnist --opt sgd --opt.lr 1,2 --data .", "missing data: train-images-idx3-ubyte.gz, "),
+        (f"{TUNE} --opt.momentum -1", "--opt.momentum=-1.0 is out of range"),
+        ("tune --task mnist --opt sgd --trials 2 --data .", "missing data: train-images-idx3-ubyte.gz, "),
+        ("suite mnist --data .", "missing data: train-images-idx3-ubyte.gz, "),
+        ("reproduce deora2024/fig2 --quick --store file", "cannot write to the store file: "),
+        ("reproduce vasudeva2025/mnist --quick --data .", "missing data: train-images-idx3-ubyte.gz, "),
+    ],
+)
+@pytest.mark.matrix(keep=6)
+@pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="torch says which of several devices a run is for")
+def test_what_is_wrong_with_flags_data_and_store_is_said_without_torch(words: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = without_torch(*words.split(), cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    line = done.stderr.splitlines()[-1]
+    assert line.startswith("bench: error: ")
+    assert said in line
+
+
+def test_looking_whether_a_store_can_be_written_leaves_no_trace(tmp_path: Path) -> None:
+    Store(tmp_path / "a" / "b").refuse_unwritable()
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "link").symlink_to("nowhere")
+    with pytest.raises(Exception, match=r"cannot write to the store .*link/runs: .*; choose another with --store DIR"):
+        Store(tmp_path / "link" / "runs").refuse_unwritable()
+
+
+def test_tasks_with_files_say_so_without_torch() -> None:
+    named = {name for name in TASKS.own if TASKS.own[name].files}
+    assert named == {"mnist", "cifar10", "mnli", "sst2", "squad", "civil_comments", "lm"}
+
+
+# -- files from the network -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[tuple[str, Path]]:
+    """A server's address, and the folder whose files it has."""
+    folder = tmp_path / "served"
+    folder.mkdir()
+    handler = partial(http.server.SimpleHTTPRequestHandler, directory=str(folder))
+    handler.func.log_message = lambda *args: None  # type: ignore[method-assign]
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}/", folder
+        server.shutdown()
+
+
+def test_missing_files_are_fetched_and_others_are_left_alone(served: tuple[str, Path], tmp_path: Path) -> None:
+    url, folder = served
+    digests = {}
+    (folder / "own").mkdir()
+    for name in ("a", "b"):
+        (folder / "own" / name).write_text(name)
+        digests[name] = hashlib.md5(name.encode()).hexdigest()
+    with tarfile.open(folder / "own.tar.gz", "w:gz") as archive:
+        archive.add(folder / "own", "own")
+    for place in (f"{url}own/", f"{url}own.tar.gz"):
+        root = tmp_path / ("files" if place.endswith("/") else "archive")
+        source = ImageSource("own", digests, place)
+        source.require_whole(root)
+        assert {path.name: md5(path) for path in (root / "own").iterdir()} == digests
+        (root / "own" / "a").write_text("mine")
+        (root / "own" / "b").unlink()
+        source.require(root)
+        assert (root / "own" / "a").read_text() == "mine"
+        with pytest.raises(DataError, match=r"damaged data file .*a: 4 bytes"):
+            source.require_whole(root)
+    (folder / "own" / "b").unlink()
+    (root / "own" / "b").unlink()
+    with pytest.raises(DataError, match=r"missing data: b expected in .*, and downloading failed \(.*404.*\); copy"):
+        ImageSource("own", digests, f"{url}own/").require(root)
+
+
+# -- the line of a terminal -------------------------------------------------------------------------------------------
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_innermost_that_is_done_is_shown_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = Terminal()
+    monkeypatch.setattr(sys, "stderr", shown)
+    with doing("one"), suppress(KeyError), doing("two"):
+        say("a line")
+        raise KeyError
+    lines = ["one ...", "two ...", "", "a line\n", "two ...", "one ...", ""]
+    assert shown.getvalue() == "".join(line if line.endswith("\n") else CLEAR + line for line in lines)
+
+
+def test_nothing_is_shown_elsewhere(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    with doing("one"):
+        pass
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    with doing("two"):
+        assert isinstance(sys.stderr, Terminal)
+        assert sys.stderr.getvalue() == ""
+    assert capsys.readouterr() == ("", "")
+
+
+def at_terminal(*words: object, cwd: Path, columns: int = 80) -> tuple[int, str]:
+    """The exit code of a command at a pseudo terminal, and what stands on it."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    command = [sys.executable, "-P", "-m", "bench", *map(str, words)]
+    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "NO_COLOR")}
+    with subprocess.Popen(
+        command, cwd=cwd, stdin=theirs, stdout=theirs, stderr=theirs, env=environment | {"TERM": "xterm"}
+    ) as program:
+        os.close(theirs)
+        found = b""
+        while True:
+            try:
+                piece = os.read(ours, 65536)
+            except OSError:  # nobody has the terminal any more
+                break
+            found += piece
+            if not piece:
+                break
+    os.close(ours)
+    return program.returncode, found.decode()
+
+
+def lines_of(text: str) -> list[str]:
+    """What stood on the terminal, line by line."""
+    pieces = re.split(r"[\r\n]+|\x1b\[2K", text)
+    return [line.rstrip() for piece in pieces if (line := re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", piece)).strip()]
+
+
+def test_a_run_says_what_it_does_from_the_first_moment(tmp_path: Path) -> None:
+    words = (*FIT.split(), "--trainer.max_steps", 400, "--opt.lr", "0.5")
+    code, text = at_terminal(*words, cwd=tmp_path, columns=60)
+    lines = lines_of(text)
+    assert code == 0, text
+    assert lines[0] == "reading the settings ..."
+    assert lines.index("importing torch ...") < lines.index("making the data of synthetic ...")
+    bars = [line for line in lines if "ETA" in line]
+    assert max(map(len, bars)) <= 60
+    assert all(re.search(r"step [\d,]+/400  ", line) for line in bars)
+    assert re.search(r"step 400/400  .*ETA 0:00  step size 0\.5", bars[-1])
+    assert text.count("\x1b[?25l") == text.count("\x1b[?25h")  # the cursor is there again
+    assert lines[-1].startswith("synthetic sgd: completed")
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize(
+    ("words", "first"),
+    [
+        (f"{SWEEP} --trainer.max_steps 20 --workers 2", "reading the grid ..."),
+        (f"{TUNE} --trainer.max_steps 20 --report_seeds 0 --workers 2", "importing optuna ..."),
+        ("suite theory --plan", "importing optuna ..."),
+        ("reproduce bhojanapalli2020/theorem1 --quick --workers 2", "reading the experiment ..."),
+    ],
+)
+def test_other_commands_do_so_too_and_show_what_their_workers_do(words: str, first: str, tmp_path: Path) -> None:
+    code, text = at_terminal(*words.split(), cwd=tmp_path, columns=100)
+    lines = lines_of(text)
+    assert code == 0, text
+    assert lines[0] == first
+    if "--workers" in words:
+        assert any("importing torch" in line and "importing torch ..." not in line for line in lines), text
+
+
+# -- workers ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.deep
+def test_a_worker_tells_what_it_does_before_it_trains(tmp_path: Path) -> None:
+    (tmp_path / "cuts.json").write_text("[]")
+    heard: list[Mapping[str, Any]] = []
+    with Pool(("worker", "--cuts", "min"), [Slot()], {}) as pool:
+        job = str(tmp_path / "cuts.json")
+        assert pool.work(job, lambda slot, event: heard.append(event), lambda *died: None, print)
+    assert heard == [{"doing": "importing torch"}, {"doing": ""}, {"done": job}]
+
+
+def test_what_is_done_goes_to_whoever_hears_it() -> None:
+    heard: list[str] = []
+    with hearing(heard.append), doing("one"), doing("two"):
+        pass
+    assert heard == ["one", "two", "one", ""]
+
+
+def test_the_live_table_shows_what_workers_do() -> None:
+    from rich.console import Console
+
+    progress = TuningProgress("study", "loss", enabled=False)
+
+    def table() -> str:
+        console = Console(file=io.StringIO(), width=100)
+        console.print(progress._table())
+        return console.file.getvalue()  # type: ignore[attr-defined]
+
+    trial = {"number": 1, "fresh": False, "point": {"opt.lr": 0.1}, "kind": "design", "seeds": [1000]}
+    with progress.showing(2):
+        assert table().count("starting") == 2
+        progress.event(0, {"doing": "importing torch"})
+        progress.event(1, {"trial": trial})
+        progress.event(1, {"doing": "reading the data of mnist"})
+        assert re.search(r"1 +importing torch\s", table())
+        assert re.search(r"2 +opt.lr 0.1 +reading the data of mnist\s", table())
+        progress.event(0, {"doing": ""})
+        progress.event(1, {"trial": trial, "step": 5, "total": 10})
+        assert "importing" not in table()
+        assert re.search(r"2 +opt.lr 0.1 +5/10\s", table())
+
+
+# -- bars -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+@pytest.mark.parametrize(
+    ("step", "total", "seconds"), [(640, 2750, 46), (0, 1, None), (999_999, 1_000_000, 360_000), (5, 400, 3599.6)]
+)
+def test_the_bar_of_a_run_holds_step_and_time_to_go(columns: int, step: int, total: int, seconds: float | None) -> None:
+    bar = Progress(total, "civil_comments adamw", epoch=550)
+    bar.values(2.31, 0.031, 0.12)
+    bar.validated(step, "val", {"accuracy": 0.2})
+    timed = SimpleNamespace(speed=None if seconds is None else 45.21, time_remaining=seconds)
+    line = bar.line(step, timed, columns)
+    assert len(line) <= columns
+    assert f"step {step:,}/{total:,}  " in line
+    assert f"ETA {clock(seconds)}" in line
+    if total == 2750:
+        assert "45.2 it/s  ETA 0:46  step size 0.031" in line
+        assert ("epoch 1.2/5  step 640/2,750" in line) == (columns >= 80)
+    if columns == 120:
+        assert "loss 2.31" in line
+
+
+def test_where_a_step_sees_all_samples_there_are_no_epochs() -> None:
+    line = Progress(10, "synthetic gd").line(1, SimpleNamespace(speed=2e5, time_remaining=0), 120)
+    assert "epoch" not in line
+    assert "200,000 it/s" in line
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_the_bar_of_a_sweep_holds_runs_time_to_go_and_what_workers_do(columns: int) -> None:
+    progress = SweepProgress("sweep civil_comments", max, enabled=False)
+    with progress.showing(1234):
+        progress.doing(0, "importing torch")
+        progress.doing(1, "importing torch")
+        line = progress.line(columns)
+        assert len(line) <= columns
+        assert "0/1234 runs  ETA -:--  importing torch" in line
+        progress.advance(100, 8, [], 0.5)
+        progress.doing(1, "")
+        line = progress.line(columns)
+        assert "importing" not in line
+        assert re.search(r"0/1234 runs  ETA \d+:\d\d  8 lanes alive", line)
+
+
+def test_the_least_important_goes_first() -> None:
+    parts = [(2, "aa"), (0, "bbbb"), (1, ""), (3, "cc"), (1, "dd")]
+    assert [fitting(parts, columns) for columns in (16, 15, 12, 8, 7)] == [
+        "aa  bbbb  cc  dd", "aa  bbbb  dd", "aa  bbbb  dd", "bbbb  dd", "bbbb",
+    ]  # fmt: skip
+
+
+def test_times_to_go() -> None:
+    assert [clock(x) for x in (None, 0, 59.6, 3599.4, 3600, 360_000)] == [
+        "-:--", "0:00", "1:00", "59:59", "1:00:00", "100:00:00",
+    ]  # fmt: skip
+
+
+def test_json_stays_alone_on_standard_output(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = Terminal()
+    monkeypatch.setattr(sys, "stderr", shown)
+    answer = cli(*FIT.split(), "--trainer.max_steps", 2, "--json")
+    assert json.loads(answer.out)["steps"] == 2
+    assert CLEAR + "reading the settings ..." in shown.getvalue()
