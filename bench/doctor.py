@@ -220,7 +220,7 @@ def text_findings(spec: "TaskSpec", data: Path) -> list[Finding]:
         data: the folder with the datasets.
     """
     from bench.data import states
-    from tasks.files import DataError
+    from tasks.core.files import DataError
 
     try:
         files = states(spec, data)
@@ -253,7 +253,7 @@ def data_findings(name: str, folder: Path, expected: Mapping[str, str]) -> list[
         folder: where the files belong.
         expected: MD5 by file name.
     """
-    from tasks.files import md5
+    from tasks.core.files import md5
 
     fix = "delete it, then copy it again or let the next run download it"
     try:

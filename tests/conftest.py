@@ -111,7 +111,7 @@ def fake_mnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             (folder / name).write_bytes(packed)
             resources.append((name, hashlib.md5(packed).hexdigest()))
     monkeypatch.setattr("torchvision.datasets.MNIST.resources", resources)
-    monkeypatch.setattr("tasks.mnist.N_VAL", 20)
+    monkeypatch.setattr("tasks.vision.mnist.N_VAL", 20)
     monkeypatch.setenv("BENCH_DATA", str(tmp_path / "data"))
     return tmp_path / "data"
 

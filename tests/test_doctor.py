@@ -254,7 +254,7 @@ def test_data_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         raise PermissionError(13, "Permission denied", str(path))
 
     (tmp_path / "a").touch()
-    monkeypatch.setattr("tasks.files.md5", refuse)
+    monkeypatch.setattr("tasks.core.files.md5", refuse)
     [finding] = data_findings("x", tmp_path, {"a": ""})
     assert finding.level == "FAIL"
     assert "Permission denied" in finding.text

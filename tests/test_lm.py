@@ -27,13 +27,13 @@ from bench.progress import Progress
 from bench.report import result_json, result_lines
 from bench.runner import build, run
 from bench.store.store import Store
-from tasks import TASKS, corpus
-from tasks.cache import cached_tokens
-from tasks.corpus import CORPORA, IGNORED, CorpusData
-from tasks.dropout import BatchRandomness, use_batch_dropout
-from tasks.files import DataError
-from tasks.lm import LanguageModel
-from tasks.vocabulary import BytePairs, Bytes, Characters, Vocabulary, read_vocabulary, train_byte_pairs
+from tasks import TASKS, BatchRandomness, DataError
+from tasks.core.cache import cached_tokens
+from tasks.core.dropout import use_batch_dropout
+from tasks.language import corpus
+from tasks.language.corpus import CORPORA, IGNORED, CorpusData
+from tasks.language.lm import LanguageModel
+from tasks.language.vocabulary import BytePairs, Bytes, Characters, Vocabulary, read_vocabulary, train_byte_pairs
 from tests import tiny
 from tests.conftest import Cli
 from tests.equivalence import Case, by_suite, config_of, distance
@@ -199,7 +199,9 @@ def test_the_stream_is_the_same_for_every_optimizer(root: Path, store: Path, mon
 
 
 def test_byte_pairs_are_the_same_in_every_process() -> None:
-    code = "import sys; from tasks.vocabulary import *; print(train_byte_pairs([sys.stdin.read()], 300).to_str())"
+    code = (
+        "import sys; from tasks.language.vocabulary import *; print(train_byte_pairs([sys.stdin.read()], 300).to_str())"
+    )
     told = [
         subprocess.run(
             [sys.executable, "-c", code], input=TEXT, capture_output=True, text=True, cwd=tiny.ROOT, check=True

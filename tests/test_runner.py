@@ -23,7 +23,7 @@ from bench.store.record import RunResult
 from bench.watch import Watch
 from optimizers import OPTIMIZERS
 from tasks import TASKS
-from tasks.order import BatchOrder
+from tasks.core.order import BatchOrder
 from tests import tiny
 from tests.equivalence import Case, build, by_suite, config_of, distance
 from tests.stored import read_curve

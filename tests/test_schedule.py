@@ -14,7 +14,7 @@ from bench.store.record import RunResult
 from bench.store.store import Store
 from bench.store.stores import Stores
 from optimizers import OPTIMIZERS
-from tasks.schedule import Schedule
+from tasks.core.schedule import Schedule
 from tests.entered import keep, seeds
 
 pytestmark = pytest.mark.numeric

@@ -73,7 +73,7 @@ def grad_scaler(subject: Subject) -> Finding:
     overflow = False
 
     def by(evaluate: Any) -> Any:
-        """What `tasks.loop` does, with gradients that are there already: scale, unscale, step, update."""
+        """What `tasks.core.training_step` does, with gradients that are there already: scale, unscale, step, update."""
         with torch.no_grad():
             for p in scaled.params:
                 p.grad.mul_(scaler.get_scale())
