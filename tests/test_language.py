@@ -18,7 +18,7 @@ from transformers import BertConfig, BertForSequenceClassification, RobertaConfi
 from bench import runner
 from bench.config import resolve
 from bench.lanes.scores import Scores
-from bench.report import result_lines
+from bench.run_summary import result_lines
 from bench.store.store import Store
 from tasks import DataError
 from tasks.core.dropout import BatchDropout, use_batch_dropout

@@ -22,9 +22,9 @@ from torch.nn.functional import cross_entropy
 from bench.callbacks import StopRequest
 from bench.config import RunConfig, resolve
 from bench.data import states
-from bench.doctor import text_findings
+from bench.doctor import text_diagnoses
 from bench.progress import Progress
-from bench.report import result_json, result_lines
+from bench.run_summary import result_json, result_lines
 from bench.runner import build, run
 from bench.store.store import Store
 from tasks import TASKS, BatchRandomness, DataError
@@ -663,7 +663,7 @@ def test_data_says_what_is_here_and_prepares_it(cli: Cli, root: Path, own_cache:
         assert f"--task.{name}: `bench data status` takes no options of a task but those that name" in refused.err
     unknown = cli("data", "status", *words, "--task.corpus", "nowhere")
     assert "--task.corpus=nowhere is not known" in unknown.err
-    levels = [(finding.level, finding.subject) for finding in text_findings(TASKS["lm"], root)]
+    levels = [(finding.level, finding.subject) for finding in text_diagnoses(TASKS["lm"], root)]
     assert levels == [("note", "lm")]
     assert [state.state for state in states(TASKS["lm"], root, {"corpus": "pile"})] == ["missing"]
 

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from bench import runner
 from bench.config import resolve
 from bench.errors import RunFailed, UserError
-from bench.report import result_lines
+from bench.run_summary import result_lines
 from bench.store.record import RunResult
 from bench.watch import Watch
 from optimizers import OPTIMIZERS

@@ -22,9 +22,9 @@ from torch import Tensor
 
 from bench.config import resolve
 from bench.data import states
-from bench.doctor import text_findings
+from bench.doctor import text_diagnoses
 from bench.options import read_options
-from bench.report import result_lines
+from bench.run_summary import result_lines
 from bench.runner import StepRanges, build, make_trainer, run
 from tasks import TASKS, BatchRandomness, DataError, derive_seed
 from tasks.core.cache import cached_tokens
@@ -643,7 +643,7 @@ def test_data_status_and_prepare(cli: Cli, root: Path, own_cache: Path) -> None:
     assert harmed.code == 1
     assert "damaged" in harmed.out
     assert "missing" in harmed.out
-    levels = [(finding.level, finding.subject) for finding in text_findings(TASKS["mnli"], root)]
+    levels = [(finding.level, finding.subject) for finding in text_diagnoses(TASKS["mnli"], root)]
     assert levels == [("FAIL", "mnli"), ("note", "mnli")]
 
 

@@ -12,7 +12,7 @@ class Check:
 
     Attributes:
         name: what `--only` takes.
-        target: `module:function`; from a `Subject` to a `Finding` (`bench/check/subject.py`).
+        target: `module:function`; from a `Subject` to a `Measured` (`bench/check/subject.py`).
         meaning: one line.
         tolerance: greatest number that passes; None for what is only reported.
         because: why that much.

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from bench.config import RunConfig
-from bench.doctor import first_line
-from bench.errors import UserError
+from bench.errors import UserError, first_line
 from bench.execute import Engine
 from bench.execute.blocks import rectangles
 from bench.lanes.runs import Grid, make_lanes

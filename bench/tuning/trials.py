@@ -16,11 +16,11 @@ from typing_extensions import TypedDict
 from bench.config import RunConfig, TrainerOptions, on_device, resolve
 from bench.errors import UserError
 from bench.execute import Engine
+from bench.selection import Mode
 from bench.store.load import Damaged, parse
 from bench.store.record import FILE_NAME, FINISHED, Count, Json, Name, RunResult, contradiction
 from bench.tuning.design import Design, Kind
 from bench.tuning.rows import TrialRow
-from bench.tuning.selection import Mode
 from bench.tuning.space import Axis, Point, Range, Space, is_number, point_key, space_from_json
 from optimizers.plugins import bare, slug
 

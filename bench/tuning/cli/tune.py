@@ -30,9 +30,9 @@ def main(words: list[str]) -> int:
     from bench.execute.slots import slots
     from bench.papers.reproduce import make_output
     from bench.plugins import naming
+    from bench.selection import CONVERGED
     from bench.sweeps.grid import settings_in
     from bench.tuning.progress import TuningProgress, spoken
-    from bench.tuning.selection import CONVERGED
     from bench.tuning.slurm import script
     from bench.tuning.tune import promise, work
 

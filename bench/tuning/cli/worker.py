@@ -31,7 +31,7 @@ def main(words: list[str]) -> int:
     with redirect_stdout(sys.stderr):
         from bench.execute.child import events, lines
         from bench.tuning import tuned
-        from bench.tuning.outcome import outcome
+        from bench.tuning.study_result import study_result
         from bench.tuning.worker import Worker
 
         places = {"data": args.data, "store": args.store}
@@ -43,7 +43,7 @@ def main(words: list[str]) -> int:
             each.admit({"task": args.task, "opt": args.opt}, as_typed("worker", words))
             if not worker.work(each):
                 return 130
-            tuned.remember(outcome(each), args.store)
+            tuned.remember(study_result(each), args.store)
             tell({"done": each.name})
             damaged |= study is not None and warn_of(each)
     return int(damaged)

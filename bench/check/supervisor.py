@@ -9,8 +9,8 @@ from typing import Any
 
 from bench.check.catalogue import CHECKS
 from bench.check.child import INSIDE, Child, Ended
+from bench.check.examiner import Examination
 from bench.check.report import Report, Verdict
-from bench.check.worker import Job
 from bench.errors import UserError, unknown
 from optimizers import OPTIMIZERS, OptimizerSpec
 
@@ -19,7 +19,7 @@ LIMIT = 30.0
 
 _LOST = 3  # processes that an optimizer may end before the rest of its checks are given up
 
-Show = Callable[[Job, Verdict], None]
+Show = Callable[[Examination, Verdict], None]
 
 
 def conformance(
@@ -49,17 +49,17 @@ def conformance(
     Raises:
         UserError: there is no such optimizer or check, or an option is wrong.
     """
-    return run([job_of(target, only=only, reference=reference, options=options)], limit=limit, show=show)[0]
+    return run([examination_of(target, only=only, reference=reference, options=options)], limit=limit, show=show)[0]
 
 
-def job_of(
+def examination_of(
     target: "str | type | OptimizerSpec",
     *,
     only: Sequence[str] | None = None,
     reference: "str | Callable[..., Any] | None" = None,
     options: Mapping[str, Any] | None = None,
-) -> Job:
-    """A job for `run`; arguments and errors are those of `conformance`."""
+) -> Examination:
+    """An examination for `run`; arguments and errors are those of `conformance`."""
     only = only.split(",") if isinstance(only, str) else only
     if only is not None and not only:
         raise UserError(f"no check is named; there are {', '.join(CHECKS)}")
@@ -72,7 +72,7 @@ def job_of(
         raise unknown("optimizer", name, OPTIMIZERS)
     formula = reference if reference is None else _named(reference)
     checks = tuple(check for check in CHECKS if only is None or check in only)
-    return Job(name, spec, dict(options or {}), formula, checks)
+    return Examination(name, spec, dict(options or {}), formula, checks)
 
 
 def _named(value: Any) -> str:
@@ -88,27 +88,27 @@ def _named(value: Any) -> str:
     return f"{file}:{name}" if module == "__main__" and file else f"{module}:{name}"
 
 
-def run(jobs: Sequence[Job], *, limit: float = LIMIT, show: Show | None = None) -> list[Report]:
+def run(examinations: Sequence[Examination], *, limit: float = LIMIT, show: Show | None = None) -> list[Report]:
     """Check several optimizers, in one process as long as it lives.
 
     Args:
-        jobs: what to check.
+        examinations: what to check.
         limit: seconds that one check may take.
         show: called with each verdict as it comes.
 
     Raises:
         UserError: an optimizer cannot be loaded, or an option is wrong.
     """
-    return list(reports(jobs, limit=limit, show=show))
+    return list(reports(examinations, limit=limit, show=show))
 
 
 def reports(
-    jobs: Sequence[Job], *, limit: float = LIMIT, show: Show | None = None, refuse: bool = True
+    examinations: Sequence[Examination], *, limit: float = LIMIT, show: Show | None = None, refuse: bool = True
 ) -> Generator[Report, None, None]:
-    """As `run`, each report as soon as it is there, in the order of the jobs.
+    """As `run`, each report as soon as it is there, in the order of the examinations.
 
     Args:
-        jobs: what to check.
+        examinations: what to check.
         limit: seconds that one check may take.
         show: called with each verdict as it comes.
         refuse: whether an optimizer that cannot be loaded or made ends all of it; else it is a verdict like others.
@@ -120,7 +120,7 @@ def reports(
         raise UserError(
             "conformance() runs while it imports the optimizer: put the call under `if __name__ == '__main__':`"
         )
-    states = {number: _State(job, show) for number, job in enumerate(jobs)}
+    states = {number: _State(examination, show) for number, examination in enumerate(examinations)}
     told = 0
     while open_ := {number: state for number, state in states.items() if state.left}:
         for _ in _one_process(open_, limit, refuse):
@@ -132,10 +132,10 @@ def reports(
 
 
 class _State:
-    """What is known of a job."""
+    """What is known of an examination."""
 
-    def __init__(self, job: Job, show: Show | None) -> None:
-        self.job, self.show = job, show
+    def __init__(self, examination: Examination, show: Show | None) -> None:
+        self.examination, self.show = examination, show
         self.about: dict[str, Any] = {}
         self.verdicts: dict[str, Verdict] = {}
         self.lost = 0
@@ -143,13 +143,13 @@ class _State:
     @property
     def left(self) -> tuple[str, ...]:
         """Names of the checks that are still to run."""
-        return tuple(check for check in self.job.checks if check not in self.verdicts)
+        return tuple(check for check in self.examination.checks if check not in self.verdicts)
 
     def judge(self, verdict: Verdict) -> None:
         """Take over a verdict."""
         self.verdicts[verdict.check] = verdict
         if self.show is not None:
-            self.show(self.job, verdict)
+            self.show(self.examination, verdict)
 
     def close(self, why: str) -> None:
         """There will be no more verdicts."""
@@ -169,23 +169,23 @@ class _State:
 
     def report(self) -> Report:
         """All of it."""
-        verdicts = tuple(self.verdicts[check] for check in self.job.checks)
-        return Report(self.job.name, self.job.options, self.about, verdicts)
+        verdicts = tuple(self.verdicts[check] for check in self.examination.checks)
+        return Report(self.examination.name, self.examination.options, self.about, verdicts)
 
 
 def _one_process(states: Mapping[int, _State], limit: float, refuse: bool) -> Iterator[None]:
     """Run what is left until all is done or the process has to end; stops after each event."""
-    jobs = {number: replace(state.job, checks=state.left) for number, state in states.items()}
+    examinations = {number: replace(state.examination, checks=state.left) for number, state in states.items()}
     current: _State | None = None
     check: str | None = None
     begun = time.monotonic()
-    with Child(jobs, limit) as child:
+    with Child(examinations, limit) as child:
         try:
             for event in child.events():
-                if event["event"] == "job":
+                if event["event"] == "examination":
                     if current is not None:
                         current.close("it does not build")
-                    current, check = states[event["job"]], None
+                    current, check = states[event["examination"]], None
                 elif event["event"] == "end" and current is not None:
                     current.close("it does not build")
                 elif current is not None:

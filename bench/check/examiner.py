@@ -27,7 +27,7 @@ _SUITE = "attention-optimizer-bench"
 
 
 @dataclass(frozen=True)
-class Job:
+class Examination:
     """Checks of one optimizer.
 
     Attributes:
@@ -47,8 +47,8 @@ class Job:
     asked: bool = False
 
 
-class Worker:
-    """Runs jobs and tells of them.
+class Examiner:
+    """Runs examinations and tells of them.
 
     Args:
         fd: where to write.
@@ -65,14 +65,14 @@ class Worker:
             os._exit(0)
         os.write(self.fd, json.dumps({"event": event, **more}).encode() + b"\n")
 
-    def run(self, jobs: dict[int, Job]) -> None:
-        """Run jobs, by number."""
-        for number, job in jobs.items():
-            self.tell("job", job=number)
-            if job.asked:
-                self._look_into(job.name)
-            elif job.checks:
-                self._run(job)
+    def run(self, examinations: dict[int, Examination]) -> None:
+        """Run examinations, by number."""
+        for number, examination in examinations.items():
+            self.tell("examination", examination=number)
+            if examination.asked:
+                self._look_into(examination.name)
+            elif examination.checks:
+                self._run(examination)
         self.tell("end")
 
     def _look_into(self, name: str) -> None:
@@ -84,23 +84,23 @@ class Worker:
         except PluginError as error:
             self.tell("refused", why=str(error))
 
-    def _run(self, job: Job) -> None:
+    def _run(self, examination: Examination) -> None:
         from bench.check.subject import Subject
 
         try:
             self._warm_up()
-            self.tell("check", check=job.checks[0])  # which loading counts as
-            spec = job.spec or _found(job.name)
-            reference = load(job.reference) if job.reference else None
-            subject = Subject(spec, job.options, reference, limit=self.limit)
+            self.tell("check", check=examination.checks[0])  # which loading counts as
+            spec = examination.spec or _found(examination.name)
+            reference = load(examination.reference) if examination.reference else None
+            subject = Subject(spec, examination.options, reference, limit=self.limit)
         except (UserError, PluginError) as error:
             self.tell("refused", why=str(error))
             return
         except BaseException as error:
-            self._verdict(Verdict(job.checks[0], "error", note=described(error)))
+            self._verdict(Verdict(examination.checks[0], "error", note=described(error)))
             return
         self.tell("about", about=_about(subject))
-        for name in job.checks:
+        for name in examination.checks:
             self.tell("check", check=name)
             verdict = judged(name, subject)
             self._verdict(verdict)
@@ -191,10 +191,10 @@ def _about(subject: Any) -> dict[str, Any]:
 def main() -> None:
     """Do what standard input says; the first argument is the file descriptor."""
     process.begin()
-    limit, jobs = pickle.load(sys.stdin.buffer)
-    worker = Worker(int(sys.argv[1]), limit)
+    limit, examinations = pickle.load(sys.stdin.buffer)
+    examiner = Examiner(int(sys.argv[1]), limit)
     warnings.simplefilter("ignore")
     import torch  # noqa: F401 - before the first limit
 
-    worker.run(jobs)
+    examiner.run(examinations)
     os._exit(0)  # whatever threads an optimizer has left

@@ -2,15 +2,12 @@
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bench.plugins import naming
 from bench.store.record import RESUMABLE, RunResult
 from bench.store.store import Store
 from bench.text import clean
-
-if TYPE_CHECKING:
-    from bench.papers.reproduction import Reproduction
 
 CAP_SHARE_TO_REPORT = 0.9
 
@@ -88,15 +85,3 @@ def _given(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ",".join(map(_given, value))
     return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def claim_lines(result: "Reproduction", folder: Path) -> list[str]:
-    """What became of an experiment's claims, and where the output is."""
-    lines = [f"{result.name}: {result.experiment.title}"]
-    for claim, finding in result.claims:
-        lines += [f"  {finding.verdict:<10} {claim.name}: {claim.paper}", f"{'':13}{finding.text}"]
-    if result.version.quick:
-        lines.append("note: this is the quick version; its verdicts are no evidence")
-    lines += [f"note: not the whole task: {part}" for part in result.parts]
-    lines += [f"note: seed {seed} was left out: {reason}" for seed, reason in result.without.items()]
-    return [*lines, f"written to {folder}: report.md, figure.png, figure.pdf, claims.json and the data as Parquet"]

@@ -6,20 +6,20 @@ from pathlib import Path
 from typing import Any
 
 from bench.errors import UserError
+from bench.selection import End, above_infimum, final_value
 from bench.stats import Interval, t_interval
 from bench.store.record import RunResult
 from bench.store.store import Store
 from bench.sweeps import sensitivity
 from bench.tuning.design import replay
 from bench.tuning.progress import counted
-from bench.tuning.selection import End, above_infimum, final_value
 from bench.tuning.space import point_key
 from bench.tuning.study import Study
 from bench.tuning.trials import Trial
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StudyResult:
     """What a study, or a smaller budget replayed from it, has found.
 
     Attributes:
@@ -90,7 +90,7 @@ class Outcome:
         }
 
 
-def outcome(study: Study, budget: int | None = None) -> Outcome:
+def study_result(study: Study, budget: int | None = None) -> StudyResult:
     """What a study has found.
 
     Args:
@@ -129,10 +129,10 @@ def outcome(study: Study, budget: int | None = None) -> Outcome:
     tried = [trial.point for trial in (*scored, *refined)]
     edge = best is not None and spec.design.at_boundary(tried, best.point)
     runs = [run for trial in fresh for run in trial.runs]
-    return Outcome(study, scored, refined, scores, best, runs, failed, edge, len(found.missing))
+    return StudyResult(study, scored, refined, scores, best, runs, failed, edge, len(found.missing))
 
 
-def missing_runs(found: Outcome, store: Path) -> str | None:
+def missing_runs(found: StudyResult, store: Path) -> str | None:
     """Which runs the study has and the store has not, or None."""
     kept, runs = Store(store), [*found.runs, *found.fresh]
     gone = sum(kept.get(run.run_id) is None for run in runs)
@@ -146,7 +146,7 @@ def missing_runs(found: Outcome, store: Path) -> str | None:
     )
 
 
-def conditions(found: Outcome) -> dict[str, str]:
+def conditions(found: StudyResult) -> dict[str, str]:
     """The settings of the study's runs, as words, that are not what a run has anyway: its budget, its device."""
     spec = found.study.spec
     own = {name: spec.settings[name] for name in spec.chosen if not name.startswith("opt.")}
@@ -157,7 +157,7 @@ def conditions(found: Outcome) -> dict[str, str]:
     }
 
 
-def analyse(found: Outcome) -> sensitivity.Sensitivity:
+def analyse(found: StudyResult) -> sensitivity.Sensitivity:
     """How the result depends on what was searched.
 
     Raises:

@@ -7,14 +7,11 @@ the best: what it promises holds for the lucky half alone.
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from typing import Literal
 
-from bench.store.record import RunResult
+from bench.store.record import Mode, RunResult
 
 End = float | None
 """A number, or None for `diverged`."""
-Mode = Literal["min", "max"]
-"""Whether a metric is better when smaller or when greater."""
 
 CONVERGED = 1e-16
 """Losses that are less than this above their infimum, or above 0, are equally good. Ours."""
