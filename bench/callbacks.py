@@ -26,8 +26,8 @@ from bench.store.files import disk_errors
 from bench.store.record import RunResult
 from bench.watch import Watch, look
 from tasks import TaskSpec
-from tasks.base import Task
-from tasks.loop import CurveRow
+from tasks.core.task import Task
+from tasks.core.training_step import CurveRow
 
 _BATCH_TAGS = ("batch/loss", "batch/grad_norm", "batch/raw_step", "batch/applied_step")
 

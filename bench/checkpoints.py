@@ -10,7 +10,7 @@ import lightning.pytorch as pl
 import numpy as np
 import torch
 
-from bench.doctor import first_line
+from bench.errors import first_line
 from bench.store.files import sync
 from bench.store.load import is_there
 from bench.store.tables import TABLES, read_raw

@@ -16,7 +16,7 @@ from bench.progress import doing
 from bench.store.store import Store
 from optimizers import OPTIMIZERS, TASK_VALUE
 from optimizers.plugins import load
-from tasks.files import DataError
+from tasks.core.files import DataError
 
 
 def check_places(configs: Iterable[RunConfig]) -> None:

@@ -147,7 +147,7 @@ def _fit(words: list[str]) -> int:
         with redirect_stdout(sys.stderr):  # standard output is for the result alone, whatever a library prints
             result = run(config, rerun=args.rerun, progress=True, tuned_by=study)
     if is_main_process():
-        from bench.report import result_json, result_lines
+        from bench.run_summary import result_json, result_lines
 
         if args.json:
             print(json.dumps(result_json(result, config.store)))

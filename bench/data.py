@@ -72,7 +72,7 @@ def _prepare(spec: "TaskSpec", root: Path, settings: Mapping[str, Any]) -> None:
 
     from bench.checks import option_error
     from bench.options import task_options, task_values
-    from tasks.files import DataError
+    from tasks.core.files import DataError
 
     options = task_options(spec)
     values = task_values(spec, {name.removeprefix("task."): value for name, value in settings.items()})
@@ -103,8 +103,8 @@ def states(spec: "TaskSpec", root: Path, chosen: Mapping[str, Any] | None = None
         root: the data folder.
         chosen: options that say which of several texts they are; by default those that a run would take.
     """
-    from tasks.files import md5
-    from tasks.tables import sha256
+    from tasks.core.files import md5
+    from tasks.core.tables import sha256
 
     if is_text(spec):
         source = spec.data_cls.find(root, **(chosen or {}))
@@ -123,9 +123,9 @@ def states(spec: "TaskSpec", root: Path, chosen: Mapping[str, Any] | None = None
 
 def _text_state(path: Path, official: int | None) -> FileState:
     """The state of a Parquet file that has so many rows officially, or of another one that has so many bytes."""
-    from tasks.cache import cached_tokens
-    from tasks.files import DataError
-    from tasks.tables import amount, sha256
+    from tasks.core.cache import cached_tokens
+    from tasks.core.files import DataError
+    from tasks.core.tables import amount, sha256
 
     if not path.is_file():
         return FileState(path, "missing")
@@ -177,7 +177,7 @@ def _sets(spec: "TaskSpec", root: Path, chosen: Mapping[str, Any]) -> list[Mappi
 def _show(spec: "TaskSpec", root: Path, chosen: Mapping[str, Any]) -> list[FileState]:
     """Print the states of a task's files."""
     from bench.checks import option_error
-    from tasks.files import DataError
+    from tasks.core.files import DataError
 
     try:
         found = states(spec, root, chosen)

@@ -11,46 +11,49 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import get_args
 
-from bench.doctor import Finding, first_line
+from bench.diagnosis import Diagnosis
+from bench.errors import first_line
 
 VOLTA_FIX = 'pip install "torch==2.10.0" "torchvision==0.25.0" (the last wheels with code for a V100)'
 DRIVER = Path("/proc/driver/nvidia/gpus")
 
 
-def device_findings() -> list[Finding]:
+def device_diagnoses() -> list[Diagnosis]:
     """Processor and GPUs: their names, whether this torch has code for them, and which precisions work on them."""
     import torch
 
     from bench.machine import cpu_name
 
     name = cpu_name() or platform.machine()
-    found = [Finding("ok", "cpu", f"{name}, {os.cpu_count()} cores, {torch.get_num_threads()} torch threads")]
-    found += precision_findings("cpu")
+    found = [Diagnosis("ok", "cpu", f"{name}, {os.cpu_count()} cores, {torch.get_num_threads()} torch threads")]
+    found += precision_diagnoses("cpu")
     with warnings.catch_warnings(record=True) as caught:  # torch gives its reason as a warning
         warnings.simplefilter("always")
         available = torch.cuda.is_available()
     if not available:
         reason = str(caught[0].message).splitlines()[0] if caught else ""
-        found += unused_gpu_findings(visible_gpus(), torch.version.cuda, os.environ.get("CUDA_VISIBLE_DEVICES"), reason)
+        found += unused_gpu_diagnoses(
+            visible_gpus(), torch.version.cuda, os.environ.get("CUDA_VISIBLE_DEVICES"), reason
+        )
     for i in range(torch.cuda.device_count() if available else 0):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             gpu = torch.cuda.get_device_properties(i)
         capability = (gpu.major, gpu.minor)
-        finding = gpu_finding(
+        diagnosis = gpu_diagnosis(
             f"cuda:{i}", gpu.name, gpu.total_memory, capability, torch.cuda.get_arch_list(), torch.__version__
         )
-        found.append(finding)
-        if finding.level != "FAIL":
-            found += precision_findings(f"cuda:{i}", native_bf16=gpu.major >= 8)
+        found.append(diagnosis)
+        if diagnosis.level != "FAIL":
+            found += precision_diagnoses(f"cuda:{i}", native_bf16=gpu.major >= 8)
     if torch.backends.mps.is_available():
-        found += [Finding("ok", "mps", "Apple GPU"), *precision_findings("mps")]
+        found += [Diagnosis("ok", "mps", "Apple GPU"), *precision_diagnoses("mps")]
     return found
 
 
-def gpu_finding(
+def gpu_diagnosis(
     device: str, name: str, memory: int, capability: tuple[int, int], arch_list: Sequence[str], torch_version: str
-) -> Finding:
+) -> Diagnosis:
     """Whether this torch has code for a GPU.
 
     Args:
@@ -63,7 +66,7 @@ def gpu_finding(
     """
     what = f"{name}, {memory / 2**30:.0f} GiB, compute capability {capability[0]}.{capability[1]}"
     if any(arch.startswith("gfx") for arch in arch_list):
-        return Finding("ok", device, f"{what} (ROCm)")
+        return Diagnosis("ok", device, f"{what} (ROCm)")
     wanted = 10 * capability[0] + capability[1]
     matches = [m for m in (re.fullmatch(r"(sm|compute)_(\d+)([af]?)", arch) for arch in arch_list) if m]
     built = [(int(number), kind, suffix) for kind, number, suffix in (m.groups() for m in matches)]
@@ -73,7 +76,7 @@ def gpu_finding(
         if number == wanted or (
             number < wanted and suffix != "a" and (same_major or (kind == "compute" and not suffix))
         ):
-            return Finding("ok", device, f"{what}; torch {torch_version} has code for it ({kind}_{number}{suffix})")
+            return Diagnosis("ok", device, f"{what}; torch {torch_version} has code for it ({kind}_{number}{suffix})")
     if wanted == 70:
         fix = VOLTA_FIX
     elif wanted > max((number for number, _, _ in built), default=0):
@@ -81,10 +84,12 @@ def gpu_finding(
     else:
         fix = f"install a torch that was built for sm_{wanted}"
     why = f"torch {torch_version} has no code for sm_{wanted} (it has {', '.join(arch_list) or 'none'})"
-    return Finding("FAIL", device, f"{what}; {why}; {fix}, or use --device cpu")
+    return Diagnosis("FAIL", device, f"{what}; {why}; {fix}, or use --device cpu")
 
 
-def unused_gpu_findings(gpus: Sequence[str], cuda_build: str | None, hidden: str | None, reason: str) -> list[Finding]:
+def unused_gpu_diagnoses(
+    gpus: Sequence[str], cuda_build: str | None, hidden: str | None, reason: str
+) -> list[Diagnosis]:
     """What to say where torch finds no CUDA device.
 
     Args:
@@ -94,10 +99,10 @@ def unused_gpu_findings(gpus: Sequence[str], cuda_build: str | None, hidden: str
         reason: what torch said, or nothing.
     """
     if not gpus:
-        return [Finding("note", "gpu", "no NVIDIA GPU found: runs use the CPU")]
+        return [Diagnosis("note", "gpu", "no NVIDIA GPU found: runs use the CPU")]
     names = ", ".join(gpus)
     if hidden is not None and hidden.strip() in ("", "-1"):
-        return [Finding("note", "gpu", f"{names}: hidden by CUDA_VISIBLE_DEVICES={hidden!r}, so runs use the CPU")]
+        return [Diagnosis("note", "gpu", f"{names}: hidden by CUDA_VISIBLE_DEVICES={hidden!r}, so runs use the CPU")]
     if cuda_build is None:
         why = "this torch was built without CUDA"
         fix = "install CUDA builds of torch and torchvision (see pytorch.org/get-started)"
@@ -109,7 +114,7 @@ def unused_gpu_findings(gpus: Sequence[str], cuda_build: str | None, hidden: str
         )
     if "V100" in names and not (cuda_build or "").startswith(("11.", "12.")):  # CUDA 13 has no code for a V100
         fix = VOLTA_FIX
-    return [Finding("FAIL", "gpu", f"{names} is here, but {why.rstrip('.')}; {fix}, or use --device cpu")]
+    return [Diagnosis("FAIL", "gpu", f"{names} is here, but {why.rstrip('.')}; {fix}, or use --device cpu")]
 
 
 def visible_gpus() -> list[str]:
@@ -124,9 +129,9 @@ def visible_gpus() -> list[str]:
     return [name.strip() for text in texts for name in re.findall(r"^(?:Model|GPU \d+):([^(\n]*)", text, re.MULTILINE)]
 
 
-def precision_findings(
+def precision_diagnoses(
     device: str, *, native_bf16: bool = True, attempt: Callable[[str, str], str | None] | None = None
-) -> list[Finding]:
+) -> list[Diagnosis]:
     """Which precisions work on a device, by trying.
 
     Args:
@@ -138,14 +143,16 @@ def precision_findings(
 
     errors = {precision: (attempt or try_precision)(device, precision) for precision in get_args(Precision)}
     works = [precision for precision, error in errors.items() if error is None]
-    found = [Finding("ok", device, f"--precision that works: {', '.join(works)}")] if works else []
+    found = [Diagnosis("ok", device, f"--precision that works: {', '.join(works)}")] if works else []
     if "bf16-mixed" in works and not native_bf16:
-        found.append(Finding("note", device, "no bf16 in hardware, torch emulates it slowly: use 16-mixed or 32-true"))
+        found.append(
+            Diagnosis("note", device, "no bf16 in hardware, torch emulates it slowly: use 16-mixed or 32-true")
+        )
     for precision, error in errors.items():
         if error is not None:
             level = "FAIL" if precision == "32-true" else "note"
             fix = f"use {' or '.join(works) or 'another --device'}"
-            found.append(Finding(level, device, f"--precision {precision} does not work ({error}); {fix}"))
+            found.append(Diagnosis(level, device, f"--precision {precision} does not work ({error}); {fix}"))
     return found
 
 

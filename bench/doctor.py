@@ -8,12 +8,13 @@ import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from bench.diagnosis import Diagnosis
+from bench.errors import first_line
 from bench.process import PACKAGES, ROOT
 
 if TYPE_CHECKING:
@@ -34,20 +35,8 @@ MODULES = (
 LITTLE_DISK, LEAST_DISK = 2 * 2**30, 100 * 2**20
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One line of the report. A FAIL is something that will not work; its text says how to mend it."""
-
-    level: Literal["ok", "note", "FAIL"]
-    subject: str
-    text: str
-
-    def __str__(self) -> str:
-        return f"{self.level:<4}  {self.subject:<13}  {self.text}"
-
-
 def examine(data: Path, store: Path) -> int:
-    """Check this machine, its data and its store, and print a line for each finding.
+    """Check this machine, its data and its store, and print a line for each diagnosis.
 
     Args:
         data: the folder with the datasets.
@@ -56,17 +45,17 @@ def examine(data: Path, store: Path) -> int:
     Returns:
         1 if something will not work, else 0.
     """
-    from bench.devices import device_findings
+    from bench.devices import device_diagnoses
 
     failed = 0
-    sections: list[tuple[str, Callable[[], list[Finding]]]] = [
-        ("versions", lambda: version_findings((_installed(SUITE) and requires(SUITE)) or [], _installed)),
-        ("names", lambda: name_findings(Path.cwd(), sys.path)),
-        ("imports", import_findings),
-        ("devices", device_findings),
-        ("data", lambda: dataset_findings(data)),
-        ("disk", lambda: disk_findings(store)),
-        ("store", lambda: store_findings(store)),
+    sections: list[tuple[str, Callable[[], list[Diagnosis]]]] = [
+        ("versions", lambda: version_diagnoses((_installed(SUITE) and requires(SUITE)) or [], _installed)),
+        ("names", lambda: name_diagnoses(Path.cwd(), sys.path)),
+        ("imports", import_diagnoses),
+        ("devices", device_diagnoses),
+        ("data", lambda: dataset_diagnoses(data)),
+        ("disk", lambda: disk_diagnoses(store)),
+        ("store", lambda: store_diagnoses(store)),
     ]
     for subject, section in sections:
         try:
@@ -75,10 +64,10 @@ def examine(data: Path, store: Path) -> int:
             advice = "mend what failed above first" if failed else "please report this"
             if isinstance(error, OSError) and error.filename:
                 advice = "permit it, or name another folder with --data or --store"
-            found = [Finding("FAIL", subject, f"could not be checked ({first_line(error)}); {advice}")]
-        for finding in found:
-            print(finding, flush=True)
-        failed += sum(finding.level == "FAIL" for finding in found)
+            found = [Diagnosis("FAIL", subject, f"could not be checked ({first_line(error)}); {advice}")]
+        for diagnosis in found:
+            print(diagnosis, flush=True)
+        failed += sum(diagnosis.level == "FAIL" for diagnosis in found)
         if any(f.level == "FAIL" and f.subject in MALICIOUS for f in found):
             break  # all that follows would import it
     print(f"\n{failed} FAIL: mend them as the lines say" if failed else "\neverything that is here works")
@@ -88,7 +77,7 @@ def examine(data: Path, store: Path) -> int:
 # -- software -----------------------------------------------------------------------------------------------------
 
 
-def version_findings(requirements: Iterable[str], installed: Callable[[str], str | None]) -> list[Finding]:
+def version_diagnoses(requirements: Iterable[str], installed: Callable[[str], str | None]) -> list[Diagnosis]:
     """Versions of Python, suite and libraries, against what the suite requires.
 
     Args:
@@ -99,10 +88,10 @@ def version_findings(requirements: Iterable[str], installed: Callable[[str], str
 
     suite = installed(SUITE)
     found = [
-        Finding("ok", "python", platform.python_version()),
-        Finding("ok", "suite", suite)
+        Diagnosis("ok", "python", platform.python_version()),
+        Diagnosis("ok", "suite", suite)
         if suite
-        else Finding("FAIL", "suite", "not installed; pip install -e . in its folder"),
+        else Diagnosis("FAIL", "suite", "not installed; pip install -e . in its folder"),
     ]
     for text in requirements:
         requirement = Requirement(text)
@@ -111,25 +100,27 @@ def version_findings(requirements: Iterable[str], installed: Callable[[str], str
         name, there = requirement.name, installed(requirement.name)
         fix = f'pip install "{name}{requirement.specifier}"'
         if there is None:
-            found.append(Finding("FAIL", name, f"not installed; {fix}"))
+            found.append(Diagnosis("FAIL", name, f"not installed; {fix}"))
         elif there in MALICIOUS.get(name, ()):
             more = "and replace the passwords and tokens that it could read (nothing else is checked now)"
-            found.append(Finding("FAIL", name, f"{there} is a malicious release; do not import it: {fix}, {more}"))
+            found.append(Diagnosis("FAIL", name, f"{there} is a malicious release; do not import it: {fix}, {more}"))
         elif not requirement.specifier.contains(there, prereleases=True):
-            found.append(Finding("FAIL", name, f"{there} is installed, the suite needs {requirement.specifier}; {fix}"))
+            found.append(
+                Diagnosis("FAIL", name, f"{there} is installed, the suite needs {requirement.specifier}; {fix}")
+            )
         else:
-            found.append(Finding("ok", name, there))
+            found.append(Diagnosis("ok", name, there))
     return found
 
 
-def name_findings(folder: Path, path: Sequence[str]) -> list[Finding]:
+def name_diagnoses(folder: Path, path: Sequence[str]) -> list[Diagnosis]:
     """Modules with the name of one of the suite's packages. `bench` passes them over, and Python itself may not.
 
     Args:
         folder: where the user works.
         path: of modules, as `sys.path`.
     """
-    found: list[Finding] = []
+    found: list[Diagnosis] = []
     for name in PACKAGES:
         where = dict.fromkeys(_origin(PathFinder.find_spec(name, list(places))) for places in ([str(folder)], path))
         for other in where:
@@ -139,8 +130,8 @@ def name_findings(folder: Path, path: Sequence[str]) -> list[Finding]:
             file = other / "FILE.py" if other.is_dir() else other
             file = file.relative_to(folder) if file.is_relative_to(folder) else file
             code = f"code in it is named as a file: --{'task' if name == 'tasks' else 'opt'} {file}:CLASS"
-            found.append(Finding("note", name, f"{other} has the name of a package of the suite; {start}; {code}"))
-    return found or [Finding("ok", "names", f"no module has the name of {', '.join(PACKAGES)}")]
+            found.append(Diagnosis("note", name, f"{other} has the name of a package of the suite; {start}; {code}"))
+    return found or [Diagnosis("ok", "names", f"no module has the name of {', '.join(PACKAGES)}")]
 
 
 def _origin(spec: ModuleSpec | None) -> Path | None:
@@ -152,9 +143,9 @@ def _origin(spec: ModuleSpec | None) -> Path | None:
     return Path(spec.origin).absolute() if spec.origin else None
 
 
-def import_findings(
+def import_diagnoses(
     load: Callable[[str], object] = importlib.import_module, modules: Sequence[str] = MODULES
-) -> list[Finding]:
+) -> list[Diagnosis]:
     """Whether the libraries can be imported; the first that cannot ends the attempt.
 
     Args:
@@ -174,8 +165,8 @@ def import_findings(
                     "they must fit each other: pip install --force-reinstall"
                     f' "torch=={_installed("torch")}" torchvision'
                 )
-            return [Finding("FAIL", "imports", f"{name} cannot be imported ({first_line(error)}); {fix}")]
-    return [Finding("ok", "imports", f"{', '.join(modules)} can be imported")]
+            return [Diagnosis("FAIL", "imports", f"{name} cannot be imported ({first_line(error)}); {fix}")]
+    return [Diagnosis("ok", "imports", f"{', '.join(modules)} can be imported")]
 
 
 def _installed(name: str) -> str | None:
@@ -185,15 +176,10 @@ def _installed(name: str) -> str | None:
         return None
 
 
-def first_line(error: BaseException) -> str:
-    """An error on one line."""
-    return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), 'no message')}"
-
-
 # -- data and store -----------------------------------------------------------------------------------------------
 
 
-def dataset_findings(data: Path) -> list[Finding]:
+def dataset_diagnoses(data: Path) -> list[Diagnosis]:
     """Which datasets are there, for all tasks whose data are files.
 
     Args:
@@ -202,17 +188,17 @@ def dataset_findings(data: Path) -> list[Finding]:
     from bench.data import is_text
     from tasks import TASKS
 
-    found: list[Finding] = []
+    found: list[Diagnosis] = []
     for spec in TASKS.values():
         files = getattr(spec.data_cls, "files", None)
         if files is not None:
-            found += data_findings(spec.name, *files(data))
+            found += data_diagnoses(spec.name, *files(data))
         elif is_text(spec):
-            found += text_findings(spec, data)
+            found += text_diagnoses(spec, data)
     return found
 
 
-def text_findings(spec: "TaskSpec", data: Path) -> list[Finding]:
+def text_diagnoses(spec: "TaskSpec", data: Path) -> list[Diagnosis]:
     """Whether the Parquet files of a task are there and can be read, and whether they are whole.
 
     Args:
@@ -220,16 +206,16 @@ def text_findings(spec: "TaskSpec", data: Path) -> list[Finding]:
         data: the folder with the datasets.
     """
     from bench.data import states
-    from tasks.files import DataError
+    from tasks.core.files import DataError
 
     try:
         files = states(spec, data)
     except DataError as error:
-        return [Finding("FAIL", spec.name, str(error))]
+        return [Diagnosis("FAIL", spec.name, str(error))]
     folder = files[0].path.parent
     fix = "delete it, then copy it again or let the next run fetch it"
     found = [
-        Finding("FAIL", spec.name, f"damaged file {file.path}; {fix}") for file in files if file.state == "damaged"
+        Diagnosis("FAIL", spec.name, f"damaged file {file.path}; {fix}") for file in files if file.state == "damaged"
     ]
     missing = ", ".join(file.path.name for file in files if file.state == "missing")
     if missing:
@@ -237,15 +223,15 @@ def text_findings(spec: "TaskSpec", data: Path) -> list[Finding]:
             "fetched on first use if there is a network and the package datasets; else copy them there,"
             " or name their folder with --data DIR"
         )
-        found.append(Finding("note", spec.name, f"{folder} lacks {missing}; {how}"))
+        found.append(Diagnosis("note", spec.name, f"{folder} lacks {missing}; {how}"))
     parts = [f"{file.path.name} is {file.state}" for file in files if file.state.startswith("part")]
     not_whole = "; ".join([*filter(None, [spec.data_cls.find(data).stand_in]), *parts])
     if not found and not_whole:
-        found = [Finding("note", spec.name, f"in {folder}: {not_whole}")]
-    return found or [Finding("ok", spec.name, f"complete in {folder}")]
+        found = [Diagnosis("note", spec.name, f"in {folder}: {not_whole}")]
+    return found or [Diagnosis("ok", spec.name, f"complete in {folder}")]
 
 
-def data_findings(name: str, folder: Path, expected: Mapping[str, str]) -> list[Finding]:
+def data_diagnoses(name: str, folder: Path, expected: Mapping[str, str]) -> list[Diagnosis]:
     """Whether the files of a dataset are there and unharmed.
 
     Args:
@@ -253,7 +239,7 @@ def data_findings(name: str, folder: Path, expected: Mapping[str, str]) -> list[
         folder: where the files belong.
         expected: MD5 by file name.
     """
-    from tasks.files import md5
+    from tasks.core.files import md5
 
     fix = "delete it, then copy it again or let the next run download it"
     try:
@@ -262,20 +248,20 @@ def data_findings(name: str, folder: Path, expected: Mapping[str, str]) -> list[
         sizes = {path: path.stat().st_size for path in damaged}
     except OSError as error:
         where = f"cannot read {error.filename or folder}: {error.strerror}"
-        return [Finding("FAIL", name, f"{where}; permit it, or name another folder with --data DIR")]
+        return [Diagnosis("FAIL", name, f"{where}; permit it, or name another folder with --data DIR")]
     found = [
-        Finding("FAIL", name, f"damaged file {path} ({sizes[path]:,} bytes, wrong MD5); {fix}") for path in damaged
+        Diagnosis("FAIL", name, f"damaged file {path} ({sizes[path]:,} bytes, wrong MD5); {fix}") for path in damaged
     ]
     if missing:
         what = "its files" if len(missing) == len(expected) else ", ".join(missing)
         how = (
             "downloaded on first use if there is a network; else copy them there, or name their folder with --data DIR"
         )
-        found.append(Finding("note", name, f"{folder} lacks {what}; {how}"))
-    return found or [Finding("ok", name, f"complete in {folder}")]
+        found.append(Diagnosis("note", name, f"{folder} lacks {what}; {how}"))
+    return found or [Diagnosis("ok", name, f"complete in {folder}")]
 
 
-def disk_findings(store: Path) -> list[Finding]:
+def disk_diagnoses(store: Path) -> list[Diagnosis]:
     """Free space where the store is or will be.
 
     Args:
@@ -284,10 +270,10 @@ def disk_findings(store: Path) -> list[Finding]:
     free = shutil.disk_usage(_nearest(store)).free
     level: Literal["ok", "note", "FAIL"] = "FAIL" if free < LEAST_DISK else "note" if free < LITTLE_DISK else "ok"
     advice = "" if level == "ok" else "; free some, or choose another disk with --store DIR"
-    return [Finding(level, "disk", f"{free / 2**30:.1f} GiB free at {_nearest(store)}{advice}")]
+    return [Diagnosis(level, "disk", f"{free / 2**30:.1f} GiB free at {_nearest(store)}{advice}")]
 
 
-def store_findings(store: Path) -> list[Finding]:
+def store_diagnoses(store: Path) -> list[Diagnosis]:
     """Whether the store can be written, and what is in it.
 
     Args:
@@ -296,22 +282,22 @@ def store_findings(store: Path) -> list[Finding]:
     from bench.store.store import Store
 
     place = _nearest(store)
-    found: list[Finding] = []
+    found: list[Diagnosis] = []
     try:
         with tempfile.TemporaryFile(dir=place):  # permissions alone do not tell on network and read-only file systems
             pass
     except OSError as error:
         fix = "permit it, or choose another with --store DIR or BENCH_STORE"
-        found.append(Finding("FAIL", "store", f"cannot write to {store}: {place}: {error.strerror}; {fix}"))
+        found.append(Diagnosis("FAIL", "store", f"cannot write to {store}: {place}: {error.strerror}; {fix}"))
     if not store.is_dir():
-        return found or [Finding("note", "store", f"{store} is not there yet; the first run makes it")]
+        return found or [Diagnosis("note", "store", f"{store} is not there yet; the first run makes it")]
     kept = Store(store)
     contents = kept.contents()
     counts = Counter(block.runs[run_id].status for run_id, block in contents.runs.items())
     by_status = ", ".join(f"{n} {status}" for status, n in sorted(counts.items()))
-    found.append(Finding("ok", "store", f"{store}, runs: {by_status or 'none yet'}"))
+    found.append(Diagnosis("ok", "store", f"{store}, runs: {by_status or 'none yet'}"))
     fix = "copy it again from where it came, or delete it and train again"
-    found += [Finding("FAIL", "store", f"damaged: {each}; {fix}") for each in contents.damaged]
+    found += [Diagnosis("FAIL", "store", f"damaged: {each}; {fix}") for each in contents.damaged]
     return found
 
 

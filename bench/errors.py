@@ -57,3 +57,8 @@ def described(error: BaseException) -> str:
     place = f" ({outside[-1].filename}, line {outside[-1].lineno})" if outside else ""
     lines = [line for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0][:300] if lines else ''}{place}"
+
+
+def first_line(error: BaseException) -> str:
+    """An error on one line."""
+    return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), 'no message')}"

@@ -34,13 +34,14 @@ from bench.store.attempt import Attempt
 from bench.store.record import FINISHED, RunResult, now
 from bench.store.store import Store
 from optimizers import TASK_VALUE
-from tasks.base import Task, TaskData
-from tasks.files import DataError
-from tasks.loop import Plan
-from tasks.order import micro_batches_per_rank
-from tasks.schedule import Schedule
-from tasks.seeding import derive_seed
-from tasks.sharding import ShardedStrategy
+from tasks.core.data import TaskData
+from tasks.core.files import DataError
+from tasks.core.order import micro_batches_per_rank
+from tasks.core.schedule import Schedule
+from tasks.core.seeding import derive_seed
+from tasks.core.sharding import ShardedStrategy
+from tasks.core.task import Task
+from tasks.core.training_step import Plan
 
 
 def run(

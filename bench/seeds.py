@@ -11,7 +11,7 @@ from bench.config import RunConfig, on_device
 from bench.errors import UserError
 from bench.grammar.parse import Args
 from bench.output import note
-from bench.report import remarks_on, result_json
+from bench.run_summary import remarks_on, result_json
 from bench.store.record import FINISHED, RunResult
 from bench.store.store import Store
 from bench.text import aligned

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.timing import Row, alternate, timed
-from tasks.attention import MultiHeadAttention
+from tasks.core.attention import MultiHeadAttention
 
 LAYERS, WIDTH, HEADS, ROWS = 6, 256, 8, 4
 LENGTHS = (64, 128, 256, 512)

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.timing import Row, Timed, alternate, timed
-from tasks.multihead import MixtureData, MultiHeadClassifier, PlantedData, Samples
-from tasks.saturated import attended_mean
+from tasks.theory.multihead import MixtureData, MultiHeadClassifier, PlantedData, Samples
+from tasks.theory.saturated import attended_mean
 
 H = 16
 MEASURE = 1.0

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torchvision.datasets import CIFAR10
 
-from tasks.cifar10 import N_VAL, SALT
-from tasks.vision import ImageData
+from tasks.vision.cifar10 import N_VAL, SALT
+from tasks.vision.images import ImageData
 
 
 class Images(NamedTuple):
@@ -34,7 +34,7 @@ def cifar10_images() -> Images:
 
 
 class MemoryImages(ImageData):
-    """What `tasks.cifar10.CIFAR10Data` trains on, without reading the files for each run; evaluation is cut short."""
+    """What `CIFAR10Data` trains on, without reading the files for each run; evaluation is cut short."""
 
     def __init__(self, root: Path, seed: int = 0, *, flip: bool = False, crop: int = 0) -> None:
         pixels, classes, _ = cifar10_images()

@@ -9,7 +9,7 @@ from torchvision.datasets import CIFAR10
 
 from benchmarks.images import MemoryImages, cifar10_images
 from benchmarks.timing import Row, Timed, alternate, timed
-from tasks.dropout import BatchRandomness
+from tasks import BatchRandomness
 
 BATCH = 100
 

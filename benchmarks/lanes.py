@@ -42,7 +42,7 @@ def measure(quick: bool) -> list[Row]:
     """Time of a run's step: in lanes, in a bare loop, in `bench fit`; what storing costs; time by number of lanes."""
     keep_freed_memory()
     # The max-margin problems of an instance are solved before training, and take longer than it here.
-    with TemporaryDirectory() as folder, patch("tasks.max_margin.MOST_CONSTRAINTS", 0):
+    with TemporaryDirectory() as folder, patch("tasks.theory.max_margin.MOST_CONSTRAINTS", 0):
         store = Path(folder)
         return [
             *against_loops(quick, store),

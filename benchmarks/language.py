@@ -17,9 +17,9 @@ from bench.config import RunConfig, resolve
 from bench.runner import build
 from benchmarks.timing import Row, Timed, alternate
 from benchmarks.training import by_bench
-from tasks.language import TextClassifier
-from tasks.order import BatchOrder
-from tasks.text import TextBatch, TextData
+from tasks.core.order import BatchOrder
+from tasks.language.bert import TextClassifier
+from tasks.language.labelled_text import TextBatch, TextData
 
 _CPU = torch.device("cpu")
 

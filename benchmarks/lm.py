@@ -16,9 +16,9 @@ from bench.config import RunConfig
 from bench.runner import build
 from benchmarks.timing import Row, Timed, alternate, timed
 from benchmarks.training import by_bench, configure
-from tasks.dropout import BatchRandomness
-from tasks.lm import LanguageModel
-from tasks.order import BatchOrder
+from tasks import BatchRandomness
+from tasks.core.order import BatchOrder
+from tasks.language.lm import LanguageModel
 
 _CPU = torch.device("cpu")
 

@@ -3,7 +3,7 @@
 import time
 
 from benchmarks.timing import Row
-from tasks.synthetic import FixedDecoderData
+from tasks.theory.synthetic import FixedDecoderData
 
 
 def measure(quick: bool) -> list[Row]:

@@ -13,9 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import BertConfig, BertModel
 
 from benchmarks.timing import Row, alternate, timed
-from optimizers.global_norm import global_norm
-from optimizers.normalized import SNGD
-from optimizers.polyak import SPS
+from optimizers import SNGD, SPS, global_norm
 
 
 def measure(quick: bool) -> list[Row]:

@@ -14,11 +14,11 @@ import pyarrow.parquet as pq
 import torch
 
 from benchmarks.timing import Row, alternate, timed
-from tasks import text
-from tasks.dropout import BatchRandomness
-from tasks.mnli import MNLIData
-from tasks.order import BatchOrder
-from tasks.split import validation_rows
+from tasks import BatchRandomness
+from tasks.core.order import BatchOrder
+from tasks.core.split import validation_rows
+from tasks.language import labelled_text
+from tasks.language.mnli import MNLIData
 
 BATCH = 32
 _CPU = torch.device("cpu")
@@ -50,7 +50,7 @@ def tokenising(data: MNLIData, root: Path, source: str, quick: bool) -> list[Row
     table = pq.read_table(path)
     texts = list(zip(*(table[name].to_pylist() for name in data.source.texts), strict=True))
     raw = timed(lambda: data.tokenizer.encode_batch(texts))
-    ours = timed(lambda: text._encode(data.source, path, (), data.tokenizer))
+    ours = timed(lambda: labelled_text._encode(data.source, path, (), data.tokenizer))
     measured = alternate(raw, {"ours": ours}, 1 if quick else 5)["ours"]
     what = f"tokenise {len(texts):,} pairs of {source}"
     return [

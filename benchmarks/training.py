@@ -13,9 +13,9 @@ from bench.config import RunConfig, resolve
 from bench.runner import build, run
 from benchmarks.images import MemoryImages, cifar10_images
 from benchmarks.timing import Row, Timed, alternate, timed
-from tasks import TASKS
-from tasks.base import EVALUATED_ON_CPU, Task
-from tasks.vision import ViTClassifier
+from tasks import TASKS, Task
+from tasks.core.task import EVALUATED_ON_CPU
+from tasks.vision.vit import ViTClassifier
 
 
 def measure(quick: bool) -> list[Row]:

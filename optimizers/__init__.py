@@ -1,12 +1,18 @@
-"""Optimizers to compare: plain `torch.optim.Optimizer` subclasses that work without the suite."""
+"""Optimizers to compare: plain `torch.optim.Optimizer` subclasses that work without the suite.
 
+An optimizer of your own imports from here, if it wants anything of the suite: `from optimizers import OptimizerSpec`.
+"""
+
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from optimizers.registry import OPTIMIZERS, STEP_KEYWORDS, TASK_VALUE, LogUniform, OptimizerSpec, Traits
 
 if TYPE_CHECKING:
     from optimizers.normalized import NGD, SNGD
+    from optimizers.norms import global_norm
     from optimizers.polyak import PS, SPS
+    from optimizers.step_size import check_range, run_closure
 
 __all__ = [
     "NGD",
@@ -19,11 +25,18 @@ __all__ = [
     "LogUniform",
     "OptimizerSpec",
     "Traits",
+    "check_range",
+    "global_norm",
+    "run_closure",
 ]
+
+_LATER = {"check_range": "step_size", "run_closure": "step_size", "global_norm": "norms"}
+"""Helpers that are imported on first use, so that listing the names does not import torch."""
 
 
 def __getattr__(name: str) -> Any:
-    # On first use, so that listing the names does not import torch.
     if name in ("NGD", "SNGD", "PS", "SPS"):
         return OPTIMIZERS[name.lower()].cls
+    if name in _LATER:
+        return getattr(import_module(f"optimizers.{_LATER[name]}"), name)
     raise AttributeError(f"module 'optimizers' has no attribute {name!r}")

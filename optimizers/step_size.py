@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from optimizers.global_norm import global_norm, scalar_dtype, to_local
+from optimizers.norms import global_norm, scalar_dtype, to_local
 
 
 def check_range(

@@ -1,5 +1,34 @@
-"""What is trained: models, data and metrics."""
+"""What is trained: models, data and metrics. Here is what a task of your own imports: `from tasks import Task, ...`."""
 
-from tasks.registry import TASKS, TaskSpec
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["TASKS", "TaskSpec"]
+from tasks.core.spec import TaskSpec
+from tasks.registry import TASKS
+
+if TYPE_CHECKING:
+    from tasks.core.data import TaskData
+    from tasks.core.files import DataError
+    from tasks.core.randomness import BatchRandomness
+    from tasks.core.seeding import derive_seed
+    from tasks.core.task import Task
+    from tasks.core.training_step import Outcome
+
+__all__ = ["TASKS", "BatchRandomness", "DataError", "Outcome", "Task", "TaskData", "TaskSpec", "derive_seed"]
+
+_LATER = {
+    "BatchRandomness": "randomness",
+    "DataError": "files",
+    "Outcome": "training_step",
+    "Task": "task",
+    "TaskData": "data",
+    "derive_seed": "seeding",
+}
+"""What is imported on first use, so that listing the names does not import torch."""
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATER:
+        value = globals()[name] = getattr(import_module(f"tasks.core.{_LATER[name]}"), name)
+        return value
+    raise AttributeError(f"module 'tasks' has no attribute {name!r}")

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from bench.cli import main
-from tasks.sources import MNIST
+from tasks.vision.sources import MNIST
 
 pytest_plugins = ["tests.depth", "tests.services"]
 
@@ -113,7 +113,7 @@ def fake_mnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             resources.append((name, hashlib.md5(packed).hexdigest()))
     for name, digest in resources:
         monkeypatch.setitem(MNIST.md5, name, digest)
-    monkeypatch.setattr("tasks.mnist.N_VAL", 20)
+    monkeypatch.setattr("tasks.vision.mnist.N_VAL", 20)
     monkeypatch.setenv("BENCH_DATA", str(tmp_path / "data"))
     return tmp_path / "data"
 

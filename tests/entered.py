@@ -9,13 +9,13 @@ from typing import Any
 from bench.boards import BOARDS, Asked, Board
 from bench.boards.collect import Collected, collect
 from bench.config import id_of, resolve
+from bench.selection import End
 from bench.settings import described
 from bench.store.record import RunResult
 from bench.store.reports import StudyRecord, study_path
 from bench.store.stores import Stores
 from bench.store.tables import CURVE_FIELDS
 from bench.text import plain
-from bench.tuning.selection import End
 from optimizers.plugins import bare
 from tests.stored import put
 

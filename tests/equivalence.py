@@ -18,9 +18,9 @@ from transformers import BertForSequenceClassification
 from bench import runner
 from bench.config import RunConfig, resolve
 from optimizers import OPTIMIZERS
-from tasks.language import TextClassifier
-from tasks.lm import LanguageModel
-from tasks.order import BatchOrder
+from tasks.core.order import BatchOrder
+from tasks.language.bert import TextClassifier
+from tasks.language.lm import LanguageModel
 from tests import tiny, tiny_lm, tiny_text
 
 TASKS = {"tiny": tiny.SIZES, "tiny_text": tiny_text.SIZES, "tiny_lm": tiny_lm.SIZES}

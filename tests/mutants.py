@@ -11,9 +11,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from bench.check.catalogue import CHECKS
-from optimizers import OptimizerSpec, Traits
-from optimizers.global_norm import global_norm
-from optimizers.step_size import run_closure, safe_divide
+from optimizers import OptimizerSpec, Traits, global_norm, run_closure
+from optimizers.step_size import safe_divide
 
 FAULTS: dict[str, set[str]] = {}
 """Names of mutants, and the checks that must fail on them."""

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from torch.autograd import gradcheck, gradgradcheck
 from torch.func import functional_call, vmap
 
-import tasks.composition
-from tasks.attention import Kind, MultiHeadAttention, head_size, rotated
-from tasks.composition import Block, Composers, HeadComposition, composed_attention
-from tasks.dropout import use_batch_dropout
-from tasks.language import TextClassifier
-from tasks.text import TextBatch
-from tasks.vision import ViTClassifier
+import tasks.core.composition
+from tasks.core.attention import Kind, MultiHeadAttention, head_size, rotated
+from tasks.core.composition import Block, Composers, HeadComposition, composed_attention
+from tasks.core.dropout import use_batch_dropout
+from tasks.language.bert import TextClassifier
+from tasks.language.labelled_text import TextBatch
+from tasks.vision.vit import ViTClassifier
 from tests.equivalence import Case, by_suite, config_of, distance, ignored_by_loss
 from tests.tiny import TinyImages
 from tests.tiny_text import TinyText
@@ -136,7 +136,7 @@ def test_results_do_not_depend_on_how_queries_and_rows_are_cut(
     whole = make(query_chunk=T, **SETTINGS[setting])
     expected = gradients(whole, x, mask, grad)
     for chunk, cache in ((5, 10**9), (T, 1), (5, H * 5 * T)):
-        monkeypatch.setattr(tasks.composition, "_IN_CACHE", cache)
+        monkeypatch.setattr(tasks.core.composition, "_IN_CACHE", cache)
         whole.query_chunk = chunk
         for a, b in zip(gradients(whole, x, mask, grad), expected, strict=True):
             # Entries are sums of terms as large as the greatest, 1500: each is off by that times a few roundings.
@@ -174,9 +174,9 @@ def test_what_a_key_says_of_its_composition_reaches_later_queries_only() -> None
         other[..., 6] += 1
         changed = composers._replace(**{slot: other})
         q = torch.randn(B, H, T, 6)
-        blocks = tasks.attention.query_blocks(T, 4, True, None)
+        blocks = tasks.core.attention.query_blocks(T, 4, True, None)
         seen = torch.ones(T, T, dtype=torch.bool).tril()
-        one, two = (tasks.composition.composed_attention(q, q, q, c, seen, blocks) for c in (composers, changed))
+        one, two = (tasks.core.composition.composed_attention(q, q, q, c, seen, blocks) for c in (composers, changed))
         moved = (one - two).abs().amax((0, 1, 3))
         assert float(moved[:6].max()) < 1e-14
         assert float(moved[6:].min()) > 1e-6
@@ -315,7 +315,7 @@ def test_heads_begin_as_far_from_plain_ones_as_the_first_values_predict() -> Non
     assert float(C[..., diagonal].std()) == pytest.approx(sqrt(w2_size**2 + gate**2), rel=0.15)
     # A head's logits move by both sides' matrices, of M entries each: about 2 % here.
     A = torch.randn(8, 32, M, 32)
-    moved = tasks.composition.composed(A, composers.pre_q, composers.pre_k) - A
+    moved = tasks.core.composition.composed(A, composers.pre_q, composers.pre_k) - A
     predicted = sqrt(2 * (M * w2_size**2 + gate**2))
     assert float(moved.std()) == pytest.approx(predicted, rel=0.2)
     assert 0.002 < predicted < 0.05

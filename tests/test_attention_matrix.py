@@ -10,7 +10,7 @@ from bench.config import resolve
 from bench.errors import UserError
 from bench.runner import build, run
 from bench.store.store import Store
-from tasks.attention_matrix import AttentionMatrix, AttentionMatrixData
+from tasks.theory.attention_matrix import AttentionMatrix, AttentionMatrixData
 
 pytestmark = pytest.mark.numeric
 

@@ -18,10 +18,10 @@ from bench.boards.cli import main as results
 from bench.boards.collect import collect
 from bench.errors import UserError
 from bench.output import write
+from bench.selection import CONVERGED
 from bench.store.files import write_json
 from bench.store.reports import StudyRecord, study_path
 from bench.store.stores import Stores
-from bench.tuning.selection import CONVERGED
 from tasks import TASKS
 from tests.entered import made
 from tests.stored import put

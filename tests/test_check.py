@@ -13,7 +13,7 @@ import pytest
 from bench.check import Report, Verdict, conformance, write_verdict
 from bench.check.catalogue import CHECKS
 from bench.check.cli import listing, main
-from bench.check.runner import Job, _State, job_of, run
+from bench.check.supervisor import Examination, _State, examination_of, run
 from bench.errors import UserError
 from bench.store.stores import Stores
 from optimizers import OPTIMIZERS, OptimizerSpec
@@ -37,13 +37,17 @@ def reports(request: pytest.FixtureRequest) -> dict[str, Report]:
     """Mutants and the suite's own optimizers, in one process: starting torch takes longer than the checks of one."""
     wanted = {*LOOKED_INTO, *selected(request, "name")}
     names = [name for name in FAULTS if name not in SLOW and name in wanted]
-    jobs = [job_of(SPECS[name]) for name in names] + [job_of(name, reference=FORMULAS[name]) for name in OWN]
+    examinations = [examination_of(SPECS[name]) for name in names] + [
+        examination_of(name, reference=FORMULAS[name]) for name in OWN
+    ]
     for formula in (mutants.sound_reference, mutants.wrong_reference):
-        job = job_of(mutants.Sound, only="reference", reference=formula, options={"momentum": 0.5, "lr": 0.2})
-        jobs.append(job)
+        examination = examination_of(
+            mutants.Sound, only="reference", reference=formula, options={"momentum": 0.5, "lr": 0.2}
+        )
+        examinations.append(examination)
     spec = OptimizerSpec("mine", "tests.mutants:Sound", "", "tests", defaults={"lr": 0.3}, version=4)
-    jobs.append(job_of(spec, only=["quadratic"]))
-    return dict(zip([*names, *OWN, "sound_reference", "wrong_reference", "spec"], run(jobs), strict=True))
+    examinations.append(examination_of(spec, only=["quadratic"]))
+    return dict(zip([*names, *OWN, "sound_reference", "wrong_reference", "spec"], run(examinations), strict=True))
 
 
 def table(report: Report) -> str:
@@ -150,7 +154,7 @@ def test_a_spec_is_checked_as_it_is_given(reports: dict[str, Report]) -> None:
 @pytest.mark.deep
 def test_a_process_that_ends_costs_one_check(tmp_path: Path) -> None:
     checks = ["builds", "resume", "resume_bf16", "bf16", "closure"]
-    (report,) = run([job_of(SPECS["Exits"], only=checks)])
+    (report,) = run([examination_of(SPECS["Exits"], only=checks)])
     assert set(report.failed) == FAULTS["Exits"], table(report)
     assert report["bf16"].verdict == "error"
     assert report["bf16"].note == "the process ended with code 3; last printed: bfloat16? no."
@@ -158,8 +162,11 @@ def test_a_process_that_ends_costs_one_check(tmp_path: Path) -> None:
 
 @pytest.mark.deep
 def test_a_check_without_an_end_is_ended() -> None:
-    jobs = [job_of(SPECS["Hangs"], only=["builds", "lr_zero", "frozen"]), job_of(SPECS["WaitsForOthers"], only=["ddp"])]
-    hangs, waits = run(jobs, limit=6)
+    examinations = [
+        examination_of(SPECS["Hangs"], only=["builds", "lr_zero", "frozen"]),
+        examination_of(SPECS["WaitsForOthers"], only=["ddp"]),
+    ]
+    hangs, waits = run(examinations, limit=6)
     assert (hangs.failed, hangs["lr_zero"].note) == (["lr_zero"], "no end after 6 s")
     assert waits.failed == ["ddp"]
     assert waits["ddp"].verdict == "error"
@@ -168,7 +175,7 @@ def test_a_check_without_an_end_is_ended() -> None:
 
 @pytest.mark.deep
 def test_an_optimizer_that_ends_process_after_process_is_given_up() -> None:
-    state = _State(Job("it", checks=("resume", "copies", "groups", "frozen", "bf16")), None)
+    state = _State(Examination("it", checks=("resume", "copies", "groups", "frozen", "bf16")), None)
     for check in ("resume", "copies", "groups"):
         state.lose(check, "gone", 1.0)
     assert [v.verdict for v in state.report().verdicts] == ["error"] * 3 + ["not applicable"] * 2

@@ -7,8 +7,8 @@ import pytest
 
 from bench import devices, doctor
 from bench.cli import main
-from bench.devices import VOLTA_FIX, gpu_finding, precision_findings, unused_gpu_findings, visible_gpus
-from bench.doctor import Finding, data_findings, import_findings, version_findings
+from bench.devices import VOLTA_FIX, gpu_diagnosis, precision_diagnoses, unused_gpu_diagnoses, visible_gpus
+from bench.doctor import Diagnosis, data_diagnoses, import_diagnoses, version_diagnoses
 from tests.stored import add_run
 
 WHEEL = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120"]  # torch 2.15
@@ -100,18 +100,18 @@ def test_runs_are_counted_and_damaged_ones_named(tmp_path: Path, capsys: pytest.
 
 def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "LEAST_DISK", 2**80)
-    [finding] = doctor.disk_findings(tmp_path / "runs" / "deeper")
-    assert finding.level == "FAIL"
-    assert str(tmp_path) in finding.text
+    [diagnosis] = doctor.disk_diagnoses(tmp_path / "runs" / "deeper")
+    assert diagnosis.level == "FAIL"
+    assert str(tmp_path) in diagnosis.text
 
 
 def test_broken_check_is_a_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken() -> list[Finding]:
+    def broken() -> list[Diagnosis]:
         raise RuntimeError("driver gone\nsecond line")
 
-    monkeypatch.setattr(devices, "device_findings", broken)
+    monkeypatch.setattr(devices, "device_diagnoses", broken)
     code, lines = report(capsys, tmp_path, tmp_path)
     assert code == 1
     assert any("driver gone" in text for text in fails(lines))
@@ -134,8 +134,8 @@ def test_malicious_lightning_is_not_imported(
 
 def test_missing_and_old_packages() -> None:
     there = {doctor.SUITE: "0.1.0", "torch": "2.5.1", "optuna": "5.0.0.dev1"}
-    found = version_findings(["torch>=2.6", "timm>=1.0", "optuna<6,>=4", "wandb; extra == 'wandb'"], there.get)
-    levels = {finding.subject: finding.level for finding in found}
+    found = version_diagnoses(["torch>=2.6", "timm>=1.0", "optuna<6,>=4", "wandb; extra == 'wandb'"], there.get)
+    levels = {diagnosis.subject: diagnosis.level for diagnosis in found}
     assert levels == {"python": "ok", "suite": "ok", "torch": "FAIL", "timm": "FAIL", "optuna": "ok"}
     assert 'pip install "torch>=2.6"' in found[2].text
 
@@ -151,10 +151,10 @@ def test_torchvision_of_another_torch(error: Exception) -> None:
         if name == "torchvision":
             raise error
 
-    [finding] = import_findings(load)
-    assert finding.level == "FAIL"
-    assert "torchvision cannot be imported" in finding.text
-    assert "pip install --force-reinstall" in finding.text
+    [diagnosis] = import_diagnoses(load)
+    assert diagnosis.level == "FAIL"
+    assert "torchvision cannot be imported" in diagnosis.text
+    assert "pip install --force-reinstall" in diagnosis.text
     assert tried == ["torch", "torchvision"]
 
 
@@ -162,10 +162,10 @@ def test_torchvision_of_another_torch(error: Exception) -> None:
 
 
 def test_torch_without_code_for_v100() -> None:
-    finding = gpu_finding("cuda:0", "Tesla V100-SXM2-32GB", 32 * GIB, (7, 0), WHEEL, "2.15.0")
-    assert finding.level == "FAIL"
-    assert "torch==2.10.0" in finding.text
-    assert "torchvision==0.25.0" in finding.text
+    diagnosis = gpu_diagnosis("cuda:0", "Tesla V100-SXM2-32GB", 32 * GIB, (7, 0), WHEEL, "2.15.0")
+    assert diagnosis.level == "FAIL"
+    assert "torch==2.10.0" in diagnosis.text
+    assert "torchvision==0.25.0" in diagnosis.text
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_torch_without_code_for_v100() -> None:
     ],
 )
 def test_code_for_gpu(capability: tuple[int, int], built: list[str], level: str) -> None:
-    assert gpu_finding("cuda:0", "GPU", 80 * GIB, capability, built, "2.15.0").level == level
+    assert gpu_diagnosis("cuda:0", "GPU", 80 * GIB, capability, built, "2.15.0").level == level
 
 
 @pytest.mark.parametrize(
@@ -204,9 +204,9 @@ def test_code_for_gpu(capability: tuple[int, int], built: list[str], level: str)
 def test_gpu_that_torch_does_not_find(
     gpus: list[str], cuda_build: str | None, hidden: str | None, level: str, words: str
 ) -> None:
-    [finding] = unused_gpu_findings(gpus, cuda_build, hidden, "")
-    assert finding.level == level
-    assert words in finding.text
+    [diagnosis] = unused_gpu_diagnoses(gpus, cuda_build, hidden, "")
+    assert diagnosis.level == level
+    assert words in diagnosis.text
 
 
 def test_gpus_that_the_driver_shows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -226,15 +226,15 @@ def test_gpus_that_the_driver_shows(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 
 def test_precisions() -> None:
-    found = precision_findings("cuda:0", native_bf16=False, attempt=lambda device, precision: None)
-    assert [finding.level for finding in found] == ["ok", "note"]
+    found = precision_diagnoses("cuda:0", native_bf16=False, attempt=lambda device, precision: None)
+    assert [diagnosis.level for diagnosis in found] == ["ok", "note"]
     assert "no bf16" in found[1].text
-    found = precision_findings(
+    found = precision_diagnoses(
         "cuda:0", attempt=lambda device, precision: "no float64" if precision == "64-true" else None
     )
-    assert [finding.level for finding in found] == ["ok", "note"]
-    found = precision_findings("cuda:0", attempt=lambda device, precision: "no kernel image")
-    assert [finding.level for finding in found] == ["FAIL", "note", "note", "note"]
+    assert [diagnosis.level for diagnosis in found] == ["ok", "note"]
+    found = precision_diagnoses("cuda:0", attempt=lambda device, precision: "no kernel image")
+    assert [diagnosis.level for diagnosis in found] == ["FAIL", "note", "note", "note"]
 
 
 # -- data ---------------------------------------------------------------------------------------------------------
@@ -243,10 +243,10 @@ def test_precisions() -> None:
 def test_data_complete_and_partly_there(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"a")
     right = {"a": "0cc175b9c0f1b6a831c399e269772661"}
-    assert [f.level for f in data_findings("x", tmp_path, right)] == ["ok"]
-    [finding] = data_findings("x", tmp_path, right | {"b": ""})
-    assert finding.level == "note"
-    assert "lacks b;" in finding.text
+    assert [f.level for f in data_diagnoses("x", tmp_path, right)] == ["ok"]
+    [diagnosis] = data_diagnoses("x", tmp_path, right | {"b": ""})
+    assert diagnosis.level == "note"
+    assert "lacks b;" in diagnosis.text
 
 
 def test_data_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,7 +254,7 @@ def test_data_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         raise PermissionError(13, "Permission denied", str(path))
 
     (tmp_path / "a").touch()
-    monkeypatch.setattr("tasks.files.md5", refuse)
-    [finding] = data_findings("x", tmp_path, {"a": ""})
-    assert finding.level == "FAIL"
-    assert "Permission denied" in finding.text
+    monkeypatch.setattr("tasks.core.files.md5", refuse)
+    [diagnosis] = data_diagnoses("x", tmp_path, {"a": ""})
+    assert diagnosis.level == "FAIL"
+    assert "Permission denied" in diagnosis.text

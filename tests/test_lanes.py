@@ -30,12 +30,10 @@ from bench.progress import SweepProgress
 from bench.store.record import RunResult
 from bench.store.store import Store
 from bench.watch import Watch
-from optimizers import OPTIMIZERS, OptimizerSpec
-from optimizers.registry import Traits
-from tasks import TASKS, TaskSpec
-from tasks.base import Outcome, Task, TaskData
-from tasks.dropout import BatchRandomness, use_batch_dropout
-from tasks.order import BatchOrder
+from optimizers import OPTIMIZERS, OptimizerSpec, Traits
+from tasks import TASKS, BatchRandomness, Outcome, Task, TaskData, TaskSpec
+from tasks.core.dropout import use_batch_dropout
+from tasks.core.order import BatchOrder
 from tests import tiny, tiny_lm
 from tests.equivalence import HYPERPARAMETERS
 from tests.optimizer_cases import CASES, MORE_ARGUMENTS, VALUES

@@ -18,12 +18,12 @@ from transformers import BertConfig, BertForSequenceClassification, RobertaConfi
 from bench import runner
 from bench.config import resolve
 from bench.lanes.scores import Scores
-from bench.report import result_lines
+from bench.run_summary import result_lines
 from bench.store.store import Store
-from tasks.dropout import BatchDropout, use_batch_dropout
-from tasks.files import DataError
-from tasks.language import TextClassifier, WorstGroupAccuracy, _attention
-from tasks.text import TextBatch
+from tasks import DataError
+from tasks.core.dropout import BatchDropout, use_batch_dropout
+from tasks.language.bert import TextClassifier, WorstGroupAccuracy, _attention
+from tasks.language.labelled_text import TextBatch
 from tests.conftest import folder_with
 from tests.equivalence import Case, by_suite, config_of, distance, ignored_by_loss
 from tests.tiny_text import GROUPS, VOCABULARY, TinyText

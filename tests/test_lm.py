@@ -22,18 +22,18 @@ from torch.nn.functional import cross_entropy
 from bench.callbacks import StopRequest
 from bench.config import RunConfig, resolve
 from bench.data import states
-from bench.doctor import text_findings
+from bench.doctor import text_diagnoses
 from bench.progress import Progress
-from bench.report import result_json, result_lines
+from bench.run_summary import result_json, result_lines
 from bench.runner import build, run
 from bench.store.store import Store
-from tasks import TASKS, corpus
-from tasks.cache import cached_tokens
-from tasks.corpus import CORPORA, IGNORED, CorpusData
-from tasks.dropout import BatchRandomness, use_batch_dropout
-from tasks.files import DataError
-from tasks.lm import LanguageModel
-from tasks.vocabulary import BytePairs, Bytes, Characters, Vocabulary, read_vocabulary, train_byte_pairs
+from tasks import TASKS, BatchRandomness, DataError
+from tasks.core.cache import cached_tokens
+from tasks.core.dropout import use_batch_dropout
+from tasks.language import corpus
+from tasks.language.corpus import CORPORA, IGNORED, CorpusData
+from tasks.language.lm import LanguageModel
+from tasks.language.vocabulary import BytePairs, Bytes, Characters, Vocabulary, read_vocabulary, train_byte_pairs
 from tests import tiny
 from tests.conftest import Cli
 from tests.equivalence import Case, by_suite, config_of, distance
@@ -199,7 +199,9 @@ def test_the_stream_is_the_same_for_every_optimizer(root: Path, store: Path, mon
 
 
 def test_byte_pairs_are_the_same_in_every_process() -> None:
-    code = "import sys; from tasks.vocabulary import *; print(train_byte_pairs([sys.stdin.read()], 300).to_str())"
+    code = (
+        "import sys; from tasks.language.vocabulary import *; print(train_byte_pairs([sys.stdin.read()], 300).to_str())"
+    )
     told = [
         subprocess.run(
             [sys.executable, "-c", code], input=TEXT, capture_output=True, text=True, cwd=tiny.ROOT, check=True
@@ -661,7 +663,7 @@ def test_data_says_what_is_here_and_prepares_it(cli: Cli, root: Path, own_cache:
         assert f"--task.{name}: `bench data status` takes no options of a task but those that name" in refused.err
     unknown = cli("data", "status", *words, "--task.corpus", "nowhere")
     assert "--task.corpus=nowhere is not known" in unknown.err
-    levels = [(finding.level, finding.subject) for finding in text_findings(TASKS["lm"], root)]
+    levels = [(finding.level, finding.subject) for finding in text_diagnoses(TASKS["lm"], root)]
     assert levels == [("note", "lm")]
     assert [state.state for state in states(TASKS["lm"], root, {"corpus": "pile"})] == ["missing"]
 

@@ -65,7 +65,12 @@ def found(zoo: Path) -> list[Row]:
     shown: list[tuple[str, str]] = []
     groups = members([str(zoo), "sgd", "torch.optim:NAdam", f"{zoo}:Good"])
     result = list(
-        rows(groups, only=CHECKED, limit=20, show=lambda job, verdict: shown.append((job.name, verdict.check)))
+        rows(
+            groups,
+            only=CHECKED,
+            limit=20,
+            show=lambda examination, verdict: shown.append((examination.name, verdict.check)),
+        )
     )
     assert sorted(shown) == sorted((row.report.name, check) for row in result for check in CHECKED)
     return result

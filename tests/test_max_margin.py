@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from torch import Tensor
 
-from tasks.max_margin import NO_MARGIN, AttentionSVM, attention_svm, fact, or_reason, separator, solve
+from tasks.theory.max_margin import NO_MARGIN, AttentionSVM, attention_svm, fact, or_reason, separator, solve
 
 pytestmark = pytest.mark.numeric
 
@@ -215,7 +215,7 @@ def test_a_thin_margin_is_found_none_is_told_and_what_lies_between_is_right_or_r
         assert found.norm == pytest.approx(1 / math.sin(angle / 2), rel=1e-8 + 1e-15 / angle**2)
         solved.append(angle)
     assert max(solved) == pytest.approx(1e-2)
-    monkeypatch.setattr("tasks.max_margin.ACCURACY", -1.0)
+    monkeypatch.setattr("tasks.theory.max_margin.ACCURACY", -1.0)
     with pytest.raises(ArithmeticError, match=r"2 constraints was found within -1e\+00, .* margin at most 1.0e-03 of"):
         solve(between(2e-3))
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck
 
-import tasks.multihead
+import tasks.theory.multihead
 from bench.options import read_options
-from tasks.multihead import Heads, MixtureData, MultiHeadClassifier, PlantedData, SequenceData
-from tasks.saturated import logistic_loss
+from tasks.theory.multihead import Heads, MixtureData, MultiHeadClassifier, PlantedData, SequenceData
+from tasks.theory.saturated import logistic_loss
 
 pytestmark = pytest.mark.numeric
 
@@ -50,7 +50,7 @@ def plain_output(tokens: Tensor, W: Tensor, U: Tensor) -> Tensor:
 def test_loss_and_gradients_are_those_of_a_loop_over_heads(
     H: int, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tasks.multihead, "_CPU_LOGITS", at_once)  # one sequence at a time, or all of them
+    monkeypatch.setattr(tasks.theory.multihead, "_CPU_LOGITS", at_once)  # one sequence at a time, or all of them
     data = mixture()
     task = make_task(data, H, std=0.7)
     tokens, signs, labels = data.batch("train", ALL)
@@ -287,7 +287,7 @@ def test_bad_values_name_the_value_and_the_legal_range() -> None:
 
 @pytest.mark.parametrize("name", ["MixtureData", "PlantedData", "MultiHeadClassifier"])
 def test_every_option_is_explained_and_says_whose_constant_it_is(name: str) -> None:
-    for option in read_options(f"tasks.multihead:{name}", ("root", "seed", "data")).values():
+    for option in read_options(f"tasks.theory.multihead:{name}", ("root", "seed", "data")).values():
         assert "the paper" in option.help, option.name
 
 
@@ -340,7 +340,7 @@ def recomputed(task: MultiHeadClassifier) -> dict[str, float]:
 def test_measurements_are_their_definitions(
     data: SequenceData, at_once: int, H: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tasks.multihead, "_CPU_LOGITS", at_once)
+    monkeypatch.setattr(tasks.theory.multihead, "_CPU_LOGITS", at_once)
     task = make_task(data, H, std=0.8)
     measured, expected = {name: float(value) for name, value in task.measure().items()}, recomputed(task)
     assert measured.pop("test_loss") == pytest.approx(expected.pop("test_loss"), rel=1e-6)  # in float32

@@ -24,8 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import optimizers
-from optimizers import NGD, OPTIMIZERS, PS, SNGD, SPS
-from optimizers.global_norm import global_norm
+from optimizers import NGD, OPTIMIZERS, PS, SNGD, SPS, global_norm
 from optimizers.step_size import StepSizeOptimizer
 from tests.optimizer_cases import CASES, ILLEGAL, LEGAL_EDGES, START, Case, flat, loss_and_gradient, start, torch_loss
 

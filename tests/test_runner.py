@@ -18,12 +18,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from bench import runner
 from bench.config import resolve
 from bench.errors import RunFailed, UserError
-from bench.report import result_lines
+from bench.run_summary import result_lines
 from bench.store.record import RunResult
 from bench.watch import Watch
 from optimizers import OPTIMIZERS
 from tasks import TASKS
-from tasks.order import BatchOrder
+from tasks.core.order import BatchOrder
 from tests import tiny
 from tests.equivalence import Case, build, by_suite, config_of, distance
 from tests.stored import read_curve

@@ -8,13 +8,13 @@ from bench.boards.collect import collect
 from bench.boards.shared import flags
 from bench.config import resolve
 from bench.errors import UserError
-from bench.report import result_lines
+from bench.run_summary import result_lines
 from bench.runner import run
 from bench.store.record import RunResult
 from bench.store.store import Store
 from bench.store.stores import Stores
 from optimizers import OPTIMIZERS
-from tasks.schedule import Schedule
+from tasks.core.schedule import Schedule
 from tests.entered import keep, seeds
 
 pytestmark = pytest.mark.numeric

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.selection import CONVERGED, above_infimum, best_index, final_value, seed_median, selected
 from bench.store.record import RunResult
-from bench.tuning.selection import CONVERGED, above_infimum, best_index, final_value, seed_median, selected
 
 often = settings(max_examples=300, deadline=None, derandomize=True, database=None)
 ends = st.none() | st.floats(-100, 100)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.doctor import name_findings
+from bench.doctor import name_diagnoses
 from bench.process import PACKAGES, ROOT, bench_command
 from bench.store.store import Store
 
@@ -215,7 +215,7 @@ def test_a_module_that_is_nowhere_hides_nothing(cli, name: str) -> None:
 
 
 def test_doctor_names_modules_that_are_called_as_the_suites(here: Path) -> None:
-    found = name_findings(here, [])
+    found = name_diagnoses(here, [])
     assert [(finding.level, finding.subject) for finding in found] == [("note", name) for name in PACKAGES]
     texts = [finding.text for finding in found]
     assert [text.split()[0] for text in texts] == [str(here / name) for name in ("bench.py", "tasks.py", "optimizers")]
@@ -226,16 +226,16 @@ def test_doctor_names_modules_that_are_called_as_the_suites(here: Path) -> None:
 
 
 def test_doctor_names_modules_that_come_first_on_the_path(here: Path, tmp_path: Path) -> None:
-    (finding,) = (found for found in name_findings(tmp_path, [str(here), str(ROOT)]) if found.subject == "tasks")
+    (finding,) = (found for found in name_diagnoses(tmp_path, [str(here), str(ROOT)]) if found.subject == "tasks")
     assert finding.text.startswith(f"{here}/tasks.py has the name of a package of the suite; ")
-    assert len(name_findings(here, [str(here), str(ROOT)])) == 3  # each once
+    assert len(name_diagnoses(here, [str(here), str(ROOT)])) == 3  # each once
     (here / "optimizers" / "__init__.py").unlink()  # a folder without it is found as well, after all that is installed
-    assert [found.subject for found in name_findings(here, [str(ROOT)])] == list(PACKAGES)
+    assert [found.subject for found in name_diagnoses(here, [str(ROOT)])] == list(PACKAGES)
 
 
 @pytest.mark.parametrize("folder", [ROOT, Path("/")])
 def test_doctor_has_nothing_to_say_elsewhere(folder: Path) -> None:
-    (finding,) = name_findings(folder, [str(ROOT)])
+    (finding,) = name_diagnoses(folder, [str(ROOT)])
     assert str(finding) == "ok    names          no module has the name of bench, tasks, optimizers"
 
 

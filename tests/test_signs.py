@@ -29,8 +29,8 @@ from bench.progress import Progress, SweepProgress, clock, doing, fitting, heari
 from bench.store.store import Store
 from bench.tuning.progress import TuningProgress
 from tasks import TASKS
-from tasks.files import DataError, md5
-from tasks.sources import ImageSource
+from tasks.core.files import DataError, md5
+from tasks.vision.sources import ImageSource
 
 WITHOUT_TORCH = """
 import sys

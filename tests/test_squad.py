@@ -29,13 +29,13 @@ from bench import runner
 from bench.config import resolve
 from bench.data import states
 from bench.options import read_options
-from tasks import TASKS, squad
-from tasks.files import DataError
-from tasks.sources import SQUAD
-from tasks.spans import SpanExtractor, SpanScore, exact_match, f1, over_answers
-from tasks.split import split_hash
-from tasks.squad import SquadData
-from tasks.text import TextBatch
+from tasks import TASKS, DataError
+from tasks.core.split import split_hash
+from tasks.language import squad
+from tasks.language.labelled_text import TextBatch
+from tasks.language.sources import SQUAD
+from tasks.language.spans import SpanExtractor, SpanScore, exact_match, f1, over_answers
+from tasks.language.squad import SquadData
 from tests.conftest import Cli, folder_with
 from tests.equivalence import distance, ignored_by_loss
 from tests.stored import read_curve
@@ -509,7 +509,7 @@ def test_options_that_data_and_model_share_are_alike() -> None:
     shared = of_data.keys() & of_module.keys() - {"data"}
     assert shared == {"model", "scratch"}
     assert all((of_data[k].type, of_data[k].default) == (of_module[k].type, of_module[k].default) for k in shared)
-    assert of_module == read_options("tasks.language:TextClassifier")
+    assert of_module == read_options("tasks.language.bert:TextClassifier")
 
 
 # -- runs -------------------------------------------------------------------------------------------------------------

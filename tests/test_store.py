@@ -21,7 +21,7 @@ import bench.store.load
 from bench.callbacks import StopRequest
 from bench.config import id_of
 from bench.errors import RunFailed
-from bench.report import result_lines
+from bench.run_summary import result_lines
 from bench.store.attempt import write_records
 from bench.store.load import MOST_BYTES, MOST_LINE, Damaged, parse_record
 from bench.store.record import RunResult

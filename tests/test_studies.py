@@ -24,9 +24,9 @@ from bench.errors import RunFailed, UserError
 from bench.machine import this_process
 from bench.store.record import RunResult
 from bench.tuning import summary, tuned
-from bench.tuning.outcome import analyse, outcome
 from bench.tuning.studies import NoDatabase, Studies
 from bench.tuning.study import Stuck, Study
+from bench.tuning.study_result import analyse, study_result
 from bench.tuning.trials import Request, StudySpec, Trial
 from bench.tuning.tune import make_request, make_spec, promise, reporting_seeds, tuning_seeds
 from optimizers.plugins import slug
@@ -304,7 +304,7 @@ def test_a_study_from_its_first_trial_to_the_winner_on_fresh_seeds(url: str) -> 
     for trial in fresh:
         assert study.complete(trial, made(trial, valley))
     assert study.claim(me()) is None
-    found = outcome(study)
+    found = study_result(study)
     assert (found.best and found.best.point, found.score, found.missing) == ({"opt.lr": 0.1}, 0.0, 0)
     assert found.fresh_values == [0.0, 1e-6]
     assert [run.config["seed"] for run in found.fresh] == [0, 1]
@@ -330,7 +330,7 @@ def test_a_trial_that_comes_to_nothing_is_tried_again_and_then_failed(url: str) 
                 assert study.complete(trial, made(trial, valley))
     assert attempts(study, at=lost[0]) == [("failed", f"out of luck {i}") for i in range(3)]
     assert study.finished()
-    found = outcome(study)
+    found = study_result(study)
     assert found.best is not None
     assert found.best.point != lost[0].point
     assert [trial.state for trial in found.scored].count("failed") == 1
@@ -346,7 +346,7 @@ def test_a_study_in_which_everything_fails_ends_without_a_winner(url: str) -> No
     study = begin(url, 1, retries=0)
     assert study.fail(claim_one(study), "no")
     assert study.claim(me()) is None
-    found = outcome(study)
+    found = study_result(study)
     assert (found.best, found.score, found.fresh, found.missing) == (None, None, [], 0)
     assert summary.as_json(found)["tried"] == [
         {"point": {"opt.lr": 0.1}, "kind": "design", "state": "failed", "score": None}
@@ -382,7 +382,7 @@ def test_a_pruned_trial_is_labelled_and_never_best(url: str) -> None:
     assert study.prune(best, made(best, valley), "worse than the median")
     drain(study)
     assert attempts(study, at=best) == [("pruned", "worse than the median")]
-    found = outcome(study)
+    found = study_result(study)
     assert found.best is not None
     assert found.best.point != best.point
     assert "1 pruned (--prune)" in "\n".join(summary.lines(found, None))
@@ -416,7 +416,7 @@ def test_a_trial_whose_runs_diverge_is_worst(url: str, task: str, worst: float) 
     while (claimed := study.claim(me())) is not None:
         for trial in claimed:
             assert study.complete(trial, made(trial, score, metric=metric))
-    found = outcome(study)
+    found = study_result(study)
     assert found.scores['{"opt.lr": 0.3162}'] is None
     assert found.best is not None
     assert found.best.point["opt.lr"] < 0.2
@@ -517,10 +517,10 @@ def test_what_is_no_design_is_not_asked_for(sqlite_url: str, request_: Request, 
 def test_a_new_winner_has_fresh_seeds_of_its_own(sqlite_url: str) -> None:
     study = begin(sqlite_url, 3)
     drain(study, lambda lr: abs(math.log10(lr) + 1) % 1.5)  # the best of 3 is 0.1; of 9, 0.1 and others
-    first = outcome(study)
+    first = study_result(study)
     study.ask(Request(trials=9))
     drain(study, lambda lr: valley(lr) if 0.01 < lr < 1 else -1 - lr % 0.003)
-    found = outcome(study)
+    found = study_result(study)
     assert first.best is not None
     assert found.best is not None
     assert first.best.point != found.best.point
@@ -535,7 +535,7 @@ def test_trials_that_somebody_added_with_another_tool_are_none_of_ours(url: str)
     shown.enqueue_trial({"opt.lr": 0.5})
     drain(study)
     assert {trial.point["opt.lr"] for trial in study.trials()} == {0.03162, 0.1, 0.3162}
-    assert outcome(study).missing == 0
+    assert study_result(study).missing == 0
 
 
 # -- budgets ----------------------------------------------------------------------------------------------------------
@@ -566,7 +566,7 @@ def test_a_smaller_budget_replayed_is_what_a_real_study_of_it_finds(
     for budget in (3, 4, 8, 13):
         small = begin(sqlite_url, budget, name=f"of-{budget}", **words)
         drain(small, score)
-        found, replayed = outcome(small), outcome(large, budget)
+        found, replayed = study_result(small), study_result(large, budget)
         assert replayed.missing == 0
         assert [trial.point for trial in replayed.scored] == [trial.point for trial in found.scored]
         assert replayed.best is not None
@@ -576,25 +576,25 @@ def test_a_smaller_budget_replayed_is_what_a_real_study_of_it_finds(
         assert replayed.cost["trial_gradient_evaluations"] == found.cost["trial_gradient_evaluations"]
         same = [summary.as_json(each)["tried"] for each in (replayed, found)]
         assert [each["score"] for each in same[0]] == [each["score"] for each in same[1]]
-    assert outcome(large, 13).best == outcome(large).best
+    assert study_result(large, 13).best == study_result(large).best
 
 
 def test_a_budget_that_would_have_gone_where_nothing_was_tried_says_so(sqlite_url: str) -> None:
     small = begin(sqlite_url, 2, name="downwards")
     drain(small, slope)
-    assert outcome(small).missing == 0
-    assert len(outcome(small).scored) == 10  # as far as it may grow
+    assert study_result(small).missing == 0
+    assert len(study_result(small).scored) == 10  # as far as it may grow
     with pytest.raises(UserError, match="--budget 3: downwards has 2 trials in its design; ask for 1 to 2"):
-        outcome(small, 3)
+        study_result(small, 3)
     large = begin(sqlite_url, 3, name="upwards")
     drain(large, lambda lr: abs(math.log10(lr) + 1) if lr > 0.05 else 0.25)
-    assert outcome(large, 2).missing == 1  # two alone would have gone up from their edge, by a decade
+    assert study_result(large, 2).missing == 1  # two alone would have gone up from their edge, by a decade
 
 
 def test_refinements_count_for_no_budget(sqlite_url: str) -> None:
     study = begin(sqlite_url, 5, refine=2)
     drain(study, lambda lr: abs(math.log10(lr) + 1.1))
-    found, replayed = outcome(study), outcome(study, 5)
+    found, replayed = study_result(study), study_result(study, 5)
     assert (len(found.scored), len(found.refined)) == (5, 2)
     assert (len(replayed.scored), len(replayed.refined)) == (5, 0)
     assert "2 refinements by TPE" in "\n".join(summary.lines(found, None))
@@ -604,12 +604,12 @@ def test_refinements_count_for_no_budget(sqlite_url: str) -> None:
 def test_nothing_is_a_budget_of_none(sqlite_url: str) -> None:
     study = begin(sqlite_url, 3)
     with pytest.raises(UserError, match=r"--budget 0: .* has 3 trials in its design; ask for 1 to 3"):
-        outcome(study, 0)
+        study_result(study, 0)
 
 
 def test_a_study_that_has_just_begun_has_found_nothing(sqlite_url: str) -> None:
     study = begin(sqlite_url, 3)
-    found = outcome(study)
+    found = study_result(study)
     assert (found.best, found.score, found.missing, found.runs) == (None, None, 3, [])
     assert "best     none: no trial has a score" in summary.lines(found, None)
 
@@ -867,7 +867,7 @@ def test_a_full_disk_under_the_database_is_said_at_once_and_the_study_goes_on_wi
     assert attempts(study, at=trial) == [("running", None)]
     assert study.complete(trial, runs)
     drain(study)
-    assert outcome(study).missing == 0
+    assert study_result(study).missing == 0
 
 
 @pytest.mark.usefixtures("no_waiting")
@@ -911,7 +911,7 @@ def test_a_study_of_which_nothing_was_asked_says_how_to_begin_it(sqlite_url: str
     with pytest.raises(
         UserError, match="study mine was made, and no trials were asked of it; `bench tune --resume mine`"
     ):
-        outcome(study)
+        study_result(study)
 
 
 # -- what is said of it -----------------------------------------------------------------------------------------------
@@ -928,7 +928,7 @@ def test_what_was_pruned_is_in_the_table_and_no_edge_is_seen_where_it_was_tried(
                 assert study.prune(trial, runs, "worse than the median")
             else:
                 assert study.complete(trial, runs)
-    found = outcome(study)
+    found = study_result(study)
     assert found.best is not None
     assert (found.best.point, found.lr_at_boundary) == ({"opt.lr": 0.1}, False)
     text = "\n".join(summary.lines(found, analyse(found)))
@@ -950,7 +950,7 @@ def test_a_grid_says_how_far_it_goes_and_a_winner_that_lies_beyond_the_range(sql
     )
     assert promise(spec(opt__lr="0.01,1", seeds=[5]), 2) == "2 trials of 1 seed"
     drain(study, slope)
-    found = summary.lines(outcome(study), None)
+    found = summary.lines(study_result(study), None)
     assert f"study    {study.name}: 13 trials of 2 seeds (8 by extension)" in found
     assert "note     opt.lr 1e-06 lies beyond 0.01:1, around whose middle the grid lies" in found
 
@@ -959,7 +959,7 @@ def test_settings_of_another_study_are_not_replaced_without_a_word(sqlite_url: s
     one, other = (begin(sqlite_url, 3, name=name) for name in ("one", "other"))
     for study in (one, other):
         drain(study)
-    first, second = outcome(one), outcome(other)
+    first, second = study_result(one), study_result(other)
     assert tuned.replaced(tmp_path, first) is None
     (path := tuned.tuned_path(tmp_path, one.spec)).parent.mkdir()
     path.write_text(tuned.tuned_yaml(first))

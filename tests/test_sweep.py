@@ -668,7 +668,7 @@ def test_lanes_that_break_are_not_replaced_where_they_are_asked_for(sweep, store
 
 
 def test_runs_that_break_on_their_own(sweep, store, monkeypatch):
-    monkeypatch.setattr("tasks.synthetic.AttentionClassifier.loss", lambda *args: 1 / 0)
+    monkeypatch.setattr("tasks.theory.synthetic.AttentionClassifier.loss", lambda *args: 1 / 0)
     answer = sweep(*FOUR, "--engine", "lightning")
     assert answer.code == 1
     assert "broke: ZeroDivisionError: division by zero; the traceback is in " in last_line(answer)

@@ -17,10 +17,10 @@ from bench.runner import run
 from bench.store.store import Store
 from optimizers import NGD, PS
 from tasks import TASKS
-from tasks.saturated import attended_mean
-from tasks.synthetic import AttentionClassifier, FixedDecoderData
-from tasks.synthetic_joint import JointClassifier, MixtureTokenData
-from tasks.token_classifier import TokenClassifier, TokenData, stacked_logits
+from tasks.theory.saturated import attended_mean
+from tasks.theory.synthetic import AttentionClassifier, FixedDecoderData
+from tasks.theory.synthetic_joint import JointClassifier, MixtureTokenData
+from tasks.theory.token_classifier import TokenClassifier, TokenData, stacked_logits
 from tests.stored import read_curve, read_tables
 
 pytestmark = pytest.mark.numeric

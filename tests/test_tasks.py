@@ -11,12 +11,12 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms import v2
 
-from tasks import cifar10, mnist
-from tasks.dropout import BatchDropout, BatchRandomness, use_batch_dropout
-from tasks.order import BatchOrder
-from tasks.seeding import derive_seed
-from tasks.split import split_hash, validation_rows
-from tasks.vision import ViTClassifier
+from tasks import BatchRandomness, derive_seed
+from tasks.core.dropout import BatchDropout, use_batch_dropout
+from tasks.core.order import BatchOrder
+from tasks.core.split import split_hash, validation_rows
+from tasks.vision import cifar10, mnist
+from tasks.vision.vit import ViTClassifier
 from tests.tiny import TinyImages
 
 pytestmark = pytest.mark.numeric

@@ -22,24 +22,22 @@ from torch import Tensor
 
 from bench.config import resolve
 from bench.data import states
-from bench.doctor import text_findings
+from bench.doctor import text_diagnoses
 from bench.options import read_options
-from bench.report import result_lines
+from bench.run_summary import result_lines
 from bench.runner import StepRanges, build, make_trainer, run
-from tasks import TASKS, civil_comments, mnli, sst2, text
-from tasks.cache import cached_tokens
-from tasks.civil_comments import CivilCommentsData
-from tasks.dropout import BatchRandomness
-from tasks.files import DataError
-from tasks.mnli import MNLIData
-from tasks.order import BatchOrder
-from tasks.seeding import derive_seed
-from tasks.sources import CIVIL_COMMENTS, JIGSAW, MNLI, SST2
-from tasks.split import split_hash, validation_rows
-from tasks.sst2 import SST2Data
-from tasks.text import TextData
-from tasks.text_source import TextSource
-from tasks.tokenizer import load_tokenizer, train_word_pieces, word_pieces
+from tasks import TASKS, BatchRandomness, DataError, derive_seed
+from tasks.core.cache import cached_tokens
+from tasks.core.order import BatchOrder
+from tasks.core.split import split_hash, validation_rows
+from tasks.language import civil_comments, labelled_text, mnli, sst2
+from tasks.language.civil_comments import CivilCommentsData
+from tasks.language.labelled_text import TextData
+from tasks.language.mnli import MNLIData
+from tasks.language.sources import CIVIL_COMMENTS, JIGSAW, MNLI, SST2
+from tasks.language.sst2 import SST2Data
+from tasks.language.text_source import TextSource
+from tasks.language.tokenizer import load_tokenizer, train_word_pieces, word_pieces
 from tests.conftest import Cli
 from tests.stored import read_curve
 
@@ -424,13 +422,13 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def encodings(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The files that were tokenised, one after the other."""
-    seen, encode = [], text._encode
+    seen, encode = [], labelled_text._encode
 
     def noted(source: Any, path: Path, *more: Any) -> Any:
         seen.append(path)
         return encode(source, path, *more)
 
-    monkeypatch.setattr(text, "_encode", noted)
+    monkeypatch.setattr(labelled_text, "_encode", noted)
     return seen
 
 
@@ -507,7 +505,7 @@ def test_a_cache_on_a_full_disk_is_an_error_of_the_disk(
     def short(*_: Any) -> None:
         raise OSError("180 requested and 0 written")  # all that numpy says
 
-    monkeypatch.setattr("tasks.cache.np.save", short)
+    monkeypatch.setattr("tasks.core.cache.np.save", short)
     with pytest.raises(OSError, match="No space left on device") as caught:
         MNLIData(root, **SMALL)
     assert caught.value.errno == errno.ENOSPC
@@ -645,7 +643,7 @@ def test_data_status_and_prepare(cli: Cli, root: Path, own_cache: Path) -> None:
     assert "80 rows" in before.out
     assert "part of 392,702 rows" in before.out
     assert before.out.count("tokenised: not yet") == 3
-    assert text.sha256(root / "mnli" / "train.parquet") in before.out
+    assert labelled_text.sha256(root / "mnli" / "train.parquet") in before.out
     options = ("--task.scratch", "true", "--task.vocab", 150, "--task.max_length", 24)
     after = cli("data", "prepare", *words, *options)
     assert (after.code, after.out.count("tokenised: 150 tokens, rows up to 24")) == (0, 3)
@@ -655,7 +653,7 @@ def test_data_status_and_prepare(cli: Cli, root: Path, own_cache: Path) -> None:
     assert harmed.code == 1
     assert "damaged" in harmed.out
     assert "missing" in harmed.out
-    levels = [(finding.level, finding.subject) for finding in text_findings(TASKS["mnli"], root)]
+    levels = [(finding.level, finding.subject) for finding in text_diagnoses(TASKS["mnli"], root)]
     assert levels == [("FAIL", "mnli"), ("note", "mnli")]
 
 

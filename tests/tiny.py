@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from tasks import TASKS, TaskSpec
-from tasks.vision import ImageData
+from tasks.vision.images import ImageData
 
 
 class TinyImages(ImageData):
@@ -33,7 +33,7 @@ class TinyImages(ImageData):
 TINY = TaskSpec(
     name="tiny",
     title="a tiny ViT on random images",
-    module="tasks.vision:ViTClassifier",
+    module="tasks.vision.vit:ViTClassifier",
     data="tests.tiny:TinyImages",
     metric="accuracy",
     mode="max",

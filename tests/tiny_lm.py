@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu, silu
 
-from tasks.corpus import CorpusData
-from tasks.lm import Decoder
-from tasks.vocabulary import Characters
+from tasks.language.corpus import CorpusData
+from tasks.language.lm import Decoder
+from tasks.language.vocabulary import Characters
 from tests.tiny import TINY
 
 ALPHABET = "abcdefghijkl"
@@ -45,7 +45,7 @@ class TinyCorpus(CorpusData):
 
 
 TINY_LM = replace(
-    TINY, name="tiny_lm", title="a tiny decoder on made-up tokens", module="tasks.lm:LanguageModel",
+    TINY, name="tiny_lm", title="a tiny decoder on made-up tokens", module="tasks.language.lm:LanguageModel",
     data="tests.tiny_lm:TinyCorpus", metric="loss", mode="min", target=None, lanes=True,
 )  # fmt: skip
 SIZES = {"task.layers": 2, "task.width": 8, "task.num_heads": 2, "task.mlp_width": 12}

@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tasks.base import TaskData
-from tasks.dropout import BatchRandomness
-from tasks.text import TextBatch
+from tasks import BatchRandomness, TaskData
+from tasks.language.labelled_text import TextBatch
 from tests.tiny import TINY
 
 VOCABULARY = 24
@@ -60,7 +59,7 @@ class TinyText(TaskData):
 
 
 TINY_TEXT = replace(
-    TINY, name="tiny_text", title="a tiny BERT on made-up texts", module="tasks.language:TextClassifier",
+    TINY, name="tiny_text", title="a tiny BERT on made-up texts", module="tasks.language.bert:TextClassifier",
     data="tests.tiny_text:TinyText", target=None,
 )  # fmt: skip
 SIZES = {"task.scratch": True, "task.layers": 2, "task.width": 8, "task.num_heads": 2}

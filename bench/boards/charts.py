@@ -18,8 +18,8 @@ from bench.boards.speed import reached
 from bench.boards.tuning import expected_scores
 from bench.errors import UserError, unknown
 from bench.papers.arms import Array, Table
+from bench.selection import CONVERGED, equal_below
 from bench.store.reports import StudyRecord
-from bench.tuning.selection import CONVERGED, equal_below
 
 MOST_POINTS = 200
 """Points of a line at most: no screen and no print shows more."""

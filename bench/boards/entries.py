@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from bench.selection import CONVERGED, End, Mode
 from bench.store.record import FINISHED, RunResult
 from bench.store.reports import StudyRecord
 from bench.text import cell, comparable, word_of
-from bench.tuning.selection import CONVERGED, End, Mode
 from optimizers.plugins import bare
 
 KINDS = ("tuned", "default", "by hand")

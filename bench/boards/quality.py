@@ -21,8 +21,8 @@ from bench.boards.shared import (
     who,
 )  # fmt: skip
 from bench.boards.table import Board, Column, Table
+from bench.selection import CONVERGED, End
 from bench.stats import Interval
-from bench.tuning.selection import CONVERGED, End
 
 
 def quality(found: Collected, reference: str = "adam") -> Board:

@@ -7,8 +7,8 @@ from bench import stats
 from bench.boards.collect import Collected
 from bench.boards.shared import EVERY, LEAST_SEEDS, LOST, WHO, find_reference, gaps_by_problem, lost, metric_of, who
 from bench.boards.table import Board, Column, Table
+from bench.selection import End
 from bench.store.record import FINISHED
-from bench.tuning.selection import End
 
 
 def robustness(found: Collected, reference: str = "adam") -> Board:

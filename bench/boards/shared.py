@@ -18,9 +18,9 @@ from bench.boards.collect import Collected
 from bench.boards.entries import KINDS, Entry, Problem, Seed
 from bench.boards.table import Column
 from bench.ranking import Pair
-from bench.report import CAP_SHARE_TO_REPORT
+from bench.run_summary import CAP_SHARE_TO_REPORT
+from bench.selection import End
 from bench.stats import Interval
-from bench.tuning.selection import End
 
 LEAST_SEEDS = 3
 """Seeds below which a row has no rank."""

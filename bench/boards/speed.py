@@ -9,9 +9,9 @@ from bench.boards.collect import Collected
 from bench.boards.entries import Entry, Seed
 from bench.boards.shared import EVERY, RANK, WHO, compare, listed, rank_values, unresolved, who
 from bench.boards.table import Board, Column, Table
+from bench.selection import End
 from bench.stats import MedianTime
 from bench.store.record import RunResult
-from bench.tuning.selection import End
 
 
 def reached(run: RunResult, target: float | None, mode: str) -> tuple[int | None, float | None]:

@@ -16,9 +16,9 @@ from bench.boards.table import Board, Column, Table
 from bench.errors import UserError
 from bench.papers.arms import Array
 from bench.papers.arms import Table as Columns
+from bench.selection import CONVERGED, End
 from bench.stats import LEAST_POINTS, Interval
 from bench.store.record import RunResult
-from bench.tuning.selection import CONVERGED, End
 
 ALIGNED = 0.99
 """Cosine of the angle at which a direction counts as found. PAPERS.md names none; ours."""

@@ -7,8 +7,8 @@ from bench.boards.collect import Collected
 from bench.boards.entries import HUGE, Entry
 from bench.boards.shared import EVERY, WHO, budget_notes, common_seeds, metric_of, who
 from bench.boards.table import Board, Column, Table
+from bench.selection import best_index, equal_below, good_range
 from bench.stats import Interval
-from bench.tuning.selection import best_index, equal_below, good_range
 
 SHOWN_BUDGETS = (1, 2, 4, 8, 16, 32)
 

@@ -14,6 +14,6 @@ Importing this package imports no torch.
 """
 
 from bench.check.report import Report, Verdict, write_verdict
-from bench.check.runner import conformance
+from bench.check.supervisor import conformance
 
 __all__ = ["Report", "Verdict", "conformance", "write_verdict"]

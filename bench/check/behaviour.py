@@ -10,14 +10,14 @@ import torch
 from torch.nn.utils import vector_to_parameters
 from torch.optim import Optimizer
 
-from bench.check.steps import NotApplicable, Pair, flat
-from bench.check.subject import Failed, Finding, Raised, Subject
+from bench.check.steps import NotApplicable, Stepper, flat
+from bench.check.subject import Failed, Measured, Raised, Subject
 from bench.errors import described
 
 _FACTORS = (1.0, 10.0, 100.0, 0.1, 1000.0, 0.01)
 
 
-def builds(subject: Subject) -> Finding:
+def builds(subject: Subject) -> Measured:
     """Make it in the ways that training code does, and step once."""
     ways: dict[str, Callable[[list[Any]], Any]] = {
         "a list of parameters": list,
@@ -25,47 +25,47 @@ def builds(subject: Subject) -> Finding:
     }
     for name, groups in ways.items():
         try:
-            pair = subject.pair(groups=groups)
+            stepper = subject.stepper(groups=groups)
         except Exception as error:
             raise Raised(f"made from {name}: {described(error)}") from error
-        optimizer = pair.optimizer
+        optimizer = stepper.optimizer
         if not isinstance(optimizer, Optimizer):
             raise Failed(f"what is made is a {type(optimizer).__name__}, which is no torch.optim.Optimizer")
         owned = sorted(id(p) for group in optimizer.param_groups for p in group["params"])
-        if owned != sorted(id(p) for p in pair.params):
+        if owned != sorted(id(p) for p in stepper.params):
             raise Failed(f"made from {name}, its param_groups do not hold each parameter once")
-        pair.step()
-    return Finding(None, "on matrices only" if subject.matrices else "")
+        stepper.step()
+    return Measured(None, "on matrices only" if subject.matrices else "")
 
 
-def _lowered(subject: Subject, model: Callable[[], Any], tolerance: float = 0.5, steps: int = 60) -> Finding:
+def _lowered(subject: Subject, model: Callable[[], Any], tolerance: float = 0.5, steps: int = 60) -> Measured:
     """Least loss after some steps over that before, with the factor on lr that reached it."""
     best, at = inf, 1.0
     for factor in _FACTORS if subject.lr else _FACTORS[:1]:
-        pair = subject.pair(model(), arguments={"lr": factor * subject.lr} if subject.lr else {})
-        before = float(pair.backward())
-        pair.run(steps)
-        if callable(getattr(pair.optimizer, "eval", None)):
-            pair.optimizer.eval()  # methods that keep other weights for evaluation
-        ratio = float(pair.backward()) / before
+        stepper = subject.stepper(model(), arguments={"lr": factor * subject.lr} if subject.lr else {})
+        before = float(stepper.backward())
+        stepper.run(steps)
+        if callable(getattr(stepper.optimizer, "eval", None)):
+            stepper.optimizer.eval()  # methods that keep other weights for evaluation
+        ratio = float(stepper.backward()) / before
         if isfinite(ratio) and ratio < best:
             best, at = ratio, factor
         if best <= tolerance:
             break
-    return Finding(best, f"at lr {at * subject.lr:g}" if subject.lr else "")
+    return Measured(best, f"at lr {at * subject.lr:g}" if subject.lr else "")
 
 
-def quadratic(subject: Subject) -> Finding:
+def quadratic(subject: Subject) -> Measured:
     """How much of a quadratic's value is left."""
     return _lowered(subject, subject.quadratic)
 
 
-def attention(subject: Subject) -> Finding:
+def attention(subject: Subject) -> Measured:
     """How much of an attention head's loss is left."""
     return _lowered(subject, subject.attention)
 
 
-def reference(subject: Subject) -> Finding:
+def reference(subject: Subject) -> Measured:
     """Hold its steps to a function.
 
         reference(weights, gradient, loss, step, memory, **hyperparameters) -> new weights
@@ -82,8 +82,8 @@ def reference(subject: Subject) -> Finding:
     takes_more = any(p.kind == p.VAR_KEYWORD for p in parameters.values())
     told = {name: value for name, value in subject.hparams.items() if name in parameters}
     told |= subject.arguments if takes_more else {}
-    pair, model = subject.pair(), subject.attention()
-    at = Pair(subject, model, torch.optim.SGD(model.parameters()))
+    stepper, model = subject.stepper(), subject.attention()
+    at = Stepper(subject, model, torch.optim.SGD(model.parameters()))
     weights, memory = flat(at.params).numpy(), {}
     worst = 0.0
     for step in range(10):
@@ -91,7 +91,7 @@ def reference(subject: Subject) -> Finding:
         loss = float(at.backward())
         gradient = flat([p.grad for p in at.params if p.grad is not None]).numpy()
         weights = formula(weights, gradient, loss, step, memory, **told)
-        pair.step()
+        stepper.step()
         vector_to_parameters(torch.from_numpy(np.asarray(weights, dtype=np.float64)), at.params)
-        worst = max(worst, pair.gap(at))
-    return Finding(worst, "greatest gap in 10 steps")
+        worst = max(worst, stepper.gap(at))
+    return Measured(worst, "greatest gap in 10 steps")

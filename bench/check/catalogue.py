@@ -12,7 +12,7 @@ class Check:
 
     Attributes:
         name: what `--only` takes.
-        target: `module:function`; from a `Subject` to a `Finding` (`bench/check/subject.py`).
+        target: `module:function`; from a `Subject` to a `Measured` (`bench/check/subject.py`).
         meaning: one line.
         tolerance: greatest number that passes; None for what is only reported.
         because: why that much.
@@ -247,7 +247,7 @@ _ALL = (
         "under FSDP2 two processes equal one",
         1e-6,
         "sums over shards are made in another order, some of them by torch in float32",
-        "norms and other sums must run over all shards: optimizers.global_norm does,"
+        "norms and other sums must run over all shards: optimizers.norms does,"
         " .to_local() and float() see one shard; where it raises,"
         " an operation has no form for sharded tensors (DTensor)",
     ),

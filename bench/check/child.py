@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
-from bench.check.worker import Job
+from bench.check.examiner import Examination
 from bench.errors import UserError
 from bench.process import ROOT, python_command
 
@@ -31,7 +31,7 @@ sys.path[:] = [root, *path]
 from bench.process import shield
 shield()
 sys.path[:] = path
-from bench.check.worker import main
+from bench.check.examiner import main
 main()
 """
 
@@ -43,10 +43,10 @@ class Ended(Exception):
 class Child:
     """The process, in a session of its own, so that what it has forked ends with it."""
 
-    def __init__(self, jobs: Mapping[int, Job], limit: float) -> None:
+    def __init__(self, examinations: Mapping[int, Examination], limit: float) -> None:
         self.limit = limit
         try:
-            request = pickle.dumps((str(ROOT), sys.path)) + pickle.dumps((limit, dict(jobs)))
+            request = pickle.dumps((str(ROOT), sys.path)) + pickle.dumps((limit, dict(examinations)))
         except Exception as error:
             raise UserError(f"options must be plain values: {error}") from None
         self.output = tempfile.TemporaryFile()  # noqa: SIM115 - closed by __exit__

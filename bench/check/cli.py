@@ -6,7 +6,7 @@ from typing import Any
 
 from bench.check.catalogue import CHECKS
 from bench.check.report import Verdict, write_verdict
-from bench.check.runner import LIMIT, conformance
+from bench.check.supervisor import LIMIT, conformance
 from bench.errors import UserError
 from bench.grammar.commands import parse
 from bench.progress import StatusLine, say

@@ -7,25 +7,25 @@ import torch
 from torch import Tensor
 
 from bench.check.steps import NotApplicable, gap, values
-from bench.check.subject import Failed, Finding, Subject
+from bench.check.subject import Failed, Measured, Subject
 
 
-def closure(subject: Subject) -> Finding:
+def closure(subject: Subject) -> Measured:
     """Step as a plain training loop does, under no_grad."""
-    pair = subject.pair()
+    stepper = subject.stepper()
     enabled: list[bool] = []
     losses: list[Tensor] = []
 
     def evaluate() -> Tensor:
         enabled.append(torch.is_grad_enabled())
         with torch.enable_grad():
-            losses.append(pair.backward())
+            losses.append(stepper.backward())
         return losses[-1]
 
     evaluate()
     del enabled[:], losses[:]
     with torch.no_grad():
-        returned = pair.optimizer.step(evaluate)
+        returned = stepper.optimizer.step(evaluate)
         if torch.is_grad_enabled():
             raise Failed("gradients are enabled after a step under no_grad")
     if not losses:
@@ -34,46 +34,49 @@ def closure(subject: Subject) -> Finding:
         raise Failed("the closure runs with gradients disabled")
     if not isinstance(returned, Tensor | float):
         raise Failed(f"step(closure) returns {returned!r}, not the closure's loss")
-    return Finding(_apart(float(returned), float(losses[0])))
+    return Measured(_apart(float(returned), float(losses[0])))
 
 
 def _apart(a: float, b: float) -> float:
     return inf if a != a else abs(a - b)
 
 
-def closure_calls(subject: Subject) -> Finding:
+def closure_calls(subject: Subject) -> Measured:
     """Calls of the closure."""
-    calls = max(subject.pair().run(4).calls)
+    calls = max(subject.stepper().run(4).calls)
     declared = subject.spec.traits.calls_closure_again
     note = f"{calls} a step" + (", as declared" if declared else "")
     if calls == 0 and subject.spec.traits.needs_loss:
         raise Failed("it is declared to need the loss, and never calls the closure")
-    return Finding(0.0 if declared else float(max(calls - 1, 0)), note)
+    return Measured(0.0 if declared else float(max(calls - 1, 0)), note)
 
 
-def norm_keywords(subject: Subject) -> Finding:
+def norm_keywords(subject: Subject) -> Measured:
     """Told norms against its own."""
     keywords = sorted(subject.spec.step_keywords)
     if not keywords:
         raise NotApplicable("its step takes no norm")
-    return Finding(subject.pair().run(norms=True).gap(subject.pair().run()), ", ".join(keywords))
+    return Measured(subject.stepper().run(norms=True).gap(subject.stepper().run()), ", ".join(keywords))
 
 
-def micro_batches(subject: Subject) -> Finding:
+def micro_batches(subject: Subject) -> Measured:
     """Three micro-batches of different sizes against one batch."""
-    return Finding(subject.pair().run(parts=3).gap(subject.pair().run()))
+    return Measured(subject.stepper().run(parts=3).gap(subject.stepper().run()))
 
 
-def grad_scaler(subject: Subject) -> Finding:
+def grad_scaler(subject: Subject) -> Measured:
     """Scaled losses, unscaled before the step, against a run without; then a gradient that overflows."""
     if subject.spec.traits.calls_closure_again or subject.spec.traits.create_graph:
         raise NotApplicable("a GradScaler cannot follow a method that evaluates or differentiates the loss again")
-    plain, scaled = subject.pair(subject.attention(torch.float32)).run(), subject.pair(subject.attention(torch.float32))
+    plain, scaled = (
+        subject.stepper(subject.attention(torch.float32)).run(),
+        subject.stepper(subject.attention(torch.float32)),
+    )
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
     overflow = False
 
     def by(evaluate: Any) -> Any:
-        """What `tasks.loop` does, with gradients that are there already: scale, unscale, step, update."""
+        """What `tasks.core.training_step` does, with gradients that are there already: scale, unscale, step, update."""
         with torch.no_grad():
             for p in scaled.params:
                 p.grad.mul_(scaler.get_scale())
@@ -95,4 +98,4 @@ def grad_scaler(subject: Subject) -> Finding:
     scaled.step(by=by)
     if gap(scaled.params, scaled.start, scaled.start) == inf and not all(p.isfinite().all() for p in scaled.params):
         raise Failed("after a skipped step, weights are not finite")
-    return Finding(result)
+    return Measured(result)

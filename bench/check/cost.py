@@ -9,47 +9,47 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bench.check.steps import Pair, push
-from bench.check.subject import Finding, Subject
-from bench.check.watch import Memory, Reads
+from bench.check.probes import Memory, Reads
+from bench.check.steps import Stepper, push
+from bench.check.subject import Measured, Subject
 
 
-def syncs(subject: Subject) -> Finding:
+def syncs(subject: Subject) -> Measured:
     """Reads in two steps, in the way that a GPU's step goes: with foreach kernels where there are any."""
     ways: list[dict[str, Any]] = [{}]
     if "foreach" in subject.options and not subject.arguments.get("fused"):
         ways.append({"foreach": True})
     most: list[str] = []
     for way in ways:
-        pair = subject.pair(arguments=way).run(1)
+        stepper = subject.stepper(arguments=way).run(1)
         for _ in range(2):
             watch = Reads()
-            _watched(pair, watch)
+            _watched(stepper, watch)
             most = max(most, watch.reads, key=len)
-    return Finding(float(len(most)), ", ".join(dict.fromkeys(most)))
+    return Measured(float(len(most)), ", ".join(dict.fromkeys(most)))
 
 
-def leaks(subject: Subject) -> Finding:
+def leaks(subject: Subject) -> Measured:
     """Growth of what lives, between the 80th and the 120th step."""
-    pair, watch = subject.pair(), Memory()
+    stepper, watch = subject.stepper(), Memory()
     for _ in range(80):
-        _watched(pair, watch)
+        _watched(stepper, watch)
     first = _settled(watch)
     for _ in range(40):
-        _watched(pair, watch)
-    return Finding(max(0, _settled(watch) - first) / _size(pair.params))
+        _watched(stepper, watch)
+    return Measured(max(0, _settled(watch) - first) / _size(stepper.params))
 
 
-def _watched(pair: Pair, watch: Any) -> None:
+def _watched(stepper: Stepper, watch: Any) -> None:
     """One step, of which the optimizer's own part is watched; it is given weights, gradients and loss."""
 
     def by(evaluate: Callable[[], Tensor], **told: Tensor) -> None:
-        watch.given([*pair.params, *(p.grad for p in pair.params), evaluate()])
-        pair.calls[-1] = 0
+        watch.given([*stepper.params, *(p.grad for p in stepper.params), evaluate()])
+        stepper.calls[-1] = 0
         with watch:
-            pair.optimizer.step(evaluate, **told)
+            stepper.optimizer.step(evaluate, **told)
 
-    pair.step(by=by)
+    stepper.step(by=by)
 
 
 def _settled(memory: Memory) -> int:
@@ -57,7 +57,7 @@ def _settled(memory: Memory) -> int:
     return memory.now()
 
 
-def memory(subject: Subject) -> Finding:
+def memory(subject: Subject) -> Measured:
     """State and temporaries in the third step."""
     params = _large(subject, 40_000)
     with Memory(peaks=True) as watch:
@@ -69,17 +69,17 @@ def memory(subject: Subject) -> Finding:
         _push(subject, optimizer, params)
         peak = watch.peak
     size = _size(params)
-    return Finding(state / size, f"state {state / size:.2g}, temporaries {max(0, peak - state) / size:.2g}")
+    return Measured(state / size, f"state {state / size:.2g}, temporaries {max(0, peak - state) / size:.2g}")
 
 
-def time(subject: Subject) -> Finding:
+def time(subject: Subject) -> Measured:
     """Median time of steps, over that of copies of the parameters."""
     params = _large(subject, 250_000)
     optimizer, others = subject.make(params), [torch.empty_like(p) for p in params]
     _push(subject, optimizer, params)
     step = _median(lambda: _push(subject, optimizer, params))
     copy = _median(lambda: torch._foreach_copy_(others, [p.detach() for p in params]))
-    return Finding(step / copy, f"{1e3 * step:.2g} ms for 1,000,000 parameters")
+    return Measured(step / copy, f"{1e3 * step:.2g} ms for 1,000,000 parameters")
 
 
 def _large(subject: Subject, elements: int) -> list[nn.Parameter]:

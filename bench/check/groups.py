@@ -6,89 +6,89 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from bench.check.steps import Pair, gap, push, values
-from bench.check.subject import Failed, Finding, Subject, in_training
+from bench.check.steps import Stepper, gap, push, values
+from bench.check.subject import Failed, Measured, Subject, in_training
 
 
-def groups(subject: Subject) -> Finding:
+def groups(subject: Subject) -> Measured:
     """Two groups, from the start and added later, against one."""
-    one = subject.pair().run()
-    two = subject.pair(groups=lambda params: [{"params": params[:1]}, {"params": params[1:]}]).run()
-    later = subject.pair(groups=lambda params: params[:2])
+    one = subject.stepper().run()
+    two = subject.stepper(groups=lambda params: [{"params": params[:1]}, {"params": params[1:]}]).run()
+    later = subject.stepper(groups=lambda params: params[:2])
     later.optimizer.add_param_group({"params": later.params[2:]})
     in_training(later.optimizer)
-    return Finding(max(two.gap(one), later.run().gap(one)))
+    return Measured(max(two.gap(one), later.run().gap(one)))
 
 
-def schedule(subject: Subject) -> Finding:
+def schedule(subject: Subject) -> Measured:
     """Compare lr halved by a scheduler with lr halved in the constructor; the scheduler must make a difference."""
-    scheduled, plain = subject.pair(), subject.pair()
+    scheduled, plain = subject.stepper(), subject.stepper()
     _check_lr(scheduled)
     LambdaLR(scheduled.optimizer, lambda step: 0.5)
     scheduled.run()
     if subject.lr is None:
         if scheduled.gap(plain.run()) == 0:
             raise Failed("half of the groups' lr makes the same steps")
-        return Finding(None, "lr is no argument of the constructor; half of it made other steps")
-    return Finding(scheduled.gap(subject.pair(arguments={"lr": subject.lr / 2}).run()))
+        return Measured(None, "lr is no argument of the constructor; half of it made other steps")
+    return Measured(scheduled.gap(subject.stepper(arguments={"lr": subject.lr / 2}).run()))
 
 
-def lr_zero(subject: Subject) -> Finding:
+def lr_zero(subject: Subject) -> Measured:
     """The way that weights come in a pause at lr = 0, relative to that before."""
-    pair = subject.pair().run(3)
-    _check_lr(pair)
-    before = values(pair.params)
-    rates = [group["lr"] for group in pair.optimizer.param_groups]
-    for group in pair.optimizer.param_groups:
+    stepper = subject.stepper().run(3)
+    _check_lr(stepper)
+    before = values(stepper.params)
+    rates = [group["lr"] for group in stepper.optimizer.param_groups]
+    for group in stepper.optimizer.param_groups:
         group["lr"] = 0.0
-    moved = gap(values(pair.run(3).params), before, pair.start)
-    for group, lr in zip(pair.optimizer.param_groups, rates, strict=True):
+    moved = gap(values(stepper.run(3).params), before, stepper.start)
+    for group, lr in zip(stepper.optimizer.param_groups, rates, strict=True):
         group["lr"] = lr
-    pair.run(3)
-    if not all(p.isfinite().all() for p in pair.params):
+    stepper.run(3)
+    if not all(p.isfinite().all() for p in stepper.params):
         raise Failed("after a pause at lr = 0, weights are not finite")
-    if moved == 0 and _same(pair.params, before) and not _same(before, pair.start):
+    if moved == 0 and _same(stepper.params, before) and not _same(before, stepper.start):
         raise Failed("after a pause at lr = 0, the weights move no more")
-    return Finding(moved)
+    return Measured(moved)
 
 
 def _same(a: list[Any], b: list[Any]) -> bool:
     return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
-def _check_lr(pair: Pair) -> None:
-    for i, group in enumerate(pair.optimizer.param_groups):
+def _check_lr(stepper: Stepper) -> None:
+    for i, group in enumerate(stepper.optimizer.param_groups):
         if not isinstance(group.get("lr"), float | int | torch.Tensor):
             raise Failed(f"param_groups[{i}] has no number 'lr'")
 
 
-def frozen(subject: Subject) -> Finding:
+def frozen(subject: Subject) -> Measured:
     """Parameters that have no gradient, among those that have one; and a step in which none has."""
     still, unused = nn.Parameter(torch.ones(3, 1), requires_grad=False), nn.Parameter(torch.ones(2, 1))
-    alone = subject.pair().run()
-    among = subject.pair(groups=lambda params: [still, unused, *params]).run()
+    alone = subject.stepper().run()
+    among = subject.stepper(groups=lambda params: [still, unused, *params]).run()
     for name, p in (("a frozen parameter", still), ("a parameter without a gradient", unused)):
         if not torch.equal(p, torch.ones_like(p)):
             raise Failed(f"{name} has moved")
     if subject.spec.traits.create_graph:
-        return Finding(among.gap(alone))
-    none = subject.pair()
+        return Measured(among.gap(alone))
+    none = subject.stepper()
     push(subject, none.optimizer, [(p, None) for p in none.params])
     if not _same(none.params, none.start):
         raise Failed("a step without any gradient moves weights")
-    return Finding(among.gap(alone))
+    return Measured(among.gap(alone))
 
 
-def zero_gradient(subject: Subject) -> Finding:
+def zero_gradient(subject: Subject) -> Measured:
     """Weights that are not finite after steps with gradients of zero, of all parameters and of one."""
     broken = 0
     for before in (0, 2):
         for which in (slice(None), slice(1)):
-            pair = subject.pair().run(before)
+            stepper = subject.stepper().run(before)
             for _ in range(2):
-                pair.backward()
-                grads: list[Any] = [p.grad for p in pair.params]
-                grads[which] = [torch.zeros_like(p) for p in pair.params[which]]
-                push(subject, pair.optimizer, list(zip(pair.params, grads, strict=True)))
-            broken += sum(int((~p.isfinite()).sum()) for p in pair.params)
-    return Finding(float(broken))
+                stepper.backward()
+                grads: list[Any] = [p.grad for p in stepper.params]
+                grads[which] = [torch.zeros_like(p) for p in stepper.params[which]]
+                push(subject, stepper.optimizer, list(zip(stepper.params, grads, strict=True)))
+            broken += sum(int((~p.isfinite()).sum()) for p in stepper.params)
+    return Measured(float(broken))

@@ -13,9 +13,9 @@ from bench.boards.formats import FORMATS
 from bench.boards.table import Board, Column, Table
 from bench.check.catalogue import CHECKS
 from bench.check.child import START, Child, Ended
+from bench.check.examiner import Examination
 from bench.check.report import Report, Verdict
-from bench.check.runner import LIMIT, Show, job_of, reports
-from bench.check.worker import Job
+from bench.check.supervisor import LIMIT, Show, examination_of, reports
 from bench.errors import UserError
 from bench.grammar.near import nearest
 from bench.output import write
@@ -74,11 +74,11 @@ def members(words: Sequence[str], limit: float = START) -> list[dict[str, str]]:
     found: list[dict[str, str]] = []
     known: set[str] = set()
     at = words[0]
-    with Child({i: Job(word, asked=True) for i, word in enumerate(words)}, limit) as child:
+    with Child({i: Examination(word, asked=True) for i, word in enumerate(words)}, limit) as child:
         try:
             for event in child.events():
-                if event["event"] == "job":
-                    at = words[int(event["job"])]
+                if event["event"] == "examination":
+                    at = words[int(event["examination"])]
                 elif event["event"] == "refused":
                     raise UserError(event["why"] + _near(at))
                 elif event["event"] == "members":
@@ -120,8 +120,8 @@ def rows(
         UserError: there is no such check.
     """
     for packages in groups:
-        jobs = [job_of(name, only=MATRIX_CHECKS if only is None else only) for name in packages]
-        with closing(reports(jobs, limit=limit, show=show, refuse=False)) as found:
+        examinations = [examination_of(name, only=MATRIX_CHECKS if only is None else only) for name in packages]
+        with closing(reports(examinations, limit=limit, show=show, refuse=False)) as found:
             yield from (Row(packages[report.name], report) for report in found)
 
 
@@ -266,7 +266,7 @@ def command(words: Sequence[str], only: Sequence[str] | None, limit: float, outp
         UserError: a word stands for nothing, or a file cannot be written.
         KeyboardInterrupt: it was interrupted.
     """
-    job_of("sgd", only=only)  # a misspelt check is said before anything is imported
+    examination_of("sgd", only=only)  # a misspelt check is said before anything is imported
     kinds = [kind_of(path) for path in outputs]
     groups = members(words)
     found: list[Row] = []
@@ -294,9 +294,9 @@ class _Progress:
     def __init__(self, total: int) -> None:
         self.done, self.total, self.line = 0, total, StatusLine()
 
-    def show(self, job: Job, verdict: Verdict) -> None:
+    def show(self, examination: Examination, verdict: Verdict) -> None:
         """Show a verdict."""
-        self.line.show(f"{self.done + 1}/{self.total} {job.name}: {verdict.check}")
+        self.line.show(f"{self.done + 1}/{self.total} {examination.name}: {verdict.check}")
 
     def row(self, row: Row) -> None:
         """Show what came of an optimizer."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bench.check.problem import SAMPLES, Attention
 from bench.check.steps import NotApplicable, gap, values
-from bench.check.subject import Failed, Finding, Raised, Subject
+from bench.check.subject import Failed, Measured, Raised, Subject
 from bench.errors import described
 
 _WORLD = 2
@@ -48,22 +48,22 @@ class _Shared(Attention):
         return loss / _WORLD
 
 
-def ddp(subject: Subject) -> Finding:
+def ddp(subject: Subject) -> Measured:
     """Train with DDP on two ranks."""
     first, apart = _replicas(subject)
     if apart:
         raise Failed(f"the replicas drift apart, after 6 steps by {apart:.2g} of their way")
-    alone = subject.pair().run()
-    return Finding(gap(first, values(alone.params), alone.start))
+    alone = subject.stepper().run()
+    return Measured(gap(first, values(alone.params), alone.start))
 
 
-def own_loss(subject: Subject) -> Finding:
+def own_loss(subject: Subject) -> Measured:
     """How far replicas drift apart under DDP if the closure tells each rank its own loss.
 
     The closure of a plain training loop does so.
     """
     _, apart = _replicas(subject, own_loss=True)
-    return Finding(apart, "replicas drift apart" if apart else "replicas stay equal")
+    return Measured(apart, "replicas drift apart" if apart else "replicas stay equal")
 
 
 def _replicas(subject: Subject, *, own_loss: bool = False) -> tuple[list[Tensor], float]:
@@ -76,13 +76,13 @@ def _replicas(subject: Subject, *, own_loss: bool = False) -> tuple[list[Tensor]
         model.own_loss = own_loss
         network = DistributedDataParallel(model)
         object.__setattr__(model, "network", network)  # no submodule of its own
-        return values(subject.pair(model).run().params)
+        return values(subject.stepper(model).run().params)
 
     first, second = _on_ranks(train, 0.7 * subject.limit)
     return first, gap(second, first, values(list(subject.attention().parameters())))
 
 
-def fsdp(subject: Subject) -> Finding:
+def fsdp(subject: Subject) -> Measured:
     """Train with FSDP2 on two ranks; one of them holds no element of the last parameter."""
     _check_applicable(subject)
     subject.refuse_chance()
@@ -92,11 +92,11 @@ def fsdp(subject: Subject) -> Finding:
     def train() -> list[Tensor]:
         model = _Shared(matrices=subject.matrices)
         fully_shard(model, mesh=init_device_mesh("cpu", (_WORLD,)))
-        params: list[Any] = subject.pair(model).run().params
+        params: list[Any] = subject.stepper(model).run().params
         return [p.detach().full_tensor() for p in params]
 
-    alone = subject.pair().run()
-    return Finding(
+    alone = subject.stepper().run()
+    return Measured(
         max(gap(weights, values(alone.params), alone.start) for weights in _on_ranks(train, 0.7 * subject.limit))
     )
 

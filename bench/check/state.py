@@ -8,29 +8,29 @@ from typing import Any
 
 import torch
 
-from bench.check.steps import NotApplicable, Pair, gap, values
-from bench.check.subject import Failed, Finding, Raised, Subject
+from bench.check.steps import NotApplicable, Stepper, gap, values
+from bench.check.subject import Failed, Measured, Raised, Subject
 from bench.errors import described
 
 _BEFORE, _AFTER = 3, 4
 
 
-def resume(subject: Subject) -> Finding:
+def resume(subject: Subject) -> Measured:
     """Interrupt a run in float32."""
     return _resumed(subject, torch.float32)
 
 
-def resume_bf16(subject: Subject) -> Finding:
+def resume_bf16(subject: Subject) -> Measured:
     """Interrupt a run in bfloat16."""
     try:
-        subject.pair(subject.attention(torch.bfloat16)).run(_BEFORE)
+        subject.stepper(subject.attention(torch.bfloat16)).run(_BEFORE)
     except Exception as error:
         raise NotApplicable(f"it does not step on bfloat16 ({type(error).__name__})") from None
     return _resumed(subject, torch.bfloat16)
 
 
-def _resumed(subject: Subject, dtype: torch.dtype) -> Finding:
-    whole = subject.pair(subject.attention(dtype)).run(_BEFORE)
+def _resumed(subject: Subject, dtype: torch.dtype) -> Measured:
+    whole = subject.stepper(subject.attention(dtype)).run(_BEFORE)
     weights, file = values(whole.params), io.BytesIO()
     torch.save(whole.optimizer.state_dict(), file)
     whole.run(_AFTER)
@@ -40,7 +40,7 @@ def _resumed(subject: Subject, dtype: torch.dtype) -> Finding:
     except pickle.UnpicklingError as error:
         kind = re.search(r"GLOBAL (\S+)", str(error))
         raise Failed("torch.load(weights_only=True) refuses its state" + (f": a {kind[1]}" if kind else "")) from None
-    again = subject.pair(subject.attention(dtype))
+    again = subject.stepper(subject.attention(dtype))
     with torch.no_grad():
         for p, value in zip(again.params, weights, strict=True):
             p.copy_(value)
@@ -50,38 +50,38 @@ def _resumed(subject: Subject, dtype: torch.dtype) -> Finding:
         raise Raised(f"load_state_dict raises {described(error)}") from error
     again.calls = [0] * _BEFORE  # so that it draws the random numbers of these steps
     again.run(_AFTER)
-    return Finding(gap(values(again.params), values(whole.params), weights))
+    return Measured(gap(values(again.params), values(whole.params), weights))
 
 
-def copies(subject: Subject) -> Finding:
+def copies(subject: Subject) -> Measured:
     """Copy model and optimizer together, at the start and later."""
     ways: dict[str, Any] = {"copy.deepcopy": copy.deepcopy, "pickle": _pickled}
     worst = 0.0
     for steps in (0, _BEFORE):
         for name, copied in ways.items():
-            pair = subject.pair().run(steps)
-            before = values(pair.params)
-            for p in pair.params:
+            stepper = subject.stepper().run(steps)
+            before = values(stepper.params)
+            for p in stepper.params:
                 p.grad = None  # one with a graph cannot be copied
             try:
-                model, optimizer = copied((pair.model, pair.optimizer))
-                twin = Pair(subject, model, optimizer)
+                model, optimizer = copied((stepper.model, stepper.optimizer))
+                twin = Stepper(subject, model, optimizer)
                 twin.calls = [0] * steps
                 twin.run(_AFTER)
             except Exception as error:
                 raise Raised(f"{name} after {steps} steps: {described(error)}") from error
-            if any(not torch.equal(p, value) for p, value in zip(pair.params, before, strict=True)):
+            if any(not torch.equal(p, value) for p, value in zip(stepper.params, before, strict=True)):
                 raise Failed(f"{name}: steps of the copy move the original")
-            pair.run(_AFTER)
-            worst = max(worst, twin.gap(pair))
-    return Finding(worst, " and ".join(ways))
+            stepper.run(_AFTER)
+            worst = max(worst, twin.gap(stepper))
+    return Measured(worst, " and ".join(ways))
 
 
 def _pickled(value: Any) -> Any:
     return pickle.loads(pickle.dumps(value))
 
 
-def deterministic(subject: Subject) -> Finding:
+def deterministic(subject: Subject) -> Measured:
     """Run twice."""
-    first, second = subject.pair().run(), subject.pair().run()
-    return Finding(second.gap(first))
+    first, second = subject.stepper().run(), subject.stepper().run()
+    return Measured(second.gap(first))

@@ -22,7 +22,7 @@ class NotApplicable(Exception):
     """The property has no meaning for this optimizer; says why."""
 
 
-class Pair:
+class Stepper:
     """A model and an optimizer, stepped as the suite does: the batch's gradient lies in `.grad` before `step(closure)`.
 
     The closure's first call hands over the loss that is there; later ones evaluate again.
@@ -78,13 +78,13 @@ class Pair:
             told = dict.fromkeys(self.subject.spec.step_keywords, norm)
         return (by or self.optimizer.step)(closure, **told)
 
-    def run(self, steps: int = STEPS, **how: Any) -> "Pair":
+    def run(self, steps: int = STEPS, **how: Any) -> "Stepper":
         """Several steps; returns itself."""
         for _ in range(steps):
             self.step(**how)
         return self
 
-    def gap(self, other: "Pair") -> float:
+    def gap(self, other: "Stepper") -> float:
         """How far the weights are from another's, relative to the way that the other has come."""
         return gap(values(self.params), values(other.params), other.start)
 

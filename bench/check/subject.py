@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from bench.check.problem import Attention, Quadratic
-from bench.check.steps import NotApplicable, Pair, push, seed
+from bench.check.steps import NotApplicable, Stepper, push, seed
 from bench.options import MISSING, optimizer_options, parse_options
 from optimizers import TASK_VALUE, OptimizerSpec
 
@@ -28,7 +28,7 @@ class Raised(Exception):
 
 
 @dataclass(frozen=True)
-class Finding:
+class Measured:
     """What a check measured: a number, to be held against the tolerance, and words."""
 
     measured: float | None
@@ -107,9 +107,9 @@ class Subject:
     @cached_property
     def draws(self) -> bool:
         """Whether its steps draw random numbers from the seeded generators."""
-        first, again, other = (self.pair() for _ in range(3))
-        for pair in (first, again):
-            pair.run(2)
+        first, again, other = (self.stepper() for _ in range(3))
+        for stepper in (first, again):
+            stepper.run(2)
         other.seeds = 100
         return again.gap(first) == 0 and other.run(2).gap(first) > 0
 
@@ -133,12 +133,12 @@ class Subject:
         seed(0)
         return in_training(self.cls(params, **{**self.arguments, **more}))
 
-    def pair(
+    def stepper(
         self,
         model: Any = None,
         groups: Callable[[list[nn.Parameter]], Any] = list,
         arguments: Mapping[str, Any] | None = None,
-    ) -> Pair:
+    ) -> Stepper:
         """A model with an optimizer.
 
         Args:
@@ -147,7 +147,7 @@ class Subject:
             arguments: of the constructor, beside or in place of the subject's.
         """
         model = self.attention() if model is None else model
-        return Pair(self, model, self.make(groups(list(model.parameters())), **(arguments or {})))
+        return Stepper(self, model, self.make(groups(list(model.parameters())), **(arguments or {})))
 
 
 def in_training(optimizer: Any) -> Any:

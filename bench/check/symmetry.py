@@ -4,39 +4,39 @@ import torch
 from torch import Tensor
 
 from bench.check.steps import flat, gap, values
-from bench.check.subject import Finding, Subject
+from bench.check.subject import Measured, Subject
 
 
-def scale(subject: Subject) -> Finding:
+def scale(subject: Subject) -> Measured:
     """Length of the first step with ten times the loss, over that with the loss itself."""
     plain, scaled = subject.quadratic(), subject.quadratic()
     scaled.factor = 10.0
     lengths = []
     for model in (plain, scaled):
-        pair = subject.pair(model)
-        pair.step()
-        lengths.append(float((model.weight.detach() - pair.start[0]).norm()))
+        stepper = subject.stepper(model)
+        stepper.step()
+        lengths.append(float((model.weight.detach() - stepper.start[0]).norm()))
     if not lengths[0]:
-        return Finding(None, "the first step does not move")
+        return Measured(None, "the first step does not move")
     ratio = lengths[1] / lengths[0]
     for word, expected in (("invariant", 1.0), ("x10", 10.0), ("x0.1", 0.1)):
         if abs(ratio / expected - 1) < 1e-3:
-            return Finding(ratio, word)
-    return Finding(ratio, f"x{ratio:.3g}")
+            return Measured(ratio, word)
+    return Measured(ratio, f"x{ratio:.3g}")
 
 
-def rotation(subject: Subject) -> Finding:
+def rotation(subject: Subject) -> Measured:
     """Of a vector."""
     turn, _ = torch.linalg.qr(torch.randn(6, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64))
     return _turned(subject, turn)
 
 
-def permutation(subject: Subject) -> Finding:
+def permutation(subject: Subject) -> Measured:
     """Of a vector's elements."""
     return _turned(subject, torch.eye(6, dtype=torch.float64)[[3, 0, 5, 1, 4, 2]])
 
 
-def _turned(subject: Subject, turn: Tensor) -> Finding:
-    plain, turned = subject.pair(subject.quadratic()).run(), subject.pair(subject.quadratic(turn)).run()
+def _turned(subject: Subject, turn: Tensor) -> Measured:
+    plain, turned = subject.stepper(subject.quadratic()).run(), subject.stepper(subject.quadratic(turn)).run()
     distance = gap([turn.T @ flat(turned.params)], values(plain.params), plain.start)
-    return Finding(distance, "equivariant" if distance < 1e-6 else "not equivariant")
+    return Measured(distance, "equivariant" if distance < 1e-6 else "not equivariant")

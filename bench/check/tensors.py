@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from bench.check.steps import NotApplicable, gap, push, values
-from bench.check.subject import Failed, Finding, Subject
+from bench.check.subject import Failed, Measured, Subject
 
 _PUSHES = 3
 
@@ -16,7 +16,7 @@ def _gradients(shapes: list[Any], step: int) -> list[Tensor]:
     return [0.3 * torch.randn(tuple(shape), generator=random, dtype=torch.float64) for shape in shapes]
 
 
-def _against(subject: Subject, odd: list[Any], plain: list[Any]) -> Finding:
+def _against(subject: Subject, odd: list[Any], plain: list[Any]) -> Measured:
     """The gap between parameters in odd layouts and contiguous ones with the same elements and gradients.
 
     Gradients have their parameter's layout, and in one step are contiguous.
@@ -28,7 +28,7 @@ def _against(subject: Subject, odd: list[Any], plain: list[Any]) -> Finding:
         as_they_lie = [_like(g, p) if step != 1 else g.clone() for g, p in zip(grads, odd, strict=True)]
         push(subject, a, list(zip(odd, as_they_lie, strict=True)))
         push(subject, b, list(zip(plain, grads, strict=True)))
-    return Finding(gap(values(odd), values(plain), start))
+    return Measured(gap(values(odd), values(plain), start))
 
 
 def _like(value: Tensor, p: Tensor) -> Tensor:
@@ -37,7 +37,7 @@ def _like(value: Tensor, p: Tensor) -> Tensor:
     return laid.copy_(value)
 
 
-def noncontiguous(subject: Subject) -> Finding:
+def noncontiguous(subject: Subject) -> Measured:
     """Transposed, strided, channels-last."""
     subject.refuse_chance()
     matrix, wide, vector, cube = _gradients([(5, 3), (4, 6), (8,), (2, 3, 2, 2)], 7)
@@ -47,7 +47,7 @@ def noncontiguous(subject: Subject) -> Finding:
     return _against(subject, *([nn.Parameter(t) for t in ts] for ts in (odd, [t.contiguous().clone() for t in odd])))
 
 
-def scalar_empty(subject: Subject) -> Finding:
+def scalar_empty(subject: Subject) -> Measured:
     """A scalar and an empty tensor beside a vector, against two vectors."""
     if subject.matrices:
         raise NotApplicable("it takes matrices only")
@@ -66,10 +66,10 @@ def scalar_empty(subject: Subject) -> Finding:
         push(subject, b, [(plain[0], grads[0].view(1).clone()), (plain[1], grads[1].clone())])
     if any(p.shape != q for p, q in zip(odd, [(), (0, 3), (4,)], strict=True)):
         raise Failed("a parameter has changed its shape")
-    return Finding(gap([odd[0], odd[2]], values(plain), start))
+    return Measured(gap([odd[0], odd[2]], values(plain), start))
 
 
-def bf16(subject: Subject) -> Finding:
+def bf16(subject: Subject) -> Measured:
     """From zero, where bfloat16 resolves the smallest step."""
     subject.refuse_chance()
     shapes = [(4, 3), (5, 1) if subject.matrices else (5,)]
@@ -83,22 +83,22 @@ def bf16(subject: Subject) -> Finding:
         push(subject, b, list(zip(half, grads, strict=True)))
     if any(p.dtype != torch.bfloat16 for p in half):
         raise Failed(f"a bfloat16 parameter has become {next(p.dtype for p in half if p.dtype != torch.bfloat16)}")
-    return Finding(gap(values(half), values(exact), [torch.zeros(shape) for shape in shapes]))
+    return Measured(gap(values(half), values(exact), [torch.zeros(shape) for shape in shapes]))
 
 
-def foreach(subject: Subject) -> Finding:
+def foreach(subject: Subject) -> Measured:
     """Each flag that chooses a kernel, on against off."""
     flags = [name for name in ("foreach", "fused") if name in subject.options]
     worst, held = 0.0, []
     for flag in flags:
         others = {other: False for other in flags if other != flag}
-        plain = subject.pair(arguments={**others, flag: False}).run()
+        plain = subject.stepper(arguments={**others, flag: False}).run()
         try:
-            pair = subject.pair(arguments={**others, flag: True})
+            stepper = subject.stepper(arguments={**others, flag: True})
         except RuntimeError:
             continue  # this kernel does not exist here
         held.append(flag)
-        worst = max(worst, pair.run().gap(plain))
+        worst = max(worst, stepper.run().gap(plain))
     if not held:
         raise NotApplicable("its constructor takes neither foreach nor fused")
-    return Finding(worst, " and ".join(held))
+    return Measured(worst, " and ".join(held))

@@ -10,17 +10,16 @@ from typing import Any
 import torch
 
 from bench.config import RunConfig
-from bench.doctor import first_line
-from bench.errors import UserError
+from bench.errors import UserError, first_line
 from bench.execute import Engine
 from bench.execute.blocks import rectangles
 from bench.lanes.runs import Grid, make_lanes
 from bench.memory import free_memory, ran_out, watch_peak
 from bench.progress import doing
 from bench.runner import build
-from tasks.base import Task
-from tasks.loop import Plan
-from tasks.order import micro_batches_per_rank
+from tasks.core.order import micro_batches_per_rank
+from tasks.core.task import Task
+from tasks.core.training_step import Plan
 
 _WIDTHS = tuple(4**k for k in range(9))
 COMPILE_SECONDS = 10

@@ -7,8 +7,7 @@ from math import inf
 
 from bench.callbacks import StopRequest
 from bench.config import RunConfig
-from bench.doctor import first_line
-from bench.errors import RunBroke, RunBusy, RunFailed
+from bench.errors import RunBroke, RunBusy, RunFailed, first_line
 from bench.execute.blocks import rectangles
 from bench.execute.cuts import Cut
 from bench.lanes.runs import train_block

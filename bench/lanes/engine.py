@@ -21,10 +21,10 @@ from torch.utils._pytree import tree_map
 from bench.lanes.optimizers import OneByOne, Together, Weights, beside
 from bench.lanes.scores import Scores, without_warning
 from optimizers import OptimizerSpec
-from tasks.base import Task
-from tasks.dropout import use_batch_dropout
-from tasks.loop import Outcome, Plan
-from tasks.order import BatchOrder, micro_batches_per_rank
+from tasks.core.dropout import use_batch_dropout
+from tasks.core.order import BatchOrder, micro_batches_per_rank
+from tasks.core.task import Task
+from tasks.core.training_step import Outcome, Plan
 
 
 class Lanes:

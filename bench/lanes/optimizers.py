@@ -17,9 +17,9 @@ from torch.utils._pytree import tree_map
 
 from optimizers import OptimizerSpec
 from optimizers.closures import once_known
-from optimizers.global_norm import scalar_dtype
-from tasks.loop import Plan
-from tasks.schedule import Schedule
+from optimizers.norms import scalar_dtype
+from tasks.core.schedule import Schedule
+from tasks.core.training_step import Plan
 
 if TYPE_CHECKING:
     from bench.lanes.engine import Lanes

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from bench.callbacks import StopRequest, Watcher
 from bench.checkpoints import STEPS, usable
 from bench.config import RunConfig
-from bench.doctor import first_line
-from bench.errors import RunBroke, RunBusy, UserError
+from bench.errors import RunBroke, RunBusy, UserError, first_line
 from bench.lanes.engine import Lanes, LanesModule
 from bench.lanes.optimizers import Weights
 from bench.memory import ran_out

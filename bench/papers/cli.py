@@ -22,8 +22,7 @@ def main(words: list[str]) -> int:
         from bench.execute.elsewhere import hand_out, wanted_elsewhere
         from bench.papers.experiments import experiments, title
         from bench.papers.reproduce import ask, reproduce
-        from bench.papers.reproduction import Version
-        from bench.report import claim_lines
+        from bench.papers.reproduction import Version, claim_lines
 
     if args.list:
         titles = {name: title(name) for name in experiments()}

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import inf
+from pathlib import Path
 from typing import Any
 
 from bench.papers.experiments import Claim, Experiment, Settings
@@ -184,3 +185,15 @@ def _verdict(findings: Mapping[str, Finding], name: str) -> str:
 def words(settings: Mapping[str, Any]) -> str:
     """Settings as the command line takes them."""
     return " ".join(f"--{name} {value}" for name, value in settings.items())
+
+
+def claim_lines(result: Reproduction, folder: Path) -> list[str]:
+    """What became of an experiment's claims, and where the output is."""
+    lines = [f"{result.name}: {result.experiment.title}"]
+    for claim, finding in result.claims:
+        lines += [f"  {finding.verdict:<10} {claim.name}: {claim.paper}", f"{'':13}{finding.text}"]
+    if result.version.quick:
+        lines.append("note: this is the quick version; its verdicts are no evidence")
+    lines += [f"note: not the whole task: {part}" for part in result.parts]
+    lines += [f"note: seed {seed} was left out: {reason}" for seed, reason in result.without.items()]
+    return [*lines, f"written to {folder}: report.md, figure.png, figure.pdf, claims.json and the data as Parquet"]

@@ -15,12 +15,12 @@ from typing import Any, get_args
 
 from bench.config import settings_of
 from bench.errors import UserError, unknown
-from bench.report import result_json
+from bench.run_summary import result_json
+from bench.selection import above_infimum, best_index, equal_below, final_value, seed_median
 from bench.store.block import RUNS, Block
 from bench.store.record import FINISHED, RunResult, Status
 from bench.store.stores import Stores
 from bench.text import cell, comparable, duration, number, word_of
-from bench.tuning.selection import above_infimum, best_index, equal_below, final_value, seed_median
 from optimizers.plugins import bare, slug
 
 HEAD = ("run", "status", "begun", "time", "steps", "seed", "result", "settings")

@@ -14,6 +14,8 @@ from typing_extensions import TypedDict
 from bench.config import TrainerOptions, id_of
 from optimizers.plugins import bare
 
+Mode = Literal["min", "max"]
+"""Whether a metric is better when smaller or greater."""
 Status = Literal["running", "completed", "diverged", "timeout", "failed", "killed"]
 FINISHED = ("completed", "diverged", "timeout")
 RESUMABLE = ("killed", "failed")

@@ -11,8 +11,7 @@ from typing_extensions import TypedDict
 
 from bench.store.block import CHECKS, STUDIES
 from bench.store.load import Damaged, read
-from bench.store.record import Count, Json, Name, RunId, Seconds
-from bench.tuning.selection import Mode
+from bench.store.record import Count, Json, Mode, Name, RunId, Seconds
 from optimizers.plugins import bare, slug
 
 _STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)

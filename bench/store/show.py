@@ -8,14 +8,14 @@ from typing import Any
 from bench.config import settings_of
 from bench.errors import UserError
 from bench.plugins import naming
-from bench.report import fit_words, remarks_on
+from bench.run_summary import fit_words, remarks_on
+from bench.selection import CONVERGED
 from bench.store.listing import begun_at, local, planned_by
 from bench.store.record import RESUMABLE, RunResult
 from bench.store.store import Store
 from bench.store.stores import Stores
 from bench.terminal import columns, is_unicode, plot, wrapped
 from bench.text import aligned, cell, duration, word_of
-from bench.tuning.selection import CONVERGED
 
 WIDE, HIGH = 72, 12
 """The most columns and lines of a plot. Ours."""

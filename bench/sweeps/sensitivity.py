@@ -21,10 +21,7 @@ from bench import drawing
 from bench.config import settings_of
 from bench.errors import UserError
 from bench.papers.reproduction import markdown_table, words
-from bench.store.record import FINISHED, RunResult
-from bench.sweeps.sensitivity_plot import make
-from bench.text import plain
-from bench.tuning.selection import (
+from bench.selection import (
     CONVERGED,
     USABLE_FACTOR,
     USABLE_SHARE,
@@ -38,6 +35,9 @@ from bench.tuning.selection import (
     seed_median,
     selected,
 )
+from bench.store.record import FINISHED, RunResult
+from bench.sweeps.sensitivity_plot import make
+from bench.text import plain
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,11 @@ import sqlalchemy as sa
 import sqlalchemy.exc
 from optuna.storages import RDBStorage
 
-from bench.doctor import first_line
-from bench.errors import MAKE_ROOM, RunFailed, UserError, unknown
+from bench.errors import MAKE_ROOM, RunFailed, UserError, first_line, unknown
+from bench.selection import CONVERGED
 from bench.store.load import Damaged, parse
 from bench.store.record import is_file_name
 from bench.tuning.rows import Rows
-from bench.tuning.selection import CONVERGED
 from bench.tuning.study import DIRECTIONS, FRESH, Stuck, Study, disk_full
 from bench.tuning.trials import Request, StudySpec, check_name
 

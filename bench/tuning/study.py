@@ -26,12 +26,12 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from bench.errors import RunFailed, UserError
 from bench.machine import lives
 from bench.plugins import allowed
+from bench.selection import CONVERGED, End, above_infimum, equal_below, final_value, seed_median, selected
 from bench.store.load import Damaged
 from bench.store.record import RunResult
 from bench.text import plain
 from bench.tuning.design import Wanted
 from bench.tuning.rows import TrialRow
-from bench.tuning.selection import CONVERGED, End, above_infimum, equal_below, final_value, seed_median, selected
 from bench.tuning.space import Axis, Point, Range, Space, point_key
 from bench.tuning.trials import Request, State, StudySpec, Trial, read_trial, versions_of
 from optimizers import OPTIMIZERS

@@ -18,10 +18,10 @@ from bench.strict_yaml import read_yaml
 from bench.sweeps import sensitivity
 from bench.text import aligned, duration
 from bench.tuning import tuned
-from bench.tuning.outcome import Outcome, outcome
 from bench.tuning.progress import TuningProgress, spoken
 from bench.tuning.studies import Studies
 from bench.tuning.study import Study
+from bench.tuning.study_result import StudyResult, study_result
 from bench.tuning.trials import Request, StudySpec
 from bench.tuning.tune import default_trials, make_request, make_spec, refuse_twice, reporting_seeds, tuning_seeds
 from bench.tuning.workers import Workers
@@ -192,7 +192,7 @@ def plan(
         request = make_request(spec.design, suite.tune.trials)
         study = studies.open(spec.name) if studies is not None and spec.name in studies.names() else None
         if study is not None and study.request.trials:
-            found = outcome(study)
+            found = study_result(study)
             trials = max(request.trials, len(found.scored) + found.missing), len(found.scored)
             fresh = len(spec.report_seeds), len(found.fresh)
             times = [run.wall_s for run in (*found.runs, *found.fresh)]
@@ -283,7 +283,7 @@ def carry_out(
             for (study, request), total in zip(own, totals, strict=True):
                 if not _work(study, request.model_copy(update={"total": total}), workers, say):
                     return None
-            found = [outcome(study) for study, _ in own]
+            found = [study_result(study) for study, _ in own]
             most = max(len(each.scored) + len(each.refined) for each in found)
             totals = [most - len(each.refined) for each in found]
             if all(total <= len(each.scored) for total, each in zip(totals, found, strict=True)):
@@ -304,7 +304,7 @@ def _work(study: Study, request: Request, workers: Workers, say: Callable[[str],
     return workers.work(study, TuningProgress(f"study {study.name}", study.spec.metric))
 
 
-def result_lines(found: Sequence[Outcome]) -> list[str]:
+def result_lines(found: Sequence[StudyResult]) -> list[str]:
     """What became of the studies, task by task."""
     lines: list[str] = []
     for task in dict.fromkeys(each.study.spec.task for each in found):
@@ -338,7 +338,7 @@ def result_lines(found: Sequence[Outcome]) -> list[str]:
     return lines
 
 
-def write(out: Path, found: Sequence[Outcome], command: str) -> list[Path]:
+def write(out: Path, found: Sequence[StudyResult], command: str) -> list[Path]:
     """Write each study's settings and, for each task, one figure with all optimizers: `TASK/sensitivity.*`.
 
     Raises:

@@ -3,15 +3,15 @@
 from collections.abc import Sequence
 from typing import Any
 
-from bench.report import CAP_SHARE_TO_REPORT
+from bench.run_summary import CAP_SHARE_TO_REPORT
 from bench.sweeps import sensitivity
 from bench.text import duration, plain
-from bench.tuning.outcome import Outcome
 from bench.tuning.progress import counted, spoken
 from bench.tuning.space import Range, point_key
+from bench.tuning.study_result import StudyResult
 
 
-def lines(found: Outcome, shown: sensitivity.Sensitivity | None) -> list[str]:
+def lines(found: StudyResult, shown: sensitivity.Sensitivity | None) -> list[str]:
     """The table for a terminal."""
     spec, best = found.study.spec, found.best
     kinds = {kind: sum(trial.kind == kind for trial in found.scored) for kind in ("extension", "top-up")}
@@ -50,7 +50,7 @@ def lines(found: Outcome, shown: sensitivity.Sensitivity | None) -> list[str]:
     return text
 
 
-def _notes(found: Outcome) -> list[str]:
+def _notes(found: StudyResult) -> list[str]:
     notes = []
     if found.best is not None and any((run.cap_share or 0) > CAP_SHARE_TO_REPORT for run in found.best.runs):
         notes.append(
@@ -73,7 +73,7 @@ def _notes(found: Outcome) -> list[str]:
     return notes
 
 
-def _fresh(found: Outcome) -> str:
+def _fresh(found: StudyResult) -> str:
     spec = found.study.spec
     if not found.fresh:
         return "none yet"
@@ -96,7 +96,7 @@ def seeds_in_words(seeds: Sequence[int]) -> str:
     return f"{seeds[0]} to {seeds[-1]}" if row else ", ".join(map(str, seeds))
 
 
-def as_json(found: Outcome) -> dict[str, Any]:
+def as_json(found: StudyResult) -> dict[str, Any]:
     """What was found, as strict JSON can hold it."""
     spec, interval = found.study.spec, found.fresh_interval
     return plain(

@@ -15,11 +15,11 @@ from typing_extensions import TypedDict
 from bench.config import RunConfig, TrainerOptions, on_device, resolve
 from bench.errors import UserError
 from bench.execute import Engine
+from bench.selection import Mode
 from bench.store.load import Damaged, parse
 from bench.store.record import FINISHED, Count, Json, Name, RunResult, contradiction, is_file_name
 from bench.tuning.design import Design, Kind
 from bench.tuning.rows import TrialRow
-from bench.tuning.selection import Mode
 from bench.tuning.space import Axis, Point, Range, Space, is_number, point_key, space_from_json
 from optimizers.plugins import bare, slug
 

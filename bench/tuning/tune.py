@@ -13,11 +13,11 @@ from bench.execute.slurm import absolute_places, array_size, options_of, script
 from bench.grammar.values import counts_seeds, read_seeds, refuse_too_many
 from bench.plugins import naming
 from bench.process import bench_command
+from bench.selection import CONVERGED
 from bench.settings import chosen_of
 from bench.text import plain
 from bench.tuning.design import Design
 from bench.tuning.progress import TuningProgress, counted
-from bench.tuning.selection import CONVERGED
 from bench.tuning.space import Range, read_space, space_as_json
 from bench.tuning.study import Study
 from bench.tuning.trials import Request, StudySpec, versions_of

@@ -4,21 +4,21 @@ from datetime import date
 from pathlib import Path
 
 from bench.errors import RunFailed, UserError
+from bench.selection import End
 from bench.store.files import disk_errors, replacing, write_json
 from bench.store.reports import StudyRecord, study_path
 from bench.sweeps import sensitivity
 from bench.text import plain
 from bench.tuned import read_tuned
-from bench.tuning.outcome import Outcome, analyse
 from bench.tuning.progress import spoken
-from bench.tuning.selection import End
 from bench.tuning.space import point_key
+from bench.tuning.study_result import StudyResult, analyse
 from bench.tuning.summary import seeds_in_words
 from bench.tuning.trials import StudySpec, Trial
 from optimizers.plugins import slug
 
 
-def tuned_yaml(found: Outcome) -> str:
+def tuned_yaml(found: StudyResult) -> str:
     """The winner as `configs/tuned/<task>/<optimizer>.yaml` holds it, with where it comes from.
 
     Raises:
@@ -81,7 +81,7 @@ def tuned_yaml(found: Outcome) -> str:
     return yaml.safe_dump(plain(content), sort_keys=False, width=120)
 
 
-def _in_order(found: Outcome) -> list[Trial]:
+def _in_order(found: StudyResult) -> list[Trial]:
     main, trials = found.study.spec.design.main, [*found.scored, *found.refined]
     return sorted(trials, key=lambda trial: trial.point[main]) if main else trials
 
@@ -100,7 +100,7 @@ def tuned_path(folder: Path, spec: StudySpec) -> Path:
     return folder / slug(spec.task) / f"{slug(spec.opt)}.yaml"
 
 
-def replaced(folder: Path, found: Outcome) -> str | None:
+def replaced(folder: Path, found: StudyResult) -> str | None:
     """What is lost when the settings are written there, or None: those of another study, or of none."""
     path = tuned_path(folder, found.study.spec)
     if not path.is_file():
@@ -114,7 +114,7 @@ def replaced(folder: Path, found: Outcome) -> str | None:
     return f"{path} was of {f'study {before}' if before else 'no study'}; it is now of study {found.study.name}"
 
 
-def write(folder: Path, found: Outcome, command: str) -> list[Path]:
+def write(folder: Path, found: StudyResult, command: str) -> list[Path]:
     """Write `TASK/OPT.yaml`, and `TASK/OPT/sensitivity.{md,csv,png,pdf}`.
 
     Args:
@@ -139,7 +139,7 @@ def write(folder: Path, found: Outcome, command: str) -> list[Path]:
     return [path, *sensitivity.write(path.with_suffix(""), analyse(found), command)]
 
 
-def remember(found: Outcome, store: Path) -> None:
+def remember(found: StudyResult, store: Path) -> None:
     """Leave the study's record in a store, so that boards need no database.
 
     Raises:

@@ -18,8 +18,7 @@ from typing import Any
 from bench.callbacks import StopRequest
 from bench.checks import check
 from bench.config import RunConfig, on_device, settings_of
-from bench.doctor import first_line
-from bench.errors import MAKE_ROOM, RunBusy, RunFailed, UserError
+from bench.errors import MAKE_ROOM, RunBusy, RunFailed, UserError, first_line
 from bench.execute import Effort, Engine
 from bench.execute.choice import Choices
 from bench.execute.execute import execute, results

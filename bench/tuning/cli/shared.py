@@ -11,9 +11,9 @@ from bench.output import note, remark
 from bench.text import clean
 
 if TYPE_CHECKING:
-    from bench.tuning.outcome import Outcome
     from bench.tuning.studies import Studies
     from bench.tuning.study import Study
+    from bench.tuning.study_result import StudyResult
 
 
 def show(
@@ -27,9 +27,9 @@ def show(
 ) -> int:
     """Print what a study has found, and write it if there are places for it."""
     from bench.tuning import summary, tuned
-    from bench.tuning.outcome import analyse, missing_runs, outcome
+    from bench.tuning.study_result import analyse, missing_runs, study_result
 
-    found = outcome(study, budget)
+    found = study_result(study, budget)
     if store is not None:
         tuned.remember(found, store)
         note(missing_runs(found, store))
@@ -100,9 +100,9 @@ def without_storage(words: list[str]) -> list[str]:
     return kept
 
 
-def _use(found: "Outcome", out: Path | None) -> str:
+def _use(found: "StudyResult", out: Path | None) -> str:
     """The command that trains as the winner was trained."""
-    from bench.tuning.outcome import conditions
+    from bench.tuning.study_result import conditions
     from bench.tuning.tuned import tuned_path
 
     spec, folder = found.study.spec, Path(out or ".")

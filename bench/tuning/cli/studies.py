@@ -19,9 +19,9 @@ def main(words: list[str]) -> int:
     args = parse("studies", words)
     if args.budget is not None and args.name is None:
         raise UserError(f"--budget {args.budget}: name a study: bench studies NAME --budget {args.budget}")
-    from bench.tuning.outcome import outcome
     from bench.tuning.progress import counted, spoken
     from bench.tuning.studies import NoDatabase
+    from bench.tuning.study_result import study_result
 
     try:
         studies = open_studies(args, read_only=True)
@@ -37,7 +37,7 @@ def main(words: list[str]) -> int:
     for name in studies.names():
         try:
             study = studies.open(name)
-            found = outcome(study)
+            found = study_result(study)
             damaged |= warn_of(study)
         except RunFailed:  # the database has gone away
             raise

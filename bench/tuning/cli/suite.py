@@ -34,8 +34,8 @@ def main(words: list[str]) -> int:
         from bench.execute.slots import slots
         from bench.plugins import naming
         from bench.tuning import suite, tuned
-        from bench.tuning.outcome import missing_runs, outcome
         from bench.tuning.studies import NoDatabase
+        from bench.tuning.study_result import missing_runs, study_result
         from bench.tuning.summary import as_json
         from bench.tuning.workers import Workers
 
@@ -77,7 +77,7 @@ def main(words: list[str]) -> int:
     if done is None:
         say("bench: stopped; nothing is lost, and the same command goes on")
         return 130
-    found = [outcome(study) for study in done]
+    found = [study_result(study) for study in done]
     for each in found:
         tuned.remember(each, args.store)
     if args.train_only:

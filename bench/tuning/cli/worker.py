@@ -47,7 +47,7 @@ def main(words: list[str]) -> int:
             study = studies.open(args.study) if args.study is not None else None
         with doing("importing torch"):
             from bench.tuning import tuned
-            from bench.tuning.outcome import outcome
+            from bench.tuning.study_result import study_result
             from bench.tuning.worker import Worker
         places = {"data": args.data, "store": args.store}
         tell = _as_lines(study) if study is not None else told or events()
@@ -58,7 +58,7 @@ def main(words: list[str]) -> int:
             each.admit({"task": args.task, "opt": args.opt}, as_typed("worker", words))
             if not worker.work(each):
                 return 130
-            tuned.remember(outcome(each), args.store)
+            tuned.remember(study_result(each), args.store)
             tell({"done": each.name})
             damaged |= study is not None and warn_of(each)
     return int(damaged)

@@ -1,0 +1,200 @@
+"""The process that imports an optimizer and runs the checks on it.
+
+What to do comes as a pickle on standard input. Verdicts leave as lines of JSON through a file descriptor of their own,
+so that what the optimizer prints does not get among them.
+"""
+
+import json
+import os
+import pickle
+import sys
+import time
+import warnings
+from dataclasses import asdict, dataclass, field
+from importlib import import_module
+from importlib.metadata import version
+from platform import python_version
+from typing import Any
+
+from bench import process
+from bench.check.catalogue import CHECKS
+from bench.check.report import Verdict
+from bench.errors import UserError, described, unknown
+from optimizers import OPTIMIZERS, OptimizerSpec
+from optimizers.plugins import PluginError, load, load_module, provenance
+
+_SUITE = "attention-optimizer-bench"
+
+
+@dataclass(frozen=True)
+class Examination:
+    """Checks of one optimizer.
+
+    Attributes:
+        name: in the registry, `module:Class` or `file.py:Class`.
+        spec: instead of what the registry has under that name.
+        options: hyperparameters.
+        reference: `module:function`, or None.
+        checks: names.
+        asked: what is asked for is only which optimizers `name` stands for; it may be a module or a file as well.
+    """
+
+    name: str
+    spec: OptimizerSpec | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    reference: str | None = None
+    checks: tuple[str, ...] = ()
+    asked: bool = False
+
+
+class Examiner:
+    """Runs examinations and tells of them.
+
+    Args:
+        fd: where to write.
+        limit: seconds that one check may take.
+    """
+
+    def __init__(self, fd: int, limit: float) -> None:
+        self.fd, self.limit, self.pid = fd, limit, os.getpid()
+        os.set_inheritable(fd, False)
+
+    def tell(self, event: str, **more: Any) -> None:
+        """Write an event; a process that an optimizer has forked ends here instead."""
+        if os.getpid() != self.pid:
+            os._exit(0)
+        os.write(self.fd, json.dumps({"event": event, **more}).encode() + b"\n")
+
+    def run(self, examinations: dict[int, Examination]) -> None:
+        """Run examinations, by number."""
+        for number, examination in examinations.items():
+            self.tell("examination", examination=number)
+            if examination.asked:
+                self._look_into(examination.name)
+            elif examination.checks:
+                self._run(examination)
+        self.tell("end")
+
+    def _look_into(self, name: str) -> None:
+        try:
+            names = [name] if name in OPTIMIZERS else _members(name)
+            if ":" in name:
+                load(name)
+            self.tell("members", packages={name: _package(name) for name in names})
+        except PluginError as error:
+            self.tell("refused", why=str(error))
+
+    def _run(self, examination: Examination) -> None:
+        from bench.check.subject import Subject
+
+        try:
+            self._warm_up()
+            self.tell("check", check=examination.checks[0])  # which loading counts as
+            spec = examination.spec or _found(examination.name)
+            reference = load(examination.reference) if examination.reference else None
+            subject = Subject(spec, examination.options, reference, limit=self.limit)
+        except (UserError, PluginError) as error:
+            self.tell("refused", why=str(error))
+            return
+        except BaseException as error:
+            self._verdict(Verdict(examination.checks[0], "error", note=described(error)))
+            return
+        self.tell("about", about=_about(subject))
+        for name in examination.checks:
+            self.tell("check", check=name)
+            verdict = judged(name, subject)
+            self._verdict(verdict)
+            if name == "builds" and not verdict.ok:
+                return
+
+    def _warm_up(self) -> None:
+        """The first optimizer of a process imports torch's compiler, which takes as long as torch itself."""
+        import torch
+
+        self.tell("ready")
+        torch.set_num_threads(1)
+        torch.compiler.set_stance("force_eager")  # to compile a step takes longer than all checks
+        torch.optim.SGD([torch.ones(1)]).step()
+        process.ready()
+
+    def _verdict(self, verdict: Verdict) -> None:
+        self.tell("verdict", verdict=asdict(verdict))
+
+
+def judged(name: str, subject: Any) -> Verdict:
+    """Run one check."""
+    from bench.check.steps import NotApplicable, seed
+    from bench.check.subject import Failed, Raised
+
+    check = CHECKS[name]
+    module, _, function = check.target.partition(":")
+    measure = getattr(import_module(module), function)
+    seed(0)
+    begun = time.perf_counter()
+    measured = None
+    try:
+        finding = measure(subject)
+        measured, note = finding.measured, finding.note
+        good = check.tolerance is None or measured is None or measured <= check.tolerance
+        word = "pass" if good else "fail"
+    except Failed as error:
+        word, note = "fail", str(error)
+    except NotApplicable as error:
+        word, note = "not applicable", str(error)
+    except Raised as error:
+        word, note = "error", str(error)
+    except BaseException as error:
+        word, note = "error", described(error)
+    return Verdict(name, word, measured, note, round(time.perf_counter() - begun, 3))
+
+
+def _found(name: str) -> OptimizerSpec:
+    try:
+        return OPTIMIZERS[name]
+    except KeyError:
+        raise unknown("optimizer", name, OPTIMIZERS) from None
+
+
+def _package(name: str) -> str:
+    """Distribution and version, or a digest of the file."""
+    if name in OPTIMIZERS.own:
+        return f"{_SUITE} {version(_SUITE)}"
+    return OPTIMIZERS.describe(name) or provenance(name)
+
+
+def _members(name: str) -> list[str]:
+    """Public optimizer classes of a module, each under its first name; torch's own only where they are asked for."""
+    from torch.optim import Optimizer
+
+    found: dict[Any, str] = {}
+    for own, value in sorted(vars(load_module(name)).items(), key=lambda item: item[0].lower()):
+        if own.startswith("_") or not isinstance(value, type) or not issubclass(value, Optimizer) or value is Optimizer:
+            continue
+        if value.__module__.startswith("torch.") <= name.startswith("torch."):
+            found.setdefault(value, f"{name}:{own}")
+    return list(found.values())
+
+
+def _about(subject: Any) -> dict[str, Any]:
+    spec = subject.spec
+    versions = {"python": python_version(), "torch": version("torch"), "bench": version(_SUITE)}
+    arguments = {
+        name: value if isinstance(value, int | float | bool | None) else str(value)
+        for name, value in subject.arguments.items()
+    }
+    return {
+        "target": spec.target, "version": spec.version, "package": spec.package, "versions": versions,
+        "arguments": arguments,
+    }  # fmt: skip
+
+
+def main() -> None:
+    """Do what standard input says; the first argument is the file descriptor."""
+    process.begin()
+    limit, examinations = pickle.load(sys.stdin.buffer)
+    examiner = Examiner(int(sys.argv[1]), limit)
+    warnings.simplefilter("ignore")
+    import torch  # noqa: F401 - before the first limit
+
+    examiner.run(examinations)
+    os._exit(0)  # whatever threads an optimizer has left

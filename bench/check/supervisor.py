@@ -1,0 +1,205 @@
+"""Runs the checks in processes of their own, so that an optimizer may raise, hang, print, fork or end its process."""
+
+import os
+import sys
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from bench.check.catalogue import CHECKS
+from bench.check.child import INSIDE, Child, Ended
+from bench.check.examiner import Examination
+from bench.check.report import Report, Verdict
+from bench.errors import UserError, unknown
+from optimizers import OPTIMIZERS, OptimizerSpec
+
+LIMIT = 30.0
+"""Seconds that one check may take."""
+
+_LOST = 3  # processes that an optimizer may end before the rest of its checks are given up
+
+Show = Callable[[Examination, Verdict], None]
+
+
+def conformance(
+    target: "str | type | OptimizerSpec",
+    *,
+    only: Sequence[str] | None = None,
+    reference: "str | Callable[..., Any] | None" = None,
+    options: Mapping[str, Any] | None = None,
+    limit: float = LIMIT,
+    show: Show | None = None,
+) -> Report:
+    """Check an optimizer.
+
+    Args:
+        target: a name in the registry, `module:Class`, `file.py:Class`, a class, or an `OptimizerSpec`.
+        only: names of checks; all if None.
+        reference: its steps as a float64 function, or `module:function`:
+            `f(weights, gradient, loss, step, memory, **hyperparameters) -> weights`, with vectors of all elements
+            (`bench.check.behaviour.reference`).
+        options: hyperparameters, as values or as words of the command line.
+        limit: seconds that one check may take.
+        show: called with each verdict as it comes.
+
+    Returns:
+        The verdicts. `report.ok` says whether all is well, `report.text()` is the table with advice.
+
+    Raises:
+        UserError: there is no such optimizer or check, or an option is wrong.
+    """
+    return run([examination_of(target, only=only, reference=reference, options=options)], limit=limit, show=show)[0]
+
+
+def examination_of(
+    target: "str | type | OptimizerSpec",
+    *,
+    only: Sequence[str] | None = None,
+    reference: "str | Callable[..., Any] | None" = None,
+    options: Mapping[str, Any] | None = None,
+) -> Examination:
+    """An examination for `run`; arguments and errors are those of `conformance`."""
+    only = only.split(",") if isinstance(only, str) else only
+    if only is not None and not only:
+        raise UserError(f"no check is named; there are {', '.join(CHECKS)}")
+    for name in only or ():
+        if name not in CHECKS:
+            raise unknown("check", name, CHECKS)
+    spec = replace(target) if isinstance(target, OptimizerSpec) else None  # without the class that it may have imported
+    name = spec.name if spec is not None else _named(target)
+    if spec is None and name not in OPTIMIZERS:
+        raise unknown("optimizer", name, OPTIMIZERS)
+    formula = reference if reference is None else _named(reference)
+    checks = tuple(check for check in CHECKS if only is None or check in only)
+    return Examination(name, spec, dict(options or {}), formula, checks)
+
+
+def _named(value: Any) -> str:
+    """How another process finds a class or function."""
+    if isinstance(value, str):
+        return value
+    module, name = value.__module__, value.__qualname__
+    if "<" in name:
+        raise UserError(
+            f"{name} is made inside a function, where another process cannot find it: move it to the top of its module"
+        )
+    file = getattr(sys.modules.get("__main__"), "__file__", None)
+    return f"{file}:{name}" if module == "__main__" and file else f"{module}:{name}"
+
+
+def run(examinations: Sequence[Examination], *, limit: float = LIMIT, show: Show | None = None) -> list[Report]:
+    """Check several optimizers, in one process as long as it lives.
+
+    Args:
+        examinations: what to check.
+        limit: seconds that one check may take.
+        show: called with each verdict as it comes.
+
+    Raises:
+        UserError: an optimizer cannot be loaded, or an option is wrong.
+    """
+    return list(reports(examinations, limit=limit, show=show))
+
+
+def reports(
+    examinations: Sequence[Examination], *, limit: float = LIMIT, show: Show | None = None, refuse: bool = True
+) -> Generator[Report, None, None]:
+    """As `run`, each report as soon as it is there, in the order of the examinations.
+
+    Args:
+        examinations: what to check.
+        limit: seconds that one check may take.
+        show: called with each verdict as it comes.
+        refuse: whether an optimizer that cannot be loaded or made ends all of it; else it is a verdict like others.
+
+    Raises:
+        UserError: see `refuse`.
+    """
+    if os.environ.get(INSIDE):
+        raise UserError(
+            "conformance() runs while it imports the optimizer: put the call under `if __name__ == '__main__':`"
+        )
+    states = {number: _State(examination, show) for number, examination in enumerate(examinations)}
+    told = 0
+    while open_ := {number: state for number, state in states.items() if state.left}:
+        for _ in _one_process(open_, limit, refuse):
+            while told < len(states) and not states[told].left:
+                yield states[told].report()
+                told += 1
+    for number in range(told, len(states)):
+        yield states[number].report()
+
+
+class _State:
+    """What is known of an examination."""
+
+    def __init__(self, examination: Examination, show: Show | None) -> None:
+        self.examination, self.show = examination, show
+        self.about: dict[str, Any] = {}
+        self.verdicts: dict[str, Verdict] = {}
+        self.lost = 0
+
+    @property
+    def left(self) -> tuple[str, ...]:
+        """Names of the checks that are still to run."""
+        return tuple(check for check in self.examination.checks if check not in self.verdicts)
+
+    def judge(self, verdict: Verdict) -> None:
+        """Take over a verdict."""
+        self.verdicts[verdict.check] = verdict
+        if self.show is not None:
+            self.show(self.examination, verdict)
+
+    def close(self, why: str) -> None:
+        """There will be no more verdicts."""
+        for check in self.left:
+            self.judge(Verdict(check, "not applicable", note=why))
+
+    def lose(self, check: str | None, why: str, seconds: float) -> None:
+        """A process has ended while it ran a check."""
+        self.lost += 1
+        check = check if check in self.left else next(iter(self.left), None)
+        if check is not None:
+            self.judge(Verdict(check, "error", note=why, seconds=round(seconds, 3)))
+        if check == "builds":
+            self.close("it does not build")
+        elif self.lost == _LOST:
+            self.close(f"not run: {_LOST} checks before ended the process or came to no end")
+
+    def report(self) -> Report:
+        """All of it."""
+        verdicts = tuple(self.verdicts[check] for check in self.examination.checks)
+        return Report(self.examination.name, self.examination.options, self.about, verdicts)
+
+
+def _one_process(states: Mapping[int, _State], limit: float, refuse: bool) -> Iterator[None]:
+    """Run what is left until all is done or the process has to end; stops after each event."""
+    examinations = {number: replace(state.examination, checks=state.left) for number, state in states.items()}
+    current: _State | None = None
+    check: str | None = None
+    begun = time.monotonic()
+    with Child(examinations, limit) as child:
+        try:
+            for event in child.events():
+                if event["event"] == "examination":
+                    if current is not None:
+                        current.close("it does not build")
+                    current, check = states[event["examination"]], None
+                elif event["event"] == "end" and current is not None:
+                    current.close("it does not build")
+                elif current is not None:
+                    if event["event"] == "check":
+                        check, begun = event["check"], time.monotonic()
+                    elif event["event"] == "about":
+                        current.about = event["about"]
+                    elif event["event"] == "verdict":
+                        current.judge(Verdict(**event["verdict"]))
+                    elif event["event"] == "refused":
+                        if refuse:
+                            raise UserError(event["why"])
+                        current.judge(Verdict(current.left[0], "error", note=event["why"]))
+                yield
+        except Ended as ended:
+            blamed = current or next(iter(states.values()))
+            blamed.lose(check, str(ended), time.monotonic() - begun)

@@ -1,0 +1,16 @@
+"""What the doctor says of one thing."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """One line of the report. A FAIL is something that will not work; its text says how to mend it."""
+
+    level: Literal["ok", "note", "FAIL"]
+    subject: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.level:<4}  {self.subject:<13}  {self.text}"

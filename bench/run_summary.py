@@ -1,0 +1,87 @@
+"""A run's result as a person or a program reads it."""
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+from bench.plugins import naming
+from bench.store.record import RESUMABLE, RunResult
+from bench.store.store import Store
+from bench.text import clean
+
+CAP_SHARE_TO_REPORT = 0.9
+
+
+def result_json(result: RunResult, store: Path) -> dict[str, Any]:
+    """The result in ten fields, and the specimen where the task makes one; numbers are finite or null."""
+    fields = {
+        "run_id": result.run_id,
+        "task": result.config["task"],
+        "opt": result.config["opt"],
+        "status": result.status,
+        "metric": f"{result.split}/{result.metric}",
+        "final": result.final,
+        "best": result.best,
+        "steps": result.steps,
+        "wall_s": round(result.wall_s, 3),
+        "store": str(store),
+    }
+    return fields if result.specimen is None else fields | {"specimen": result.specimen}
+
+
+def result_lines(result: RunResult, store: Path) -> list[str]:
+    """The result in one line, and one more for each thing that a reader must know."""
+    parts = [f"{result.config['task']} {result.config['opt']}: {result.status}"]
+    if result.final is not None:
+        parts.append(f"{result.split} {result.metric} {result.final:.4g}")
+        others = {split: found for split, found in result.metrics.get("final", {}).items() if isinstance(found, dict)}
+        parts += [f"{split} {found[result.metric]:.4g}" for split, found in others.items() if result.metric in found]
+    if result.best is not None and result.best_step != result.steps:
+        parts.append(f"{result.best:.4g} at the best step {result.best_step}")
+    parts += [f"{result.steps} steps in {result.wall_s:.1f} s", f"stored in {Store(store).place(result.run_id)}"]
+    lines = [", ".join(parts)]
+    if result.specimen is not None:
+        lines += ["the trained model writes:", *(f"  | {clean(line)}" for line in result.specimen.split("\n"))]
+    if result.reason:
+        lines.append(f"note: {result.reason}")
+    if result.status in RESUMABLE and Store(store).checkpoint(result.run_id):
+        more = "".join(f" {shlex.quote(word)}" for word in naming(result.config))
+        lines.append(f"continue with: bench fit --resume {result.run_id} --store {store}{more}")
+    return [*lines, *(f"note: {each}" for each in remarks_on(result))]
+
+
+def remarks_on(result: RunResult) -> list[str]:
+    """What a reader of a result must know, a sentence each."""
+    lines: list[str] = []
+    if result.skipped:
+        why = "overflowed in half precision" if result.config.get("precision") == "16-mixed" else "was not finite"
+        lines.append(f"{result.skipped} steps were not taken because a gradient {why}")
+    if result.unscheduled:
+        lines.append("the schedule is left out, since this optimizer finds its own step size or does without one")
+    if result.part:
+        lines.append(f"not the whole task: {result.part}")
+    lines += [f"nothing is compared with {name}, which is {reason}" for name, reason in result.unsolved.items()]
+    if result.cap_share is not None and result.cap_share > CAP_SHARE_TO_REPORT:
+        lines.append(
+            f"the step cap bound on {result.cap_share:.0%} of the steps,"
+            " so the cap and not the method set the step size (with a fixed cap that is SGD);"
+            " raise --opt.max_step to let the method choose"
+        )
+    return lines
+
+
+def fit_words(run: RunResult) -> str:
+    """The command that a run comes from, without its seeds: the device, and all that differs from the defaults."""
+    names = f"bench fit --task {shlex.quote(run.config['task'])} --opt {shlex.quote(run.config['opt'])}"
+    said = {k: v for k, v in run.chosen.items() if v is not None or not k.startswith("trainer.")}
+    words = {"device": run.config["device"]} | said
+    return " ".join(
+        [names, *(f"{shlex.quote(f'--{name}')} {shlex.quote(_given(value))}" for name, value in words.items())]
+    )
+
+
+def _given(value: Any) -> str:
+    """A value as the command line takes it."""
+    if isinstance(value, list | tuple):
+        return ",".join(map(_given, value))
+    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

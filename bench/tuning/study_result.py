@@ -1,0 +1,169 @@
+"""What a study has found: the winner with its score on fresh seeds, and what it cost."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bench.errors import UserError
+from bench.selection import End, above_infimum, final_value
+from bench.stats import Interval, t_interval
+from bench.store.record import RunResult
+from bench.store.store import Store
+from bench.sweeps import sensitivity
+from bench.tuning.design import replay
+from bench.tuning.progress import counted
+from bench.tuning.space import point_key
+from bench.tuning.study import Study
+from bench.tuning.trials import Trial
+
+
+@dataclass(frozen=True)
+class StudyResult:
+    """What a study, or a smaller budget replayed from it, has found.
+
+    Attributes:
+        study: where from.
+        scored: the trials of the design that count, one for each point, in the order in which they were wanted.
+        refined: those that TPE added.
+        scores: of the points by `point_key`; None for those without one.
+        best: the winner, or None if no trial has a score.
+        fresh: the winner's runs on the fresh seeds that are there.
+        fresh_failed: why others of them came to nothing, by seed.
+        lr_at_boundary: whether the best value of the axis along which the design goes, most often lr, lies at the
+            boundary of those tried.
+        missing: points that the budget would have tried and the study has not.
+    """
+
+    study: Study
+    scored: list[Trial]
+    refined: list[Trial]
+    scores: Mapping[str, End]
+    best: Trial | None
+    fresh: list[RunResult]
+    fresh_failed: Mapping[int, str]
+    lr_at_boundary: bool
+    missing: int
+
+    @property
+    def runs(self) -> list[RunResult]:
+        """All runs of the trials, without the fresh seeds."""
+        return [run for trial in (*self.scored, *self.refined) for run in trial.runs]
+
+    @property
+    def score(self) -> End:
+        """The winner's score on the seeds of the trials, which flatters it."""
+        return None if self.best is None else self.scores[point_key(self.best.point)]
+
+    @property
+    def above_infimum(self) -> bool:
+        """Whether scores and fresh values are losses above their infimum."""
+        return above_infimum([*self.runs, *self.fresh])
+
+    @property
+    def metric_suffix(self) -> str:
+        """Follows the metric's name in a text; empty, or a space and words."""
+        return " above its infimum" * self.above_infimum
+
+    @property
+    def fresh_values(self) -> list[End]:
+        """The metric on the reporting split, by fresh seed; None for one that diverged."""
+        return [final_value(run, self.above_infimum) for run in self.fresh]
+
+    @property
+    def fresh_interval(self) -> Interval | None:
+        """Mean of the metric on the reporting split, 95 % t-interval; None if a seed diverged or none is there."""
+        values = [value for value in self.fresh_values if value is not None]
+        return t_interval(values) if values and len(values) == len(self.fresh) else None
+
+    @property
+    def cost(self) -> dict[str, float]:
+        """Seconds of training and gradients of a batch (optimizer steps), of the trials and of the fresh seeds.
+
+        Attempts that came to nothing are left out.
+        """
+        return {
+            "trial_seconds": round(sum(run.wall_s for run in self.runs), 1),
+            "trial_gradient_evaluations": sum(run.steps for run in self.runs),
+            "fresh_seconds": round(sum(run.wall_s for run in self.fresh), 1),
+            "fresh_gradient_evaluations": sum(run.steps for run in self.fresh),
+        }
+
+
+def study_result(study: Study, budget: int | None = None) -> StudyResult:
+    """What a study has found.
+
+    Args:
+        study: any, finished or not.
+        budget: what so many trials of the design would have found, from what is stored; without refinement.
+
+    Raises:
+        UserError: the budget is none, or greater than what is stored.
+    """
+    trials = study.trials()
+    own = [trial for trial in trials if not trial.fresh]
+    scores, least = study.scores(own)
+    request, spec = study.request, study.spec
+    if request.trials < 1:
+        raise UserError(
+            f"study {study.name} was made, and no trials were asked of it; `bench tune --resume {study.name}` begins it"
+        )
+    if budget is not None and not 1 <= budget <= request.trials:
+        raise UserError(
+            f"--budget {budget}: {study.name} has {request.trials} trials in its design; ask for 1 to {request.trials}"
+        )
+    total = request.total if budget is None else 0
+    found = replay(spec.design, scores, spec.mode, least, request.trials if budget is None else budget, total)
+    last = {
+        point_key(trial.point): trial for trial in own if trial.state != "failed" or point_key(trial.point) in scores
+    }
+    scored = [last[each.key] for each in found.scored]
+    refined = [] if budget is not None else [t for k, t in last.items() if t.kind == "refinement" and k in scores]
+    best = study.best([*scored, *refined])
+    winner = [trial for trial in trials if trial.fresh and best is not None and trial.point == best.point]
+    fresh = sorted((trial for trial in winner if trial.state == "completed"), key=lambda trial: trial.seeds)
+    failed = {trial.seeds[0]: trial.reason or "" for trial in winner if trial.state == "failed"}
+    for trial in winner:
+        if trial.state != "failed":
+            failed.pop(trial.seeds[0], None)
+    tried = [trial.point for trial in (*scored, *refined)]
+    edge = best is not None and spec.design.at_boundary(tried, best.point)
+    runs = [run for trial in fresh for run in trial.runs]
+    return StudyResult(study, scored, refined, scores, best, runs, failed, edge, len(found.missing))
+
+
+def missing_runs(found: StudyResult, store: Path) -> str | None:
+    """Which runs the study has and the store has not, or None."""
+    kept, runs = Store(store), [*found.runs, *found.fresh]
+    gone = sum(kept.get(run.run_id) is None for run in runs)
+    return (
+        f"{gone} of the study's {counted(len(runs), 'run')} are not in the store {store}: deleted,"
+        " or trained where the store is another. The result below is the study's own and whole;"
+        " for boards and curves train them again with the same command and another --name,"
+        " or merge the other store into this one (bench merge)"
+        if gone
+        else None
+    )
+
+
+def conditions(found: StudyResult) -> dict[str, str]:
+    """The settings of the study's runs, as words, that are not what a run has anyway: its budget, its device."""
+    spec = found.study.spec
+    own = {name: spec.settings[name] for name in spec.chosen if not name.startswith("opt.")}
+    return {
+        name: ",".join(map(str, value)) if isinstance(value, list) else str(value)
+        for name, value in own.items()
+        if value is not None
+    }
+
+
+def analyse(found: StudyResult) -> sensitivity.Sensitivity:
+    """How the result depends on what was searched.
+
+    Raises:
+        UserError: no run has ended.
+    """
+    pruned = {run.run_id for trial in found.scored if trial.state == "pruned" for run in trial.runs}
+    state: Any = "pruned"  # which says more than `killed`
+    runs = [replace(run, status=state) if run.run_id in pruned else run for run in found.runs]
+    return sensitivity.analyse(runs, list(found.study.spec.axes), found.study.spec.mode)

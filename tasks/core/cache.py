@@ -1,0 +1,153 @@
+"""What is worked out of data once and kept between runs, as arrays that are mapped into memory."""
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasks.core.files import DataError
+
+_T = TypeVar("_T")
+
+FORMAT = 2
+"""Raised when what is cached, or how, changes."""
+
+
+def cache_folder() -> Path:
+    """Where tokens are kept between runs: $BENCH_CACHE, else `~/.cache/attention-optimizer-bench`."""
+    named = os.environ.get("BENCH_CACHE")
+    return Path(named) if named else Path.home() / ".cache" / "attention-optimizer-bench"
+
+
+def cached_tokens(digest: str) -> list[dict[str, Any]]:
+    """What the cache has of a file.
+
+    For each tokenizer and length that is its record, with `vocabulary`, and its size as `bytes`.
+
+    Args:
+        digest: SHA-256 of the file.
+    """
+    found = []
+    for record in (cache_folder() / "tokens").glob(f"{digest[:16]}-*/record.json"):
+        with suppress(OSError, ValueError, KeyError):
+            known = json.loads(record.read_text("utf-8"))
+            size = sum(file.stat().st_size for file in record.parent.iterdir())
+            found.append({**known, "vocabulary": known["vocabulary"], "bytes": size})
+    return sorted(found, key=lambda each: (each["vocabulary"], each.get("max_length", 0)))
+
+
+def cached_arrays(
+    path: Path, digest: str, meaning: Any, names: Sequence[str],
+    make: Callable[[], tuple[Mapping[str, NDArray[Any]], Mapping[str, Any]]],
+) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:  # fmt: skip
+    """What is made of a file's text: from the cache, or made and put there. Several processes may ask for it at once.
+
+    Args:
+        path: the file.
+        digest: its SHA-256.
+        meaning: plain values on which the arrays depend beside the file.
+        names: of the arrays.
+        make: makes the arrays, and a record of plain values, among them `vocabulary`, the number of tokens.
+
+    Returns:
+        The arrays, memory-mapped, private to the process; and the record.
+
+    Raises:
+        DataError: the cache cannot be written.
+    """
+    folder = cache_folder() / "tokens" / f"{digest[:16]}-{digest_of(FORMAT, digest, meaning)[:16]}"
+    with _alone(folder):
+        found = _load(folder, names)
+        if found is None:
+            _save(folder, path, *make())
+            found = _load(folder, names)
+            assert found is not None
+        return found
+
+
+def cached(meaning: Any, read: Callable[[str], _T], make: Callable[[], str]) -> _T:
+    """What `read` makes of a text in the cache; where there is none that it can read, `make` makes one.
+
+    Args:
+        meaning: plain values on which the text depends.
+        read: may raise anything.
+        make: makes the text.
+
+    Raises:
+        DataError: the cache cannot be written.
+    """
+    file = cache_folder() / "tokenizers" / f"{digest_of(FORMAT, meaning)[:32]}.json"
+    with _alone(file):
+        with suppress(Exception):  # it is not there, or damaged
+            return read(file.read_text("utf-8"))
+        temporary = file.with_suffix(".tmp")
+        temporary.write_text(made := make(), "utf-8")
+        temporary.replace(file)
+    return read(made)
+
+
+def _load(folder: Path, names: Sequence[str]) -> tuple[dict[str, NDArray[Any]], dict[str, Any]] | None:
+    """What `_save` has written; None if it is not there or damaged."""
+    try:
+        record = json.loads((folder / "record.json").read_text("utf-8"))
+        arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="c") for name in names}
+        fine = all(record["sha256"].get(name) == _sha256(array) for name, array in arrays.items())
+    except (OSError, ValueError, KeyError, TypeError, EOFError):
+        return None
+    return (arrays, record) if fine else None
+
+
+def _save(folder: Path, path: Path, arrays: Mapping[str, NDArray[Any]], record: Mapping[str, Any]) -> None:
+    """Write the arrays, so that they are there whole or not at all."""
+    temporary = folder.with_name(f"{folder.name}.tmp")
+    for old in (temporary, folder):  # of a process that was killed; damaged
+        shutil.rmtree(old, ignore_errors=True)
+    temporary.mkdir()
+    for name, array in arrays.items():
+        try:
+            np.save(temporary / f"{name}.npy", array)
+        except OSError as error:  # numpy says how much of it was written, and no more
+            raise OSError(
+                error.errno or errno.ENOSPC, error.strerror or os.strerror(errno.ENOSPC), str(temporary)
+            ) from None
+    digests = {name: _sha256(array) for name, array in arrays.items()}
+    (temporary / "record.json").write_text(json.dumps({"path": str(path), **record, "sha256": digests}), "utf-8")
+    temporary.replace(folder)
+
+
+def _sha256(array: Any) -> str:
+    return hashlib.sha256(array).hexdigest()
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """One process at a time makes what lies at this path of the cache; the lock goes with the process.
+
+    Raises:
+        DataError: the cache cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.with_name(f"{path.name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise  # whoever called us says so
+        raise DataError(
+            f"cannot write the cache {path.parent} ({error.strerror}); name another folder with BENCH_CACHE"
+        ) from None
+
+
+def digest_of(*parts: Any) -> str:
+    """SHA-256 of plain values, as 64 hex digits."""
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()

@@ -1,0 +1,37 @@
+"""Dropout whose mask belongs to the sample, not to the program's history.
+
+`torch.nn.Dropout` draws from a global stream: the mask of a sample depends on how the batch was cut into micro-batches
+and ranks, and a resumed run needs the stream's state. Here the mask of a sample is a function of (seed, step, layer,
+place in the batch). So micro-batches, ranks, resuming and other optimizers change nothing.
+"""
+
+from torch import Tensor, nn
+
+from tasks.core.randomness import BatchRandomness
+
+
+class BatchDropout(nn.Module):
+    """Dropout of rate p, in [0, 1), on inputs of shape (rows of the micro-batch, ...)."""
+
+    def __init__(self, p: float, randomness: BatchRandomness, stream: int) -> None:
+        super().__init__()
+        self.p = p
+        self.randomness = randomness
+        self.stream = stream
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x with elements zeroed with probability p, others scaled by 1 / (1 - p); x itself in eval mode."""
+        if not self.training or self.p == 0:
+            return x
+        keep = self.randomness.draw(self.stream, x, lambda mask, source: mask.bernoulli_(1 - self.p, generator=source))
+        return x * keep.div_(1 - self.p)
+
+
+def use_batch_dropout(model: nn.Module, randomness: BatchRandomness) -> None:
+    """Replace every `nn.Dropout` of the model by a `BatchDropout` with the same rate."""
+    stream = 0
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            if isinstance(child, nn.Dropout):
+                stream += 1
+                setattr(module, name, BatchDropout(child.p, randomness, stream))

@@ -1,0 +1,73 @@
+"""In which order training samples are seen: a function of the data seed and the step alone."""
+
+from math import ceil
+
+import torch
+from torch import Tensor
+
+from tasks.core.seeding import derive_seed
+
+_POOL = 64
+"""Batches whose rows are sorted by length together: more leave less padding, and less to chance."""
+
+
+def micro_batches_per_rank(batch_size: int, ranks: int, micro_batch_size: int) -> int:
+    """Into how many micro-batches every rank cuts its share of a batch: the same number, whatever its share."""
+    return ceil(ceil(batch_size / ranks) / micro_batch_size)
+
+
+class BatchOrder:
+    """Rows of each batch: every epoch is a fresh permutation, and a last incomplete batch is left out.
+
+    Rows that have lengths are put into batches with rows of like length: the permutation is cut into pools of 64
+    batches, each pool is sorted by length and cut into batches, and the epoch's batches are shuffled.
+
+    Args:
+        n: number of training samples, at least 1.
+        batch_size: samples of one optimizer step, in [1, n].
+        seed: data seed; with the epoch it decides the permutation.
+        device: where the row numbers live.
+        lengths: of the samples, int64 of shape (n,) on the CPU, or None.
+    """
+
+    def __init__(self, n: int, batch_size: int, seed: int, device: torch.device, lengths: Tensor | None = None) -> None:
+        self.batches_per_epoch = n // batch_size
+        self.batch_size = batch_size
+        self._n, self._seed, self._device, self._lengths = n, seed, device, lengths
+        self._epoch = -1
+        self._permutation = torch.arange(n, device=device)  # the full batch needs no shuffling
+        self._widths = [] if lengths is None else [int(lengths.max())]
+
+    def rows(self, step: int) -> Tensor:
+        """The rows of the batch of this step (from 0), int64 of shape (batch_size,)."""
+        start = self._place(step) * self.batch_size
+        return self._permutation[start : start + self.batch_size]
+
+    def width(self, step: int) -> int | None:
+        """The greatest length in the batch of this step; None without lengths."""
+        place = self._place(step)  # first: it may renew the widths
+        return self._widths[place] if self._lengths is not None else None
+
+    def _place(self, step: int) -> int:
+        """Which batch of the epoch this step has; the epoch's order is there then."""
+        if self.batch_size == self._n:
+            return 0
+        epoch, batch = divmod(step, self.batches_per_epoch)
+        if epoch != self._epoch:
+            self._epoch = epoch
+            generator = torch.Generator().manual_seed(derive_seed(self._seed, epoch))
+            permutation = torch.randperm(self._n, generator=generator)
+            if self._lengths is not None:
+                permutation = self._alike(permutation, self._lengths, generator)
+            self._permutation = permutation.to(self._device)
+        return batch
+
+    def _alike(self, permutation: Tensor, lengths: Tensor, generator: torch.Generator) -> Tensor:
+        """The permutation, less a last incomplete batch, with rows of like length in a batch; notes the widths."""
+        permutation = permutation[: self.batches_per_epoch * self.batch_size]
+        pools = torch.arange(len(permutation)) // (_POOL * self.batch_size)
+        by_length = (pools * (int(lengths.max()) + 1) + lengths[permutation]).argsort(stable=True)
+        batches = permutation[by_length].view(-1, self.batch_size)
+        batches = batches[torch.randperm(len(batches), generator=generator)]
+        self._widths = lengths[batches].amax(1).tolist()
+        return batches.flatten()

@@ -1,0 +1,82 @@
+"""What the suite is told of a task. Importing this file imports no torch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from optimizers.plugins import load
+
+
+@dataclass(frozen=True)
+class TaskSpec:
+    """A model, its data, a metric, a target and a budget.
+
+    The options of a task are the keyword arguments of its data and its module.
+
+    Attributes:
+        name: what the user types after `--task`.
+        title: one line for people.
+        module: `module:Class` of the `tasks.Task`.
+        data: `module:Class` of the `tasks.TaskData`.
+        metric: what is compared: a name that the task's metrics have.
+        mode: whether the metric is better when greater ("max") or smaller ("min").
+        target: value of the metric on the selection split for time-to-target, or None.
+        budget: default `max_epochs` or `max_steps`.
+        source: where model and constants come from.
+        version: raised when a change alters results; part of every run's identity.
+        batch_size: samples of one optimizer step; "full" for all of them.
+        micro_batch_size: default of `--trainer.micro_batch_size`; also the samples of one forward pass in evaluation,
+            at most.
+        precision: default of `--precision`.
+        steps_per_call: optimizer steps per `training_step`: more make a small model faster, fewer make Ctrl-C and the
+            progress bar prompter.
+        measure_every: optimizer steps between measurements (`Task.measure_at`); None if the task has none.
+        measures: what is measured, for people.
+        datasets: where it can be trained on several: their folders in the data folder, the one that it is named for
+            first. Its option `dataset` names one, by default the first that is there.
+        presets: named values of its options; the first preset's are the defaults. Its option `preset` names one.
+        lanes: the loss is a function of weights and batch alone, so many runs can be trained as one program: no buffers
+            that training changes, nothing drawn but through the batch's randomness.
+        files: `module:function` that makes sure that the files of its data are there, fetched if need be; it takes the
+            data folder and, by name, those of its options that say which files they are, and imports no torch, so that
+            a command can ask before it does. Empty where nothing is read.
+        package: of a plug-in: its distribution and version, or a digest of its file; part of every run's identity.
+    """
+
+    name: str
+    title: str
+    module: str
+    data: str
+    metric: str
+    mode: Literal["max", "min"]
+    target: float | None
+    budget: Mapping[str, int]
+    source: str
+    version: int = 1
+    batch_size: int | Literal["full"] = 100
+    micro_batch_size: int = 1000
+    precision: str = "32-true"
+    steps_per_call: int = 10
+    measure_every: int | None = None
+    measures: str = ""
+    lanes: bool = False
+    datasets: tuple[str, ...] = ()
+    presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    files: str = ""
+    package: str | None = None
+
+    def dataset_in(self, root: Path) -> str | None:
+        """The first of its data sets that is in this data folder, or else the first; None where there is no choice."""
+        return next((name for name in self.datasets if (root / name).is_dir()), next(iter(self.datasets), None))
+
+    @cached_property
+    def module_cls(self) -> Any:
+        """The Lightning module, a `tasks.Task`."""
+        return load(self.module)
+
+    @cached_property
+    def data_cls(self) -> Any:
+        """The data, a `tasks.TaskData`."""
+        return load(self.data)

@@ -1,0 +1,231 @@
+"""What every task is: a Lightning module that says what is trained; how it is trained is the same for all."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from typing import Any, final
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.func import functional_call, vmap
+from torch.optim import Optimizer
+from torchmetrics import Metric, MetricCollection
+
+from tasks.core.data import TaskData
+from tasks.core.dropout import use_batch_dropout
+from tasks.core.order import BatchOrder
+from tasks.core.randomness import BatchRandomness
+from tasks.core.sharding import cut_like, whole
+from tasks.core.training_step import Loop, Outcome, Plan, Record, evaluation_weights
+
+EVALUATED_ON_CPU = 200
+"""Samples of one forward pass in evaluation on a CPU, at most: ViTs took 1.1 to 1.8 times as long with 1,000. Ours."""
+
+
+class Task(pl.LightningModule, ABC):
+    """A model with its loss and metrics. Subclasses say what is trained; how it is trained is the same for all.
+
+    Optimization is manual, so that one path serves every optimizer: the loss and the gradient are those of the whole
+    batch, summed over micro-batches and averaged over ranks; only then is the gradient clipped, and the optimizer
+    gets the loss of that batch, unscaled, through its closure.
+    """
+
+    plan: Plan
+    part: str | None = None
+    """What the model is, where it is less than what the task is named for."""
+
+    def __init__(self, data: TaskData) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.data = data
+        self.randomness = BatchRandomness()
+        self.steps_done = 0
+        self.record = Record()
+        self.best_weights: dict[str, Tensor] | None = None
+        self.order: BatchOrder | None = None
+        self._sharded = False
+        self._loop: Loop | None = None
+
+    @abstractmethod
+    def loss(self, batch: Any) -> Outcome:
+        """Mean loss of the batch (less `data.loss_offset`) with the predictions and labels for the metrics."""
+
+    @abstractmethod
+    def metrics(self) -> dict[str, Metric]:
+        """Fresh metrics by name; each is updated with (predictions, labels)."""
+
+    def facts(self) -> dict[str, Any]:
+        """What is known of the model, for the run's record beside `TaskData.facts`; plain numbers and words."""
+        return {}
+
+    def specimen(self) -> str | None:
+        """What the trained model makes, for a person to look at, or None.
+
+        Called once after training, in eval mode, on all ranks; what it draws follows from `plan.seed`.
+        """
+        return None
+
+    @final
+    def forward(self, batch: Any) -> Outcome:
+        """`loss`, as a call of the module: what `torch.func.functional_call` needs."""
+        return self.loss(batch)
+
+    def loss_at(self, weights: Mapping[str, Tensor], batch: Any) -> Outcome:
+        """`loss` with other weights, for K points at once: a pure function of weights and batch, differentiable.
+
+        Tasks whose operations are cheaper in another layout than `torch.func.vmap` finds may write it themselves.
+
+        Args:
+            weights: parameters by name, each with a leading dimension of K points.
+            batch: as for `loss`, the same at all points.
+
+        Returns:
+            Losses, shape (K,), predictions, shape (K, rows, ...), and labels, shape (K, rows, ...).
+        """
+
+        def at(point: Mapping[str, Tensor]) -> Outcome:
+            return functional_call(self, dict(point), (batch,))
+
+        # Dropout belongs to the batch, so it is the same at all points.
+        return vmap(at, randomness="same")(weights)
+
+    def measure_at(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What science wants to know of weights, recorded along the curve: a pure function of them and of the data.
+
+        It makes no host synchronisation. Many points of the run are measured at once, so that small models are cheap.
+
+        Args:
+            weights: parameters by name, each with a leading dimension of K points; without gradients, unsharded.
+
+        Returns:
+            Values by name, shape (K,) each; the names are always the same.
+        """
+        return {}
+
+    @final
+    @torch.no_grad()
+    def measure(self) -> dict[str, Tensor]:
+        """`measure_at` the present weights: 0-dim tensors."""
+        weights = {name: whole(p.detach())[None] for name, p in self.named_parameters()}
+        return {name: value[0] for name, value in self.measure_at(weights).items()}
+
+    @final
+    def configure_model(self) -> None:
+        """Swap in dropout that micro-batches do not change, and shard under FSDP2."""
+        use_batch_dropout(self, self.randomness)
+        mesh = self.device_mesh
+        if mesh is None or self._sharded:
+            return
+        from torch.distributed.fsdp import fully_shard
+
+        self._sharded = True
+        shards = mesh["data_parallel"]
+        for blocks in [m for m in self.modules() if isinstance(m, nn.ModuleList)]:
+            for block in blocks:
+                fully_shard(block, mesh=shards)
+        for child in self.children():
+            fully_shard(child, mesh=shards)
+        for name, parameter in self.named_parameters():
+            if not isinstance(parameter, DTensor):
+                raise ValueError(f"parameter {name} belongs to no submodule of the task, so FSDP2 cannot shard it")
+
+    @final
+    def configure_optimizers(self) -> Optimizer:
+        """The optimizer of the plan over the parameters that require gradients."""
+        return self.plan.make_optimizer(p for p in self.parameters() if p.requires_grad)
+
+    @final
+    def on_fit_start(self) -> None:
+        """Put the data on the device once, and fix the order."""
+        self.data.to(self.device, self.dtype)  # type: ignore[arg-type]
+        self.randomness.seed = self.plan.seed
+        n, plan = self.data.sizes["train"], self.plan
+        self.order = BatchOrder(n, plan.batch_size, plan.data_seed, self.device, self.data.lengths)
+
+    @final
+    def training_step(self, steps: tuple[int, int]) -> None:
+        """Make the optimizer steps from steps[0] up to, but without, steps[1]."""
+        optimizer = self.optimizers(use_pl_optimizer=False)
+        assert isinstance(optimizer, Optimizer)
+        if self._loop is None:
+            self._loop = Loop(self, optimizer)
+        loop = self._loop
+        # The precision plugin has turned autocast on for all of this method; only forward passes want it.
+        with torch.autocast(self.device.type, enabled=False) if loop.mixed else nullcontext():
+            if steps[0] == 0:
+                loop.note_weights(0)
+            for step in range(*steps):
+                loop.step(step)
+                loop.note_weights(step + 1)
+            loop.measure()
+        self.steps_done = steps[1]
+
+    @final
+    @torch.no_grad()
+    def evaluate(self, split: str, *, best: bool = False) -> dict[str, float]:
+        """Loss and metrics over a whole split, in eval mode; every rank computes all of it.
+
+        Args:
+            split: a key of `data.sizes`.
+            best: the weights are those of `load_best_weights`, which are for evaluation already.
+
+        Returns:
+            Values by name, "loss" among them, and "excess", the loss above its infimum, where `data.loss_offset` has
+            that of the split. They may be infinite or NaN if the weights are.
+        """
+        metrics = MetricCollection(dict(self.metrics())).to(self.device)
+        # In float64, where the device has it. Without its check for NaN torchmetrics' mean forgets the weights.
+        total = torch.zeros((), dtype=torch.float32 if self.device.type == "mps" else torch.float64, device=self.device)
+        for metric in metrics.values():
+            metric.sync_on_compute = False
+        size = self.plan.evaluation_batch_size
+        if self.device.type == "cpu":
+            size = min(size, EVALUATED_ON_CPU)
+        with self.in_eval_mode(None if best else self.optimizers(use_pl_optimizer=False)):
+            for start in range(0, self.data.sizes[split], size):
+                with self.trainer.precision_plugin.forward_context():
+                    outcome = self.loss(self.data.batch(split, slice(start, start + size)))
+                total += outcome.loss.to(total) * len(outcome.labels)
+                metrics.update(outcome.predictions, outcome.labels)
+        mean, offset = float(total) / self.data.sizes[split], self.data.loss_offset.get(split)
+        values = {"loss": mean} if offset is None else {"loss": mean + offset, "excess": mean}
+        return values | {name: float(value) for name, value in metrics.compute().items()}
+
+    @final
+    @contextmanager
+    def in_eval_mode(self, optimizer: Any) -> Iterator[None]:
+        """The model, and an optimizer that keeps other weights for evaluation, in eval mode."""
+        self.eval()
+        with evaluation_weights(optimizer):
+            yield
+        self.train()
+
+    @final
+    @torch.no_grad()
+    def keep_best_weights(self) -> None:
+        """Remember the present weights, as they are evaluated, as the best on the selection split."""
+        with evaluation_weights(self.optimizers(use_pl_optimizer=False)):
+            self.best_weights = {name: value.detach().clone() for name, value in self.state_dict().items()}
+
+    @final
+    @torch.no_grad()
+    def load_best_weights(self) -> None:
+        """Go back to the best weights; only for evaluation after training."""
+        assert self.best_weights is not None
+        for name, value in self.state_dict().items():
+            value.copy_(cut_like(self.best_weights[name], value))
+
+    @final
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add the position in the run. Order, dropout and augmentation follow from it; Lightning's counters do not."""
+        checkpoint["steps_done"] = self.steps_done
+        checkpoint["best_weights"] = self.best_weights and {k: whole(v) for k, v in self.best_weights.items()}
+        checkpoint.pop("loops", None)
+
+    @final
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Take up the position in the run."""
+        self.steps_done = checkpoint["steps_done"]
+        self.best_weights = checkpoint["best_weights"]

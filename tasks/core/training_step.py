@@ -1,0 +1,237 @@
+"""The one training step that serves every optimizer, what it is told, and what it leaves for whoever watches."""
+
+import warnings
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from math import nan
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from lightning.pytorch.plugins import MixedPrecision
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from optimizers.closures import once_known
+from optimizers.norms import global_norm
+from tasks.core.data import TaskData
+from tasks.core.order import BatchOrder, micro_batches_per_rank
+from tasks.core.randomness import BatchRandomness
+from tasks.core.schedule import Schedule
+from tasks.core.sharding import whole
+
+
+class Outcome(NamedTuple):
+    """A micro-batch's mean loss, shape (), with the predictions (logits or classes) and labels that metrics read."""
+
+    loss: Tensor
+    predictions: Tensor
+    labels: Tensor
+
+
+@dataclass
+class Plan:
+    """How a task is trained; the runner fills it in.
+
+    Attributes:
+        make_optimizer: parameters to optimizer.
+        hyperparameters: all that the optimizer's constructor takes, by name.
+        total_steps: number of optimizer steps.
+        batch_size: samples of one optimizer step, over micro-batches and ranks.
+        micro_batch_size: samples of one forward pass on one device, at most.
+        evaluation_batch_size: samples of one forward pass in evaluation, at most.
+        data_seed: decides the order of the samples.
+        seed: decides dropout and augmentation.
+        clip: bound on the gradient's global norm, or None.
+        schedule: of the learning rate, or None to leave it alone.
+        create_graph: gradients keep their graph, for methods that differentiate them.
+        step_keywords: which of `STEP_KEYWORDS` the optimizer's `step` takes.
+        measure_every: optimizer steps between measurements, or None for none.
+    """
+
+    make_optimizer: Callable[[Iterable[nn.Parameter]], Optimizer]
+    hyperparameters: Mapping[str, Any]
+    total_steps: int
+    batch_size: int
+    micro_batch_size: int = 1000
+    evaluation_batch_size: int = 1000
+    data_seed: int = 0
+    seed: int = 0
+    clip: float | None = None
+    schedule: Schedule | None = None
+    step_keywords: Collection[str] = ()
+    create_graph: bool = False
+    measure_every: int | None = None
+
+
+class CurveRow(NamedTuple):
+    """One optimizer step as recorded: 0-dim device tensors or floats, so that recording never waits for the device."""
+
+    loss: Tensor
+    grad_norm: Tensor
+    raw_step: Tensor | float
+    applied_step: Tensor | float
+
+
+@dataclass
+class Record:
+    """What the training step leaves for whoever watches.
+
+    These are steps and measurements since the last look, and the last micro-batch.
+
+    Measurements are the numbers of optimizer steps done, and the values by name at these points, shape (K,).
+    """
+
+    curve: list[CurveRow] = field(default_factory=list)
+    measurements: list[tuple[list[int], dict[str, Tensor]]] = field(default_factory=list)
+    outcome: Outcome | None = None
+
+
+class Trained(Protocol):
+    """What the loop asks of a `Task`."""
+
+    plan: Plan
+    data: TaskData
+    record: Record
+    randomness: BatchRandomness
+    order: BatchOrder | None
+
+    @property
+    def trainer(self) -> Any:
+        """Lightning's trainer."""
+
+    def loss(self, batch: Any) -> Outcome:
+        """Mean loss of the batch."""
+        ...
+
+    def measure_at(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Measurements of weights that are stacked over K points, shape (K,) each."""
+        ...
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """All parameters by name."""
+        ...
+
+
+@contextmanager
+def evaluation_weights(optimizer: Any) -> Iterator[None]:
+    """In eval mode an optimizer that keeps other weights for evaluation (schedule-free methods)."""
+    evaluate, train = (getattr(optimizer, mode, None) for mode in ("eval", "train"))
+    if evaluate:
+        evaluate()
+    yield
+    if train:
+        train()
+
+
+class Loop:
+    """The inner loop of `Task.training_step`, with what it needs looked up once: attributes of modules are slow."""
+
+    def __init__(self, task: Trained, optimizer: Optimizer) -> None:
+        trainer = task.trainer
+        assert task.order is not None
+        self.task, self.plan = task, task.plan
+        self.optimizer: Any = optimizer  # torch's type knows neither a closure that returns a tensor nor our keywords
+        self.data, self.record, self.where, self.order = task.data, task.record, task.randomness, task.order
+        self.strategy = trainer.strategy
+        self.world: int = trainer.world_size
+        self.rank: int = trainer.global_rank
+        precision = trainer.precision_plugin
+        self.mixed = isinstance(precision, MixedPrecision)
+        self.forward_context = precision.forward_context if self.mixed else nullcontext
+        self.scaler: torch.amp.GradScaler | None = getattr(precision, "scaler", None)
+        if self.scaler is not None:
+            optimizer.register_step_post_hook(self._was_taken)
+        self.named_parameters = list(task.named_parameters())
+        self.noted: list[tuple[int, dict[str, Tensor]]] = []
+        # Leaves averaging over ranks to a batch's last micro-batch, where the strategy can.
+        self.without_sync = getattr(self.strategy, "block_backward_sync", nullcontext)
+        if self.plan.create_graph:  # torch warns of a cycle of references, which ends where gradients are set to None
+            warnings.filterwarnings("ignore", r"Using backward\(\) with create_graph=True")
+
+    def _was_taken(self, *_: Any) -> None:
+        self.taken = True
+
+    def step(self, step: int) -> None:
+        """One optimizer step."""
+        if self.plan.schedule is not None:
+            self.plan.schedule.apply(self.optimizer, step)
+        loss, norms, params = self.evaluate(step)
+        closure = once_known(loss, params, lambda: self.evaluate(step)[0])
+        keywords = {name: norms[name] for name in self.plan.step_keywords}
+        self.taken = True
+        if self.scaler is None:
+            self.optimizer.step(closure, **keywords)
+        else:
+            self.taken = False  # the optimizer's own step says otherwise; it is skipped where a gradient overflowed
+            self.scaler.step(self.optimizer, closure, **keywords)  # takes a closure by position only
+            self.scaler.update()
+        lr = self.optimizer.param_groups[0].get("lr", nan)
+        raw, applied = (getattr(self.optimizer, "step_sizes", None) or (lr, lr)) if self.taken else (0.0, 0.0)
+        self.record.curve.append(CurveRow(loss, norms["loss_grad_norm"], raw, applied))
+
+    def note_weights(self, done: int) -> None:
+        """Keep the weights after so many steps for `measure`, if they are to be measured."""
+        every = self.plan.measure_every
+        if every and (done % every == 0 or done == self.plan.total_steps):
+            with evaluation_weights(self.optimizer):  # not the model: walking through its modules takes longer
+                weights = {name: whole(p.detach()).clone() for name, p in self.named_parameters}
+            self.noted.append((done, weights))
+
+    @torch.no_grad()
+    def measure(self) -> None:
+        """Measure the weights that were noted, all at once."""
+        if self.noted:
+            points, weights = zip(*self.noted, strict=True)
+            self.noted.clear()
+            stacked = {name: torch.stack([w[name] for w in weights]) for name in weights[0]}
+            self.record.measurements.append((list(points), self.task.measure_at(stacked)))
+
+    def evaluate(self, step: int) -> tuple[Tensor, dict[str, Tensor], list[Tensor]]:
+        """Loss of the batch; norms by `STEP_KEYWORDS`; parameters with a gradient, in `.grad`, unscaled, clipped."""
+        loss = self.backward(step)
+        if self.scaler is not None:
+            self.scaler.unscale_(self.optimizer)
+        params = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
+        grads = [p.grad.detach() if self.plan.create_graph else p.grad for p in params]
+        norm = clipped = global_norm(grads)
+        if self.plan.clip is not None:
+            factor = (self.plan.clip / (norm + 1e-6)).clamp(max=1)  # as torch.nn.utils.clip_grad_norm_
+            torch._foreach_mul_(grads, factor)
+            clipped = norm * factor
+        return loss, {"loss_grad_norm": norm, "grad_norm": clipped}, params
+
+    def backward(self, step: int) -> Tensor:
+        """Leave the gradient of the whole batch in `.grad` and return the batch's mean loss, equal on all ranks."""
+        for group in self.optimizer.param_groups:
+            for p in group["params"]:
+                p.grad = None
+        batch_rows = self.order.rows(step)
+        size = len(batch_rows)
+        start, stop = size * self.rank // self.world, size * (self.rank + 1) // self.world
+        # As many micro-batches on every rank: FSDP2 communicates in each.
+        cuts = micro_batches_per_rank(size, self.world, self.plan.micro_batch_size)
+        where = self.where
+        where.step, where.batch_size, where.width = step, size, self.order.width(step)
+        total: Tensor | None = None
+        for cut in range(cuts):
+            first, last = start + (stop - start) * cut // cuts, start + (stop - start) * (cut + 1) // cuts
+            where.rows = slice(first, last)
+            # DDP and FSDP average over ranks, so each rank's share counts `world` times.
+            weight = (last - first) * self.world / size
+            with self.forward_context():
+                rows = batch_rows if last - first == size else batch_rows[first:last]
+                outcome = self.task.loss(self.data.batch("train", rows, where))
+                loss = outcome.loss if weight == 1 else outcome.loss * weight
+            with self.without_sync() if last < stop else nullcontext():
+                # What `manual_backward` does, less the hooks, which cost more than a small model's step.
+                scaled = loss if self.scaler is None else self.scaler.scale(loss)
+                self.strategy.pre_backward(scaled)
+                scaled.backward(create_graph=self.plan.create_graph)
+            total = loss.detach() if total is None else total + loss.detach()
+            self.record.outcome = outcome
+        assert total is not None
+        if self.world > 1:
+            torch.distributed.all_reduce(total)
+            total /= self.world
+        return total

@@ -1,0 +1,389 @@
+"""Encoders of the BERT family, pretrained and fine-tuned, or small ones from random weights; text classification."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torchmetrics import Metric
+from torchmetrics.classification import MulticlassAccuracy
+from transformers import AttentionInterface, AutoConfig, AutoModelForSequenceClassification, BertConfig
+
+from tasks.core.attention import MultiHeadAttention, head_size, plain_attention
+from tasks.core.files import DataError
+from tasks.core.tables import one_line, sha256
+from tasks.core.task import Task
+from tasks.core.training_step import Outcome
+
+if TYPE_CHECKING:
+    from tasks.language.labelled_text import TextBatch, TextData
+
+_FAMILY = ("bert", "roberta")
+_CONFIG, _WEIGHTS = "config.json", "model.safetensors"
+_HEAD_SIZE = 64  # of all BERTs that were published
+
+
+# -- model ----------------------------------------------------------------------------------------------------------
+
+
+class Encoder(Task):
+    """An encoder of the BERT family with a head; the subclass says which.
+
+    What a checkpoint lacks of the head is drawn from the seed.
+
+    Args:
+        data: the texts; its vocabulary must be the model's.
+        model: a name on the Hugging Face Hub or a folder, of a BERT or RoBERTa, with config.json and model.safetensors.
+        scratch: a small BERT with random weights and the data's vocabulary instead; nothing is loaded.
+        layers: number of transformer blocks from scratch, at least 1.
+        width: width of a token from scratch, at least 1; the MLPs are four times as wide.
+        attention: kind of attention: `standard`, `fixed_head` with heads of any size, or `dcmha` with dynamically
+            composed ones; pretrained weights are for `standard` only.
+        num_heads: attention heads of a block, which must divide the width where that decides the heads' size; by
+            default the model's own, from scratch one for each 64 of the width, but at least one.
+        head_dim: size of a head; by default width / num_heads, for `fixed_head` the data's max_length.
+        heads: what another number of heads means for a pretrained model: `regroup` keeps all weights and cuts the same
+            projections into other heads, of size width / num_heads, by whose root the logits are divided; `fresh`
+            takes the architecture with that many heads and random weights, also where the number is the model's own.
+        dropout: rate in [0, 1) everywhere; by default the model's own rates.
+        gradient_checkpointing: keep each block's input only and compute the rest again for the gradient: less memory,
+            more time, the same gradient.
+
+    Attributes:
+        AUTO: transformers' class of such models.
+        DRAWN: how the names of the head's weights begin.
+    """
+
+    AUTO: ClassVar[Any]
+    DRAWN: ClassVar[str]
+
+    def __init__(
+        self,
+        data: "TextData",
+        *,
+        model: str = "bert-base-uncased",
+        scratch: bool = False,
+        layers: int = 2,
+        width: int = 128,
+        attention: Literal["standard", "fixed_head", "dcmha"] = "standard",
+        num_heads: int | None = None,
+        head_dim: int | None = None,
+        heads: Literal["regroup", "fresh"] = "regroup",
+        dropout: float | None = None,
+        gradient_checkpointing: bool = False,
+    ) -> None:
+        super().__init__(data)
+        for name, value in dict(layers=layers, width=width, num_heads=num_heads).items():
+            if value is not None and value < 1:
+                raise ValueError(f"{name}={value} is out of range: it must be at least 1")
+        if dropout is not None and not 0 <= dropout < 1:
+            raise ValueError(f"dropout={dropout} is out of range: it must lie in [0, 1)")
+        if heads not in ("regroup", "fresh"):
+            raise ValueError(f"heads={heads} is not known: it must be regroup or fresh")
+        drawn = scratch or heads == "fresh"
+        if attention != "standard" and not drawn:
+            raise ValueError(
+                f"attention={attention} would change what a checkpoint's weights mean;"
+                " take its architecture with random weights by heads=fresh, or a small model by scratch=true"
+            )
+        self.num_classes, self.group_names = data.num_classes, data.group_names
+        if scratch:
+            config, folder = _small_bert(data, layers, width), None
+            self.part = "a small BERT from random weights"
+        else:
+            folder = model_folder(model, weights=not drawn)
+            config = _config_of(type(self), model, folder, data)
+        longest = (data.tokenizer.truncation or {"max_length": 0})["max_length"]
+        count: int = num_heads or config.num_attention_heads
+        shown = f"{width=}" if scratch else f"the model's width of {config.hidden_size}"
+        size = head_size(attention, config.hidden_size, count, head_dim, length=longest or None, shown=shown)
+        config.num_attention_heads = count if attention == "standard" else 1  # what is replaced need not fit
+        if dropout is not None:
+            config.hidden_dropout_prob = config.attention_probs_dropout_prob = config.classifier_dropout = dropout
+        config.num_labels, config.use_cache = data.num_classes, False
+        how = {"attn_implementation": _ATTENTION, "dtype": torch.get_default_dtype()}
+        self._facts: dict[str, Any] = {"model": self.part or model}
+        if folder is None or drawn:
+            self.model = self.AUTO.from_config(config, **how)
+            if attention != "standard":
+                _replace_attention(self.model, count, size, attention)
+        else:
+            self.model = _pretrained(type(self), model, folder, config, how)
+            self._facts["weights"] = sha256(folder / _WEIGHTS)
+        self.model.train()
+        if gradient_checkpointing:
+            # `activation_checkpointing_enable` came with transformers 5.23, which warns of the name that it had before.
+            enable = (
+                getattr(self.model, "activation_checkpointing_enable", None) or self.model.gradient_checkpointing_enable
+            )
+            # Its random numbers follow from step and sample, so there is no generator to set back.
+            enable({"use_reentrant": False, "preserve_rng_state": False})
+        self._types = config.type_vocab_size
+        self._before_first = config.pad_token_id if config.model_type == "roberta" else None
+        positions = config.max_position_embeddings - (0 if self._before_first is None else self._before_first + 1)
+        if longest > positions:
+            raise ValueError(f"max_length={longest} is more than the {positions} positions that the model knows")
+
+    def facts(self) -> dict[str, Any]:
+        """The model's name, and the SHA-256 of its weights where they are pretrained."""
+        return self._facts
+
+    def encode(self, batch: "TextBatch") -> Any:
+        """What transformers' model makes of the texts."""
+        if self._before_first is None:
+            positions = torch.arange(batch.ids.shape[1], device=batch.ids.device)[None]
+        else:  # RoBERTa counts from there; padding has the position that is never learned
+            positions = batch.mask.cumsum(1) * batch.mask + self._before_first
+        return self.model(
+            input_ids=batch.ids,
+            attention_mask=batch.mask[:, None, None],
+            token_type_ids=batch.types.clamp(max=self._types - 1),  # RoBERTa knows one type only
+            position_ids=positions,
+        )
+
+
+class TextClassifier(Encoder):
+    """An encoder of the BERT family with a classifier on the first token; the loss is the mean cross-entropy.
+
+    The model is transformers' own for sequence classification: BERT's pooler, dropout and a linear layer; for RoBERTa
+    dropout, a linear layer with tanh, dropout and a linear layer.
+
+    Token numbers of shape (rows, width), with their mask, give logits of shape (rows, num_classes). Where texts carry
+    groups, the labels of an outcome have one column more for each: shape (rows, 1 + G), the label first.
+    """
+
+    AUTO = AutoModelForSequenceClassification
+    DRAWN = "classifier."
+
+    def loss(self, batch: "TextBatch") -> Outcome:
+        """Mean cross-entropy of the logits."""
+        labels, groups, logits = batch.labels, batch.groups, self.encode(batch).logits
+        shown = labels if groups is None else torch.cat([labels[:, None], groups.to(labels.dtype)], 1)
+        return Outcome(cross_entropy(logits, labels), logits, shown)
+
+    def metrics(self) -> dict[str, Metric]:
+        """Accuracy, by the greatest logit, on all texts and, where texts carry groups, on the worst group."""
+        if not self.group_names:
+            return {"accuracy": MulticlassAccuracy(self.num_classes, average="micro", validate_args=False)}
+        return {
+            "accuracy": _Accuracy(self.num_classes, average="micro", validate_args=False),
+            "worst_group": WorstGroupAccuracy(self.num_classes, len(self.group_names)),
+        }
+
+
+def _small_bert(data: "TextData", layers: int, width: int) -> Any:
+    return BertConfig(
+        vocab_size=data.vocab_size, pad_token_id=data.pad_id, num_hidden_layers=layers, hidden_size=width,
+        intermediate_size=4 * width, num_attention_heads=max(1, width // _HEAD_SIZE),
+    )  # fmt: skip
+
+
+# -- attention ------------------------------------------------------------------------------------------------------
+
+_ATTENTION = "module_dropout"
+
+
+def _attention(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor,
+    *, scaling: float, dropout: float, **_: Any,
+) -> tuple[Tensor, None]:  # fmt: skip
+    """Attention as transformers calls it, with dropout by the module's own layer.
+
+    The dropout of transformers draws from a global stream.
+
+    Args:
+        module: the attention layer.
+        query: shape (rows, heads, width, head size).
+        key: the same.
+        value: the same.
+        attention_mask: bool, shape (rows, 1, 1, width), True at tokens.
+        scaling: factor of the logits.
+        dropout: rate; 0 in eval mode.
+
+    Returns:
+        Shape (rows, width, heads, head size).
+    """
+    mixed = plain_attention(
+        query, key, value, attention_mask, scale=scaling, dropout=module.dropout if dropout else None
+    )
+    return mixed.transpose(1, 2), None
+
+
+AttentionInterface.register(_ATTENTION, _attention)
+
+
+class _SelfAttention(nn.Module):
+    """Our attention where transformers has its own: a block of BERT calls it so, and maps the heads back later."""
+
+    def __init__(self, heads: MultiHeadAttention) -> None:
+        super().__init__()
+        self.heads = heads
+
+    def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, **_: Any) -> tuple[Tensor, None]:
+        return self.heads(hidden_states, attention_mask), None
+
+
+def _replace_attention(model: Any, num_heads: int, head_dim: int, kind: Literal["fixed_head", "dcmha"]) -> None:
+    """Give all blocks attention of this kind, drawn as the model's own linear maps are."""
+    config = model.config
+    for layer in model.base_model.encoder.layer:
+        heads = MultiHeadAttention(
+            config.hidden_size, num_heads, head_dim, kind=kind, dropout=config.attention_probs_dropout_prob
+        )
+        for linear in (heads.qkv, heads.proj):
+            nn.init.normal_(linear.weight, std=config.initializer_range)
+            nn.init.zeros_(linear.bias)
+        layer.attention.self, layer.attention.output.dense = _SelfAttention(heads), nn.Identity()
+
+
+# -- weights --------------------------------------------------------------------------------------------------------
+
+
+def model_folder(model: str, *, weights: bool = True) -> Path:
+    """The folder with a model's config.json and model.safetensors.
+
+    That is `model` itself, or a folder in the Hub's cache, which is filled if need be.
+
+    Args:
+        model: a folder, or a name on the Hugging Face Hub.
+        weights: whether model.safetensors is needed.
+
+    Raises:
+        DataError: a file is missing, or the weights are a pickle.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.constants import HF_HUB_CACHE
+    from huggingface_hub.utils import disable_progress_bars
+
+    needed = [_CONFIG, _WEIGHTS] if weights else [_CONFIG]
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        found = {path.name for path in folder.iterdir()}
+    else:
+        try:
+            return _from_hub(model, needed, local_files_only=True)
+        except (OSError, ValueError):
+            pass
+        try:
+            # Asked first, once: a download tries for half a minute before it says that there is no network.
+            found = {file.rfilename for file in HfApi().model_info(model, timeout=10).siblings or ()}
+            if found.issuperset(needed):
+                disable_progress_bars()
+                return _from_hub(model, needed)
+        except Exception as error:
+            raise DataError(
+                f"missing model {model!r}: no such folder, {' and '.join(needed)} not in the Hub's cache"
+                f" {HF_HUB_CACHE}, and downloading failed ({one_line(error)}); name a folder that has that with"
+                " --task.model DIR, set HF_HOME to a cache that has it, or train a small model with --task.scratch true"
+            ) from error
+    if weights and _WEIGHTS not in found and any(name.startswith("pytorch_model") for name in found):
+        raise DataError(
+            f"model {model!r} has its weights as a pickle (pytorch_model.bin), which can run any code and is not read;"
+            f" convert it to {_WEIGHTS} where you trust it (transformers' save_pretrained writes that), or name another"
+        )
+    if missing := [name for name in needed if name not in found]:
+        raise DataError(
+            f"model {model!r} has no {' and no '.join(missing)}; name a folder or a model of the Hub with"
+            f" {' and '.join(needed)}"
+        )
+    return folder
+
+
+def _from_hub(model: str, names: list[str], **how: Any) -> Path:
+    from huggingface_hub import hf_hub_download
+
+    return [Path(hf_hub_download(model, name, **how)).parent for name in names][-1]
+
+
+def _config_of(kind: type[Encoder], model: str, folder: Path, data: "TextData") -> Any:
+    """The configuration of a model, which must fit to the data."""
+    try:
+        config: Any = AutoConfig.from_pretrained(folder)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{folder / _CONFIG} cannot be read: {one_line(error)}") from error
+    if config.model_type not in _FAMILY:
+        raise ValueError(f"model={model} is a {config.model_type}; it must be one of {', '.join(_FAMILY)}")
+    if config.vocab_size != data.vocab_size:
+        raise ValueError(
+            f"model={model} has embeddings of {config.vocab_size:,} tokens and the data have {data.vocab_size:,};"
+            " make the data with this model's own tokenizer"
+        )
+    head = kind.AUTO.__name__.removeprefix("AutoModel")
+    has_head = any(name.endswith(head) for name in config.architectures or ())
+    if has_head and config.num_labels != data.num_classes:
+        raise ValueError(
+            f"model={model} has a classifier for {config.num_labels} labels and the data have {data.num_classes};"
+            " name the model that it was tuned from"
+        )
+    return config
+
+
+def _pretrained(kind: type[Encoder], model: str, folder: Path, config: Any, how: dict[str, Any]) -> Any:
+    """The model with the folder's weights."""
+    from transformers.utils import logging
+
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        loaded, info = kind.AUTO.from_pretrained(
+            folder, config=config, use_safetensors=True, output_loading_info=True, **how
+        )
+    except Exception as error:  # safetensors has its own; a shape that does not fit is a RuntimeError
+        raise DataError(f"{folder / _WEIGHTS} cannot be read: {one_line(error)}") from error
+    finally:
+        logging.set_verbosity(verbosity)
+    # Loading would draw whatever is missing, and train a model that is half random.
+    lacking = sorted(name for name in info["missing_keys"] if not name.startswith(kind.DRAWN) and "pooler" not in name)
+    if lacking:
+        raise DataError(
+            f"model {model!r}: {_WEIGHTS} lacks {len(lacking)} weights of the encoder, such as {lacking[0]}"
+        )
+    return loaded
+
+
+# -- metrics --------------------------------------------------------------------------------------------------------
+
+
+class _Accuracy(MulticlassAccuracy):
+    """Accuracy from labels of shape (rows, 1 + G)."""
+
+    def update(self, preds: Tensor, target: Tensor) -> None:
+        """Take logits, shape (rows, classes), and labels."""
+        super().update(preds, target[:, 0])
+
+
+class WorstGroupAccuracy(Metric):
+    """Least accuracy over the groups (identity x label) that have samples.
+
+    As WILDS defines it for Civil Comments (Koh et al., ICML 2021): groups overlap, for a text may mention several
+    identities; texts that mention none count nowhere. Where no group has samples it is NaN.
+
+    Args:
+        num_classes: labels are in [0, num_classes).
+        identities: number G of them.
+    """
+
+    samples: Tensor
+    right: Tensor
+
+    def __init__(self, num_classes: int, identities: int) -> None:
+        super().__init__()
+        self.classes = num_classes
+        zeros = torch.zeros(identities, num_classes, dtype=torch.int64)
+        self.add_state("samples", zeros, dist_reduce_fx="sum")
+        self.add_state("right", zeros.clone(), dist_reduce_fx="sum")
+
+    def update(self, predictions: Tensor, labels: Tensor) -> None:
+        """Take logits (rows, classes) and labels (rows, 1 + G): the label, then 1 or 0 for each identity."""
+        y = labels[:, 0]
+        cells = labels[:, 1:, None] * (y[:, None] == torch.arange(self.classes, device=y.device))[:, None]
+        self.samples = self.samples + cells.sum(0)
+        self.right = self.right + (cells * (predictions.argmax(1) == y)[:, None, None]).sum(0)
+
+    def compute(self) -> Tensor:
+        """The least accuracy, shape ()."""
+        counted = self.samples > 0
+        worst = torch.where(counted, self.right / self.samples, torch.inf).min()
+        return torch.where(counted.any(), worst, torch.nan)

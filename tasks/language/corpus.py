@@ -1,0 +1,306 @@
+"""Corpora for language models: a text as one stream of tokens, packed once, cached, cut into windows of equal length.
+
+A split of N tokens has N - 1 predictions: every token but the first, from those before it. With windows of T
+predictions there are ceil((N - 1) / T) rows. Row i predicts the tokens iT + 1 to iT + T; the last row begins earlier,
+so that it is full, and counts only what no row before it has predicted. So every token is predicted once, in training
+as in evaluation.
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from optimizers.step_size import check_range
+from tasks.core.cache import cached, cached_arrays, digest_of
+from tasks.core.data import TaskData
+from tasks.core.files import DataError
+from tasks.core.randomness import BatchRandomness
+from tasks.core.tables import amount, columns_of, readable, sha256
+from tasks.language.sources import CORPORA, Corpus, find_corpus
+from tasks.language.vocabulary import (
+    LEAST_PAIRS,
+    MOST,
+    Bytes,
+    Characters,
+    Vocabulary,
+    read_vocabulary,
+    train_byte_pairs,
+)
+
+IGNORED = -100
+"""The target where none is to be predicted, as torch's cross-entropy has it."""
+
+_CHUNK = 2**16  # characters that are tokenised as one text, at least; a chunk ends with a line or a row
+_CHUNKS = 16  # tokenised at once: what the tokenizer returns takes a hundred times the room of its tokens
+_TRAINING_CHUNKS = 800  # of which a vocabulary of byte pairs is trained, at most
+
+
+class TokenBatch(NamedTuple):
+    """Windows of the stream.
+
+    Attributes:
+        ids: tokens, int64 of shape (rows, T).
+        targets: what follows each of them, int64 of shape (rows, T); `IGNORED` where another row predicts it.
+        sizes: predictions of each row, and the bytes that they stand for, int64 of shape (rows, 2).
+        per_row: predictions that a row of the split has in the mean, shape ().
+    """
+
+    ids: Tensor
+    targets: Tensor
+    sizes: Tensor
+    per_row: Tensor
+
+
+class CorpusData(TaskData):
+    """A corpus as windows of its tokens.
+
+    Where a corpus has no file for validation, the last tenth of its characters is kept for it. Results are reported on
+    the test file, and on the validation split where there is none.
+
+    Args:
+        root: the data folder.
+        seed: unused; the text is the same for every seed.
+        corpus: `tiny_shakespeare`, `wikitext103`, `wiki_quac`, `lm1b`, `pile`, or a file of one's own: a text in UTF-8,
+            or a Parquet file with a column `text`.
+        tokens: `character`, those of all splits; `byte`; or `bpe`, byte pairs trained on the training text.
+        vocab: tokens of `bpe`, in [256, 65536]; there are fewer where the text has too few pairs.
+        length: tokens T that a row predicts, each from those before it in the row; at least 1.
+
+    Attributes:
+        vocabulary: what the tokens are.
+        vocab_size: number of tokens that there are.
+        length: T.
+        first: the training text's first token.
+
+    Raises:
+        ValueError: an option is out of range.
+        DataError: a file is missing or damaged, or the text is too short.
+    """
+
+    seeded = False
+
+    def __init__(
+        self,
+        root: Path,
+        seed: int = 0,
+        *,
+        corpus: str = "tiny_shakespeare",
+        tokens: Literal["character", "byte", "bpe"] = "character",
+        vocab: int = 8000,
+        length: int = 64,
+    ) -> None:
+        check_range("vocab", vocab, LEAST_PAIRS, MOST)
+        check_range("length", length, 1)
+        source = self.find(root, corpus)
+        paths = source.paths(root)
+        source.require(root)
+        self._digests = {path.name: sha256(path) for path in paths.values()}
+        texts = _splits(source, paths)
+        self.vocabulary = _vocabulary(texts, tokens, vocab, (self._digests, source.separator))
+        arrays: dict[str, NDArray[np.uint16]] = {}
+        self._packed: dict[str, Any] = {}
+        for path in paths.values():
+            own = {split: text for split, text in texts.items() if text.path == path}
+            found, about = _packed(path, self._digests[path.name], own, self.vocabulary)
+            arrays |= found
+            self._packed |= about
+        for split, ids in arrays.items():
+            if len(ids) < length + 1:
+                raise DataError(
+                    f"the {split} split of {paths.get(split, paths['train'])} has {len(ids):,} tokens;"
+                    f" with length={length} at least {length + 1:,} are needed: take a longer text,"
+                    " or a smaller --task.length"
+                )
+        if len(self.vocabulary) < 2:
+            raise DataError(
+                f"the text of {paths['train']} is made of one character, which leaves nothing to learn; take another"
+            )
+        self.part = "; ".join(_parts(source, paths)) or None
+        self._place(arrays, length)
+
+    def _place(self, streams: Mapping[str, NDArray[np.uint16]], length: int) -> None:
+        """Cut the streams into rows."""
+        self.vocab_size, self.length, self.first = len(self.vocabulary), length, int(streams["train"][0])
+        self.report = "test" if "test" in streams else "val"
+        self._ids = {split: torch.from_numpy(ids.view(np.int16)) for split, ids in streams.items()}
+        predictions = {split: len(ids) - 1 for split, ids in streams.items()}
+        self.sizes = {split: -(-n // length) for split, n in predictions.items()}
+        self._per_row = {
+            split: torch.tensor(n / self.sizes[split], dtype=torch.float64) for split, n in predictions.items()
+        }
+        self._bytes, self._columns = torch.from_numpy(self.vocabulary.sizes), torch.arange(length)
+
+    @classmethod
+    def find(cls, root: Path, corpus: str = "tiny_shakespeare") -> Corpus:
+        """The corpus of this name, or the file of this name; it does not depend on the data folder.
+
+        Raises:
+            ValueError: there is neither.
+        """
+        return find_corpus(corpus)
+
+    @classmethod
+    def here(cls, root: Path) -> list[str]:
+        """The corpora that are in this data folder."""
+        return [name for name, corpus in CORPORA.items() if (root / corpus.folder).is_dir()]
+
+    def facts(self) -> dict[str, Any]:
+        """What tells whether two runs had the same stream: digests of files and of the validation text, tokens."""
+        return {
+            "files": {name: value[:16] for name, value in self._digests.items()},
+            "validation": self._packed["val"]["sha256"][:16],
+            "tokenizer": digest_of(self.vocabulary.to_str())[:16],
+            "vocabulary": self.vocab_size,
+            "tokens": {split: len(ids) for split, ids in self._ids.items()},
+            "bytes": {split: self._packed[split]["bytes"] for split in self._ids},
+        }
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Move the streams to the device; on the CPU they stay mapped files."""
+        self._ids = {split: ids.to(device) for split, ids in self._ids.items()}
+        self._per_row = {split: n.to(device, dtype) for split, n in self._per_row.items()}
+        self._bytes, self._columns = self._bytes.to(device), self._columns.to(device)
+
+    def batch(self, split: str, rows: Tensor | slice, randomness: BatchRandomness | None = None) -> TokenBatch:
+        """The windows of these rows."""
+        stream, T = self._ids[split], self.length
+        if isinstance(rows, slice):
+            rows = torch.arange(*rows.indices(self.sizes[split]), device=stream.device)
+        last = len(stream) - 1 - T
+        wanted = rows * T
+        starts = wanted.clamp(max=last)
+        # Window i of this view begins at token i, so that nothing is copied but what the batch holds.
+        windows = stream.as_strided((last + 1, T + 1), (1, 1)).index_select(0, starts)
+        windows = windows.long() & 0xFFFF  # kept as 16 bits without a sign, which torch can hardly compute with
+        ids, targets = windows[:, :-1], windows[:, 1:]
+        counted = self._columns >= (wanted - starts)[:, None]
+        bytes_ = (self._bytes[targets] * counted).sum(1)
+        sizes = torch.stack([counted.sum(1), bytes_], 1)
+        return TokenBatch(ids, targets.masked_fill(~counted, IGNORED), sizes, self._per_row[split])
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
+
+
+class _Text(NamedTuple):
+    """Characters from `start` up to `stop` of a file."""
+
+    path: Path
+    separator: str
+    start: int = 0
+    stop: int | None = None
+
+    def chunks(self) -> Iterator[str]:
+        """The text in pieces of about equal length."""
+        place = 0
+        for chunk in _chunks(self.path, self.separator):
+            cut = chunk[max(0, self.start - place) : None if self.stop is None else max(0, self.stop - place)]
+            place += len(chunk)
+            if cut:
+                yield cut
+
+
+def _splits(source: Corpus, paths: Mapping[str, Path]) -> dict[str, _Text]:
+    """The text of each split."""
+    texts = {split: _Text(path, source.separator) for split, path in paths.items()}
+    whole = texts["train"]
+    if "val" not in texts:
+        cut = sum(map(len, whole.chunks())) * 9 // 10
+        texts |= {"train": whole._replace(stop=cut), "val": whole._replace(start=cut)}
+    return texts
+
+
+def _chunks(path: Path, separator: str) -> Iterator[str]:
+    """The text of a file in pieces that end with a line or a row, without loss."""
+    if path.suffix != ".parquet":
+        try:
+            with readable(path), path.open(encoding="utf-8", newline="") as file:
+                while chunk := file.read(_CHUNK):
+                    yield chunk + file.readline()
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"{path} is not a text in UTF-8 ({error.reason} at byte {error.start}); write it again in UTF-8"
+            ) from None
+        return
+    import pyarrow.parquet as pq
+
+    if "text" not in (there := columns_of(path)):
+        raise DataError(f"{path} has no column 'text', only {', '.join(there)}")
+    gathered: list[str] = []
+    size = row = 0
+    with readable(path):
+        for batch in pq.ParquetFile(path).iter_batches(1000, columns=["text"]):
+            try:
+                texts = batch["text"].to_pylist()
+            except UnicodeDecodeError as error:
+                raise DataError(
+                    f"{path}: column 'text' has a text that is not UTF-8 ({error.reason}); write it again"
+                ) from None
+            for text in texts:
+                if not isinstance(text, str):
+                    raise DataError(f"{path}: row {row} has no text but {text!r}; leave out such rows")
+                gathered += text, separator
+                size, row = size + len(text), row + 1
+                if size >= _CHUNK:
+                    yield "".join(gathered)
+                    gathered, size = [], 0
+    yield "".join(gathered)
+
+
+def _parts(source: Corpus, paths: Mapping[str, Path]) -> Iterator[str]:
+    """What of the corpus is not there."""
+    for split, path in paths.items():
+        official, table = source.files[split][1], path.suffix == ".parquet"
+        found = amount(path)
+        if official not in (None, found):
+            yield f"{found:,} of {official:,} {'rows' if table else 'bytes'} of {source.files[split][0]}"
+
+
+# -- tokens -----------------------------------------------------------------------------------------------------------
+
+
+def _vocabulary(texts: Mapping[str, _Text], kind: str, size: int, key: Any) -> Vocabulary:
+    """Tokens of a corpus: a function of its text, equal on every machine; made once, then read from the cache."""
+    if kind == "byte":
+        return Bytes()
+
+    def made() -> str:
+        if kind == "bpe":
+            return train_byte_pairs(islice(texts["train"].chunks(), _TRAINING_CHUNKS), size).to_str()
+        return Characters(
+            sorted({c for text in texts.values() for chunk in text.chunks() for c in set(chunk)})
+        ).to_str()
+
+    return cached((kind, key, size if kind == "bpe" else None), read_vocabulary, made)
+
+
+def _packed(
+    path: Path, digest: str, texts: Mapping[str, _Text], vocabulary: Vocabulary
+) -> tuple[dict[str, NDArray[np.uint16]], dict[str, Any]]:
+    """Streams of a file's splits and, by split, `bytes` and `sha256` of its text; made once, then cached."""
+    parts = {split: [text.separator, text.start, text.stop] for split, text in texts.items()}
+
+    def make() -> tuple[dict[str, NDArray[np.uint16]], dict[str, Any]]:
+        made = {split: _stream(text.chunks(), vocabulary) for split, text in texts.items()}
+        splits = {split: about for split, (_, about) in made.items()}
+        return {split: ids for split, (ids, _) in made.items()}, {"vocabulary": len(vocabulary), "splits": splits}
+
+    arrays, record = cached_arrays(path, digest, (parts, vocabulary.to_str()), list(texts), make)
+    return arrays, record["splits"]
+
+
+def _stream(chunks: Iterable[str], vocabulary: Vocabulary) -> tuple[NDArray[np.uint16], dict[str, Any]]:
+    digest, size, found, chunks = hashlib.sha256(), 0, [np.zeros(0, np.uint16)], iter(chunks)
+    while some := list(islice(chunks, _CHUNKS)):
+        raw = "".join(some).encode()
+        digest.update(raw)
+        size += len(raw)
+        found.append(vocabulary.encode(some))
+    return np.concatenate(found), {"bytes": size, "sha256": digest.hexdigest()}

@@ -1,0 +1,330 @@
+"""Text classification data: texts that are tokenised once, cached, and live on the device as one flat tensor of tokens.
+
+A batch is gathered on the device and padded to its longest row. In training rows are sorted by length within pools of
+batches (`tasks.core.order.BatchOrder`), so that little of a batch is padding.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from optimizers.step_size import check_range
+from tasks.core.cache import cached, cached_arrays, digest_of
+from tasks.core.data import TaskData
+from tasks.core.files import DataError
+from tasks.core.randomness import BatchRandomness
+from tasks.core.split import split_hash, validation_rows
+from tasks.core.tables import amount, sha256
+from tasks.language.sources import find, here
+from tasks.language.text_source import TextSource, groups_of, labels_of, mentions_of, read_table, texts_of
+from tasks.language.tokenizer import LEAST_VOCABULARY, has_tokenizer, load_tokenizer, pad_id_of, train_word_pieces
+
+_CHUNK = 20_000  # rows that are tokenised at once: what the tokenizer returns takes a hundred times the room of its ids
+_TRAINING_ROWS = 200_000  # of which a vocabulary is trained, at most
+
+
+class TextBatch(NamedTuple):
+    """Tokenised texts, or pairs of them, with labels.
+
+    Attributes:
+        ids: tokens, int64 of shape (rows, width), padded with the tokenizer's pad id.
+        mask: True at tokens, shape (rows, width).
+        types: 0 at the first text and 1 at the second, where the tokenizer tells them apart, int64 of shape
+            (rows, width).
+        labels: int64 of shape (rows,).
+        groups: which identities a text mentions, bool of shape (rows, G); None where the data have none.
+    """
+
+    ids: Tensor
+    mask: Tensor
+    types: Tensor
+    labels: Tensor
+    groups: Tensor | None
+
+
+class TextData(TaskData):
+    """Labelled texts from Parquet files; validation is carved from the training file.
+
+    Rows of "train" are in an order decided by hashes, so that a prefix is a fair sample; rows of other splits are in
+    the order of their lengths, so that little of a batch is padding.
+
+    Args:
+        root: the data folder.
+        seed: unused; the texts are the same for every seed.
+        model: whose tokenizer is used: a local folder, or a name on the Hugging Face Hub.
+        scratch: train a word-piece vocabulary on the training texts, unless `model` is a local folder with a tokenizer.
+        vocab: tokens of a vocabulary from scratch, in [100, 65536]; there are fewer where the texts have too few words.
+        max_length: tokens of a row, special ones included, in [8, 65536]; what is longer is cut.
+        n_train: use only this many of the training rows; all by default.
+        dataset: which data set, where a task has several (`TaskSpec.datasets`); by default the first that is there.
+
+    Attributes:
+        source: the data set.
+        digests: SHA-256 of its files by split.
+        num_classes: labels lie in [0, num_classes).
+        vocab_size: tokens that the tokenizer knows: one more than the greatest id.
+        pad_id: the token of padding.
+        group_names: identities that `TextBatch.groups` tells of; () where there are none, or none in a split that is
+            evaluated.
+        tokenizer: a `tokenizers.Tokenizer`.
+        lengths: tokens of each row of "train", int64 on the CPU.
+
+    Raises:
+        ValueError: an option is out of range.
+        DataError: a file is missing or damaged, or its rows are not what they should be; no tokenizer was found.
+    """
+
+    SOURCES: ClassVar[tuple[TextSource, ...]]
+    seeded = False
+
+    def __init__(
+        self,
+        root: Path,
+        seed: int = 0,
+        *,
+        model: str = "bert-base-uncased",
+        scratch: bool = False,
+        vocab: int = 8000,
+        max_length: int = 128,
+        n_train: int | None = None,
+        dataset: str | None = None,
+    ) -> None:
+        check_range("vocab", vocab, LEAST_VOCABULARY, 2**16)
+        check_range("max_length", max_length, 8, 2**16)
+        source = self.source = self.find(root, dataset)
+        paths = source.paths(root)
+        source.require(root)
+        self.digests = {split: sha256(path) for split, path in paths.items()}
+        self.group_names = groups_of(source, paths.values())
+        if scratch and not has_tokenizer(folder := Path(model).expanduser()):
+            if folder.is_dir():
+                raise DataError(
+                    f"there is no tokenizer in {model}, and scratch=true takes nothing else of a model;"
+                    " leave out --task.model"
+                )
+            self.tokenizer = _trained_tokenizer(source, paths["train"], self.digests["train"], vocab)
+        else:
+            self.tokenizer = load_tokenizer(model)
+        self.pad_id = pad_id_of(self.tokenizer)
+        self.tokenizer.no_padding()
+        self._truncate(max_length)
+        if not self.tokenizer.encode("").ids:
+            raise DataError(
+                f"the tokenizer of {model} marks no beginning of a text, which a classifier reads; take another model"
+            )
+        self.vocab_size = 1 + max(self.tokenizer.get_vocab().values())
+        self.num_classes = source.num_classes
+        rows = {split: self._encoded(path, self.digests[split]) for split, path in paths.items()}
+        self._place(rows, {split: amount(path) for split, path in paths.items()}, n_train, max_length)
+
+    @classmethod
+    def find(cls, root: Path, dataset: str | None = None) -> TextSource:
+        """The data set of this name, by default the first that is in this data folder, or else the first.
+
+        Raises:
+            ValueError: there is none of this name.
+        """
+        return find(cls.SOURCES, root, dataset)
+
+    @classmethod
+    def here(cls, root: Path) -> list[str]:
+        """The data sets that are in this data folder."""
+        return here(cls.SOURCES, root)
+
+    def _truncate(self, max_length: int) -> None:
+        """Set what the tokenizer does with texts that are too long."""
+        self.tokenizer.enable_truncation(max_length)
+
+    def _encoded(self, path: Path, digest: str) -> "Encoded":
+        """The rows of a file."""
+        source, groups, tokenizer = self.source, self.group_names, self.tokenizer
+        meaning = source.texts, source.label, source.num_classes, source.threshold, groups
+        arrays = tokenised(
+            Encoded._fields,
+            path,
+            digest,
+            meaning,
+            tokenizer,
+            lambda: _encode(source, path, groups, tokenizer)._asdict(),
+        )
+        return Encoded(**arrays)
+
+    def _carved(self, n: int, what: str = "rows") -> tuple[Tensor, Tensor]:
+        """Which of the n training rows, or other indivisible units, are held out, and the others, by their hashes."""
+        source, self._n = self.source, n
+        if n < 10:
+            raise DataError(
+                f"{source.files['train'][0]} has {n} {what}; at least 10 are needed,"
+                " of which one is kept for validation"
+            )
+        return validation_rows(n, source.held_out(n), source.salt)
+
+    def _carved_rows(self, n: int) -> tuple[Tensor, Tensor]:
+        """Which of the training file's n rows are held out; and the others, of which a prefix is a fair sample."""
+        return self._carved(n)
+
+    def _places(self, rows: Tensor) -> Tensor:
+        """Where the training file's rows lie in what `_encoded` gives, one after the other."""
+        return rows
+
+    def _place(
+        self, files: "Mapping[str, Encoded]", amounts: Mapping[str, int], n_train: int | None, max_length: int
+    ) -> None:
+        """Make the splits from the rows of the files, of which there are so many."""
+        source = self.source
+        held_out, rest = self._carved_rows(amounts["train"])
+        notes = [source.stand_in] if source.stand_in else []
+        for split, (name, official) in source.files.items():
+            if (found := amounts[split]) != official:
+                notes.append(f"{found:,} of {official:,} rows of {name}")
+        if n_train is not None:
+            if not 1 <= n_train <= len(rest):
+                raise ValueError(f"n_train={n_train} is out of range: it must lie in [1, {len(rest)}]")
+            if n_train < len(rest):
+                notes.append(f"{n_train:,} of {len(rest):,} training rows")
+        tables, first = {}, 0
+        for split, file in files.items():
+            tables[split] = file.table(first)
+            first += len(file.ids)
+        whole = tables.pop("train")
+        others = {"val": whole[self._places(held_out)], **tables}
+        by_length = {split: table[table[:, 1].argsort(stable=True)] for split, table in others.items()}
+        self._tables = {"train": whole[self._places(rest[:n_train])], **by_length}
+        self._lengths = {split: table[:, 1].clone() for split, table in self._tables.items()}
+        self.sizes = {split: len(table) for split, table in self._tables.items()}
+        self.lengths = self._lengths["train"]
+        if self.group_names and (without := [split for split in by_length if not self._tables[split][:, 4].any()]):
+            self.group_names = ()
+            notes.append(f"no worst group, since no text of {' and '.join(without)} mentions an identity")
+        self.part = "; ".join(notes) or None
+        # A row is read at the width of its batch, so something must be behind the last one.
+        flat = np.concatenate([*(file.ids for file in files.values()), np.zeros(max_length, np.uint8)], dtype=np.int32)
+        self._flat = torch.from_numpy(flat)
+        self._columns, self._bits = torch.arange(max_length), torch.arange(len(self.group_names))
+
+    def facts(self) -> dict[str, Any]:
+        """What tells whether two runs had the same rows and tokens: digests of files, held-out rows, tokenizer."""
+        return {
+            "files": {self.source.files[split][0]: value[:16] for split, value in self.digests.items()},
+            "validation": split_hash(self._n, self.source.held_out(self._n), self.source.salt),
+            "tokenizer": digest_of(self.tokenizer.to_str())[:16],
+            "vocabulary": self.vocab_size,
+        }
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Move tokens and labels to the device."""
+        self._tables = {split: table.to(device) for split, table in self._tables.items()}
+        self._flat, self._columns, self._bits = (x.to(device) for x in (self._flat, self._columns, self._bits))
+
+    def batch(self, split: str, rows: Tensor | slice, randomness: BatchRandomness | None = None) -> TextBatch:
+        """The texts of these rows, as wide as `randomness.width`, or else as the longest of them.
+
+        Without that width, rows in a tensor on another device than the CPU cost a synchronisation.
+        """
+        width = None if randomness is None else randomness.width
+        if width is None:
+            width = int(self._lengths[split][rows.cpu() if isinstance(rows, Tensor) else rows].max())
+        starts, lengths, second, labels, bits = self._tables[split][rows].unbind(1)
+        columns = self._columns[:width]
+        mask = columns < lengths[:, None]
+        places = starts[:, None] + columns
+        # `take` gives the same, ten times slower with more than one thread.
+        ids = self._flat.index_select(0, places.view(-1)).view_as(places).long().masked_fill_(~mask, self.pad_id)
+        types = (mask & (columns >= (lengths - second)[:, None])).long()
+        groups = (bits[:, None] >> self._bits & 1).bool() if self.group_names else None
+        return TextBatch(ids, mask, types, labels, groups)
+
+
+def _trained_tokenizer(source: TextSource, path: Path, digest: str, size: int) -> Tokenizer:
+    """A word-piece tokenizer of the training texts, equal on every machine; trained once, then cached."""
+
+    def trained() -> str:
+        table = read_table(source, path, source.texts)
+        texts = [text for name in source.texts for text in texts_of(path, table, name, slice(_TRAINING_ROWS))]
+        return train_word_pieces(texts, size).to_str()
+
+    return cached(("word pieces", digest, source.texts, size), Tokenizer.from_str, trained)
+
+
+# -- cache ------------------------------------------------------------------------------------------------------------
+
+
+class Encoded(NamedTuple):
+    """The rows of a file as they are cached.
+
+    Attributes:
+        ids: tokens of all rows, one after the other, uint16 (int32 where ids are greater).
+        ends: where each row ends in them, int64 of shape (n,).
+        second: how many of a row's tokens, at its end, belong to the second text, uint16 of shape (n,).
+        labels: of shape (n,).
+        groups: bit i is set where a row mentions the i-th group, uint8 of shape (n,).
+    """
+
+    ids: NDArray[Any]
+    ends: NDArray[np.int64]
+    second: NDArray[np.uint16]
+    labels: NDArray[Any]
+    groups: NDArray[np.uint8]
+
+    def table(self, first: int) -> Tensor:
+        """Start, length, tokens of the second text, label and groups of each row, int64 of shape (n, 5).
+
+        Args:
+            first: where the file's tokens begin in those of all files.
+        """
+        lengths = np.diff(self.ends, prepend=0)
+        columns = [first + self.ends - lengths, lengths, self.second, self.labels, self.groups]
+        return torch.from_numpy(np.stack(columns, axis=1, dtype=np.int64))
+
+
+def tokenised(
+    names: Sequence[str], path: Path, digest: str, meaning: Any, tokenizer: Tokenizer,
+    encode: Callable[[], Mapping[str, NDArray[Any]]],
+) -> Mapping[str, NDArray[Any]]:  # fmt: skip
+    """What is made of a file's texts: from the cache, or made and put there. Several processes may ask for it at once.
+
+    Args:
+        names: of the arrays.
+        path: the file.
+        digest: its SHA-256.
+        meaning: plain values on which the arrays depend beside file and tokenizer.
+        tokenizer: with its truncation.
+        encode: makes them.
+    """
+
+    def make() -> tuple[Mapping[str, NDArray[Any]], dict[str, Any]]:
+        truncation = tokenizer.truncation
+        assert truncation is not None
+        return encode(), {"vocabulary": tokenizer.get_vocab_size(), "max_length": truncation["max_length"]}
+
+    return cached_arrays(path, digest, (meaning, tokenizer.to_str()), names, make)[0]
+
+
+def kind_of(tokenizer: Tokenizer) -> Any:
+    """The smallest type that holds all tokens."""
+    return np.uint16 if max(tokenizer.get_vocab().values()) < 2**16 else np.int32
+
+
+def _encode(source: TextSource, path: Path, groups: Sequence[str], tokenizer: Tokenizer) -> Encoded:
+    table = read_table(source, path, (*source.texts, source.label, *groups))
+    labels, mentions = labels_of(source, path, table), mentions_of(path, table, groups)
+    kind = kind_of(tokenizer)
+    ids: list[NDArray[Any]] = []
+    lengths: list[int] = []
+    second: list[int] = []
+    for start in range(0, len(table), _CHUNK):
+        columns = [texts_of(path, table, name, slice(start, start + _CHUNK)) for name in source.texts]
+        rows: Any = columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+        encodings = tokenizer.encode_batch_fast(rows)
+        lengths += map(len, encodings)
+        second += (sum(each.type_ids) for each in encodings) if len(columns) > 1 else [0] * len(encodings)
+        ids.append(np.fromiter(chain.from_iterable(each.ids for each in encodings), kind))
+    flat = np.concatenate(ids) if ids else np.zeros(0, kind)
+    return Encoded(flat, np.cumsum(lengths, dtype=np.int64), np.array(second, np.uint16), labels, mentions)

@@ -1,0 +1,236 @@
+"""Language modelling: a decoder-only transformer that predicts the next token of a text."""
+
+from math import log
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, gelu, linear, silu
+from torchmetrics import Metric
+
+from tasks.core.attention import MultiHeadAttention, head_size
+from tasks.core.seeding import derive_seed
+from tasks.core.task import Task
+from tasks.core.training_step import Outcome
+from tasks.language.corpus import IGNORED
+
+if TYPE_CHECKING:
+    from tasks.language.corpus import CorpusData, TokenBatch
+
+_SPECIMEN_BYTES = 240
+_TEMPERATURE = 0.8
+
+
+class MLP(nn.Module):
+    """Two linear maps with a nonlinearity between them.
+
+    That is GELU, or SiLU of one half times the other (SwiGLU; Shazeer 2020).
+
+    Args:
+        width: D, of a token.
+        hidden: width between the maps.
+        kind: `gelu` or `swiglu`.
+    """
+
+    def __init__(self, width: int, hidden: int, kind: str) -> None:
+        super().__init__()
+        self.gated = kind == "swiglu"
+        self.up = nn.Linear(width, 2 * hidden if self.gated else hidden, bias=False)
+        self.down = nn.Linear(hidden, width, bias=False)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """Token by token: shape (B, T, D)."""
+        hidden = self.up(x_BTD)
+        if self.gated:
+            gate, value = hidden.chunk(2, -1)
+            return self.down(silu(gate) * value)
+        return self.down(gelu(hidden))
+
+
+class Block(nn.Module):
+    """A pre-norm transformer block: x + attention(norm(x)), then x + MLP(norm(x)).
+
+    Args:
+        attention: the block's own.
+        mlp: the block's own.
+        width: D, of a token.
+        dropout: rate in [0, 1) after either.
+    """
+
+    def __init__(self, attention: MultiHeadAttention, mlp: MLP, width: int, dropout: float) -> None:
+        super().__init__()
+        self.attention_norm, self.attention = nn.RMSNorm(width), attention
+        self.mlp_norm, self.mlp = nn.RMSNorm(width), mlp
+        self.attention_dropout, self.mlp_dropout = nn.Dropout(dropout), nn.Dropout(dropout)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """Shape (B, T, D)."""
+        x_BTD = x_BTD + self.attention_dropout(self.attention(self.attention_norm(x_BTD)))
+        return x_BTD + self.mlp_dropout(self.mlp(self.mlp_norm(x_BTD)))
+
+
+class Decoder(nn.Module):
+    """Tokens to logits of the next token: embedding, blocks, norm, linear head.
+
+    Linear maps begin with standard deviation 0.2 / sqrt(D), about that of paper D (0.006) at its width, 1024.
+    Embeddings begin with 1 / D and are multiplied by sqrt(D) (Vaswani et al. 2017, section 3.4). So logits begin small,
+    tied or not, and the loss begins at log V.
+
+    Args:
+        vocab_size: V.
+        width: D, of a token.
+        blocks: in their order.
+        tied: whether the head's weights are those of the embedding.
+        dropout: rate in [0, 1) on the embedding.
+    """
+
+    def __init__(self, vocab_size: int, width: int, blocks: list[Block], tied: bool, dropout: float) -> None:
+        super().__init__()
+        self.scale = width**0.5
+        self.embedding = nn.Embedding(vocab_size, width)
+        self.dropout = nn.Dropout(dropout)
+        self.blocks = nn.ModuleList(blocks)
+        self.norm = nn.RMSNorm(width)
+        self.head = None if tied else nn.Linear(width, vocab_size, bias=False)
+        nn.init.normal_(self.embedding.weight, std=1 / width)
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=0.2 / self.scale)
+
+    def forward(self, ids_BT: Tensor) -> Tensor:
+        """Logits of shape (B, T, V)."""
+        x_BTD = self.dropout(self.embedding(ids_BT) * self.scale)
+        for block in self.blocks:
+            x_BTD = block(x_BTD)
+        x_BTD = self.norm(x_BTD)
+        return linear(x_BTD, self.embedding.weight) if self.head is None else self.head(x_BTD)
+
+
+class LanguageModel(Task):
+    """A decoder-only transformer (pre-norm with RMSNorm, RoPE, no biases); the loss is nats per token.
+
+    The loss of a batch is the sum over its predictions, divided by its rows and by the predictions that a row of the
+    split has in the mean. That is their mean, but for the batch with the split's last row, which may have fewer; over a
+    split it is the mean of all.
+
+    Args:
+        data: the corpus.
+        layers: number of transformer blocks, at least 1.
+        width: width D of a token, at least 1.
+        num_heads: attention heads of a block, at least 1.
+        head_dim: size of a head, even; by default width / num_heads, and with fixed_head the length of a row.
+        attention: `standard`; `fixed_head`, heads of any size (Bhojanapalli et al. 2020); or `dcmha`, heads that are
+            composed anew for each pair of tokens (Xiao et al. 2024).
+        window: the first block, the third and so on see no more than so many tokens before each; by default all see
+            all.
+        mlp: nonlinearity of the MLPs: `gelu` or `swiglu`.
+        mlp_width: width between the two maps of an MLP, at least 1.
+        tied: whether the head's weights are those of the embedding.
+        dropout: rate in [0, 1) on the embedding, on attention weights, and after attention and MLP.
+    """
+
+    def __init__(
+        self,
+        data: "CorpusData",
+        *,
+        layers: int = 4,
+        width: int = 128,
+        num_heads: int = 4,
+        head_dim: int | None = None,
+        attention: Literal["standard", "fixed_head", "dcmha"] = "standard",
+        window: int | None = None,
+        mlp: Literal["gelu", "swiglu"] = "swiglu",
+        mlp_width: int = 256,
+        tied: bool = False,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__(data)
+        for name, value in dict(layers=layers, width=width, window=window, mlp_width=mlp_width).items():
+            if value is not None and value < 1:
+                raise ValueError(f"{name}={value} is out of range: it must be at least 1")
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout={dropout} is out of range: it must lie in [0, 1)")
+        if mlp not in ("gelu", "swiglu"):
+            raise ValueError(f"mlp={mlp} is not known: it must be gelu or swiglu")
+        head_dim = head_size(attention, width, num_heads, head_dim, length=data.length)
+        blocks = [
+            Block(
+                MultiHeadAttention(
+                    width, num_heads, head_dim, kind=attention, bias=False, causal=True,
+                    window=window if i % 2 == 0 else None, rotary=True, dropout=dropout,
+                ),
+                MLP(width, mlp_width, mlp), width, dropout,
+            )
+            for i in range(layers)
+        ]  # fmt: skip
+        self.corpus = data
+        self.model = Decoder(data.vocab_size, width, blocks, tied, dropout)
+
+    def loss(self, batch: "TokenBatch") -> Outcome:
+        """Nats per token; as predictions the nats of each row, shape (rows,), and as labels `TokenBatch.sizes`."""
+        logits_BTV = self.model(batch.ids)
+        nats = cross_entropy(
+            logits_BTV.flatten(0, 1), batch.targets.flatten(), ignore_index=IGNORED, reduction="none"
+        ).unflatten(0, batch.ids.shape)
+        rows = nats.sum(1)
+        return Outcome(rows.mean() / batch.per_row, rows.detach(), batch.sizes)
+
+    def metrics(self) -> dict[str, Metric]:
+        """Perplexity, e to the nats per token, and bits per byte, which does not depend on the tokens' kind."""
+        exact = torch.float32 if self.device.type == "mps" else torch.float64
+        return {"perplexity": Perplexity(exact), "bits_per_byte": BitsPerByte(exact)}
+
+    @torch.no_grad()
+    def specimen(self) -> str:
+        """A text of some 240 bytes, drawn at temperature 0.8, that begins with the training text's first token."""
+        vocabulary, length = self.corpus.vocabulary, self.corpus.length
+        size, most = 0, _SPECIMEN_BYTES
+        ids = [self.corpus.first]
+        source = torch.Generator().manual_seed(derive_seed(self.plan.seed, "specimen"))
+        while size < most and len(ids) < most:
+            with self.trainer.precision_plugin.forward_context():
+                logits = self.model(torch.tensor([ids[-length:]], device=self.device))[0, -1]
+            weights = (logits.double().cpu() / _TEMPERATURE).softmax(0)
+            ids.append(int(weights.multinomial(1, generator=source)))
+            size += int(vocabulary.sizes[ids[-1]])
+        return vocabulary.decode(ids)
+
+
+# -- metrics --------------------------------------------------------------------------------------------------------
+
+
+class _PerPrediction(Metric):
+    """Sums of nats, predictions and bytes. Updated with the nats of rows, shape (rows,), and `TokenBatch.sizes`.
+
+    Args:
+        dtype: of the sum of nats.
+    """
+
+    nats: Tensor
+    sizes: Tensor
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.add_state("nats", torch.zeros((), dtype=dtype), dist_reduce_fx="sum")
+        self.add_state("sizes", torch.zeros(2, dtype=torch.int64), dist_reduce_fx="sum")
+
+    def update(self, nats: Tensor, sizes: Tensor) -> None:
+        """Add rows."""
+        self.nats = self.nats + nats.to(self.nats).sum()
+        self.sizes = self.sizes + sizes.sum(0)
+
+
+class Perplexity(_PerPrediction):
+    """e to the mean nats of a prediction."""
+
+    def compute(self) -> Tensor:
+        """Shape ()."""
+        return (self.nats / self.sizes[0]).exp()
+
+
+class BitsPerByte(_PerPrediction):
+    """Bits by which the predictions describe a byte of the text."""
+
+    def compute(self) -> Tensor:
+        """Shape ()."""
+        return self.nats / self.sizes[1] / log(2)

@@ -1,0 +1,200 @@
+"""Where the data of these tasks lie, and where they are fetched from. Importing this file imports no torch.
+
+`TaskSpec.files` names a function for each task that reads files: it makes sure that they are there.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tasks.core.files import DataError
+from tasks.core.tables import Hub, or_part, require_tables
+from tasks.language.text_source import TextSource
+
+# -- labelled texts ---------------------------------------------------------------------------------------------------
+
+_GLUE = "nyu-mll/glue"
+
+MNLI = TextSource(
+    folder="mnli",
+    files={
+        "train": ("train.parquet", 392_702),
+        "matched": ("validation_matched.parquet", 9_815),
+        "mismatched": ("validation_mismatched.parquet", 9_832),
+    },
+    texts=("premise", "hypothesis"),
+    label="label",
+    num_classes=3,
+    n_val=5_000,
+    salt="mnli",
+    hub=(
+        _GLUE, "mnli", {"train": "train", "matched": "validation_matched", "mismatched": "validation_mismatched"}
+    ),
+)  # fmt: skip
+SST2 = TextSource(
+    folder="sst2",
+    files={"train": ("train.parquet", 67_349), "validation": ("validation.parquet", 872)},
+    texts=("sentence",),
+    label="label",
+    num_classes=2,
+    n_val=2_000,
+    salt="sst2",
+    hub=(_GLUE, "sst2", {"train": "train", "validation": "validation"}),
+)
+SQUAD = TextSource(
+    folder="squad",
+    files={"train": ("train.parquet", 87_599), "validation": ("validation.parquet", 10_570)},
+    texts=("question", "context"),
+    label="answers",
+    num_classes=2,  # logits of a token: begins the answer, ends it
+    n_val=80,
+    salt="squad",
+    hub=("rajpurkar/squad", None, {"train": "train", "validation": "validation"}),
+    more=("title",),
+)
+IDENTITIES = ("male", "female", "LGBTQ", "christian", "muslim", "other_religions", "black", "white")
+"""The identities of WILDS (Koh et al. 2021); the Hub's own files have none of these columns."""
+
+
+def _comments(folder: str, test: str, rows: int, test_rows: int, hub: bool, stand_in: str = "") -> TextSource:
+    return TextSource(
+        folder=folder,
+        files={"train": ("train.parquet", rows), "test": (test, test_rows)},
+        texts=("text",),
+        label="toxicity",
+        num_classes=2,
+        n_val=5_000,
+        salt="civil_comments",
+        threshold=0.5,
+        groups=IDENTITIES,
+        hub=("google/civil_comments", None, {"train": "train", "test": "test"}) if hub else None,
+        stand_in=stand_in,
+    )
+
+
+CIVIL_COMMENTS = _comments("civil_comments", "test.parquet", 1_804_874, 97_320, hub=True)
+JIGSAW = _comments(
+    "jigsaw_toxicity", "test_balanced.parquet", 159_571, 12_180, hub=False,
+    stand_in="stand-in: Jigsaw toxic comments, not Civil Comments; half of its test comments are toxic",
+)  # fmt: skip
+
+
+def here(sources: Sequence[TextSource], root: Path) -> list[str]:
+    """Those of the data sets that are in this data folder."""
+    return [source.folder for source in sources if (root / source.folder).is_dir()]
+
+
+def find(sources: Sequence[TextSource], root: Path, dataset: str | None = None) -> TextSource:
+    """The data set of this name, by default the first that is in this data folder, or else the first.
+
+    Raises:
+        ValueError: there is none of this name.
+    """
+    known = {source.folder: source for source in sources}
+    if dataset is None:
+        dataset = next(iter(here(sources, root)), next(iter(known)))
+    if dataset not in known:
+        raise ValueError(f"dataset={dataset} is not known: it must be {' or '.join(known)}")
+    return known[dataset]
+
+
+# -- corpora ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Where a text lies, and what it is.
+
+    Attributes:
+        folder: below the data folder; absolute for a file of one's own.
+        files: by split, the name of a file and its official rows (a text's bytes), None where nothing is known of that.
+            "train" is always there; a file NAME_part stands for one that is missing. Parquet files have a column
+            `text`.
+        separator: what is put behind every row of a Parquet file.
+        hub: where to fetch it.
+        stand_in: what is to be said if this is not the data that it is used for.
+    """
+
+    folder: str
+    files: Mapping[str, tuple[str, int | None]]
+    separator: str = "\n"
+    hub: Hub | None = None
+    stand_in: str = ""
+
+    def paths(self, root: Path) -> dict[str, Path]:
+        """The files by split, in this data folder."""
+        return {split: or_part(root / self.folder / name) for split, (name, _) in self.files.items()}
+
+    def require(self, root: Path) -> None:
+        """Make sure that the files are there, from the Hub if they are not.
+
+        Raises:
+            DataError: one is missing and cannot be fetched.
+        """
+        paths = self.paths(root)
+        missing = [path for path in paths.values() if not path.is_file()]
+        if missing and missing[0].suffix != ".parquet":
+            raise DataError(
+                f"missing data: {missing[0].name} expected in {missing[0].parent};"
+                " copy it there, or name the folder that has it with --data DIR or BENCH_DATA"
+            )
+        require_tables(paths, ("text",), self.hub)
+
+
+CORPORA = {
+    "tiny_shakespeare": Corpus("tiny_shakespeare", {"train": ("input.txt", 1_115_394)}),
+    "wikitext103": Corpus(
+        "wikitext103",
+        {
+            "train": ("train.parquet", 1_801_350),
+            "val": ("validation.parquet", 3_760),
+            "test": ("test.parquet", 4_358),
+        },
+        separator="",  # its rows are lines with their ends
+        hub=Hub("Salesforce/wikitext", "wikitext-103-v1", {"train": "train", "val": "validation", "test": "test"}),
+    ),
+    "wiki_quac": Corpus("wiki_quac", {"train": ("train.parquet", 6_843), "val": ("validation.parquet", 1_000)}),
+    "lm1b": Corpus(
+        "lm1b",
+        {"train": ("train.parquet", 30_301_028), "test": ("test.parquet", 306_688)},
+        # Its own form there is a script, which `datasets` runs no more; the Hub keeps Parquet files beside it.
+        hub=Hub(
+            "billion-word-benchmark/lm1b", "plain_text", {"train": "train", "test": "test"}, "refs/convert/parquet"
+        ),
+    ),
+    # The whole of it is 825 GiB; what is fetched is its first 10,000 documents.
+    "pile": Corpus(
+        "pile", {"train": ("train.parquet", 210_607_728)}, hub=Hub("NeelNanda/pile-10k", None, {"train": "train"})
+    ),
+}
+
+
+def find_corpus(corpus: str) -> Corpus:
+    """The corpus of this name, or the file of this name.
+
+    Raises:
+        ValueError: there is neither.
+    """
+    path = Path(corpus).expanduser()
+    if corpus in CORPORA:
+        return CORPORA[corpus]
+    if path.is_file():
+        return Corpus(str(path.parent.resolve()), {"train": (path.name, None)})
+    if path.is_dir():
+        raise ValueError(f"corpus={corpus} is a folder; name the file in it")
+    if path.suffix or len(path.parts) > 1:
+        raise ValueError(f"corpus={corpus} is no file that is here")
+    raise ValueError(f"corpus={corpus} is not known: it must be one of {', '.join(CORPORA)}, or a file with text")
+
+
+# -- of several, those that a task's options name ---------------------------------------------------------------------
+
+
+def civil_comments(root: Path, dataset: str | None = None) -> None:
+    """See `TextSource.require`."""
+    find((CIVIL_COMMENTS, JIGSAW), root, dataset).require(root)
+
+
+def corpus(root: Path, corpus: str) -> None:
+    """See `Corpus.require`."""
+    find_corpus(corpus).require(root)

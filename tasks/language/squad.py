@@ -1,0 +1,250 @@
+"""SQuAD v1.1: which words of a paragraph answer a question? 87,599 + 10,570 questions."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from tasks.core.files import DataError
+from tasks.core.randomness import BatchRandomness
+from tasks.core.split import validation_rows
+from tasks.language.labelled_text import Encoded, TextBatch, TextData, kind_of, tokenised
+from tasks.language.sources import SQUAD
+from tasks.language.text_source import TextSource, read_table, texts_of, values_of
+
+SPLIT_HASHES = {442: "397b1e88605a7799", 800: "9cb3917f086d0152"}
+"""What `tasks.core.split.split_hash` gives, by articles of the training file.
+
+These are of the whole one, and by paragraphs of the part that the suite was tested with, which names no articles."""
+
+
+class Windows(NamedTuple):
+    """Questions of a file, each with its paragraph cut into windows, as they are cached.
+
+    Attributes:
+        ids: tokens of all windows, one after the other.
+        ends: where each window ends in them, int64 of shape (n,).
+        second: how many of a window's tokens, at its end, have type 1, uint16 of shape (n,).
+        spans: the answer's first and last token, both 0 where the window does not hold it whole; the paragraph's first
+            token in the window, and the one behind its last; int32 of shape (n, 4).
+        question: row of the file, int32 of shape (n,).
+        at: which token of all paragraphs a window's token 0 would be, int64 of shape (n,).
+        offsets: where each token of all paragraphs begins and ends in its paragraph, in characters, int32 of shape
+            (P, 2).
+        articles: each question's, counted from 0 in the file's order, int32 of shape (questions,).
+    """
+
+    ids: NDArray[Any]
+    ends: NDArray[np.int64]
+    second: NDArray[np.uint16]
+    spans: NDArray[np.int32]
+    question: NDArray[np.int32]
+    at: NDArray[np.int64]
+    offsets: NDArray[np.int32]
+    articles: NDArray[np.int32]
+
+
+class SquadData(TextData):
+    """The Stanford question answering dataset (Rajpurkar et al. 2016), v1.1, from Parquet files in `<root>/squad`.
+
+    A row is a question with a window of its paragraph; a paragraph that is too long has several, which overlap. The
+    test set is hidden, so results are reported on the validation set. A tenth of the training file's articles is held
+    out for selection, with all their questions; where a title is empty the paragraph counts as the article.
+
+    `TextBatch.labels` is of shape (rows, 5): `Windows.spans` and the window's number, by which `answered` knows it.
+
+    Args:
+        root: the data folder.
+        seed: unused; the texts are the same for every seed.
+        model: whose tokenizer is used: a local folder, or a name on the Hugging Face Hub.
+        scratch: train a word-piece vocabulary on the training texts, unless `model` is a local folder with a tokenizer.
+        vocab: tokens of a vocabulary from scratch, in [100, 65536]; there are fewer where the texts have too few words.
+        max_length: tokens of a window, question and special ones included, in [8, 65536]. A question is cut to half of
+            what the overlap leaves.
+        stride: tokens of the paragraph that a window shares with the one before it, at least 0.
+        n_train: use only this many of the training questions; all by default.
+
+    Raises:
+        ValueError: an option is out of range.
+        DataError: a file is missing or damaged, or its rows are not what they should be; no tokenizer was found.
+    """
+
+    report = "validation"
+    SOURCES = (SQUAD,)
+
+    def __init__(
+        self,
+        root: Path,
+        seed: int = 0,
+        *,
+        model: str = "bert-base-uncased",
+        scratch: bool = False,
+        vocab: int = 8000,
+        max_length: int = 384,
+        stride: int = 128,
+        n_train: int | None = None,
+    ) -> None:
+        self._stride, self._files = stride, list[Windows]()
+        super().__init__(root, seed, model=model, scratch=scratch, vocab=vocab, max_length=max_length, n_train=n_train)
+        import pyarrow as pa
+
+        files, paths = self._files, self.source.paths(root).values()
+        self._passages = pa.concat_tables([read_table(self.source, path, ("context", "answers")) for path in paths])
+        self._question = _joined([file.question for file in files], [len(file.articles) for file in files])
+        self._at = _joined([file.at for file in files], [len(file.offsets) for file in files])
+        self._offsets = np.concatenate([file.offsets for file in files])
+        spans = np.concatenate([file.spans for file in files])
+        self._spans = torch.from_numpy(np.column_stack([spans, np.arange(len(spans))]))
+
+    def _truncate(self, max_length: int) -> None:
+        most = max_length - self.tokenizer.num_special_tokens_to_add(True) - 2
+        if not 0 <= self._stride <= most:
+            raise ValueError(
+                f"stride={self._stride} is out of range: with max_length={max_length} it must lie in [0, {most}]"
+            )
+        self.tokenizer.enable_truncation(max_length, stride=self._stride, strategy="only_second")
+
+    def _encoded(self, path: Path, digest: str) -> Encoded:
+        source, tokenizer = self.source, self.tokenizer
+        arrays = tokenised(
+            Windows._fields,
+            path,
+            digest,
+            source.columns,
+            tokenizer,
+            lambda: _windows(source, path, tokenizer)._asdict(),
+        )
+        file, before = Windows(**arrays), sum(len(each.ends) for each in self._files)
+        self._files.append(file)
+        numbers = before + np.arange(len(file.ends))
+        return Encoded(file.ids, file.ends, file.second, numbers, np.zeros(len(numbers), np.uint8))
+
+    def _carved_rows(self, n: int) -> tuple[Tensor, Tensor]:
+        articles = torch.from_numpy(self._files[0].articles)
+        held_out = torch.isin(articles, self._carved(len(articles.unique()), "articles")[0])
+        hashed = torch.cat(validation_rows(n, 1, self.source.salt))
+        return held_out.nonzero()[:, 0], hashed[~held_out[hashed]]
+
+    def _places(self, rows: Tensor) -> Tensor:
+        question = self._files[0].question  # ascending
+        first, stop = (np.searchsorted(question, rows.numpy(), side) for side in ("left", "right"))
+        return torch.from_numpy(np.concatenate([np.arange(*each) for each in zip(first, stop, strict=True)]))
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Move tokens and labels to the device."""
+        super().to(device, dtype)
+        self._spans = self._spans.to(device)
+
+    def batch(self, split: str, rows: Tensor | slice, randomness: BatchRandomness | None = None) -> TextBatch:
+        """The windows of these rows; as wide as the batches of `TextData`."""
+        batch = super().batch(split, rows, randomness)
+        return batch._replace(labels=self._spans[batch.labels])
+
+    def answered(
+        self, windows_N: NDArray[Any], scores_N: NDArray[Any], first_N: NDArray[Any], last_N: NDArray[Any]
+    ) -> Iterator[tuple[str, list[str]]]:
+        """The answer to each question that these windows are of, and those that are right, in the files' order.
+
+        Args:
+            windows_N: windows by number.
+            scores_N: how good the best span of a window is; of a question's windows the best counts, of equal ones the
+                first.
+            first_N: the span's first token.
+            last_N: its last token; the answer is the paragraph's text from the one to the other, and empty where the
+                score is not finite.
+        """
+        question_N = self._question[windows_N]
+        order_N = np.lexsort((windows_N, -scores_N, question_N))
+        questions, places = np.unique(question_N[order_N], return_index=True)
+        best = order_N[places]
+        at, fine = self._at[windows_N[best]], np.isfinite(scores_N[best])
+        begins = self._offsets[np.where(fine, at + first_N[best], 0), 0]
+        ends = np.where(fine, self._offsets[np.where(fine, at + last_N[best], 0), 1], begins)
+        passages = self._passages.take(questions).to_pylist()
+        for passage, begin, end in zip(passages, begins, ends, strict=True):
+            yield passage["context"][begin:end], passage["answers"]["text"]
+
+
+def _joined(numbers: list[NDArray[Any]], sizes: list[int]) -> NDArray[np.int64]:
+    """Numbers within each file as numbers within all, one file after the other."""
+    before = np.cumsum([0, *sizes[:-1]])
+    return np.concatenate([first + each for first, each in zip(before, numbers, strict=True)])
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
+
+
+def _windows(source: TextSource, path: Path, tokenizer: Tokenizer) -> Windows:
+    """Tokenise a file; neighbouring questions on the same paragraph share its offsets."""
+    table, truncation = read_table(source, path, source.columns), tokenizer.truncation
+    assert truncation is not None
+    stride = truncation["stride"]
+    longest = (truncation["max_length"] - tokenizer.num_special_tokens_to_add(True) - stride) // 2
+    whole = Tokenizer.from_str(tokenizer.to_str())
+    whole.no_truncation()
+    questions, contexts = (texts_of(path, table, name) for name in source.texts)
+    answers = _answers(path, table, contexts)
+    ids, windows, offsets, tokens = list[NDArray[Any]](), list[tuple[int, ...]](), [np.zeros((0, 2), np.int32)], 0
+    kind = kind_of(tokenizer)
+    for row, (question, context, (begin, end)) in enumerate(zip(questions, contexts, answers, strict=True)):
+        if row == 0 or context != contexts[row - 1]:
+            tokens += len(offsets[-1])
+            passage = whole.encode(context, add_special_tokens=False)
+            offsets.append(np.array(passage.offsets, np.int32).reshape(-1, 2))
+        # Tokens that hold any of the answer; where a token holds more, the answer cannot be cut exactly.
+        first = int(np.searchsorted(offsets[-1][:, 1], begin, "right"))
+        last = int(np.searchsorted(offsets[-1][:, 0], end)) - 1
+        asked = whole.encode(question, add_special_tokens=False)
+        while len(asked.ids) > longest:  # what the tokenizer cuts off itself comes as windows of its own
+            question = question[: min(asked.offsets[longest][0], len(question) - 1)]
+            asked = whole.encode(question, add_special_tokens=False)
+        encoding = tokenizer.encode(question, context)
+        before = 0  # tokens of the paragraph before the window
+        for part in (encoding, *encoding.overflowing):
+            sequences = part.sequence_ids
+            start, size = sequences.index(1) if 1 in sequences else 0, sequences.count(1)
+            shift = start - before
+            held = before <= first <= last < before + size
+            span = (first + shift, last + shift) if held else (0, 0)
+            windows.append((row, tokens - shift, sum(part.type_ids), len(part.ids), *span, start, start + size))
+            ids.append(np.array(part.ids, kind))
+            before += size - stride
+    row, at, second, lengths, *spans = np.array(windows, np.int64).reshape(-1, 8).T.copy()
+    titles = texts_of(path, table, "title")
+    number: dict[str, int] = {}
+    articles = [
+        number.setdefault(title or context, len(number)) for title, context in zip(titles, contexts, strict=True)
+    ]
+    return Windows(
+        np.concatenate([np.zeros(0, kind), *ids]), np.cumsum(lengths), second.astype(np.uint16),
+        np.stack(spans, axis=1, dtype=np.int32), row.astype(np.int32), at, np.concatenate(offsets),
+        np.array(articles, np.int32),
+    )  # fmt: skip
+
+
+def _answers(path: Path, table: Any, contexts: list[str]) -> list[tuple[int, int]]:
+    """Where each row's first answer begins and ends in its paragraph, in characters; all answers must be texts."""
+    spans = []
+    for row, (found, context) in enumerate(zip(values_of(path, table, "answers"), contexts, strict=True)):
+        match found:
+            case {"text": [str() as text, *more], "answer_start": [int() as begin, *_]} if all(
+                isinstance(m, str) for m in more
+            ):
+                end = begin + len(text)
+            case _:
+                raise DataError(
+                    f"{path}: row {row} has the answers {str(found)[:100]};"
+                    " they must be a struct of two lists, text and answer_start, with at least one answer"
+                )
+        if begin < 0 or not text.strip() or context[begin:end] != text:
+            raise DataError(
+                f"{path}: row {row} has the answer {text[:100]!r} at character {begin} of its context, where there is"
+                f" {context[max(begin, 0) : max(end, 0)][:100]!r}; leave out such rows"
+            )
+        spans.append((begin, end))
+    return spans

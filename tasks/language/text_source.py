@@ -1,0 +1,140 @@
+"""Where labelled texts lie, and the texts, labels and identities that their Parquet files hold."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasks.core.files import DataError
+from tasks.core.tables import Hub, columns_of, or_part, readable, require_tables
+
+
+@dataclass(frozen=True)
+class TextSource:
+    """Where a data set of labelled texts lies, and what its columns mean.
+
+    Attributes:
+        folder: below the data folder.
+        files: by split, the name of its Parquet file and the rows of the official one; "train" is always there; a file
+            NAME_part stands for one that is missing.
+        texts: columns with the texts, one or two.
+        label: column with the label.
+        num_classes: labels lie in [0, num_classes).
+        n_val: training rows kept for validation; a tenth of the rows where that is less.
+        salt: name that decides which ones (`tasks.core.split.validation_rows`).
+        threshold: the label column is a share in [0, 1], and the label 1 from this share on; None: it is the label.
+        groups: columns with the share of raters who saw an identity mentioned, at most 8; a half and more counts. Those
+            that all files have are used.
+        hub: data set on the Hugging Face Hub, its configuration or None, and the names of our splits there.
+        stand_in: what is to be said if these are not the data that they are used for.
+        more: other columns that must be there.
+    """
+
+    folder: str
+    files: Mapping[str, tuple[str, int]]
+    texts: tuple[str, ...]
+    label: str
+    num_classes: int
+    n_val: int
+    salt: str
+    threshold: float | None = None
+    groups: tuple[str, ...] = ()
+    hub: tuple[str, str | None, Mapping[str, str]] | None = None
+    stand_in: str = ""
+    more: tuple[str, ...] = ()
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Columns that must be there."""
+        return (*self.texts, self.label, *self.more)
+
+    def paths(self, root: Path) -> dict[str, Path]:
+        """The files by split, in this data folder."""
+        return {split: or_part(root / self.folder / name) for split, (name, _) in self.files.items()}
+
+    def require(self, root: Path) -> None:
+        """Make sure that the files are there, from the Hub if they are not.
+
+        Raises:
+            DataError: one is missing and cannot be fetched.
+        """
+        require_tables(self.paths(root), self.columns, self.hub and Hub(*self.hub))
+
+    def held_out(self, n: int) -> int:
+        """How many of n training rows are kept for validation."""
+        return min(self.n_val, n // 10)
+
+
+def groups_of(source: TextSource, paths: Iterable[Path]) -> tuple[str, ...]:
+    """Those of the source's group columns that all files have."""
+    there = [set(columns_of(path)) for path in paths] if source.groups else []
+    return tuple(name for name in source.groups if all(name in names for names in there))
+
+
+def read_table(source: TextSource, path: Path, names: Iterable[str]) -> Any:
+    """Columns of a file, as a table of pyarrow's."""
+    import pyarrow.parquet as pq
+
+    there, names = columns_of(path), list(names)
+    for name in names:
+        if name not in there:
+            hint = f", as {source.hub[0]} on the Hugging Face Hub does" if source.hub else ""
+            raise DataError(
+                f"{path} has no column {name!r}, only {', '.join(there)}; it must have {', '.join(names)}{hint}"
+            )
+    with readable(path):
+        return pq.read_table(path, columns=names)
+
+
+def values_of(path: Path, table: Any, name: str, rows: slice = slice(None)) -> list[Any]:
+    """Values of some rows of a table."""
+    try:
+        return table[name][rows].to_pylist()
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path}: column {name!r} has a text that is not UTF-8 ({error.reason}); write it again"
+        ) from None
+
+
+def texts_of(path: Path, table: Any, name: str, rows: slice = slice(None)) -> list[str]:
+    """Texts of some rows of a table."""
+    texts = values_of(path, table, name, rows)
+    wrong = next((i for i, text in enumerate(texts) if not isinstance(text, str)), None)
+    if wrong is not None:
+        row = wrong + (rows.start or 0)
+        raise DataError(f"{path}: row {row} has no text in column {name!r} but {texts[wrong]!r}; leave out such rows")
+    return texts
+
+
+def labels_of(source: TextSource, path: Path, table: Any) -> NDArray[np.uint8]:
+    """Labels of all rows. Rows whose label is hidden (-1 on the Hub) are not dropped quietly, but refused."""
+    values, high = table[source.label].to_numpy(), source.num_classes - 1 if source.threshold is None else 1
+    if values.dtype.kind not in "buif":
+        raise DataError(
+            f"{path}: column {source.label!r} holds {table[source.label].type}; it must hold numbers in [0, {high}]"
+        )
+    legal = (values >= 0) & (values <= high)  # NaN, which stands for a missing one too, is not
+    if source.threshold is None:
+        legal &= values == np.floor(values)
+    if not legal.all():
+        row = int(legal.argmin())
+        kind = "a whole number" if source.threshold is None else "a share"
+        raise DataError(
+            f"{path}: row {row} has {source.label} {values[row]:g}; it must be {kind} in [0, {high}];"
+            " leave out such rows (-1 marks a label that is hidden)"
+        )
+    return (values if source.threshold is None else values >= source.threshold).astype(np.uint8)
+
+
+def mentions_of(path: Path, table: Any, names: Sequence[str]) -> NDArray[np.uint8]:
+    """The groups of each row as bits; a missing share is none."""
+    bits = np.zeros(len(table), np.uint8)
+    for i, name in enumerate(names):
+        values = table[name].to_numpy()
+        if values.dtype.kind not in "buif":
+            raise DataError(f"{path}: column {name!r} holds {table[name].type}; it must hold shares in [0, 1]")
+        bits |= (values >= 0.5).astype(np.uint8) << i
+    return bits

@@ -1,0 +1,130 @@
+"""Tokenizers of the BERT family: of a pretrained model, or word pieces trained on the texts at hand."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from tokenizers import Tokenizer, trainers
+from tokenizers.implementations import BertWordPieceTokenizer
+from tokenizers.models import WordPiece
+
+from tasks.core.files import DataError
+from tasks.core.tables import one_line
+
+LEAST_VOCABULARY = 100
+"""A tokenizer that knows fewer tokens is one whose vocabulary was not found."""
+
+_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model")
+_SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+
+
+def load_tokenizer(model: str) -> Tokenizer:
+    """The tokenizer of a pretrained model.
+
+    Its `tokenizer.json` is read as it is; else its `vocab.txt` as BERT's word pieces; other kinds are left to
+    `transformers`. Those constructors that quietly make an empty vocabulary of a file that is not there are not used.
+
+    Args:
+        model: a local folder, or a name on the Hugging Face Hub.
+
+    Raises:
+        DataError: there is no such tokenizer here or on the Hub, or it is damaged or has no vocabulary.
+    """
+    folder = _tokenizer_folder(model)
+    try:
+        if (folder / "tokenizer.json").is_file():
+            tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        elif (folder / "vocab.txt").is_file():
+            tokenizer = word_pieces(WordPiece.read_file(str(folder / "vocab.txt")), _lowercase(folder))
+        else:
+            from transformers import AutoTokenizer
+
+            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True).backend_tokenizer
+    except Exception as error:  # `tokenizers` raises nothing more special
+        raise DataError(
+            f"the tokenizer in {folder} cannot be read ({one_line(error)}); copy the model's files there again"
+        ) from None
+    if (size := tokenizer.get_vocab_size()) < LEAST_VOCABULARY:
+        raise DataError(
+            f"the tokenizer in {folder} knows {size} tokens, fewer than {LEAST_VOCABULARY}: its vocabulary is missing;"
+            " copy the model's tokenizer.json or vocab.txt there"
+        )
+    return tokenizer
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a model's folder has a tokenizer."""
+    return any((folder / name).is_file() for name in _FILES)
+
+
+def _tokenizer_folder(model: str) -> Path:
+    """The local folder with a model's tokenizer; from the Hub it is fetched once."""
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        if not has_tokenizer(folder):
+            raise DataError(f"there is no tokenizer in {folder}: copy the model's tokenizer.json or vocab.txt there")
+        return folder
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url, snapshot_download
+
+    why = ""
+    for here in (True, False):
+        try:
+            if not here:  # without a network the download would try again for a minute
+                get_hf_file_metadata(hf_hub_url(model, "config.json"), timeout=10)
+            wanted = [*_FILES, "tokenizer_config.json", "merges.txt"]
+            folder = Path(snapshot_download(model, allow_patterns=wanted, local_files_only=here))
+            if has_tokenizer(folder):
+                return folder
+            why = "it has none there"
+        except Exception as error:  # of the network, of the Hub, of the name
+            why = one_line(error)
+    raise DataError(
+        f"no tokenizer for {model}: there is no such folder, and nothing came from the Hugging Face Hub ({why}); name a"
+        " folder with the model's files by --task.model DIR, or train a small model by --task.scratch true"
+    )
+
+
+def _lowercase(folder: Path) -> bool:
+    """Whether a BERT lowercases its texts; models of the time of `vocab.txt` did, unless they say no."""
+    with suppress(OSError, ValueError):
+        return bool(json.loads((folder / "tokenizer_config.json").read_text("utf-8")).get("do_lower_case", True))
+    return True
+
+
+def word_pieces(vocabulary: Mapping[str, int], lowercase: bool = True) -> Tokenizer:
+    """BERT's tokenizer with this vocabulary."""
+    return Tokenizer.from_str(BertWordPieceTokenizer(dict(vocabulary), lowercase=lowercase).to_str())
+
+
+def pad_id_of(tokenizer: Tokenizer) -> int:
+    """The number of the token that fills up batches."""
+    if tokenizer.padding is not None:
+        return tokenizer.padding["pad_id"]
+    found = [tokenizer.token_to_id(token) for token in ("[PAD]", "<pad>")]
+    return next((each for each in found if each is not None), 0)  # what is padded is masked, so any token will do
+
+
+def train_word_pieces(texts: Sequence[str], size: int) -> Tokenizer:
+    """BERT's tokenizer, in lower case, with a vocabulary of these texts: a function of them and of the size alone.
+
+    `tokenizers` numbers characters within words in the order of a hash table that is another one in every process. So
+    they are given to it in order, as if they were special tokens; of the characters only the most frequent are kept.
+
+    Args:
+        texts: to train on.
+        size: tokens at most, at least 100.
+    """
+    tokenizer = word_pieces({token: i for i, token in enumerate(_SPECIAL)})
+    counts = Counter[str]()
+    for text in texts:
+        counts.update(tokenizer.normalizer.normalize_str(text))
+    frequent = sorted((c for c in counts if not c.isspace()), key=lambda c: (-counts[c], c))
+    characters = sorted(frequent[: min(1000, size // 4)])
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=size, special_tokens=[*_SPECIAL, *(f"##{c}" for c in characters)], initial_alphabet=characters,
+        limit_alphabet=len(characters), show_progress=False,
+    )  # fmt: skip
+    tokenizer.train_from_iterator(texts, trainer)
+    return word_pieces(tokenizer.get_vocab())

@@ -1,0 +1,158 @@
+"""Tokens of a text without loss: bytes, characters, or pairs of bytes that were merged by how often they occur."""
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from tasks.core.files import DataError
+
+LEAST_PAIRS = 256
+"""Tokens of a vocabulary of byte pairs at least: the bytes themselves."""
+MOST = 2**16
+"""Tokens of a vocabulary at most: they are kept in two bytes each."""
+
+
+class Vocabulary(ABC):
+    """Tokens 0, 1, ... and how a text is written with them; no text is unknown that it was made of.
+
+    Attributes:
+        sizes: bytes of each token in UTF-8, int64 of shape (V,).
+    """
+
+    sizes: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    @abstractmethod
+    def encode(self, texts: Sequence[str]) -> NDArray[np.uint16]:
+        """The tokens of the texts, one after the other."""
+
+    @abstractmethod
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of tokens; bytes that make no character become a replacement character."""
+
+    @abstractmethod
+    def to_str(self) -> str:
+        """All there is to know of it; `read_vocabulary` makes it of that again."""
+
+
+class Bytes(Vocabulary):
+    """The 256 bytes of UTF-8."""
+
+    sizes = np.ones(256, np.int64)
+
+    def encode(self, texts: Sequence[str]) -> NDArray[np.uint16]:
+        """The bytes of the texts."""
+        return np.frombuffer("".join(texts).encode(), np.uint8).astype(np.uint16)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of bytes."""
+        return bytes(ids).decode(errors="replace")
+
+    def to_str(self) -> str:
+        """Its kind alone."""
+        return "byte"
+
+
+class Characters(Vocabulary):
+    """The characters of a text, in the order of their code points.
+
+    Args:
+        characters: sorted, without repetition.
+
+    Raises:
+        DataError: there are more than 65,536.
+    """
+
+    def __init__(self, characters: Sequence[str]) -> None:
+        if len(characters) > MOST:
+            raise DataError(
+                f"the text has {len(characters):,} different characters, more than {MOST:,};"
+                " take --task.tokens byte or bpe"
+            )
+        self._characters = "".join(characters)
+        self._points = _code_points(self._characters)
+        self.sizes = np.array([len(c.encode()) for c in characters], np.int64)
+
+    def encode(self, texts: Sequence[str]) -> NDArray[np.uint16]:
+        """The places of the texts' characters."""
+        return np.searchsorted(self._points, _code_points("".join(texts))).astype(np.uint16)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The characters at these places."""
+        return "".join(self._characters[i] for i in ids)
+
+    def to_str(self) -> str:
+        """The characters."""
+        return json.dumps(self._characters)
+
+
+def _code_points(text: str) -> NDArray[np.uint32]:
+    return np.frombuffer(text.encode("utf-32-le"), "<u4")
+
+
+class BytePairs(Vocabulary):
+    """Byte-pair encoding of bytes, as of GPT-2: no text is unknown, and none is changed.
+
+    Args:
+        tokenizer: made by `train_byte_pairs`.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        names = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
+        self.sizes = np.array([len(name) for name, _ in names], np.int64)  # a byte is one character there
+
+    def encode(self, texts: Sequence[str]) -> NDArray[np.uint16]:
+        """The tokens of the texts; what is merged never reaches over the end of one."""
+        found = [np.array(each.ids, np.uint16) for each in self._tokenizer.encode_batch_fast(list(texts))]
+        return np.concatenate([np.zeros(0, np.uint16), *found])
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of tokens."""
+        return self._tokenizer.decode(list(ids))
+
+    def to_str(self) -> str:
+        """The tokenizer's own form."""
+        return self._tokenizer.to_str()
+
+
+def train_byte_pairs(texts: Iterable[str], size: int) -> BytePairs:
+    """A vocabulary of these texts: a function of them and of the size alone.
+
+    `tokenizers` breaks ties between pairs that occur as often by their numbers, which follow from the alphabet; that is
+    given to it in order, since what it finds itself comes from a hash table.
+
+    Args:
+        texts: to train on.
+        size: tokens at most, in [256, 65536]; there are fewer where the texts have too few pairs.
+    """
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(texts, trainer)
+    return BytePairs(tokenizer)
+
+
+def read_vocabulary(text: str) -> Vocabulary:
+    """The vocabulary that `Vocabulary.to_str` wrote.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if text == Bytes().to_str():
+        return Bytes()
+    content = json.loads(text)
+    if isinstance(content, str):
+        return Characters(content)
+    try:
+        return BytePairs(Tokenizer.from_str(text))
+    except Exception as error:  # `tokenizers` raises nothing more special
+        raise ValueError("not a tokenizer") from error

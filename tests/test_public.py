@@ -1,0 +1,71 @@
+"""What plug-ins import has one public place, files lie where the map says, and where a file lies is in no identity."""
+
+import re
+import subprocess
+import sys
+from itertools import chain
+
+import pytest
+
+import optimizers
+import tasks
+from bench.config import resolve
+from tests.tiny import ROOT
+
+IDS = {
+    "synthetic": "6ae396a53d",
+    "synthetic_joint": "d69001ca58",
+    "mha_dm1": "2d64791134",
+    "mha_planted": "9c190ef006",
+    "attention_matrix": "3739220f85",
+    "mnist": "d0a35a67ab",
+    "cifar10": "71103dfe77",
+    "mnli": "3d344a321a",
+    "sst2": "df72745940",
+    "squad": "28c3dada5a",
+    "lm": "2dc83b927a",
+}
+
+
+@pytest.mark.parametrize("package", [tasks, optimizers], ids=lambda package: package.__name__)
+def test_every_public_name_is_there(package) -> None:
+    assert {name for name in package.__all__ if getattr(package, name) is None} == set()
+    with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
+        package.Nothing  # noqa: B018
+    with pytest.raises(ImportError, match="Nothing"):
+        exec(f"from {package.__name__} import Nothing")
+
+
+def test_only_what_needs_torch_imports_it() -> None:
+    code = (
+        "import sys\nfrom tasks import TASKS, DataError, TaskSpec, derive_seed\nfrom optimizers import OptimizerSpec\n"
+        "heavy = {'torch', 'lightning', 'numpy', 'pyarrow'} & set(sys.modules)\nassert not heavy, heavy\n"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=60)
+
+
+def test_templates_and_documents_import_from_the_public_place() -> None:
+    texts = [*(ROOT / "bench" / "templates").rglob("*.j2"), *(ROOT / "docs").glob("*.md"), *ROOT.glob("*.md")]
+    lines = chain.from_iterable(path.read_text("utf-8").splitlines() for path in texts)
+    found = [match for line in lines if (match := re.search(r"\bfrom (tasks|optimizers)(\.\w+)* import (.+)", line))]
+    assert len(found) >= 5
+    for match in found:
+        assert match[2] is None, match[0]
+        names = re.findall(r"\w+", match[3].partition("`")[0])
+        assert set(names) <= set({"tasks": tasks, "optimizers": optimizers}[match[1]].__all__), match[0]
+
+
+def test_the_map_names_every_file_of_tasks_and_optimizers() -> None:
+    rows = re.findall(r"^\| (?:`([\w/]+)/`)? ?\| (.*?) \|", (ROOT / "CONTRIBUTING.md").read_text("utf-8"), re.MULTILINE)
+    named, folder = set[str](), ""
+    for name, files in rows:
+        folder = name or folder
+        named |= {f"{folder}/{file}" for file in re.findall(r"`([\w.]+)`", files)}
+    here = {str(path.relative_to(ROOT)) for top in ("tasks", "optimizers") for path in (ROOT / top).rglob("*.py")}
+    here = {name for name in here if not name.endswith("__init__.py")}
+    assert {name for name in named if name.startswith(("tasks/", "optimizers/"))} == here
+
+
+@pytest.mark.parametrize(("task", "run_id"), IDS.items())
+def test_a_run_keeps_its_identity_wherever_its_task_lies(task: str, run_id: str) -> None:
+    assert resolve({"task": task, "opt": "adam"}).run_id == f"{task}-adam-{run_id}"
