@@ -7,6 +7,7 @@ from contextlib import redirect_stdout
 from operator import gt, lt
 from typing import TYPE_CHECKING
 
+from bench.checks import check
 from bench.config import RunConfig, on_device
 from bench.errors import UserError
 from bench.grammar.parse import Args
@@ -19,7 +20,7 @@ from bench.text import aligned
 if TYPE_CHECKING:
     from bench.stats import Interval
 
-ONE_RUN = ("seed", "resume", "rerun", "dry_run")
+ONE_RUN = ("resume", "rerun")
 """Options of `bench fit` that are for one run."""
 
 
@@ -35,13 +36,19 @@ def fit_seeds(config: RunConfig, args: Args, tuned_by: str | None) -> int:
         UserError: a run cannot be made, or an option is for one run alone.
         RunFailed: as in `bench.execute.execute.execute`.
     """
-    if more := [name for name in ONE_RUN if getattr(args, name) not in (None, False)]:
-        raise UserError(f"--{more[0].replace('_', '-')} is for one run; leave it or --seeds out")
+    if more := [*(["seed"] if "seed" in args.of_runs else []), *(name for name in ONE_RUN if getattr(args, name))]:
+        raise UserError(f"--{more[0]} is for one run; leave it or --seeds out")
     follows = "data_seed" not in args.of_runs
     config = on_device(config)
     configs = [
         config.model_copy(update={"seed": seed, **({"data_seed": seed} if follows else {})}) for seed in args.seeds
     ]
+    if args.dry_run:
+        check(configs[0])
+        runs = {each.run_id: {"seed": each.seed} for each in configs}
+        shown = (f"{run_id}  seed {each['seed']}" for run_id, each in runs.items())
+        print(json.dumps(runs) if args.json else "\n".join(shown))
+        return 0
     if _stored(configs) is None:
         from bench.execute import Effort
         from bench.execute.execute import STOPPED, execute

@@ -19,6 +19,7 @@ SUBJECTS = (
     "text",
     "startup",
     "tuning",
+    "papers",
     "boards",
 )
 

@@ -180,7 +180,19 @@ SWEEP_SHARED = (
     *SWEEP, "--opt.lr", "0.01:1:6", "--trainer.max_steps", "400", "--device", "cpu", "--workers", "2",
     "--engine", "lanes", "--width", "3", "--trainer.checkpoint_seconds", "1e-3",
 )  # fmt: skip
-WITH_WORKERS = {"tune": TUNE, "sweep": SWEEP_SHARED}
+REPRODUCE = (
+    "reproduce", "vasudeva2025/fixed-decoder", "--trainer.max_steps", "400", "--trainer.checkpoint_seconds", "1e-3",
+    "--seeds", "4", "--device", "cpu", "--workers", "2", "--engine", "lanes",
+)  # fmt: skip
+SUITE = {
+    "title": "small", "tasks": ["synthetic"], "optimizers": ["ngd", "gd"], "seeds": 1,
+    "tune": {"trials": 2, "seeds": 1},
+    "settings": {"trainer.max_steps": 40, "trainer.checkpoint_seconds": 1e-3, "device": "cpu"},
+}  # fmt: skip
+WITH_WORKERS = {
+    "tune": TUNE, "sweep": SWEEP_SHARED, "reproduce": REPRODUCE,
+    "suite": ("suite", "SUITE", "--workers", "2", "--engine", "lightning"),
+}  # fmt: skip
 
 
 class Sharing:
@@ -188,7 +200,10 @@ class Sharing:
 
     def __init__(self, kind: str, folder: Path) -> None:
         self.store, self.out = folder / "runs", folder / "out"
-        self.words = [*WITH_WORKERS[kind], "--store", str(self.store), "--out", str(self.out)]
+        suite = folder / "suite.yaml"
+        suite.write_text(json.dumps(SUITE), "utf-8")
+        words = [str(suite) if word == "SUITE" else word for word in WITH_WORKERS[kind]]
+        self.words = [*words, "--store", str(self.store), "--out", str(self.out)]
 
     def start(self) -> "subprocess.Popen[str]":
         words = [sys.executable, "-m", "bench.cli", *self.words]

@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import yaml
@@ -72,6 +73,26 @@ def test_every_experiment_names_runs_arms_and_tests_that_exist(name: str) -> Non
             check(job.config)
     assert len({claim.name for claim in full.claims}) == len(full.claims)
     assert full.search is None or set(full.search.claims or []) <= {claim.name for claim in full.claims}
+
+
+@pytest.mark.parametrize("name", ["vasudeva2025/fixed-decoder", "vasudeva2025/joint"])
+def test_lanes_of_an_experiment_equal_runs_one_after_the_other(cli: Any, tmp_path: Path, name: str) -> None:
+    found: dict[str, dict[str, Any]] = {}
+    for engine in ("lanes", "lightning"):
+        store = tmp_path / engine
+        answer = cli("reproduce", name, "--trainer.max_steps", 200, "--seeds", 2, "--device", "cpu", "--engine", engine,
+                     "--store", store, "--out", tmp_path / f"{engine} out")  # fmt: skip
+        assert answer.code == 0, answer.err
+        runs = list(Store(store).runs())
+        assert {run.engine for run in runs} == {engine}
+        found[engine] = {run.run_id: Store(store).tables(run.run_id) for run in runs}
+    assert found["lanes"].keys() == found["lightning"].keys()
+    for run_id, tables in found["lanes"].items():
+        for kind, columns in tables.items():
+            for column, values in columns.items():
+                if column not in ("train_s", "wall_s", "seconds", "test_error"):  # an error is a step of the weights
+                    alone = found["lightning"][run_id][kind][column]
+                    np.testing.assert_allclose(values, alone, rtol=1e-9, atol=1e-9, err_msg=f"{run_id} {column}")
 
 
 @pytest.mark.parametrize("name", experiments())

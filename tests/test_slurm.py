@@ -1,5 +1,6 @@
 """Studies on Slurm: the script of `bench tune --slurm` on a real one, with PostgreSQL."""
 
+import json
 import os
 import shlex
 import subprocess
@@ -186,3 +187,27 @@ def test_array_survives_a_requeue_and_each_task_has_its_gpu(slurm, postgres_url:
     found = bench("tune", "--resume", "s", "--opt", SLOW, "--store", "runs", "--out", "out", env=env, cwd=tmp_path)
     assert "fresh" in found
     assert (tmp_path / "out" / "synthetic" / "slow.Slow.yaml").is_file()
+
+
+@pytest.mark.slurm
+@pytest.mark.deep
+def test_a_suite_as_an_array_survives_a_requeue(slurm, postgres_url: str, tmp_path: Path) -> None:
+    env = os.environ | slurm.env | {"BENCH_STORAGE": postgres_url, "OMP_NUM_THREADS": "1"}
+    suite = tmp_path / "two.yaml"
+    settings = {"trainer.max_steps": 300, "trainer.val_every": 20, "device": "cpu"}
+    tune = {"trials": 2, "seeds": 1}
+    asked = {"title": "two", "tasks": ["synthetic"], "optimizers": {SLOW: {"opt.lr": "1e-2:1e0"}, "gd": {}}, "seeds": 1}
+    suite.write_text(json.dumps({**asked, "settings": settings, "tune": tune}))
+    words = ["suite", str(suite), "--engine", "lightning", "--store", "runs"]
+    said = bench(*words, "--slurm", "--workers", "2", env=env, cwd=tmp_path)
+    job = said.split("Submitted batch job ")[1].partition(",")[0]
+    until(lambda: len(list((tmp_path / "runs").glob("*/attempt-1/curve.raw"))) > 1, "both tasks train", seconds=120)
+    slurm.requeue(f"{job}_1")
+    until(lambda: not slurm("squeue", "-h"), "the array has ended", seconds=300)
+    assert "Restarts=1" in slurm("scontrol", "show", "job", f"{job}_1")
+    assert not (tmp_path / "tuned").exists()
+    studies = Studies(postgres_url)
+    assert {trial.state for name in studies.names() for trial in studies.open(name).trials()} == {"completed"}
+    shown = bench(*words, "--workers", "1", env=env, cwd=tmp_path)
+    assert "written to tuned" in shown
+    assert sorted(path.name for path in (tmp_path / "tuned").rglob("*.yaml")) == ["gd.yaml", "slow.Slow.yaml"]

@@ -800,7 +800,7 @@ def test_a_worker_keeps_to_its_slot(here: Path, sqlite_url: str, store: Path, mo
         ("--name a/b", "--name a/b: a name has letters, digits, dots, - and _ and nothing else"),
         ("--name=", "--name : a name has letters, digits, dots, - and _ and nothing else"),
         ("--print", "--print prints the script of --slurm; write both"),
-        ("--create --slurm", "--create puts the study into its database, and --slurm does so too: leave one of them"),
+        ("--create --slurm", "--create lets workers join, and --slurm starts them: leave one of them out"),
     ],
 )
 @pytest.mark.parametrize("dry", [False, True])

@@ -12,7 +12,7 @@ from bench.execute import Effort
 from bench.execute.cuts import cut
 from bench.execute.here import carry_out
 from bench.execute.plan import Plan
-from bench.execute.pool import Event, Pool, Worker
+from bench.execute.pool import Event, Pool, WorkerProcess
 from bench.execute.slots import Slot, slots
 from bench.progress import Advance, SweepProgress
 from bench.store.record import RunResult
@@ -107,7 +107,7 @@ def _with_workers(plan: Plan, cut_up: Sequence[Slot], progress: SweepProgress) -
         if "broken" in event:
             broken.append(event["broken"])
 
-    def died(worker: Worker, how: str) -> None:
+    def died(worker: WorkerProcess, how: str) -> None:
         progress.add(worker.slot, Advance())
         progress.doing(worker.slot, "starting")
 

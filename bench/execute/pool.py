@@ -31,7 +31,7 @@ where that is over, and else what its listener knows."""
 
 
 @dataclass
-class Worker:
+class WorkerProcess:
     """A process of the pool.
 
     Attributes:
@@ -74,9 +74,9 @@ class Pool:
     def __init__(self, words: Sequence[str], slots: Sequence[Slot], environment: Mapping[str, str]) -> None:
         self.slots = slots
         self._words, self._environment = words, environment
-        self._running: dict[int, Worker] = {}
+        self._running: dict[int, WorkerProcess] = {}
         self._busy: set[int] = set()
-        self._events: Queue[tuple[Worker, Event]] = Queue()
+        self._events: Queue[tuple[WorkerProcess, Event]] = Queue()
         self._stillborn = 0
 
     def __enter__(self) -> "Pool":
@@ -89,7 +89,7 @@ class Pool:
         self,
         job: str,
         hear: Callable[[int, Event], None],
-        died: Callable[[Worker, str], None],
+        died: Callable[[WorkerProcess, str], None],
         say: Callable[[str], object],
     ) -> bool:
         """Let all workers work on a job until each has ended it; False if a signal asked to stop.
@@ -133,7 +133,7 @@ class Pool:
         with suppress(BrokenPipeError):  # it has just died, which will be noticed
             print(job, file=stdin, flush=True)
 
-    def _start(self, index: int) -> Worker:
+    def _start(self, index: int) -> WorkerProcess:
         slot = self.slots[index]
         process = subprocess.Popen(
             bench_command(*self._words),
@@ -144,13 +144,13 @@ class Pool:
         if slot.cpus and hasattr(os, "sched_setaffinity"):
             with suppress(OSError):
                 os.sched_setaffinity(process.pid, slot.cpus)
-        worker = Worker(index, process)
+        worker = WorkerProcess(index, process)
         for target in (self._read_events, self._read_errors):
             worker._readers.append(threading.Thread(target=target, args=(worker,), daemon=True))
             worker._readers[-1].start()
         return worker
 
-    def _read_events(self, worker: Worker) -> None:
+    def _read_events(self, worker: WorkerProcess) -> None:
         assert worker.process.stdout is not None
         with worker.process.stdout as lines:
             for line in lines:
@@ -161,7 +161,7 @@ class Pool:
                 if isinstance(event, dict):
                     self._events.put((worker, event))
 
-    def _read_errors(self, worker: Worker) -> None:
+    def _read_errors(self, worker: WorkerProcess) -> None:
         assert worker.process.stderr is not None
         with worker.process.stderr as lines:
             for line in lines:
@@ -181,7 +181,7 @@ class Pool:
                 worker, event = self._events.get_nowait()
 
     def _refuse_or_report(
-        self, worker: Worker, died: Callable[[Worker, str], None], say: Callable[[str], object]
+        self, worker: WorkerProcess, died: Callable[[WorkerProcess, str], None], say: Callable[[str], object]
     ) -> None:
         """Raise what a worker has ended with, or tell of its death."""
         code = worker.process.returncode

@@ -97,6 +97,7 @@ _ALL = (
         text="Train one task with one optimizer and store the result.",
         form="--task TASK --opt OPTIMIZER [--task.* ...] [--opt.* ...] [--trainer.* ...]",
         groups=SETTINGS,
+        elsewhere={"gpus": "devices share a run's batch with --trainer.devices {0}, and seeds with --workers {0}"},
         options=(
             TASK, OPT,
             Option("seed", "problem instance, initialisation, dropout (default 0)", "N", setting=True),

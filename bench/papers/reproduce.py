@@ -29,7 +29,7 @@ from bench.store.tables import TABLES, write_parquet
 
 
 @dataclass(frozen=True)
-class Job:
+class ArmRun:
     """One run of an experiment."""
 
     label: str
@@ -37,7 +37,7 @@ class Job:
     config: RunConfig
 
 
-def jobs(experiment: Experiment, places: Settings) -> list[Job]:
+def jobs(experiment: Experiment, places: Settings) -> list[ArmRun]:
     """All runs, seed by seed, so that what is there after an interruption compares all arms.
 
     Args:
@@ -48,7 +48,7 @@ def jobs(experiment: Experiment, places: Settings) -> list[Job]:
         UserError: a setting is unknown or illegal.
     """
     todo = [
-        Job(label, seed, decided(resolve(experiment.common | own | {"seed": seed} | places)))
+        ArmRun(label, seed, decided(resolve(experiment.common | own | {"seed": seed} | places)))
         for seed in experiment.seeds
         for label, own in experiment.arms.items()
     ]
@@ -56,7 +56,7 @@ def jobs(experiment: Experiment, places: Settings) -> list[Job]:
     return todo
 
 
-def train(todo: Sequence[Job], say: Callable[[str], None], effort: Effort, plan: str) -> bool:
+def train(todo: Sequence[ArmRun], say: Callable[[str], None], effort: Effort, plan: str) -> bool:
     """Make the runs that the store does not have; True unless a signal asked to stop.
 
     Args:
@@ -82,14 +82,14 @@ def train(todo: Sequence[Job], say: Callable[[str], None], effort: Effort, plan:
     return execute([job.config for job in waiting], progress, effort, plan=plan)
 
 
-def _stored(job: Job) -> RunResult | None:
+def _stored(job: ArmRun) -> RunResult | None:
     return Store(job.config.store).finished(job.config.run_id)
 
 
 # -- from the store to claims, figure and page ------------------------------------------------------------------------
 
 
-def collect(todo: Sequence[Job]) -> tuple[dict[str, Arm], dict[str, list[RunResult]], dict[int, str]]:
+def collect(todo: Sequence[ArmRun]) -> tuple[dict[str, Arm], dict[str, list[RunResult]], dict[int, str]]:
     """What the store has of the runs: arms by label, records by label, and seeds that were left out, with the reason.
 
     Seeds are left out of all arms where the instance of the problem has no solution to be compared with.
@@ -130,11 +130,11 @@ class Asked:
     """
 
     experiment: Experiment
-    jobs: list[Job]
-    points: list[tuple[Settings, Experiment, list[Job]]]
+    jobs: list[ArmRun]
+    points: list[tuple[Settings, Experiment, list[ArmRun]]]
 
     @property
-    def all_jobs(self) -> list[Job]:
+    def all_jobs(self) -> list[ArmRun]:
         """All runs, those of the search last."""
         return [*self.jobs, *(job for _, _, own in self.points for job in own)]
 
@@ -164,7 +164,7 @@ def ask(name: str, places: Settings, version: Version) -> Asked:
         if shared := own.keys() & {"seed", *places}:
             raise UserError(f"--arm {label} {min(shared)}: it is the same in all arms; leave it out")
 
-    def planned(there: Experiment) -> tuple[Experiment, list[Job]]:
+    def planned(there: Experiment) -> tuple[Experiment, list[ArmRun]]:
         there = there.changed(version.changes, version.seeds, version.arms)
         there.rehearse()
         return there, jobs(there, places)

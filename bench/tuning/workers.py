@@ -5,7 +5,7 @@ from contextlib import suppress
 from typing import Any
 
 from bench.errors import RunFailed
-from bench.execute.pool import Event, Pool, Worker
+from bench.execute.pool import Event, Pool, WorkerProcess
 from bench.execute.slots import Slot
 from bench.machine import lives
 from bench.tuning.progress import TuningProgress
@@ -62,7 +62,7 @@ class Workers:
                 count()
             progress.event(slot, event)
 
-        def died(worker: Worker, how: str) -> None:
+        def died(worker: WorkerProcess, how: str) -> None:
             for trial in study.trials():
                 # The same number on another machine is another process.
                 ours = trial.worker.get("pid") == worker.process.pid and lives(trial.worker) is False
