@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from bench.checks import check
 from bench.config import RunConfig, on_device
 from bench.errors import UserError
+from bench.execute.plan import forget_finished
 from bench.grammar.parse import Args
 from bench.output import note
 from bench.run_summary import remarks_on, result_json
@@ -61,6 +62,7 @@ def fit_seeds(config: RunConfig, args: Args, tuned_by: str | None) -> int:
                 progress.say(STOPPED)
                 return 130
     else:
+        forget_finished(configs)
         note(f"all {len(configs)} runs are stored")
     results = _stored(configs) or []
     mean = mean_of(results)

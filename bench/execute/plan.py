@@ -26,7 +26,7 @@ from bench.execute import Engine
 from bench.plugins import allowed, naming
 from bench.settings import as_stored
 from bench.store.block import PLANS
-from bench.store.files import making, remove, write_json
+from bench.store.files import making, write_json
 from bench.store.load import Damaged, read
 from bench.store.record import FINISHED, Count, Json, Name, RunId, is_file_name
 from bench.store.store import Store
@@ -124,10 +124,8 @@ class Plan:
             write_once(self.folder / PLAN, self._stored)
 
     def forget(self) -> None:
-        """Remove it from the store, and the folder of plans after the last."""
-        remove(self.folder)
-        with suppress(OSError):
-            self.folder.parent.rmdir()
+        """Remove it from the store."""
+        _forget(self.folder)
 
     def _stored(self) -> Stored:
         own = {run_id: settings_of(as_stored(config)) for run_id, config in self.by_id.items()}
@@ -155,20 +153,57 @@ def write_once(path: Path, make: Callable[[], Any]) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    if path.exists():
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
     own = path.with_name(f".{uuid4().hex}")
-    try:
-        write_json(own, make())
+    for last in [False] * 20 + [True]:
+        if path.exists():
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            os.link(own, path)
-        except FileExistsError:
-            pass
-        except OSError:  # a file system without links
-            own.rename(path)
-    finally:
-        own.unlink(missing_ok=True)
+            write_json(own, make())
+            _place(own, path)
+            return
+        except FileNotFoundError:  # somebody has removed the folder, which was empty
+            if last:
+                raise
+        finally:
+            own.unlink(missing_ok=True)
+
+
+def _place(own: Path, path: Path) -> None:
+    """Give a file its name, unless there is one."""
+    try:
+        os.link(own, path)
+    except FileExistsError:
+        pass
+    except FileNotFoundError:
+        raise
+    except OSError:  # a file system without links
+        own.rename(path)
+
+
+def forget_finished(configs: Sequence[RunConfig]) -> None:
+    """Remove the plans of these runs, which are all there: who made the last may have been killed before it did so."""
+    ids, folder = {config.run_id for config in configs}, configs[0].store / PLANS
+    with suppress(OSError):
+        for path in folder.iterdir():
+            try:
+                if read(path / PLAN, Stored)["runs"].keys() <= ids:
+                    _forget(path)
+            except FileNotFoundError:
+                with suppress(OSError):
+                    path.rmdir()  # or there is something in it
+            except Damaged:
+                continue
+        folder.rmdir()
+
+
+def _forget(folder: Path) -> None:
+    """Remove a plan, its own file last, and the folder of plans after the last of them."""
+    with suppress(OSError):
+        for path in sorted(folder.iterdir(), key=lambda path: path.name == PLAN):
+            path.unlink()
+        folder.rmdir()
+        folder.parent.rmdir()
 
 
 def open_plans(store: Path) -> list[str]:

@@ -16,6 +16,7 @@ from bench.drawing import draw
 from bench.errors import UserError, unknown
 from bench.execute import Effort
 from bench.execute.blocks import check_all
+from bench.execute.plan import forget_finished
 from bench.output import make_output, writing
 from bench.papers.arms import Arm
 from bench.papers.claims import judge
@@ -69,17 +70,16 @@ def train(todo: Sequence[ArmRun], say: Callable[[str], None], effort: Effort, pl
         UserError: data are missing, or the store cannot be written.
         RunFailed: a run broke.
     """
-    waiting = [job for job in todo if _stored(job) is None]
-    if len(waiting) < len(todo):
-        say(f"{len(todo) - len(waiting)} of {len(todo)} runs are stored")
-    if not waiting:
+    configs = [run.config for run in todo]
+    if all(_stored(run) is not None for run in todo):
+        say(f"{len(todo)} of {len(todo)} runs are stored")
+        forget_finished(configs)
         return True
     with doing("importing torch"):
         from bench.execute.execute import execute
 
-    first = waiting[0].config
-    progress = SweepProgress("runs", gt if first.task_spec.mode == "max" else lt)
-    return execute([job.config for job in waiting], progress, effort, plan=plan)
+    progress = SweepProgress("runs", gt if configs[0].task_spec.mode == "max" else lt)
+    return execute(configs, progress, effort, plan=plan)  # all: those that are there decide how they are cut, too
 
 
 def _stored(job: ArmRun) -> RunResult | None:

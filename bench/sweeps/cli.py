@@ -25,6 +25,7 @@ def main(words: list[str]) -> int:
         from bench.checks import check_places
         from bench.config import on_device, settings_of
         from bench.execute.blocks import check_all
+        from bench.execute.plan import forget_finished
         from bench.memory import read_memory
         from bench.papers.reproduction import words as as_words
         from bench.store.store import Store
@@ -63,6 +64,7 @@ def main(words: list[str]) -> int:
     if replaced := sensitivity.replaced(folder, {config.run_id for config in configs}):
         progress.say(f"bench: {replaced}")
     if complete:
+        forget_finished(configs)
         progress.say(f"all {len(configs)} runs are stored")
     else:
         check_places(configs)
