@@ -7,12 +7,14 @@ from contextlib import redirect_stdout
 from operator import gt, lt
 from typing import TYPE_CHECKING
 
-from bench.checks import check
+from bench.checks import check_places
 from bench.config import RunConfig, on_device
 from bench.errors import UserError
+from bench.execute.blocks import check_all
 from bench.execute.plan import forget_finished
 from bench.grammar.parse import Args
 from bench.output import note
+from bench.progress import SweepProgress, doing
 from bench.run_summary import remarks_on, result_json
 from bench.store.record import FINISHED, RunResult
 from bench.store.store import Store
@@ -39,30 +41,32 @@ def fit_seeds(config: RunConfig, args: Args, tuned_by: str | None) -> int:
     """
     if more := [*(["seed"] if "seed" in args.of_runs else []), *(name for name in ONE_RUN if getattr(args, name))]:
         raise UserError(f"--{more[0]} is for one run; leave it or --seeds out")
-    follows = "data_seed" not in args.of_runs
+    follows = "data_seed" not in args.of_runs and config.data_seed == config.seed
     config = on_device(config)
     configs = [
         config.model_copy(update={"seed": seed, **({"data_seed": seed} if follows else {})}) for seed in args.seeds
     ]
+    check_all(configs, early=True)
     if args.dry_run:
-        check(configs[0])
+        check_all(configs)
         runs = {each.run_id: {"seed": each.seed} for each in configs}
         shown = (f"{run_id}  seed {each['seed']}" for run_id, each in runs.items())
         print(json.dumps(runs) if args.json else "\n".join(shown))
         return 0
     if _stored(configs) is None:
-        from bench.execute import Effort
-        from bench.execute.execute import STOPPED, execute
-        from bench.progress import SweepProgress
+        check_places(configs)
+        with doing("importing torch"):
+            from bench.execute import Effort
+            from bench.execute.execute import STOPPED, execute
 
         with redirect_stdout(sys.stderr):
             progress = SweepProgress(f"{config.task} {config.opt}", gt if config.task_spec.mode == "max" else lt)
             effort = Effort(args.engine or "auto", workers=args.workers)
-            if not execute(configs, progress, effort, plan=f"fit {config.task}", tuned_by=tuned_by):
+            if not execute(configs, progress, effort, plan="fit", tuned_by=tuned_by):
                 progress.say(STOPPED)
                 return 130
     else:
-        forget_finished(configs)
+        forget_finished(Store(config.store))
         note(f"all {len(configs)} runs are stored")
     results = _stored(configs) or []
     mean = mean_of(results)

@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +14,9 @@ from typing import Any
 
 import pytest
 
+from bench.errors import UserError
 from bench.execute.plan import load, open_plans
+from bench.execute.pool import Pool
 from bench.process import bench_command
 from bench.store.store import Store
 from tests.daemons import until
@@ -35,14 +38,17 @@ def plan_of(answer: Any) -> tuple[str, list[str]]:
     """The name of a plan, and the words that join it."""
     assert answer.code == 0, answer.err
     name = answer.out.split()[1]
-    return name, shlex.split(answer.out.partition("to work on it: bench ")[2])
+    return name, shlex.split(answer.out.partition("that sees it: bench ")[2])
 
 
 def test_a_plan_waits_in_the_store_until_somebody_works_on_it(cli, here: Path) -> None:
     created = cli(*SMALL, "--create", "--workers", "2")
     name, words = plan_of(created)
-    assert created.out == f"plan {name} of 8 runs is in {here}/runs; to work on it: bench {shlex.join(words)}\n"
-    assert words == ["worker", "--plan", name, "--store", f"{here}/runs"]
+    assert created.out.startswith(
+        f"plan {name} of 8 runs is in {here}/runs; to work on it, on any machine that sees it"
+    )
+    assert words[:3] == ["worker", "--plan", name]
+    assert words[words.index("--store") + 1] == f"{here}/runs"
     assert open_plans(here / "runs") == [name]
     assert [path.name for path in (here / "runs").iterdir()] == ["plans"]
     worked = cli(*words)
@@ -99,7 +105,7 @@ def test_a_plan_imports_only_what_is_named(cli, here: Path) -> None:
     words = ("sweep", "--task", "synthetic", "--opt", "mine.py:Mine", "--opt.lr", "0.1,1", "--seeds", "1",
              "--trainer.max_steps", "5", "--device", "cpu", "--create")  # fmt: skip
     name, join = plan_of(cli(*words))
-    assert join[3:5] == ["--opt", "mine.py:Mine"]
+    assert join[3:5] == ["--opt", f"{here}/mine.py:Mine"]
     unnamed = cli("worker", "--plan", name)
     assert unnamed.code == 2
     assert "which is imported only if you name it too" in unnamed.err
@@ -107,7 +113,7 @@ def test_a_plan_imports_only_what_is_named(cli, here: Path) -> None:
     plugin.write_text(plugin.read_text() + "# changed\n")
     changed = cli(*join)
     assert changed.code == 2
-    assert "was begun with mine.py:Mine" in changed.err
+    assert f"was begun with {here}/mine.py:Mine as file " in changed.err
     assert not list((here / "runs").glob("synthetic-*"))
 
 
@@ -116,11 +122,16 @@ def test_a_plan_imports_only_what_is_named(cli, here: Path) -> None:
     [
         (lambda plan: plan["common"].update({"trainer.max_steps": 40}), "was asked for with another version"),
         (lambda plan: plan["common"].update({"trainer.max_stepz": 40}), "did you mean"),
-        (lambda plan: plan["common"].pop("opt"), "'opt' is missing; give the command that began it again"),
+        (lambda plan: plan["common"].pop("opt"), "'opt' is missing or is none; give the command that began it again"),
+        (lambda plan: plan["common"].update({"task": ["x"]}), "give the command that began it again"),
+        (lambda plan: plan.update(width=0), "width: "),
+        (lambda plan: plan.update(shares=0), "shares: "),
+        (lambda plan: plan.update(engine="lightning"), "it is the plan sweep-"),
+        (lambda plan: plan.update(title="\x1b]0;x"), "it is the plan "),
         (lambda plan: plan.update(runs={}), "it has no runs"),
         (lambda plan: plan.update(more=1), "Extra inputs are not permitted"),
         (lambda plan: plan.update(engine="magic"), "engine: "),
-        (lambda plan: plan["code"].clear(), "is missing; give the command that began it again"),
+        (lambda plan: plan["code"].clear(), "give the command that began it again"),
         (lambda plan: plan["runs"].update({"../../x": {}}), "String should match pattern"),
     ],
 )
@@ -164,6 +175,81 @@ def test_words_that_make_no_plan(cli, here: Path, words: tuple[str, ...], messag
     assert (answer.code, answer.out, answer.err.count("\n")) == (2, "", 1)
     assert message in answer.err
     assert not (here / "runs").exists()
+
+
+@pytest.mark.parametrize("which", ["plan", "folder"])
+def test_a_link_in_the_place_of_a_plan_is_not_followed(cli, here: Path, which: str) -> None:
+    name, _ = plan_of(cli(*SMALL, "--create"))
+    mine = here / "mine"
+    mine.mkdir()
+    (mine / "thesis.tex").write_text("years")
+    plans = here / "runs" / "plans"
+    shutil.rmtree(plans)
+    if which == "plan":
+        plans.mkdir()
+        (plans / name).symlink_to(mine)
+    else:
+        plans.symlink_to(mine)
+    refused = cli(*SMALL, "--create")
+    assert (refused.code, refused.out) == (2, "")
+    assert "is a link, which is not followed" in refused.err
+    assert cli(*SMALL, "--engine", "lightning").code == (0 if which == "plan" else 2)  # of another name
+    assert cli("sweep", *SMALL[1:-1], "5", "--opt.lr", "0.1", "--seeds", "1").code == 0  # one run has no plan
+    assert [path.name for path in mine.iterdir()] == ["thesis.tex"]
+
+
+def test_a_plan_switches_no_logger_on(cli, here: Path) -> None:
+    name, join = plan_of(cli(*SMALL, "--create"))
+    path = here / "runs" / "plans" / name / "plan.json"
+    plan = json.loads(path.read_text())
+    plan["common"]["logger"] = "csv"
+    path.write_text(json.dumps(plan))
+    assert cli(*join).code == 0
+    assert not list((here / "runs").rglob("csv"))
+
+
+def test_a_damaged_plan_is_written_again_by_its_command(cli, here: Path) -> None:
+    name, join = plan_of(cli(*SMALL, "--create"))
+    (here / "runs" / "plans" / name / "plan.json").write_text("{")
+    assert plan_of(cli(*SMALL, "--create")) == (name, join)
+    assert cli(*join).code == 0
+
+
+def test_plans_that_were_finished_under_another_name_go_too(cli, here: Path) -> None:
+    plan_of(cli(*SMALL, "--create", "--workers", "3"))
+    assert cli(*SMALL).code == 0
+    assert not (here / "runs" / "plans").exists()
+
+
+@pytest.mark.parametrize("words", [("--memory", "8G"), ("--json",), ("--out", "x"), ("--logger", "csv")])
+def test_what_a_plan_cannot_keep_is_refused(cli, here: Path, words: tuple[str, ...]) -> None:
+    answer = cli(*SMALL, *words, "--create")
+    assert (answer.code, answer.out) == (2, "")
+    assert (
+        answer.err
+        == f"bench: error: {words[0]} is for runs that are made here; leave it out with --create and --slurm\n"
+    )
+    assert not (here / "runs").exists()
+
+
+@pytest.mark.deep
+def test_more_workers_than_runs(cli, here: Path) -> None:
+    words = ("fit", "--task", "synthetic", "--opt", "ngd", "--trainer.max_steps", "5", "--device", "cpu")
+    answer = cli(*words, "--seeds", "1", "--workers", "2")
+    assert answer.code == 0, answer.err
+    assert "with one seed, which tells nothing of others" in answer.out
+
+
+def test_workers_of_a_plan_that_others_have_finished(cli, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def finish(*_: object) -> bool:
+        assert cli(*SMALL, "--workers", "1").code == 0
+        raise UserError("unknown plan")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Pool, "work", finish)
+        answer = cli(*SMALL, "--workers", "2")
+    assert answer.code == 0, answer.err
+    assert not (here / "runs" / "plans").exists()
 
 
 # -- several workers --------------------------------------------------------------------------------------------------
@@ -273,8 +359,19 @@ def test_a_run_that_breaks_in_a_worker_harms_no_other(cli, here: Path) -> None:
     assert stored == {0.1: "completed", 0.2: "failed", 0.4: "completed", 0.8: "completed"}
 
 
-def test_three_that_break_in_a_row_end_the_command(cli, here: Path) -> None:
+def test_three_that_break_before_one_has_ended_end_the_command(cli, here: Path) -> None:
     answer = cli(*fragile(here, 0.1, 0.2, 0.4), "--engine", "lightning")
     assert answer.code == 1
-    assert answer.err.splitlines()[-1].startswith("bench: error: 3 in a row broke, the last: run synthetic-")
+    assert answer.err.splitlines()[-1].startswith("bench: error: the first 3 broke, the last of them: run synthetic-")
     assert Counter(run.status for run in Store(here / "runs").runs()) == {"failed": 3}
+
+
+@pytest.mark.parametrize("engine", ["lightning", "lanes"])
+def test_a_value_that_breaks_with_all_seeds_keeps_no_other_value_from_being_tried(cli, here: Path, engine: str) -> None:
+    words = fragile(here, 0.2)
+    words = (*words[: words.index("--seeds")], "--seeds", "4", *words[words.index("--seeds") + 2 :])
+    for _ in range(2):  # the same command again
+        answer = cli(*words, "--engine", engine, *(["--width", "1"] if engine == "lanes" else []))
+        assert answer.code == 1
+        stored = Counter((run.config["opt_options"]["lr"], run.status) for run in Store(here / "runs").runs())
+        assert stored == {(0.1, "completed"): 4, (0.2, "failed"): 4, (0.4, "completed"): 4, (0.8, "completed"): 4}

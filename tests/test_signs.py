@@ -245,11 +245,12 @@ def test_other_commands_do_so_too_and_show_what_their_workers_do(words: str, fir
 
 
 @pytest.mark.deep
-def test_a_worker_tells_what_it_does_before_it_trains(tmp_path: Path) -> None:
-    (tmp_path / "cuts.json").write_text("[]")
+def test_a_worker_tells_what_it_does_before_it_trains(cli, tmp_path: Path) -> None:
     heard: list[Mapping[str, Any]] = []
-    with Pool(("worker", "--cuts", "min"), [Slot()], {}) as pool:
-        job = str(tmp_path / "cuts.json")
+    words = ("sweep", "--task", "synthetic", "--opt", "ngd", "--seeds", "1", "--device", "cpu", "--create")
+    name = cli(*words, "--store", tmp_path).out.split()[1]
+    with Pool(("worker", "--cuts"), [Slot()], {}) as pool:
+        job = json.dumps([name, {"data": str(tmp_path), "store": str(tmp_path), "logger": None}])  # nothing is cut yet
         assert pool.work(job, lambda slot, event: heard.append(event), lambda *died: None, print)
     assert heard == [{"doing": "importing torch"}, {"doing": ""}, {"done": job}]
 

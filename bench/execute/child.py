@@ -74,13 +74,8 @@ def events() -> Callable[[Mapping[str, Any]], None]:
     return tell
 
 
-def main(words: list[str]) -> int:
-    """Work on plans until somebody asks to stop: 130.
-
-    Args:
-        words: whether the metric is better when smaller (`min`) or greater (`max`).
-    """
-    (mode,) = words
+def main() -> int:
+    """Work on plans until somebody asks to stop: 130."""
     tell = events()
     with hearing(lambda what: tell({"doing": what})):
         with doing("importing torch"):
@@ -94,7 +89,9 @@ def main(words: list[str]) -> int:
             try:
                 with stop.listening():
                     plan = load(name, places)
-                    if not carry_out(recorded_cuts(plan), Told(tell, gt if mode == "max" else lt), stop):
+                    cuts, told = recorded_cuts(plan), Told(tell, gt if plan.mode == "max" else lt)
+                    begun = sum(len(cut.runs) for cut in cuts) < len(plan.by_id)
+                    if not carry_out(cuts, told, stop, begun=begun):
                         break
             except RunBroke as error:
                 tell({"broken": str(error)})

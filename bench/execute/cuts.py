@@ -13,13 +13,11 @@ from bench.config import RunConfig
 from bench.errors import UserError
 from bench.execute.blocks import block_key, check_all, rectangles
 from bench.execute.choice import Choices, why_no_lanes
-from bench.execute.plan import Plan, write_once
+from bench.execute.plan import CUTS, Plan, write_once
 from bench.progress import SweepProgress
 from bench.store.files import making
 from bench.store.load import Damaged, read
 from bench.store.record import RunId
-
-CUTS = "cuts.json"
 
 Grid = list[list[RunConfig]]
 """Runs that train together, a row for each problem."""
@@ -113,7 +111,7 @@ def cut(
     plan.keep()
     with making(plan.store.folder):
         write_once(plan.folder / CUTS, lambda: _as_stored(cuts))
-    return _recorded(plan, todo) or cuts
+    return _recorded(plan, plan.missing()) or cuts  # others may have ended runs meanwhile
 
 
 def recorded_cuts(plan: Plan) -> list[Cut]:
@@ -142,7 +140,8 @@ def _recorded(plan: Plan, todo: Mapping[str, RunConfig]) -> list[Cut] | None:
     except FileNotFoundError:
         return None
     except Damaged:
-        return _drop(path)
+        _drop(path)
+        return None
     cuts = []
     for each in found["cuts"]:
         left = [[todo[run_id] for run_id in block if run_id in todo] for block in each["blocks"]]
@@ -151,7 +150,8 @@ def _recorded(plan: Plan, todo: Mapping[str, RunConfig]) -> list[Cut] | None:
             cuts.append(Cut(each["lanes"], each["compiled"], blocks, plan.title, plan.tuned_by, plan.engine == "lanes"))
     cut_ids = [config.run_id for own in cuts for config in own.runs]
     if sorted(cut_ids) != sorted(todo) or any(len({*map(block_key, own.runs)}) > 1 for own in cuts):
-        return _drop(path)
+        _drop(path)
+        return None
     return cuts
 
 

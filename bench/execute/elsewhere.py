@@ -5,19 +5,23 @@ import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from operator import gt, lt
-from pathlib import Path
 
+from bench.checks import check_places
 from bench.config import RunConfig
 from bench.errors import UserError
 from bench.execute.blocks import check_all
-from bench.execute.plan import Plan, joining, load
-from bench.execute.slurm import absolute_places, array_size, options_of, script, submit
+from bench.execute.plan import PLAN, Plan, load
+from bench.execute.slurm import absolute_places, array_size, need_slurm, options_of, script, submit
 from bench.grammar.parse import Args
-from bench.output import make_output, note
+from bench.output import note
 from bench.plugins import naming
 from bench.process import bench_command
-from bench.progress import SweepProgress
+from bench.progress import SweepProgress, doing
+from bench.store.block import PLANS
 from optimizers.plugins import absolute
+
+TRAINING = (("memory", "80%"), ("json", False), ("out", None))
+"""Options, with their defaults, that say how runs are made and shown here."""
 
 
 def wanted_elsewhere(args: Args) -> bool:
@@ -51,6 +55,9 @@ def hand_out(title: str, configs: Sequence[RunConfig], args: Args, device: str |
             f"--{'slurm' if args.slurm else 'create'}: the device here may not be theirs; write --device cuda or"
             " --device cpu"
         )
+    given = [name for name, usual in TRAINING if getattr(args, name, usual) != usual]
+    if given := [*given, *(["logger"] if configs[0].logger else [])]:
+        raise UserError(f"--{given[0]} is for runs that are made here; leave it out with --create and --slurm")
     check_all(configs)
     places = absolute_places({"data": args.data, "store": args.store})
     count = array_size(args.workers or "auto", len(configs))
@@ -60,18 +67,24 @@ def hand_out(title: str, configs: Sequence[RunConfig], args: Args, device: str |
         return 0
     names = [{kind: absolute(name) for kind, name in (("task", c.task), ("opt", c.opt))} for c in configs]
     where = [word for name, place in places.items() for word in (f"--{name}", str(place))]
-    command = bench_command("worker", "--plan", plan.name, *naming(*names), *where)
+    words = ["worker", "--plan", plan.name, *naming(*names), *where]
     gpus = 0 if device == "cpu" else configs[0].trainer.devices
-    text = script(plan.name, command, count, gpus, places["store"], options_of(args.sbatch), database=False)
+    text = script(
+        plan.name, bench_command(*words), count, gpus, places["store"], options_of(args.sbatch),
+        only_if=places["store"] / PLANS / plan.name / PLAN,
+    )  # fmt: skip
     if args.print:
         print(text, end="")
         note(f"plan {plan.name} must be in the store: the same command with --create instead of --slurm --print")
         return 0
-    make_output(Path(args.store))
+    if args.slurm:
+        need_slurm()
     plan.keep()
     if args.create:
-        join = shlex.join(["bench", *joining(plan), "--store", str(args.store)])
-        print(f"plan {plan.name} of {len(missing)} runs is in {args.store}; to work on it: {join}")
+        print(
+            f"plan {plan.name} of {len(missing)} runs is in {args.store}; to work on it, on any machine that sees it:"
+            f" {shlex.join(['bench', *words])}"
+        )
     else:
         print(submit(plan.name, text, args.store, {}))
     note("when its runs are there, the same command without --slurm or --create shows the result")
@@ -89,13 +102,15 @@ def join(args: Args, command: Sequence[str]) -> int:
         UserError: there is no such plan, or its runs cannot be made here.
         RunFailed: as in `bench.execute.execute.execute`.
     """
-    from bench.execute.execute import STOPPED, work
-
     for name in ("study", "engine"):
         if getattr(args, name) is not None:
             raise UserError(f"--{name} is for studies; leave it out, a plan says how its runs are made")
     named = {"task": args.task, "opt": args.opt}
-    plan = load(args.plan, {"data": args.data, "store": args.store}, named, command)
+    plan = load(args.plan, {"data": args.data, "store": args.store, "logger": None}, named, command)
+    if missing := list(plan.missing().values()):
+        check_places(missing)
+    with doing("importing torch"):
+        from bench.execute.execute import STOPPED, work
     with redirect_stdout(sys.stderr):
         progress = SweepProgress(plan.title, gt if plan.mode == "max" else lt)
         if not work(plan, progress):

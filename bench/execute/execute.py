@@ -7,11 +7,11 @@ import torch
 
 from bench.callbacks import StopRequest
 from bench.config import RunConfig, on_device
-from bench.errors import RunFailed
+from bench.errors import RunFailed, UserError
 from bench.execute import Effort
 from bench.execute.cuts import cut
 from bench.execute.here import carry_out
-from bench.execute.plan import Plan
+from bench.execute.plan import Plan, forget_finished
 from bench.execute.pool import Event, Pool, WorkerProcess
 from bench.execute.slots import Slot, slots
 from bench.progress import Advance, SweepProgress
@@ -49,7 +49,7 @@ def execute(
             needs more memory than there is.
     """
     effort, first = effort or Effort(), on_device(configs[0])
-    cut_up = slots(effort.workers or ("auto" if first.device == "cuda" else "1"), first, len(configs))
+    cut_up = slots(effort.workers or ("auto" if first.device == "cuda" else "1"), first, len(configs))[: len(configs)]
     wanted = Plan(plan, configs, effort.engine, effort.width, len(cut_up), tuned_by)
     return work(wanted, progress, cut_up, effort.memory, stop)
 
@@ -82,14 +82,14 @@ def work(
         runs = sum(len(each.runs) for each in cuts)
         if len(cut_up) == 1:
             with progress.showing(runs):
-                carried_out = carry_out(cuts, progress, stop)
+                carried_out = carry_out(cuts, progress, stop, begun=runs < len(plan.by_id))
         else:
             carried_out = stop.signal is None
-    if carried_out and cuts and len(cut_up) > 1:  # who hand the signals on
+    if carried_out and cuts and len(cut_up) > 1:  # the pool hands signals on
         with progress.showing(runs):
             carried_out = _with_workers(plan, cut_up, progress)
     if carried_out:
-        plan.forget()
+        forget_finished(plan.store)
     return carried_out
 
 
@@ -113,10 +113,17 @@ def _with_workers(plan: Plan, cut_up: Sequence[Slot], progress: SweepProgress) -
 
     first = plan.configs[0]
     places = {"data": str(first.data), "store": str(first.store), "logger": first.logger}
-    with Pool(("worker", "--cuts", plan.mode), cut_up, {}) as pool:
-        done = pool.work(json.dumps([plan.name, places]), hear, died, progress.say)
+    try:
+        with Pool(("worker", "--cuts"), cut_up, {}) as pool:
+            done = pool.work(json.dumps([plan.name, places]), hear, died, progress.say)
+    except UserError:
+        if plan.missing():
+            raise
+        return True  # others have made the last runs, and the plan is gone
     if done and broken:
-        raise RunFailed(broken[0])
+        raise RunFailed("; ".join(broken))
+    if done and (left := plan.missing()):
+        raise RunFailed(f"{len(left)} of {len(plan.by_id)} runs are missing; give the same command again")
     return done
 
 

@@ -14,14 +14,15 @@ from bench.lanes.runs import train_block
 from bench.memory import give_back, keep_freed_memory, ran_out
 from bench.progress import SweepProgress
 from bench.runner import run
+from bench.store.block import Block
 from bench.store.record import FINISHED
 from bench.store.store import Store
 
 MOST_BROKEN = 3
-"""Runs or blocks that break in a row before all is given up. Ours."""
+"""Runs or blocks that break, before one has ended, until all is given up. Ours."""
 
 
-def carry_out(cuts: Sequence[Cut], progress: SweepProgress, stop: StopRequest) -> bool:
+def carry_out(cuts: Sequence[Cut], progress: SweepProgress, stop: StopRequest, *, begun: bool = False) -> bool:
     """Make runs that the store does not have; False if a signal asked to stop.
 
     Other processes may do the same with the same cuts: each takes what the others have not taken.
@@ -30,13 +31,14 @@ def carry_out(cuts: Sequence[Cut], progress: SweepProgress, stop: StopRequest) -
         cuts: what to make, and how.
         progress: shows how far it is.
         stop: asked by a signal.
+        begun: whether some runs have ended before, so that not all can break.
 
     Raises:
         UserError: a run cannot be made.
         RunFailed: runs broke, the disk is full or gone, or one lane alone needs more memory than there is.
     """
     keep_freed_memory()
-    broken = Broken(progress)
+    broken = Broken(progress, hopeful=begun)
     done = all((_as_lanes if cut.lanes else _one_by_one)(cut, progress, stop, broken) for cut in cuts)
     if done:
         broken.tell()
@@ -48,30 +50,29 @@ class Broken:
 
     Args:
         progress: hears of them.
+        hopeful: whether a run of the plan has ended.
     """
 
-    def __init__(self, progress: SweepProgress) -> None:
-        self._progress = progress
+    def __init__(self, progress: SweepProgress, *, hopeful: bool) -> None:
+        self._progress, self._hopeful = progress, hopeful
         self._errors: list[RunBroke] = []
-        self._in_a_row = 0
 
     def add(self, error: RunBroke, *, more: bool) -> None:
-        """Keep the error for the end, or raise it if so many have come in a row that all would break.
+        """Keep the error for the end, or raise it if all would break: so many have, and none has ended.
 
         Args:
             error: which names the runs.
             more: whether others are to be made after them.
         """
         self._errors.append(error)
-        self._in_a_row += 1
-        if self._in_a_row == MOST_BROKEN:
-            raise RunFailed(f"{MOST_BROKEN} in a row broke, the last: {error}") from error
+        if len(self._errors) == MOST_BROKEN and not self._hopeful:
+            raise RunFailed(f"the first {MOST_BROKEN} broke, the last of them: {error}") from error
         if more:
             self._progress.say(f"{error}; going on with the others")
 
     def ended(self) -> None:
-        """A run has not broken."""
-        self._in_a_row = 0
+        """A run has ended well."""
+        self._hopeful = True
 
     def tell(self) -> None:
         """Raise what was kept."""
@@ -108,7 +109,9 @@ def _as_lanes(cut: Cut, progress: SweepProgress, stop: StopRequest, broken: Brok
             return _each(list(left.values()), cut, progress, stop, broken)
         busy = {run_id for block in (*others, *there.values()) if block.busy for run_id in block.runs}
         # What a killed process left comes first: it is part of the way.
-        begun = (block.runs for block in others if not block.busy and block.runs.keys() <= fresh.keys())
+        # A block that broke comes last: it may do so again.
+        idle = sorted((block for block in others if not block.busy), key=_has_failed)
+        begun = (block.runs for block in idle if block.runs.keys() <= fresh.keys())
         begun = [[fresh[run_id] for run_id in run_ids] for run_ids in begun if len(run_ids) <= widest]
         free = ([run for run in block if run.run_id in fresh and run.run_id not in busy] for block in blocks)
         grid = next((next(rectangles(block, len(block))) for block in (*begun, *free) if block), None)
@@ -131,8 +134,7 @@ def _as_lanes(cut: Cut, progress: SweepProgress, stop: StopRequest, broken: Brok
                 broken.add(error, more=bool(left))
             else:
                 progress.say(f"{error}; going on with one of them after the other")
-                alone_now = [config for row in grid for config in row]
-                if not _each(alone_now, cut, progress, stop, broken):
+                if not _each([config for row in grid for config in row], cut, progress, stop, broken):
                     return False
         except (MemoryError, RuntimeError) as error:
             count = sum(map(len, grid))
@@ -145,6 +147,11 @@ def _as_lanes(cut: Cut, progress: SweepProgress, stop: StopRequest, broken: Brok
             widest, short = count // 2, True
             blocks = [part for block in blocks for part in _parts(block, widest)]
             progress.say(f"{count} lanes at once need more memory than there is; going on with {widest}")
+
+
+def _has_failed(block: Block) -> bool:
+    """Whether the last attempt at a block broke."""
+    return any(run.status == "failed" for run in block.runs.values())
 
 
 def _wait(runs: Collection[object], waiting: bool, progress: SweepProgress) -> bool:

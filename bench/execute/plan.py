@@ -14,25 +14,27 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from uuid import uuid4
 
-from pydantic import ConfigDict, with_config
+from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
 from bench.config import RunConfig, on_device, resolve, settings_of
 from bench.errors import UserError, unknown
 from bench.execute import Engine
-from bench.plugins import allowed, naming
+from bench.plugins import allowed
 from bench.settings import as_stored
 from bench.store.block import PLANS
-from bench.store.files import making, write_json
+from bench.store.files import copy, making, write_json
 from bench.store.load import Damaged, read
-from bench.store.record import FINISHED, Count, Json, Name, RunId, is_file_name
+from bench.store.record import FINISHED, Json, Name, RunId, is_file_name
 from bench.store.store import Store
+from bench.text import clean
 from optimizers.plugins import slug
 
-PLAN = "plan.json"
+PLAN, CUTS = "plan.json", "cuts.json"
+Positive = Annotated[int, Field(ge=1, lt=2**31)]
 
 
 @with_config(ConfigDict(extra="forbid", strict=True))
@@ -51,8 +53,8 @@ class Stored(TypedDict):
     title: Name
     tuned_by: Name | None
     engine: Engine
-    width: Count | None
-    shares: Count
+    width: Positive | None
+    shares: Positive
     code: list[Code]
     common: Json
     runs: dict[RunId, Json]
@@ -117,15 +119,19 @@ class Plan:
         """Write it into the store, unless it is there.
 
         Raises:
-            UserError: the store cannot be written.
+            UserError: the store cannot be written, or has a link in this place.
             RunFailed: the disk is full.
         """
+        for path in (self.folder.parent, self.folder):
+            if path.is_symlink():
+                raise UserError(f"{path} is a link, which is not followed; remove it")
         with making(self.store.folder):
+            with suppress(FileNotFoundError):
+                try:
+                    read(self.folder / PLAN, Stored)
+                except Damaged:
+                    (self.folder / PLAN).unlink()
             write_once(self.folder / PLAN, self._stored)
-
-    def forget(self) -> None:
-        """Remove it from the store."""
-        _forget(self.folder)
 
     def _stored(self) -> Stored:
         own = {run_id: settings_of(as_stored(config)) for run_id, config in self.by_id.items()}
@@ -178,32 +184,32 @@ def _place(own: Path, path: Path) -> None:
     except FileNotFoundError:
         raise
     except OSError:  # a file system without links
-        own.rename(path)
+        with suppress(FileExistsError):
+            copy(own, path)
 
 
-def forget_finished(configs: Sequence[RunConfig]) -> None:
-    """Remove the plans of these runs, which are all there: who made the last may have been killed before it did so."""
-    ids, folder = {config.run_id for config in configs}, configs[0].store / PLANS
+def forget_finished(store: Store) -> None:
+    """Remove the plans whose runs are all there, and the folder of plans after the last of them."""
     with suppress(OSError):
-        for path in folder.iterdir():
-            try:
-                if read(path / PLAN, Stored)["runs"].keys() <= ids:
-                    _forget(path)
-            except FileNotFoundError:
-                with suppress(OSError):
-                    path.rmdir()  # or there is something in it
-            except Damaged:
-                continue
-        folder.rmdir()
+        for folder in (store.folder / PLANS).iterdir():
+            with suppress(OSError, Damaged):
+                _forget(store, folder)
+        (store.folder / PLANS).rmdir()
 
 
-def _forget(folder: Path) -> None:
-    """Remove a plan, its own file last, and the folder of plans after the last of them."""
-    with suppress(OSError):
-        for path in sorted(folder.iterdir(), key=lambda path: path.name == PLAN):
-            path.unlink()
+def _forget(store: Store, folder: Path) -> None:
+    if folder.is_symlink() or folder.parent.is_symlink():
+        return
+    try:
+        ids = read(folder / PLAN, Stored)["runs"].keys()
+    except FileNotFoundError:  # it was removed in part, or is just being written
         folder.rmdir()
-        folder.parent.rmdir()
+        return
+    there = store.find_all(ids)
+    if all(run_id in there and there[run_id].runs[run_id].status in FINISHED for run_id in ids):
+        for name in (CUTS, PLAN):  # a plan without cuts is one; cuts without a plan are none
+            (folder / name).unlink(missing_ok=True)
+        folder.rmdir()
 
 
 def open_plans(store: Path) -> list[str]:
@@ -253,8 +259,8 @@ def load(
             run_id: on_device(resolve({**each, **names[each["task"], each["opt"]], **places}))
             for run_id, each in settings.items()
         }
-    except KeyError as error:
-        raise UserError(f"{path}: {error} is missing; give the command that began it again") from None
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{path}: {error} is missing or is none; give the command that began it again") from None
     if other := [run_id for run_id, config in configs.items() if config.run_id != run_id]:
         raise UserError(
             f"plan {name}: run {other[0]} was asked for with another version of its task or optimizer, or with other"
@@ -263,10 +269,7 @@ def load(
     if not configs:
         raise UserError(f"{path}: it has no runs; give the command that began it again")
     runs, of_study = list(configs.values()), stored["tuned_by"]
-    return Plan(stored["title"], runs, stored["engine"], stored["width"], stored["shares"], of_study)
-
-
-def joining(plan: Plan) -> list[str]:
-    """The words of the command that joins a plan, without places."""
-    codes = [{"task": config.task, "opt": config.opt} for config in plan.configs]
-    return ["worker", "--plan", plan.name, *naming(*codes)]
+    plan = Plan(clean(stored["title"]), runs, stored["engine"], stored["width"], stored["shares"], of_study)
+    if plan.name != name:
+        raise UserError(f"{path}: it is the plan {plan.name}; give the command that began it again")
+    return plan

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bench.errors import UserError
+from bench.store.files import making
 
 MOST_TASKS = 8
 """Tasks of the array if nothing is said, unless there are fewer runs or trials. Ours."""
@@ -19,7 +20,7 @@ def array_size(workers: str, most: int) -> int:
 
     Args:
         workers: how many, or `auto`.
-        most: of use.
+        most: more would have nothing to do.
 
     Raises:
         UserError: it is no number.
@@ -62,8 +63,9 @@ def options_of(text: str) -> list[str]:
 
 
 def script(
-    name: str, command: Sequence[str], count: int, gpus: int, store: Path, options: Sequence[str], *, database: bool
-) -> str:
+    name: str, command: Sequence[str], count: int, gpus: int, store: Path, options: Sequence[str], *,
+    only_if: Path | None = None,
+) -> str:  # fmt: skip
     """A script for `sbatch`: an array with a worker for each task.
 
     The address of a database, which may hold a password, is no part of it: `sbatch` hands BENCH_STORAGE on.
@@ -75,7 +77,7 @@ def script(
         gpus: that a task has.
         store: absolute, on a file system that all nodes see; for Slurm's log.
         options: further options of sbatch, such as `--partition=gpu`.
-        database: whether workers need BENCH_STORAGE.
+        only_if: a file without which nothing is left to do; without it workers need a database (BENCH_STORAGE).
     """
     directives = [
         f"--job-name=bench-{name}", f"--array=0-{count - 1}", "--nodes=1", "--ntasks=1",
@@ -87,7 +89,9 @@ def script(
         [
             "#!/bin/bash",
             *(f"#SBATCH {' '.join(map(_quoted, line))}" for line in lines),
-            *([": ${BENCH_STORAGE:?set it to the address of the database}"] if database else []),
+            ": ${BENCH_STORAGE:?set it to the address of the database}"
+            if only_if is None
+            else f"[ -e {shlex.quote(str(only_if))} ] || exit 0  # others have made all runs",
             'export OMP_NUM_THREADS="${SLURM_CPUS_PER_TASK:-1}"',
             "unset SLURM_NTASKS SLURM_PROCID  # a run on several devices starts its own processes",
             f"{shlex.join(command)} &",
@@ -114,6 +118,18 @@ def _quoted(word: str) -> str:
     return '"' + re.sub(r'(["\\])', r"\\\1", word) + '"'
 
 
+def need_slurm() -> None:
+    """Refuse to submit where there is no Slurm.
+
+    Raises:
+        UserError: there is none.
+    """
+    if shutil.which("sbatch") is None:
+        raise UserError(
+            "--slurm: there is no sbatch here; log in to the cluster, or write the script with --slurm --print"
+        )
+
+
 def submit(name: str, text: str, folder: Path, environment: Mapping[str, str]) -> str:
     """Write a script and give it to sbatch.
 
@@ -129,13 +145,11 @@ def submit(name: str, text: str, folder: Path, environment: Mapping[str, str]) -
     Raises:
         UserError: there is no sbatch, or it refuses.
     """
+    need_slurm()
     path = folder.absolute() / f"slurm-{name}.sh"
-    if shutil.which("sbatch") is None:
-        raise UserError(
-            "--slurm: there is no sbatch here; log in to the cluster, or write the script with --slurm --print"
-        )
-    folder.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, "utf-8")
+    with making(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, "utf-8")
     command, given = ["sbatch", str(path)], os.environ | dict(environment)
     done = subprocess.run(command, env=given, capture_output=True, text=True, check=False)
     if done.returncode:

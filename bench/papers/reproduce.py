@@ -73,7 +73,7 @@ def train(todo: Sequence[ArmRun], say: Callable[[str], None], effort: Effort, pl
     configs = [run.config for run in todo]
     if all(_stored(run) is not None for run in todo):
         say(f"{len(todo)} of {len(todo)} runs are stored")
-        forget_finished(configs)
+        forget_finished(Store(configs[0].store))
         return True
     with doing("importing torch"):
         from bench.execute.execute import execute

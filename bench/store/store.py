@@ -216,9 +216,9 @@ def tables_of(block: Block, run_id: str) -> dict[str, dict[str, Any]]:
         ) from None
 
 
-def _order(block: Block, run_id: str) -> tuple[bool, bool]:
+def _order(block: Block, run_id: str) -> tuple[bool, bool, bool]:
     """By which of two blocks with a run the first is read."""
-    return block.runs[run_id].status not in FINISHED, block.folder.name != name_of([run_id])
+    return block.runs[run_id].status not in FINISHED, not block.busy, block.folder.name != name_of([run_id])
 
 
 def _names(store: Path) -> frozenset[str]:

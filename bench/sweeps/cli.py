@@ -64,7 +64,7 @@ def main(words: list[str]) -> int:
     if replaced := sensitivity.replaced(folder, {config.run_id for config in configs}):
         progress.say(f"bench: {replaced}")
     if complete:
-        forget_finished(configs)
+        forget_finished(store)
         progress.say(f"all {len(configs)} runs are stored")
     else:
         check_places(configs)

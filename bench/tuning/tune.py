@@ -239,4 +239,4 @@ def slurm_script(
     command = bench_command("worker", "--study", name, "--engine", engine, "--shared-by", str(count), *names)
     command += [word for place, path in there.items() for word in (f"--{place}", str(path))]
     gpus = 0 if spec.settings["device"] == "cpu" else spec.trainer.devices
-    return script(name, command, count, gpus, there["store"], options_of(options), database=True)
+    return script(name, command, count, gpus, there["store"], options_of(options))

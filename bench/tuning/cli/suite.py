@@ -47,7 +47,7 @@ def main(words: list[str]) -> int:
         raise UserError(f"{args.file}: {error}") from None
     if args.print and not args.slurm:
         raise UserError("--print prints the script of --slurm; write both")
-    if args.slurm:
+    if args.slurm and not args.plan:
         return _slurm(args, specs, asked.tune.trials)
     typical = [spec.typical(places) for spec in specs]
     for config in typical:
@@ -111,7 +111,7 @@ def _slurm(args: Args, specs: Sequence["StudySpec"], trials: int | None) -> int:
     command = bench_command("suite", file, "--train-only", "--workers", "1", "--shared-by", str(count))
     command += ["--engine", args.engine, *(word for each, path in places.items() for word in (f"--{each}", str(path)))]
     gpus = max(0 if spec.settings["device"] == "cpu" else spec.trainer.devices for spec in specs)
-    text = script(name, command, count, gpus, places["store"], options_of(args.sbatch), database=True)
+    text = script(name, command, count, gpus, places["store"], options_of(args.sbatch))
     if args.print:
         print(text, end="")
         return 0

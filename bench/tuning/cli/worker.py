@@ -22,7 +22,7 @@ def main(words: list[str]) -> int:
     if words[:1] == ["--cuts"]:  # of `bench.execute`, started by the suite alone
         from bench.execute.child import main as carry_out
 
-        return carry_out(words[1:])
+        return carry_out()
     args = parse("worker", words)
     if args.plan is not None:
         from bench.execute.elsewhere import join
