@@ -48,7 +48,8 @@ ENGINE = Option(
 )  # fmt: skip
 STUDY_ENGINE = replace(ENGINE, help=ENGINE.help.replace("(default)", "(default, unless the study says)"), default=None)
 RUN_WORKERS = Option("workers", "processes that share the runs, or auto: one for each GPU or processor (default: one"
-                     " for each GPU, and on a CPU one; with --create or --slurm at most 8)", "N", completes="auto")  # fmt: skip
+                     " for each GPU, and on a CPU one; with --create or --slurm at most 8)", "N",
+                     completes="auto")  # fmt: skip
 WORKERS = Option("workers", "worker processes, or auto (default): one for each GPU, or each processor", "N",
                  default="auto", completes="auto", also=("jobs",))  # fmt: skip
 SLURM = (
