@@ -146,8 +146,8 @@ class RunResult:
         thinned: whether the curve has fewer rows than the run has steps.
         specimen: what the trained model made, for a person to look at (`Task.specimen`), or None; lanes make none.
         begun: when the training began, in UTC; empty where that is not known. A run that goes on keeps it.
-        plan: what the run was first made for: `sweep`, `fit` (of several seeds), `study NAME`, `experiment NAME`; None for
-            itself.
+        plan: what the run was first made for: `sweep`, `fit` (of several seeds), `study NAME`, `experiment NAME`;
+            None for itself.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
