@@ -300,7 +300,7 @@ def test_a_script_for_slurm_joins_the_plan(cli, here: Path) -> None:
 @pytest.mark.deep
 def test_a_sweep_as_an_array_survives_a_requeue(slurm, cli, here: Path) -> None:
     env = os.environ | slurm.env | {"OMP_NUM_THREADS": "1"}
-    words = ["sweep", "--task", "synthetic", "--opt", SLOW, "--opt.lr", "0.1:1:4", "--seeds", "1", "--device", "cpu",
+    words = ["sweep", "--task", "synthetic", "--opt", SLOW, "--opt.lr", "0.1:1:12", "--seeds", "1", "--device", "cpu",
              "--trainer.max_steps", "300", "--trainer.val_every", "20", "--engine", "lightning"]  # fmt: skip
     command = [sys.executable, "-m", "bench", *words, "--slurm", "--workers", "2"]
     done = subprocess.run(command, env=env, cwd=here, capture_output=True, text=True, check=False, timeout=300)
@@ -310,7 +310,7 @@ def test_a_sweep_as_an_array_survives_a_requeue(slurm, cli, here: Path) -> None:
     slurm.requeue(f"{job}_1")
     until(lambda: not slurm("squeue", "-h"), "the array has ended", seconds=300)
     assert "Restarts=1" in slurm("scontrol", "show", "job", f"{job}_1")
-    assert Counter(run.status for run in Store(here / "runs").runs()) == {"completed": 4}
+    assert Counter(run.status for run in Store(here / "runs").runs()) == {"completed": 12}
     assert open_plans(here / "runs") == []
     assert cli(*words, "--store", here / "own").code == 0
     assert outcome(here / "runs") == outcome(here / "own")

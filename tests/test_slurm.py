@@ -139,9 +139,7 @@ def test_a_path_that_no_script_can_hold_is_refused(cli, name: str) -> None:
 def test_slurm_reads_paths_with_spaces_from_the_script(slurm, tmp_path: Path) -> None:
     folder = tmp_path / HARD
     folder.mkdir()
-    text = slurm_script(
-        "s", spec(tmp_path, device="cpu"), 9, "1", {"store": folder}, "auto", ["--comment=a b", "-J", "me"]
-    )
+    text = slurm_script("s", spec(tmp_path, device="cpu"), 9, "1", {"store": folder}, "auto", "'--comment=a b' -J me")
     head = [line for line in text.splitlines() if line.startswith(("#!", "#SBATCH"))]
     path = folder / "slurm s.sh"
     path.write_text("\n".join([*head, "echo it ran in $SLURM_JOB_NAME", ""]))
@@ -195,7 +193,7 @@ def test_a_suite_as_an_array_survives_a_requeue(slurm, postgres_url: str, tmp_pa
     env = os.environ | slurm.env | {"BENCH_STORAGE": postgres_url, "OMP_NUM_THREADS": "1"}
     suite = tmp_path / "two.yaml"
     settings = {"trainer.max_steps": 300, "trainer.val_every": 20, "device": "cpu"}
-    tune = {"trials": 2, "seeds": 1}
+    tune = {"trials": 9, "seeds": 1}  # one task may start long after the other
     asked = {"title": "two", "tasks": ["synthetic"], "optimizers": {SLOW: {"opt.lr": "1e-2:1e0"}, "gd": {}}, "seeds": 1}
     suite.write_text(json.dumps({**asked, "settings": settings, "tune": tune}))
     words = ["suite", str(suite), "--engine", "lightning", "--store", "runs"]
