@@ -8,7 +8,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from operator import gt, lt
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from bench.machine import is_main_process
 from bench.text import width
@@ -202,14 +203,14 @@ class SweepProgress:
 
     Args:
         label: what is swept.
-        better: whether a value of the metric is better than another.
+        mode: whether the metric is better when smaller (`min`) or greater (`max`).
         enabled: whether to show anything.
     """
 
     LINE_SECONDS = 10
 
-    def __init__(self, label: str, better: Callable[[float, float], bool], *, enabled: bool = True) -> None:
-        self.label, self.better, self.enabled = label, better, enabled
+    def __init__(self, label: str, mode: Literal["min", "max"], *, enabled: bool = True) -> None:
+        self.label, self.better, self.enabled = label, gt if mode == "max" else lt, enabled
         self.steps, self.runs = 0, 0
         self._over: set[str] = set()
         self._alive: dict[int, tuple[int, float]] = {}

@@ -4,7 +4,6 @@ import json
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
-from operator import gt, lt
 from typing import TYPE_CHECKING
 
 from bench.checks import check_places
@@ -60,7 +59,7 @@ def fit_seeds(config: RunConfig, args: Args, tuned_by: str | None) -> int:
             from bench.execute.execute import STOPPED, execute
 
         with redirect_stdout(sys.stderr):
-            progress = SweepProgress(f"{config.task} {config.opt}", gt if config.task_spec.mode == "max" else lt)
+            progress = SweepProgress(f"{config.task} {config.opt}", config.task_spec.mode)
             effort = Effort(args.engine or "auto", workers=args.workers)
             if not execute(configs, progress, effort, plan="fit", tuned_by=tuned_by):
                 progress.say(STOPPED)

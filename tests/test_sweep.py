@@ -892,7 +892,7 @@ def test_a_block_that_another_process_has_just_trained_is_not_trained_again(swee
     before = {path: path.stat().st_mtime_ns for path in store.rglob("*")}
     (grid,) = rectangles(configs_of(store), 4)
     with pytest.raises(RunBusy, match="or has just done so"):
-        bench.execute.here.train_block(grid, StopRequest(), SweepProgress("", max))
+        bench.execute.here.train_block(grid, StopRequest(), SweepProgress("", "max"))
     assert {path: path.stat().st_mtime_ns for path in store.rglob("*")} == before
 
 

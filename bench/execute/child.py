@@ -11,9 +11,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from operator import gt, lt
 from queue import Queue
-from typing import Any
+from typing import Any, Literal
 
 from bench.errors import RunBroke
 from bench.progress import Advance, SweepProgress, doing, hearing
@@ -25,8 +24,8 @@ TELL_SECONDS = 0.5
 class Told(SweepProgress):
     """Tells how far this worker is."""
 
-    def __init__(self, tell: Callable[[Mapping[str, Any]], None], better: Callable[[float, float], bool]) -> None:
-        super().__init__("", better, enabled=False)
+    def __init__(self, tell: Callable[[Mapping[str, Any]], None], mode: Literal["min", "max"]) -> None:
+        super().__init__("", mode, enabled=False)
         self._tell, self._last = tell, 0.0
         self._steps, self._ended = 0, list[str]()
 
@@ -89,7 +88,7 @@ def main() -> int:
             try:
                 with stop.listening():
                     plan = load(name, places)
-                    cuts, told = recorded_cuts(plan), Told(tell, gt if plan.mode == "max" else lt)
+                    cuts, told = recorded_cuts(plan), Told(tell, plan.mode)
                     begun = sum(len(cut.runs) for cut in cuts) < len(plan.by_id)
                     if not carry_out(cuts, told, stop, begun=begun):
                         break

@@ -4,7 +4,6 @@ import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
-from operator import gt, lt
 
 from bench.checks import check_places
 from bench.config import RunConfig
@@ -112,7 +111,7 @@ def join(args: Args, command: Sequence[str]) -> int:
     with doing("importing torch"):
         from bench.execute.execute import STOPPED, work
     with redirect_stdout(sys.stderr):
-        progress = SweepProgress(plan.title, gt if plan.mode == "max" else lt)
+        progress = SweepProgress(plan.title, plan.mode)
         if not work(plan, progress):
             progress.say(STOPPED)
             return 130

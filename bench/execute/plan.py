@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from uuid import uuid4
 
 from pydantic import ConfigDict, Field, with_config
@@ -102,7 +102,7 @@ class Plan:
         return self.store.folder / PLANS / self.name
 
     @property
-    def mode(self) -> str:
+    def mode(self) -> Literal["min", "max"]:
         """Whether the metric is better when smaller (`min`) or greater (`max`)."""
         return self.configs[0].task_spec.mode
 

@@ -4,7 +4,6 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import nan
-from operator import gt, lt
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +77,7 @@ def train(todo: Sequence[ArmRun], say: Callable[[str], None], effort: Effort, pl
     with doing("importing torch"):
         from bench.execute.execute import execute
 
-    progress = SweepProgress("runs", gt if configs[0].task_spec.mode == "max" else lt)
+    progress = SweepProgress("runs", configs[0].task_spec.mode)
     return execute(configs, progress, effort, plan=plan)  # all: those that are there decide how they are cut, too
 
 

@@ -35,9 +35,7 @@ def main(words: list[str]) -> int:
         configs, varied = configurations(args.of_runs, args.seeds, places, config=args.config, tuned=args.tuned)
         check_all(configs, early=True)
     mode = configs[0].task_spec.mode
-    progress = SweepProgress(
-        f"sweep {configs[0].task}", (lambda a, b: a > b) if mode == "max" else (lambda a, b: a < b)
-    )
+    progress = SweepProgress(f"sweep {configs[0].task}", mode)
     if args.dry_run:
         check_all(configs)
         resolved = {config.run_id: settings_of(config.model_dump()) for config in configs}

@@ -299,8 +299,7 @@ class _LanesShown(SweepProgress):
     """Tells how far lanes are."""
 
     def __init__(self, tell: Tell, study: Study) -> None:
-        mode = study.spec.mode
-        super().__init__("lanes", (lambda a, b: a > b) if mode == "max" else (lambda a, b: a < b), enabled=False)
+        super().__init__("lanes", study.spec.mode, enabled=False)
         self.tell = tell
         self._told = 0.0
 
