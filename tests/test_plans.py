@@ -20,7 +20,7 @@ from bench.execute.pool import Pool
 from bench.process import bench_command
 from bench.store.store import Store
 from tests.daemons import until
-from tests.slow import SLOW
+from tests.slow import GATE, HELD
 from tests.test_kills import leftovers, outcome
 
 SWEEP = ("sweep", "--task", "synthetic", "--opt", "ngd", "--opt.lr", "0.1:1:4", "--seeds", "2", "--device", "cpu")
@@ -299,18 +299,21 @@ def test_a_script_for_slurm_joins_the_plan(cli, here: Path) -> None:
 @pytest.mark.slurm
 @pytest.mark.deep
 def test_a_sweep_as_an_array_survives_a_requeue(slurm, cli, here: Path) -> None:
-    env = os.environ | slurm.env | {"OMP_NUM_THREADS": "1"}
-    words = ["sweep", "--task", "synthetic", "--opt", SLOW, "--opt.lr", "0.1:1:12", "--seeds", "1", "--device", "cpu",
+    gate = here / "gate"
+    gate.mkdir()
+    env = os.environ | slurm.env | {"OMP_NUM_THREADS": "1", GATE: str(gate)}
+    words = ["sweep", "--task", "synthetic", "--opt", HELD, "--opt.lr", "0.1:1:6", "--seeds", "1", "--device", "cpu",
              "--trainer.max_steps", "300", "--trainer.val_every", "20", "--engine", "lightning"]  # fmt: skip
     command = [sys.executable, "-m", "bench", *words, "--slurm", "--workers", "2"]
     done = subprocess.run(command, env=env, cwd=here, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
     job = done.stdout.split("Submitted batch job ")[1].partition(",")[0]
-    until(lambda: len(list((here / "runs").glob("*/attempt-1/curve.raw"))) > 1, "both tasks train", seconds=120)
+    until(lambda: len(list(gate.glob("trains-*"))) == 2, "both tasks train", seconds=300)
+    (gate / "open").touch()
     slurm.requeue(f"{job}_1")
     until(lambda: not slurm("squeue", "-h"), "the array has ended", seconds=300)
     assert "Restarts=1" in slurm("scontrol", "show", "job", f"{job}_1")
-    assert Counter(run.status for run in Store(here / "runs").runs()) == {"completed": 12}
+    assert Counter(run.status for run in Store(here / "runs").runs()) == {"completed": 6}
     assert open_plans(here / "runs") == []
     assert cli(*words, "--store", here / "own").code == 0
     assert outcome(here / "runs") == outcome(here / "own")

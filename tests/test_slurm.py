@@ -16,7 +16,7 @@ from bench.tuning.studies import Studies
 from bench.tuning.trials import Request, StudySpec
 from bench.tuning.tune import make_spec, slurm_script
 from tests.daemons import until
-from tests.slow import SLOW
+from tests.slow import GATE, HELD, SLOW
 
 WORDS = ["--task", "synthetic", "--opt", SLOW, "--opt.lr", "1e-2:1e0"]
 WORDS += ["--trials", "3", "--seeds", "1", "--report_seeds", "2"]
@@ -190,16 +190,19 @@ def test_array_survives_a_requeue_and_each_task_has_its_gpu(slurm, postgres_url:
 @pytest.mark.slurm
 @pytest.mark.deep
 def test_a_suite_as_an_array_survives_a_requeue(slurm, postgres_url: str, tmp_path: Path) -> None:
-    env = os.environ | slurm.env | {"BENCH_STORAGE": postgres_url, "OMP_NUM_THREADS": "1"}
+    gate = tmp_path / "gate"
+    gate.mkdir()
+    env = os.environ | slurm.env | {"BENCH_STORAGE": postgres_url, "OMP_NUM_THREADS": "1", GATE: str(gate)}
     suite = tmp_path / "two.yaml"
     settings = {"trainer.max_steps": 300, "trainer.val_every": 20, "device": "cpu"}
-    tune = {"trials": 9, "seeds": 1}  # one task may start long after the other
-    asked = {"title": "two", "tasks": ["synthetic"], "optimizers": {SLOW: {"opt.lr": "1e-2:1e0"}, "gd": {}}, "seeds": 1}
+    tune = {"trials": 4, "seeds": 1}
+    asked = {"title": "two", "tasks": ["synthetic"], "optimizers": {HELD: {"opt.lr": "1e-2:1e0"}, "gd": {}}, "seeds": 1}
     suite.write_text(json.dumps({**asked, "settings": settings, "tune": tune}))
     words = ["suite", str(suite), "--engine", "lightning", "--store", "runs"]
     said = bench(*words, "--slurm", "--workers", "2", env=env, cwd=tmp_path)
     job = said.split("Submitted batch job ")[1].partition(",")[0]
-    until(lambda: len(list((tmp_path / "runs").glob("*/attempt-1/curve.raw"))) > 1, "both tasks train", seconds=120)
+    until(lambda: len(list(gate.glob("trains-*"))) == 2, "both tasks train", seconds=300)
+    (gate / "open").touch()
     slurm.requeue(f"{job}_1")
     until(lambda: not slurm("squeue", "-h"), "the array has ended", seconds=300)
     assert "Restarts=1" in slurm("scontrol", "show", "job", f"{job}_1")
@@ -208,4 +211,4 @@ def test_a_suite_as_an_array_survives_a_requeue(slurm, postgres_url: str, tmp_pa
     assert {trial.state for name in studies.names() for trial in studies.open(name).trials()} == {"completed"}
     shown = bench(*words, "--workers", "1", env=env, cwd=tmp_path)
     assert "written to tuned" in shown
-    assert sorted(path.name for path in (tmp_path / "tuned").rglob("*.yaml")) == ["gd.yaml", "slow.Slow.yaml"]
+    assert sorted(path.name for path in (tmp_path / "tuned").rglob("*.yaml")) == ["gd.yaml", "slow.Held.yaml"]
