@@ -63,6 +63,16 @@ def test_a_plan_waits_in_the_store_until_somebody_works_on_it(cli, here: Path) -
     assert "unknown plan" in cli(*words).err
 
 
+def test_what_a_killed_writer_left_goes_with_its_plan(cli, here: Path) -> None:
+    plan_of(cli(*SMALL, "--create"))
+    (folder,) = (here / "runs" / "plans").iterdir()
+    (folder.parent / "begun").mkdir()
+    for left in (folder, folder.parent / "begun"):
+        (left / ".0123abcd").write_text('{"tit')
+    assert cli(*SMALL).code == 0
+    assert not folder.parent.exists()
+
+
 def test_runs_of_a_plan_are_those_of_the_command(cli, here: Path) -> None:
     words = ("--engine", "lanes", "--width", "4")
     _, join = plan_of(cli(*SMALL, *words, "--create"))

@@ -203,12 +203,13 @@ def _forget(store: Store, folder: Path) -> None:
     try:
         ids = read(folder / PLAN, Stored)["runs"].keys()
     except FileNotFoundError:  # it was removed in part, or is just being written
-        folder.rmdir()
-        return
+        ids = set()
     there = store.find_all(ids)
     if all(run_id in there and there[run_id].runs[run_id].status in FINISHED for run_id in ids):
         for name in (CUTS, PLAN):  # a plan without cuts is one; cuts without a plan are none
             (folder / name).unlink(missing_ok=True)
+        for left in folder.glob(".*"):  # by a process that was killed; one that writes now begins again
+            left.unlink(missing_ok=True)
         folder.rmdir()
 
 

@@ -16,15 +16,21 @@ from lightning.pytorch.plugins import DoublePrecision
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import vmap
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from bench.lanes.optimizers import OneByOne, Together, Weights, beside
+from bench.lanes.replay import Replay
 from bench.lanes.scores import Scores, without_warning
 from optimizers import OptimizerSpec
 from tasks.core.dropout import use_batch_dropout
 from tasks.core.order import BatchOrder, micro_batches_per_rank
 from tasks.core.task import Task
 from tasks.core.training_step import Outcome, Plan
+
+REPLAYED_FROM = 1_000
+"""Steps from which on they are replayed: to record them takes as long as some hundred of them."""
+MEASURED_AT_ONCE = 2_048
+"""Weights of lanes that are kept at most before they are measured."""
 
 
 class Lanes:
@@ -84,7 +90,14 @@ class Lanes:
         self.cuts = [(self.plan.batch_size * i // cuts, self.plan.batch_size * (i + 1) // cuts) for i in range(cuts)]
         # Dropout and augmentation are drawn by problem, buffers may belong to one, and widths of batches differ.
         self.apart = self._draws() or any(True for _ in tasks[0].buffers()) or tasks[0].data.lengths is not None
-        self.stepper = Together(self.weights, plans, spec, compiled=compiled) if spec.pure_update else OneByOne(self)
+        replayed = self.plan.total_steps >= REPLAYED_FROM
+        # By the structure of the batch; what is drawn or belongs to one problem would be frozen.
+        self._replays: dict[Any, Replay] | None = {} if replayed and not self.apart else None
+        self.stepper = (
+            Together(self.weights, plans, spec, compiled=compiled, replayed=replayed)
+            if spec.pure_update
+            else OneByOne(self)
+        )
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -118,48 +131,89 @@ class Lanes:
 
     def evaluate(self, step: int) -> tuple[Tensor, Weights]:
         """Losses of the step's batches, shape (G, R), and gradients by name, shape (G, R, ...)."""
-        return self._gradients(
-            self.weights, lambda weights, first, last: self._outcome(weights, self._batches(step, first, last))
+        return self._summed(
+            lambda first, last: self._replayed_gradients(self._batches(step, first, last), self._share(first, last))
         )
 
     def evaluate_lane(self, step: int, g: int, r: int, params: Mapping[str, Tensor]) -> tuple[Tensor, Weights]:
         """For one lane at other weights: loss, shape (), and gradients of its own shapes, clipped if they are to be."""
         own = {name: params.get(name, w[g, r])[None] for name, w in self.weights.items()}
-        loss, grads = self._gradients(
-            own, lambda weights, first, last: self.tasks[g].loss_at(weights, self._batch(step, g, first, last))
+        loss, grads = self._summed(
+            lambda first, last: self._gradients(
+                own, self._batch(step, g, first, last), self.tasks[g].loss_at, self._share(first, last)
+            )
         )
         clipped, *_ = self._clip({name: grad[None] for name, grad in grads.items()})
         return loss[0], {name: grad[0, 0] for name, grad in clipped.items()}
 
-    @without_warning()
-    @torch.enable_grad()
-    def _gradients(self, weights: Weights, outcome: Callable[[Weights, int, int], Outcome]) -> tuple[Tensor, Weights]:
-        """Losses of the batch and their gradients, summed over its micro-batches."""
-        weights = {name: w.detach().requires_grad_(name in self.trained) for name, w in weights.items()}
-        leaves = [weights[name] for name in self.trained]
-        total, grads = None, {}
-        for first, last in self.cuts:
-            loss = outcome(weights, first, last).loss
-            if len(self.cuts) > 1:
-                loss = loss * ((last - first) / self.plan.batch_size)
-            parts = torch.autograd.grad(loss.sum(), leaves, allow_unused=True)
-            found = {name: part for name, part in zip(self.trained, parts, strict=True) if part is not None}
-            grads = {name: grads[name] + part for name, part in found.items()} if grads else found
-            total = loss.detach() if total is None else total + loss.detach()
-        assert total is not None
+    def _share(self, first: int, last: int) -> float:
+        """Of a micro-batch in its batch."""
+        return 1.0 if len(self.cuts) == 1 else (last - first) / self.plan.batch_size
+
+    def _summed(self, part: Callable[[int, int], tuple[Tensor, Weights]]) -> tuple[Tensor, Weights]:
+        """Losses and gradients, summed over the micro-batches."""
+        total, grads = part(*self.cuts[0])
+        for cut in self.cuts[1:]:
+            loss, more = part(*cut)
+            total, grads = total + loss, {name: grads[name] + grad for name, grad in more.items()}
         return total, grads
 
+    @without_warning()
+    @torch.enable_grad()
+    def _gradients(
+        self, weights: Weights, batch: Any, loss_at: Callable[[Weights, Any], Outcome], share: float
+    ) -> tuple[Tensor, Weights]:
+        """Losses of a micro-batch, times its share of the batch, and their gradients."""
+        weights = {name: w.detach().requires_grad_(name in self.trained) for name, w in weights.items()}
+        leaves = [weights[name] for name in self.trained]
+        loss = loss_at(weights, batch).loss
+        if share != 1:
+            loss = loss * share
+        parts = torch.autograd.grad(loss.sum(), leaves, allow_unused=True)
+        found = {name: part for name, part in zip(self.trained, parts, strict=True) if part is not None}
+        return loss.detach(), found
+
+    def _replayed_gradients(self, batch: Any, share: float) -> tuple[Tensor, Weights]:
+        """`_gradients` of all lanes."""
+        if self._replays is None:
+            return self._gradients(self.weights, batch, self._outcome, share)
+        parts, structure = tree_flatten(batch)
+        if not all(isinstance(part, Tensor) for part in parts):
+            return self._gradients(self.weights, batch, self._outcome, share)
+        if (structure, share) not in self._replays:
+            names = list(self.weights)
+
+            def flat(*tensors: Tensor) -> tuple[list[Tensor], list[str]]:
+                weights = dict(zip(names, tensors, strict=False))
+                batch = tree_unflatten(list(tensors[len(names) :]), structure)
+                loss, grads = self._gradients(weights, batch, self._outcome, share)
+                return [loss, *grads.values()], list(grads)
+
+            self._replays[structure, share] = Replay(flat)
+        (loss, *grads), names = self._replays[structure, share](*self.weights.values(), *parts)
+        return loss, dict(zip(names, grads, strict=True))
+
     @torch.no_grad()
-    def measure(self) -> dict[str, Tensor]:
-        """`Task.measure_at` the present weights, shape (G, R) each; NaN where a problem lacks a measurement."""
-        with self._in_eval_mode():
-            found = [
-                task.measure_at({name: w[g] for name, w in self.weights.items()}) for g, task in enumerate(self.tasks)
-            ]
-            names = list(dict.fromkeys(name for values in found for name in values))
-            absent = torch.full(self.shape[1:], float("nan"), dtype=self.dtype, device=self.device)
-            # Copies, while weights for evaluation are there: a measurement may be a view of them.
-            return {name: torch.stack([values.get(name, absent) for values in found]) for name in names}
+    def snapshot(self) -> Weights:
+        """Copies of the present weights, as they are evaluated."""
+        with self.stepper.in_eval_mode():
+            return {name: w.clone() for name, w in self.weights.items()}
+
+    @torch.no_grad()
+    def measure(self, points: Sequence[Weights]) -> dict[str, Tensor]:
+        """`Task.measure_at` the weights of P points, shape (P, G, R) each; NaN where a problem lacks a measurement."""
+        shape = len(points), self.shape[1]
+        with self._in_eval_mode(switch=False):
+            found = []
+            for g, task in enumerate(self.tasks):
+                own = {name: torch.stack([weights[name][g] for weights in points]) for name in self.weights}
+                found.append(task.measure_at({name: w.flatten(0, 1) for name, w in own.items()}))
+        names = list(dict.fromkeys(name for values in found for name in values))
+        absent = torch.full(shape, float("nan"), dtype=self.dtype, device=self.device)
+        return {
+            name: torch.stack([values[name].view(shape) if name in values else absent for values in found], dim=1)
+            for name in names
+        }
 
     @torch.no_grad()
     def evaluate_split(self, split: str, weights: Weights | None = None) -> dict[str, NDArray[np.float64]]:
@@ -295,7 +349,7 @@ class LanesModule(pl.LightningModule):
 
     Attributes:
         history: of each step since the last look, shape (steps, 4, G, R).
-        measured: the steps after which it was measured since the last look, with the values by name, shape (G, R).
+        measured: since the last look, steps after which it was measured, and the values by name, shape (steps, G, R).
     """
 
     history: Tensor
@@ -304,7 +358,8 @@ class LanesModule(pl.LightningModule):
         super().__init__()
         self.automatic_optimization = False
         self.lanes, self.plan = lanes, lanes.plan
-        self.measured: list[tuple[int, dict[str, Tensor]]] = []
+        self.measured: list[tuple[list[int], dict[str, Tensor]]] = []
+        self._noted: list[tuple[int, Weights]] = []
 
     @property
     def steps_done(self) -> int:
@@ -319,17 +374,28 @@ class LanesModule(pl.LightningModule):
         """Make the optimizer steps from steps[0] up to, but without, steps[1]."""
         lanes = self.lanes
         if steps[0] == 0:
-            self._measure(0)
+            self._note(0)
         # At once: small tensors that stay between large ones that come and go would split the memory that is kept.
         self.history = torch.empty(steps[1] - steps[0], 4, *lanes.shape, dtype=lanes.dtype, device=lanes.device)
         for row, step in zip(self.history, range(*steps), strict=True):
             row.copy_(lanes.step())
-            self._measure(step + 1)
+            self._note(step + 1)
+        self._measure()
 
-    def _measure(self, done: int) -> None:
+    def _note(self, done: int) -> None:
+        """Keep the weights after so many steps, if they are to be measured."""
         every = self.plan.measure_every
         if every and (done % every == 0 or done == self.plan.total_steps):
-            self.measured.append((done, self.lanes.measure()))
+            self._noted.append((done, self.lanes.snapshot()))
+            if len(self._noted) * self.lanes.alive.size >= MEASURED_AT_ONCE:
+                self._measure()
+
+    def _measure(self) -> None:
+        """Measure the weights that were kept, at once: small models are cheaper so."""
+        if self._noted:
+            steps, points = zip(*self._noted, strict=True)
+            self._noted.clear()
+            self.measured.append((list(steps), self.lanes.measure(points)))
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the lanes. Order, dropout and augmentation follow from the step."""

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from bench.lanes.replay import Replay
 from optimizers import OptimizerSpec
 from optimizers.closures import once_known
 from optimizers.norms import scalar_dtype
@@ -36,11 +37,13 @@ class Together:
         plans: of each lane, shape (G, R).
         spec: an optimizer that has a pure update.
         compiled: whether it goes through `torch.compile`.
+        replayed: if it does not, whether it is replayed.
     """
 
     def __init__(
-        self, weights: Weights, plans: Sequence[Sequence[Plan]], spec: OptimizerSpec, *, compiled: bool = False
-    ) -> None:
+        self, weights: Weights, plans: Sequence[Sequence[Plan]], spec: OptimizerSpec, *, compiled: bool = False,
+        replayed: bool = False,
+    ) -> None:  # fmt: skip
         self.weights = weights
         self.state: dict[str, Any] = {}  # tensors of shape (G * R, ...)
         first = next(iter(weights.values()))
@@ -55,6 +58,8 @@ class Together:
         self.initial_lr = self.hparams["lr"]
         self.keywords = sorted(spec.update_keywords)
         self.update = _for_all(spec.pure_update, tuple(self.keywords), tuple(differs.items()), compiled)
+        self._replayed = replayed and not compiled
+        self._replays: dict[Any, Replay] = {}
 
     def follow(self, schedule: Schedule, step: int) -> None:
         """Set the learning rates for a step."""
@@ -72,13 +77,11 @@ class Together:
         Returns:
             Raw and applied step sizes, shape (G, R).
         """
-        shape = loss.shape
-        params, self.state = self.update(
+        shape, names = loss.shape, list(grads)
+        params, self.state = self._updated(
             [g.flatten(0, 1) for g in grads.values()],
-            self.state,
-            [self.weights[name].flatten(0, 1) for name in grads],
+            [self.weights[name].flatten(0, 1) for name in names],
             loss.flatten(),
-            self.hparams,
             [norms[name].flatten() for name in self.keywords],
         )
         for name, p in zip(grads, params, strict=True):
@@ -86,6 +89,31 @@ class Together:
         lr = self.hparams["lr"]
         raw, applied = self.state.get("step_sizes", (lr, lr))
         return raw.view(shape), applied.view(shape)
+
+    def _updated(
+        self, grads: list[Tensor], params: list[Tensor], loss: Tensor, norms: list[Tensor]
+    ) -> tuple[Sequence[Tensor], dict[str, Any]]:
+        """Weights and state after the update of all lanes, shape (G * R, ...) each."""
+        if not self._replayed:
+            return self.update(grads, self.state, params, loss, self.hparams, norms)
+        varying = [name for name, value in self.hparams.items() if isinstance(value, Tensor)]
+        state, structure = tree_flatten(self.state)
+        sizes = [len(grads), len(params), 1, len(norms), len(varying), len(state)]
+        key = structure, *sizes
+        if key not in self._replays:
+
+            def flat(*tensors: Tensor) -> tuple[list[Tensor], Any]:
+                parts = iter(tensors)
+                grads, params, (loss,), norms, hparams, state = ([next(parts) for _ in range(n)] for n in sizes)
+                hparams = self.hparams | dict(zip(varying, hparams, strict=True))
+                params, new = self.update(grads, tree_unflatten(state, structure), params, loss, hparams, norms)
+                leaves, structure_of_new = tree_flatten(new)
+                return [*params, *leaves], structure_of_new
+
+            self._replays[key] = Replay(flat)
+        hparams = [self.hparams[name] for name in varying]
+        found, of_new = self._replays[key](*grads, *params, loss, *norms, *hparams, *state)
+        return found[: len(params)], tree_unflatten(list(found[len(params) :]), of_new)
 
     @contextmanager
     def in_eval_mode(self) -> Iterator[None]:

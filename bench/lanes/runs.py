@@ -260,12 +260,11 @@ class LanesRecorder(Watcher):
             self.lanes.keep(self.lanes.best, self._mask(better))
 
     def _record_measurements(self, module: LanesModule) -> None:
-        points = [point for point in module.measured if point[1]]
+        for steps, found in module.measured:
+            if found:
+                values = torch.stack(list(found.values()), dim=-1).flatten(1, 2)
+                self.block.append_measurements(list(found), steps, values.cpu().double().numpy())
         module.measured.clear()
-        if points:
-            names = list(points[0][1])
-            values = torch.stack([torch.stack(list(found.values()), dim=-1).flatten(0, 1) for _, found in points])
-            self.block.append_measurements(names, [step for step, _ in points], values.cpu().double().numpy())
 
     def _advance(self, steps: int, ended: Sequence[Watch], evaluated: Sequence[Watch] = ()) -> None:
         share = self.lanes.steps_done / self.lanes.plan.total_steps

@@ -1,0 +1,158 @@
+"""Replay: recorded steps give the same numbers bit for bit, and what cannot be recorded is not."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import bench.lanes.engine
+import bench.lanes.replay
+from bench.lanes.engine import Lanes
+from bench.lanes.replay import MOST_PROGRAMS, Replay
+from bench.lanes.runs import make_lanes
+from optimizers.registry import OPTIMIZERS
+from tests.equivalence import HYPERPARAMETERS
+from tests.test_lanes import Problem, block, each_problem, lanes_of, lrs, the_tasks
+
+__all__ = ["the_tasks"]
+
+assert_equal = partial(torch.testing.assert_close, rtol=0, atol=0, equal_nan=True)
+PURE = [name for name, spec in OPTIMIZERS.items() if spec.pure_update is not None]
+
+
+class Counted:
+    """A pure function, and how often Python has gone through it."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, x: Tensor, y: Tensor) -> tuple[list[Tensor], str]:
+        self.calls += 1
+        squares = (x * x.detach()).view(x.shape)
+        squares.add_(y)
+        (x + 1).sum()  # nobody uses it
+        return [squares.expand(2, *x.shape).sum(0), x.abs().log()], "rest"
+
+
+def test_a_recording_gives_the_same_without_going_through_python() -> None:
+    function = Counted()
+    replay = Replay(function)
+    for seed in range(5):
+        x, y = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        x[0, 0] = 0  # its log is infinite
+        x[0, 1] = float("nan")
+        kept = x.clone(), y.clone()
+        found, rest = replay(x, y)
+        made = function.calls
+        assert rest == "rest"
+        assert_equal(found, function(x, y)[0])
+        assert_equal(kept, (x, y))
+        function.calls = made
+    assert function.calls == 3  # plain, recorded, compared
+
+
+def test_other_shapes_layouts_and_precisions_are_recorded_apart() -> None:
+    function = Counted()
+    replay = Replay(function)
+    square = torch.arange(9.0).view(3, 3)
+    for x in (square, square.T, square.double(), square[:2]):
+        for _ in range(3):
+            found, _ = replay(x, x)
+            assert found[0].equal(2 * (x * x + x))
+            assert found[0].dtype == x.dtype
+    assert function.calls == 4 * 3
+
+
+def test_what_asks_for_values_is_not_recorded() -> None:
+    def function(x: Tensor) -> tuple[list[Tensor], None]:
+        return [x if x.sum() > 0 else -x], None
+
+    replay = Replay(function)
+    for value in (1.0, 2.0, -3.0, 4.0, -5.0):
+        (found,), _ = replay(torch.tensor([value]))
+        assert found.item() == abs(value)
+
+
+def test_what_differs_from_its_recording_is_not_replayed() -> None:
+    calls = []
+
+    def function(x: Tensor) -> tuple[list[Tensor], None]:
+        calls.append(x)
+        return [x * len(calls)], None
+
+    replay = Replay(function)
+    assert [replay(torch.ones(1))[0][0].item() for _ in range(4)] == [1, 4, 5, 6]
+
+
+def test_a_slow_function_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench.lanes.replay, "SLOW_SECONDS", 0.0)
+    function = Counted()
+    replay = Replay(function)
+    for _ in range(5):
+        replay(torch.ones(2), torch.ones(2))
+    assert function.calls == 5
+
+
+def test_there_are_not_more_recordings_than_so_many() -> None:
+    function = Counted()
+    replay = Replay(function)
+    for _ in range(3):
+        for size in range(1, MOST_PROGRAMS + 3):
+            replay(torch.ones(size), torch.ones(size))
+    assert function.calls == 3 * MOST_PROGRAMS + 3 * 2
+
+
+# -- lanes ------------------------------------------------------------------------------------------------------------
+
+
+def replays(lanes: Lanes) -> list[Replay]:
+    return [*(lanes._replays or {}).values(), *getattr(lanes.stepper, "_replays", {}).values()]
+
+
+def recorded(replay: Replay) -> bool:
+    """Whether it has a recording, and nothing else."""
+    programs = [program for program, _ in replay._programs.values()]
+    return any(program not in (None, replay._plain) for program in programs)
+
+
+@pytest.mark.parametrize("opt", PURE)
+@each_problem
+def test_replayed_steps_are_the_steps(
+    problem: Problem, opt: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words: dict[str, Any] = {"trainer__schedule": "cosine", "trainer__gradient_clip_val": 0.5}
+    grid = problem.block(tmp_path, opt, problem.factors, **words)
+    plain = make_lanes(grid)
+    monkeypatch.setattr(bench.lanes.engine, "REPLAYED_FROM", 1)
+    lanes = make_lanes(grid)
+    for _ in range(6):
+        assert lanes.step().equal(plain.step())
+    assert all(w.equal(plain.weights[name]) for name, w in lanes.weights.items())
+    assert replays(plain) == []
+    (of_gradients,) = lanes._replays.values() if lanes._replays is not None else (None,)
+    assert (of_gradients is None) == problem.task.startswith("tiny")  # they draw dropout
+    assert of_gradients is None or recorded(of_gradients)
+    assert any(map(recorded, lanes.stepper._replays.values()))  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("opt", ["sngd", "sps"])
+def test_replayed_runs_are_the_runs(opt: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = HYPERPARAMETERS[opt]
+    words = {"trainer__max_steps": 40, "trainer__batch_size": 5, "trainer__micro_batch_size": 2}
+    found = []
+    for name, start in {"plain": 10**9, "replayed": 1}.items():
+        monkeypatch.setattr(bench.lanes.engine, "REPLAYED_FROM", start)
+        lanes = [usual | {"lr": value} for value in (0.01, 0.1)]
+        found.append(lanes_of(block(tmp_path / name, "synthetic", opt, lanes, task__n=12, **words)))
+    for one, other in zip(*found, strict=True):
+        assert str(one) == str(other)
+
+
+def test_short_runs_are_not_recorded(tmp_path: Path) -> None:
+    (lanes,) = [make_lanes(block(tmp_path, "synthetic", "gd", lrs(0.1, 1.0), trainer__max_steps=999))]
+    for _ in range(4):
+        lanes.step()
+    assert replays(lanes) == []
