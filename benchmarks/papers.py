@@ -1,5 +1,6 @@
 """Experiments of papers with their own seeds and steps: one run after the other, as lanes, and with two workers."""
 
+import gc
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,6 +26,7 @@ def measure(quick: bool) -> list[Row]:
         for name in NAMES:
             # The first run of a process imports much; a small experiment takes that away.
             _seconds(name, "auto", "1", quick=True)
+            gc.freeze()  # as `bench` does
             lanes, alone = _seconds(name, "auto", "1", quick=quick), _seconds(name, "lightning", "1", quick=quick)
             two = _seconds(name, "auto", "2", quick=quick)
             rows += [

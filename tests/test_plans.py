@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 
+from bench.config import RunConfig, resolve
 from bench.errors import UserError
+from bench.execute.cuts import shared_out
 from bench.execute.plan import load, open_plans
 from bench.execute.pool import Pool
 from bench.process import bench_command
@@ -388,3 +390,44 @@ def test_a_value_that_breaks_with_all_seeds_keeps_no_other_value_from_being_trie
         assert answer.code == 1
         stored = Counter((run.config["opt_options"]["lr"], run.status) for run in Store(here / "runs").runs())
         assert stored == {(0.1, "completed"): 4, (0.2, "failed"): 4, (0.4, "completed"): 4, (0.8, "completed"): 4}
+
+
+# -- how runs are shared out ------------------------------------------------------------------------------------------
+
+
+def a_group(opt: str, seeds: int, lanes: int, steps: int) -> list[RunConfig]:
+    return [
+        resolve({"task": "synthetic", "opt": opt, "opt.lr": 0.1 + lane, "seed": seed, "trainer.max_steps": steps})
+        for seed in range(seeds)
+        for lane in range(lanes)
+    ]
+
+
+def sizes_of(blocks: list[list[Any]]) -> list[list[int]]:
+    return [[sum(map(len, block)) for block in own] for own in blocks]
+
+
+@pytest.mark.parametrize(
+    ("groups", "shares", "sizes"),
+    [
+        ([("gd", 10, 1, 100, 100)], 1, [[10]]),
+        ([("gd", 10, 1, 100, 4)], 1, [[3, 3, 4]]),
+        ([("gd", 10, 1, 100, 100)], 2, [[5, 5]]),
+        ([("gd", 1, 100, 100, 100)], 3, [[33, 33, 34]]),
+        ([("gd", 10, 1, 100, 10), ("ngd", 10, 1, 100, 10), ("ps", 10, 1, 10, 10)], 2, [[10], [10], [10]]),
+        ([("gd", 10, 1, 200, 10), ("ngd", 10, 1, 50, 10), ("ps", 10, 1, 10, 10)], 2, [[5, 5], [10], [10]]),
+        ([("gd", 10, 1, 100, 10), ("ngd", 10, 1, 100, 10), ("ps", 10, 1, 100, 10)], 2, [[10], [10], [5, 5]]),
+        ([("gd", 2, 1, 100, 10)], 8, [[1, 1]]),
+        ([("gd", 3, 1, 100, 1), ("ngd", 10, 1, 10, 10)], 2, [[1, 1, 1], [10]]),  # the longest cannot be cut
+    ],
+)
+def test_each_process_gets_about_the_same_work(
+    groups: list[tuple[str, int, int, int, int]], shares: int, sizes: list[list[int]]
+) -> None:
+    runs = [a_group(*group[:4]) for group in groups]
+    blocks = shared_out([(own, group[4]) for own, group in zip(runs, groups, strict=True)], shares)
+    assert sizes_of(blocks) == sizes
+    for own, found in zip(runs, blocks, strict=True):
+        assert Counter(config.run_id for block in found for row in block for config in row) == Counter(
+            config.run_id for config in own
+        )

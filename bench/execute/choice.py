@@ -51,7 +51,6 @@ class Choices:
         width: lanes of a block at most; measured by default.
         memory: bytes that all blocks of this machine together may take; 80 % of what is free by default.
         say: shows a line.
-        shares: so many processes share the runs.
         processes: so many processes of this machine share its memory.
     """
 
@@ -61,11 +60,10 @@ class Choices:
         width: int | None,
         memory: int | None,
         say: Callable[[str], None],
-        shares: int = 1,
         processes: int = 1,
     ) -> None:
         self.engine, self.width, self.memory, self.say = engine, width, memory, say
-        self.shares, self.processes = shares, processes
+        self.processes = processes
         self._measured: dict[object, Choice] = {}
         self._said: set[str] = set()
 
@@ -78,8 +76,6 @@ class Choices:
         if self.engine == "lightning" or obstacle or (self.engine == "auto" and len(group) == 1):
             return Choice(lanes=False, width=1)
         choice = self._how_many(group) if self.width is None else Choice(lanes=True, width=self.width)
-        if self.width is None and choice.lanes:  # a block for each worker at least
-            choice = replace(choice, width=min(choice.width, -(-len(group) // self.shares)))
         return replace(choice, compiled=choice.lanes and self._compile_pays(group, choice.width))
 
     def _how_many(self, group: Sequence[RunConfig]) -> Choice:
@@ -256,8 +252,8 @@ def seconds_of(step: Callable[[], object], ahead: float = inf) -> float:
             torch.cuda.synchronize()
         return (time.perf_counter() - begun) / calls
 
-    if timed(1) < SLOW_SECONDS:
-        timed(1)  # the second call may record what later ones replay (`bench.lanes.replay`)
+    if min(timed(1), timed(1)) < SLOW_SECONDS:
+        timed(1)  # the third call may record what later ones replay (`bench.lanes.replay`)
     once = timed(1)
     calls = max(1, int(min(200, _MEASURE_SECONDS / 3 / once, _MEASURE_SHARE / 3 * ahead)))
     return min(timed(calls) for _ in range(3 if once < _MEASURE_SECONDS else 1))

@@ -19,6 +19,8 @@ from bench.store.files import making
 from bench.store.load import Damaged, read
 from bench.store.record import RunId
 
+UNEVEN = 1.2
+"""Times the work of the others that a process may have. Ours."""
 Grid = list[list[RunConfig]]
 """Runs that train together, a row for each problem."""
 
@@ -100,18 +102,60 @@ def cut(
     if recorded is not None:
         plan.keep()
         return recorded
-    choices = Choices(plan.engine, plan.width, memory, progress.say, plan.shares, processes)
-    cuts = []
-    for group in sorted(alike.values(), key=len, reverse=True):  # what is measured of the largest holds for all
-        choice = choices.of(group)
-        blocks = list(rectangles(group, choice.width)) if choice.lanes else [[[config]] for config in group]
-        cuts.append(Cut(choice.lanes, choice.compiled, blocks, plan.title, plan.tuned_by, plan.engine == "lanes"))
+    choices = Choices(plan.engine, plan.width, memory, progress.say, processes)
+    groups = sorted(alike.values(), key=len, reverse=True)  # what is measured of the largest holds for all
+    chosen = [(group, choices.of(group)) for group in groups]
+    blocks = shared_out(
+        [(group, choice.width if choice.lanes else 1) for group, choice in chosen],
+        plan.shares if plan.width is None else 1,
+    )
+    cuts = [
+        Cut(choice.lanes, choice.compiled, own, plan.title, plan.tuned_by, plan.engine == "lanes")
+        for (_, choice), own in zip(chosen, blocks, strict=True)
+    ]
+    cuts.sort(key=lambda each: -max(map(work_of, each.blocks)))  # what takes longest begins first
     if len(plan.configs) == 1 or stop.signal is not None:
         return cuts
     plan.keep()
     with making(plan.store.folder):
         write_once(plan.folder / CUTS, lambda: _as_stored(cuts))
     return _recorded(plan, plan.missing()) or cuts  # others may have ended runs meanwhile
+
+
+def shared_out(groups: Sequence[tuple[Sequence[RunConfig], int]], shares: int) -> list[list[Grid]]:
+    """Cut groups of runs into blocks of which each process has about the same work.
+
+    A step of a wide block costs less for each lane, so blocks are cut no smaller than that asks for: while the process
+    with most to do has more than `UNEVEN` times its share, the block that takes longest is cut into one more.
+
+    Args:
+        groups: runs that are alike, with the lanes that a block of them has at most.
+        shares: processes.
+
+    Returns:
+        The blocks of each group.
+    """
+    works = [work_of([list(group)]) for group, _ in groups]
+    even = sum(works) / shares
+    parts = [max(-(-len(group) // width), int(work / even)) for (group, width), work in zip(groups, works, strict=True)]
+    while True:
+        widths = [-(-len(group) // count) for (group, _), count in zip(groups, parts, strict=True)]
+        found = [list(rectangles(group, width)) for (group, _), width in zip(groups, widths, strict=True)]
+        sizes = sorted(((work_of(block), i) for i, blocks in enumerate(found) for block in blocks), reverse=True)
+        loads = [0.0] * shares
+        for size, _ in sizes:
+            loads[loads.index(min(loads))] += size
+        longest = sizes[0][1]
+        if max(loads) <= UNEVEN * even or widths[longest] == 1:
+            return found
+        while -(-len(groups[longest][0]) // parts[longest]) == widths[longest]:
+            parts[longest] += 1
+
+
+def work_of(block: Grid) -> float:
+    """Steps of all lanes of a block, or passes over the data where those count."""
+    options = block[0][0].trainer
+    return sum(map(len, block)) * float(options.max_steps or options.max_epochs or 1)
 
 
 def recorded_cuts(plan: Plan) -> list[Cut]:

@@ -75,25 +75,22 @@ def work(
         RunFailed: as in `execute`.
     """
     stop = stop or StopRequest()
-    with stop.listening():
-        if len(cut_up) > 1:
-            torch.set_num_threads(cut_up[0].threads)  # what is measured is to hold for the workers
-        cuts = cut(plan, progress, stop, memory=memory, processes=len(cut_up))
-        runs = sum(len(each.runs) for each in cuts)
-        if len(cut_up) == 1:
+    if len(cut_up) > 1:
+        made = _with_workers(plan, progress, cut_up, memory, stop)
+    else:
+        with stop.listening():
+            cuts = cut(plan, progress, stop, memory=memory)
+            runs = sum(len(each.runs) for each in cuts)
             with progress.showing(runs):
-                carried_out = carry_out(cuts, progress, stop, begun=runs < len(plan.by_id))
-        else:
-            carried_out = stop.signal is None
-    if carried_out and cuts and len(cut_up) > 1:  # the pool hands signals on
-        with progress.showing(runs):
-            carried_out = _with_workers(plan, cut_up, progress)
-    if carried_out:
+                made = carry_out(cuts, progress, stop, begun=runs < len(plan.by_id))
+    if made:
         forget_finished(plan.store)
-    return carried_out
+    return made
 
 
-def _with_workers(plan: Plan, cut_up: Sequence[Slot], progress: SweepProgress) -> bool:
+def _with_workers(
+    plan: Plan, progress: SweepProgress, cut_up: Sequence[Slot], memory: int | None, stop: StopRequest
+) -> bool:
     """Let workers make the runs; False if a signal asked to stop."""
     broken: list[str] = []
 
@@ -113,13 +110,21 @@ def _with_workers(plan: Plan, cut_up: Sequence[Slot], progress: SweepProgress) -
 
     first = plan.configs[0]
     places = {"data": str(first.data), "store": str(first.store), "logger": first.logger}
-    try:
-        with Pool(("worker", "--cuts"), cut_up, {}) as pool:
-            done = pool.work(json.dumps([plan.name, places]), hear, died, progress.say)
-    except UserError:
-        if plan.missing():
-            raise
-        return True  # others have made the last runs, and the plan is gone
+    with Pool(("worker", "--cuts"), cut_up, {}) as pool:
+        with stop.listening():
+            if plan.missing():
+                pool.start()  # they import torch while this process measures
+            torch.set_num_threads(cut_up[0].threads)  # what is measured is to hold for the workers
+            cuts = cut(plan, progress, stop, memory=memory, processes=len(cut_up))
+        if stop.signal is not None or not cuts:
+            return stop.signal is None
+        try:
+            with progress.showing(sum(len(each.runs) for each in cuts)):  # the pool hands signals on
+                done = pool.work(json.dumps([plan.name, places]), hear, died, progress.say)
+        except UserError:
+            if plan.missing():
+                raise
+            return True  # others have made the last runs, and the plan is gone
     if done and broken:
         raise RunFailed("; ".join(broken))
     if done and (left := plan.missing()):

@@ -85,6 +85,12 @@ class Pool:
     def __exit__(self, *error: object) -> None:
         self.stop()
 
+    def start(self) -> None:
+        """Start the workers, which then wait for a job."""
+        for slot in range(len(self.slots)):
+            if slot not in self._running:
+                self._running[slot] = self._start(slot)
+
     def work(
         self,
         job: str,

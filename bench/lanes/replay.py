@@ -6,6 +6,7 @@ arithmetic does. The same kernels run in the same order, so results are equal bi
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -26,8 +27,17 @@ _RESHAPING = {_aten.view.default, _aten._unsafe_view.default, _aten.expand.defau
 Pure = Callable[..., tuple[Sequence[Tensor], Any]]
 
 
+@dataclass
+class _Program:
+    """What is known of the function for some shapes: the rest of its result, its first times, and how it is run."""
+
+    rest: Any
+    seconds: list[float] = field(default_factory=list)
+    run: Callable[..., Sequence[Tensor]] | None = None
+
+
 class Replay:
-    """A pure function that is replayed from its third call with the same shapes on.
+    """A pure function that is recorded at its third call with the same shapes, and then replayed.
 
     Args:
         function: of tensors; gives tensors without gradients, and something that follows from the shapes alone. What it
@@ -36,22 +46,23 @@ class Replay:
 
     def __init__(self, function: Pure) -> None:
         self.function = function
-        self._programs: dict[object, tuple[Callable[..., Sequence[Tensor]] | None, Any]] = {}
+        self._programs: dict[object, _Program] = {}
 
     def __call__(self, *tensors: Tensor) -> tuple[Sequence[Tensor], Any]:
         """What the function gives."""
         key = tuple([(x.shape, x.stride(), x.dtype) for x in tensors])
-        if key in self._programs:
-            program, rest = self._programs[key]
-            if program is not None:
-                return program(*tensors), rest
-            program = self._programs[key] = (self._recorded(tensors), rest)
-            return program[0](*tensors), rest
+        program = self._programs.get(key)
+        if program is not None and program.run is not None:
+            return program.run(*tensors), program.rest
+        if program is not None and len(program.seconds) == 2:  # the first call of all may be slow for other reasons
+            program.run = self._recorded(tensors) if min(program.seconds) < SLOW_SECONDS else self._plain
+            return program.run(*tensors), program.rest
         begun = time.perf_counter()
         found, rest = self.function(*tensors)
-        seconds = time.perf_counter() - begun
-        if len(self._programs) < MOST_PROGRAMS:
-            self._programs[key] = (None if seconds < SLOW_SECONDS else self._plain, rest)
+        if program is None and len(self._programs) < MOST_PROGRAMS:
+            program = self._programs[key] = _Program(rest)
+        if program is not None:
+            program.seconds.append(time.perf_counter() - begun)
         return found, rest
 
     def _plain(self, *tensors: Tensor) -> Sequence[Tensor]:
