@@ -1,6 +1,7 @@
 """Completion: what may stand next, in this process and in real shells."""
 
 import json
+import os
 import shutil
 import sqlite3
 import subprocess
@@ -152,3 +153,53 @@ def test_bash_completes(line: str, words: list[str], there: list[str]) -> None:
     program = BASH.format(script=SCRIPTS["bash"], python=sys.executable)
     done = subprocess.run(["bash", "-c", program, "bash", line, *words], capture_output=True, text=True, check=True)
     assert (done.stdout.split("\n")[:-1], done.stderr) == (there, "")
+
+
+ZSH = """
+compdef() {{ }}
+compadd() {{ shift; print -l -- "$@" }}
+_files() {{ print FILES }}
+bench() {{ "{python}" -m bench.cli "$@" }}
+{script}
+words=("$@") CURRENT=$#
+_bench
+"""
+FISH = """
+function bench; "{python}" -m bench.cli $argv; end
+{script}
+complete -C $argv[1]
+"""
+LINES = pytest.mark.parametrize(
+    ("line", "there"),
+    [
+        ("bench sw", ["sweep"]),
+        ("bench fit --task mn", ["mnist", "mnli"]),
+        ("bench sweep --engine ", ["auto", "lanes", "lightning"]),
+        ("bench completion ", ["bash", "fish", "zsh"]),
+        ("bench fit --config ", None),
+    ],
+)
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="no zsh")
+@LINES
+def test_zsh_completes(line: str, there: list[str] | None) -> None:
+    program = ZSH.format(script=SCRIPTS["zsh"], python=sys.executable)
+    done = subprocess.run(
+        ["zsh", "-f", "-c", program, "zsh", *line.split(" ")], capture_output=True, text=True, check=True
+    )
+    assert (sorted(done.stdout.splitlines()), done.stderr) == (there or ["FILES"], "")
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="no fish")
+@LINES
+def test_fish_completes(line: str, there: list[str] | None, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").touch()
+    program = FISH.format(script=SCRIPTS["fish"], python=sys.executable)
+    env = os.environ | {"HOME": str(tmp_path)}
+    done = subprocess.run(
+        ["fish", "-N", "-c", program, line], capture_output=True, text=True, check=True, env=env, cwd=tmp_path
+    )
+    found = sorted(word.partition("\t")[0] for word in done.stdout.splitlines())
+    assert done.stderr == ""
+    assert found == (there or ["mine.yaml"])
