@@ -1,22 +1,18 @@
 """`bench fit --seeds`: one run for each of several seeds, and their mean."""
 
 import json
-import sys
 from collections.abc import Sequence
-from contextlib import redirect_stdout
 from typing import TYPE_CHECKING
 
-from bench.checks import check_places
 from bench.config import RunConfig, on_device
 from bench.errors import UserError
+from bench.execute import Effort
 from bench.execute.blocks import check_all
-from bench.execute.plan import forget_finished
+from bench.execute.command import results_of
 from bench.grammar.parse import Args
-from bench.output import note
-from bench.progress import SweepProgress, doing
+from bench.progress import SweepProgress
 from bench.run_summary import remarks_on, result_json
-from bench.store.record import FINISHED, RunResult
-from bench.store.store import Store
+from bench.store.record import RunResult
 from bench.text import aligned
 
 if TYPE_CHECKING:
@@ -52,22 +48,11 @@ def fit_seeds(config: RunConfig, args: Args, tuned_by: str | None) -> int:
         shown = (f"{run_id}  seed {each['seed']}" for run_id, each in runs.items())
         print(json.dumps(runs) if args.json else "\n".join(shown))
         return 0
-    if _stored(configs) is None:
-        check_places(configs)
-        with doing("importing torch"):
-            from bench.execute import Effort
-            from bench.execute.execute import STOPPED, execute
-
-        with redirect_stdout(sys.stderr):
-            progress = SweepProgress(f"{config.task} {config.opt}", config.task_spec.mode)
-            effort = Effort(args.engine or "auto", workers=args.workers)
-            if not execute(configs, progress, effort, plan="fit", tuned_by=tuned_by):
-                progress.say(STOPPED)
-                return 130
-    else:
-        forget_finished(Store(config.store))
-        note(f"all {len(configs)} runs are stored")
-    results = _stored(configs) or []
+    progress = SweepProgress(f"{config.task} {config.opt}", config.task_spec.mode)
+    effort = Effort(args.engine or "auto", workers=args.workers)
+    results = results_of(configs, progress, effort, plan="fit", tuned_by=tuned_by)
+    if results is None:
+        return 130
     mean = mean_of(results)
     if args.json:
         interval = None if mean is None else [mean.low, mean.high] if mean.n > 1 else None
@@ -103,10 +88,3 @@ def lines(results: Sequence[RunResult], mean: "Interval | None") -> list[str]:
         said += f" [{mean.low:.4g}, {mean.high:.4g}]"
     remarks = dict.fromkeys(f"note: {each}" for run in results for each in remarks_on(run))
     return [*aligned(rows), said, *remarks]
-
-
-def _stored(configs: Sequence[RunConfig]) -> list[RunResult] | None:
-    """The results, if all are there."""
-    there = Store(configs[0].store).find_all(config.run_id for config in configs)
-    found = [there[config.run_id].runs[config.run_id] for config in configs if config.run_id in there]
-    return found if len(found) == len(configs) and all(run.status in FINISHED for run in found) else None

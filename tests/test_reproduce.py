@@ -197,7 +197,7 @@ def test_stored_runs_are_used(cli: Any, folder: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr("bench.execute.execute.execute", lambda *_, **__: pytest.fail("trained again"))
     answer = cli("reproduce", "nobody/tiny")
     assert answer.code == 0, answer.err
-    assert "4 of 4 runs are stored" in answer.err
+    assert "all 4 runs are stored" in answer.err
     assert Path("reproduced/nobody/tiny/claims.json").read_bytes() == before
 
 
@@ -240,7 +240,7 @@ def test_settings_of_one_arm_from_the_command_line(cli: Any, folder: Path, store
     assert json.loads((out / "claims.json").read_text())["changed_arms"] == {
         "N = 1": {"opt.lr": "0.3", "trainer.max_steps": "7"}
     }
-    assert "4 of 4 runs are stored" in cli("reproduce", "nobody/tiny", *shlex.split(again)).err
+    assert "all 4 runs are stored" in cli("reproduce", "nobody/tiny", *shlex.split(again)).err
 
 
 def test_a_search_takes_settings_of_one_arm_too(cli: Any, folder: Path, store: Path) -> None:

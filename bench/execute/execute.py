@@ -15,8 +15,6 @@ from bench.execute.plan import Plan, forget_finished
 from bench.execute.pool import Event, Pool, WorkerProcess
 from bench.execute.slots import Slot, slots
 from bench.progress import Advance, SweepProgress
-from bench.store.record import RunResult
-from bench.store.store import Store
 
 STOPPED = "bench: stopped; what is finished is stored, and the same command goes on"
 
@@ -130,9 +128,3 @@ def _with_workers(
     if done and (left := plan.missing()):
         raise RunFailed(f"{len(left)} of {len(plan.by_id)} runs are missing; give the same command again")
     return done
-
-
-def results(configs: Sequence[RunConfig]) -> list[RunResult]:
-    """The records of runs that are there, in their order; all have one store."""
-    there = Store(configs[0].store).find_all(config.run_id for config in configs)
-    return [there[config.run_id].runs[config.run_id] for config in configs if config.run_id in there]

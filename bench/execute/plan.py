@@ -28,7 +28,7 @@ from bench.settings import as_stored
 from bench.store.block import PLANS
 from bench.store.files import copy, making, write_json
 from bench.store.load import Damaged, read
-from bench.store.record import FINISHED, Json, Name, RunId, is_file_name
+from bench.store.record import Json, Name, RunId, is_file_name
 from bench.store.store import Store
 from bench.text import clean
 from optimizers.plugins import slug
@@ -108,12 +108,8 @@ class Plan:
 
     def missing(self) -> dict[str, RunConfig]:
         """The runs that the store does not have, by id."""
-        there = self.store.find_all(self.by_id)
-        return {
-            run_id: config
-            for run_id, config in self.by_id.items()
-            if run_id not in there or there[run_id].runs[run_id].status not in FINISHED
-        }
+        there = self.store.finished_all(self.by_id)
+        return {run_id: config for run_id, config in self.by_id.items() if run_id not in there}
 
     def keep(self) -> None:
         """Write it into the store, unless it is there.
@@ -204,8 +200,7 @@ def _forget(store: Store, folder: Path) -> None:
         ids = read(folder / PLAN, Stored)["runs"].keys()
     except FileNotFoundError:  # it was removed in part, or is just being written
         ids = set()
-    there = store.find_all(ids)
-    if all(run_id in there and there[run_id].runs[run_id].status in FINISHED for run_id in ids):
+    if store.finished_all(ids).keys() == ids:
         for name in (CUTS, PLAN):  # a plan without cuts is one; cuts without a plan are none
             (folder / name).unlink(missing_ok=True)
         for left in folder.glob(".*"):  # by a process that was killed; one that writes now begins again

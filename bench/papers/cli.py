@@ -1,6 +1,5 @@
 """`bench reproduce`."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +32,6 @@ def main(words: list[str]) -> int:
         raise UserError("name an experiment: bench reproduce NAME; see `bench reproduce --list`")
     places = {"data": args.data, "store": args.store, "device": args.device}
 
-    def say(line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
-
     arms: dict[str, dict[str, Any]] = {}
     for label, setting, value in args.arm:
         arms.setdefault(label, {})[setting] = value
@@ -45,9 +41,8 @@ def main(words: list[str]) -> int:
     if wanted_elsewhere(args):
         asked = ask(args.name, places, version)
         return hand_out(f"experiment {args.name}", [job.config for job in asked.all_jobs], args, args.device)
-    result = reproduce(args.name, folder, places, version, say, Effort(args.engine, workers=args.workers))
+    result = reproduce(args.name, folder, places, version, Effort(args.engine, workers=args.workers))
     if result is None:
-        say("bench: stopped; what is finished is stored, and the same command goes on")
         return 130
     print("\n".join(claim_lines(result, folder)))
     return 0

@@ -1,7 +1,7 @@
 """A paper's experiment: from its YAML to runs, a figure, and claims that are each tested."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import nan
 from pathlib import Path
@@ -15,7 +15,7 @@ from bench.drawing import draw
 from bench.errors import UserError, unknown
 from bench.execute import Effort
 from bench.execute.blocks import check_all
-from bench.execute.plan import forget_finished
+from bench.execute.command import missing, results_of
 from bench.output import make_output, writing
 from bench.papers.arms import Arm
 from bench.papers.claims import judge
@@ -56,35 +56,6 @@ def jobs(experiment: Experiment, places: Settings) -> list[ArmRun]:
     return todo
 
 
-def train(todo: Sequence[ArmRun], say: Callable[[str], None], effort: Effort, plan: str) -> bool:
-    """Make the runs that the store does not have; True unless a signal asked to stop.
-
-    Args:
-        todo: the runs.
-        say: shows a line of progress.
-        effort: how the runs are made.
-        plan: what they are made for (`RunResult.plan`).
-
-    Raises:
-        UserError: data are missing, or the store cannot be written.
-        RunFailed: a run broke.
-    """
-    configs = [run.config for run in todo]
-    if all(_stored(run) is not None for run in todo):
-        say(f"{len(todo)} of {len(todo)} runs are stored")
-        forget_finished(Store(configs[0].store))
-        return True
-    with doing("importing torch"):
-        from bench.execute.execute import execute
-
-    progress = SweepProgress("runs", configs[0].task_spec.mode)
-    return execute(configs, progress, effort, plan=plan)  # all: those that are there decide how they are cut, too
-
-
-def _stored(job: ArmRun) -> RunResult | None:
-    return Store(job.config.store).finished(job.config.run_id)
-
-
 # -- from the store to claims, figure and page ------------------------------------------------------------------------
 
 
@@ -93,7 +64,8 @@ def collect(todo: Sequence[ArmRun]) -> tuple[dict[str, Arm], dict[str, list[RunR
 
     Seeds are left out of all arms where the instance of the problem has no solution to be compared with.
     """
-    found = [(job, result) for job in todo if (result := _stored(job)) is not None]
+    there = Store(todo[0].config.store).finished_all(job.config.run_id for job in todo)
+    found = [(job, there[job.config.run_id]) for job in todo if job.config.run_id in there]
     without = {job.seed: f"{n} is {why}" for job, result in found for n, why in result.unsolved.items()}
     arms: dict[str, Arm] = {}
     records: dict[str, list[RunResult]] = {}
@@ -178,7 +150,6 @@ def reproduce(
     folder: Path,
     places: Settings,
     version: Version,
-    say: Callable[[str], None],
     effort: Effort | None = None,
 ) -> Reproduction | None:
     """Run an experiment and write figure, data, claims and page; None if a signal stopped it.
@@ -188,7 +159,6 @@ def reproduce(
         folder: where the output goes; made if needed.
         places: where data and store are, and the device.
         version: small or whole, with or without search, and what is changed.
-        say: shows a line of progress.
         effort: how the runs are made.
 
     Raises:
@@ -197,12 +167,14 @@ def reproduce(
     with doing("reading the experiment"):
         asked = ask(name, places, version)
         experiment, todo = asked.experiment, asked.jobs
-        if waiting := [job.config for job in asked.all_jobs if _stored(job) is None]:
-            on_device(waiting[0])
-            check_places(waiting)
-            check_all(waiting)
+        wanted = [job.config for job in asked.all_jobs]
+        if left := missing(wanted):
+            on_device(left[0])
+            check_places(left)
+            check_all(left)
     make_output(folder)
-    if not train(asked.all_jobs, say, effort or Effort(), f"experiment {name}"):
+    progress = SweepProgress("runs", wanted[0].task_spec.mode)
+    if results_of(wanted, progress, effort or Effort(), plan=f"experiment {name}") is None:
         return None
     arms, records, without = collect(todo)
     if not arms:

@@ -113,6 +113,11 @@ class Store:
         result = self.get(run_id)
         return result if result is not None and result.status in FINISHED else None
 
+    def finished_all(self, run_ids: Iterable[str]) -> dict[str, RunResult]:
+        """The runs by id that are there and need no more training."""
+        found = {run_id: block.runs[run_id] for run_id, block in self.find_all(run_ids).items()}
+        return {run_id: result for run_id, result in found.items() if result.status in FINISHED}
+
     def place(self, run_id: str) -> Path:
         """The folder of the block where the run lies, or would lie if it were trained for itself."""
         block = self.find(run_id)

@@ -2,8 +2,6 @@
 
 import json
 import shlex
-import sys
-from contextlib import redirect_stdout
 from pathlib import Path
 
 from bench.grammar.commands import parse
@@ -22,13 +20,12 @@ def main(words: list[str]) -> int:
 
     places = {"data": args.data, "store": args.store}
     with doing("reading the grid"):
-        from bench.checks import check_places
         from bench.config import on_device, settings_of
+        from bench.execute import Effort
         from bench.execute.blocks import check_all
-        from bench.execute.plan import forget_finished
+        from bench.execute.command import missing, results_of
         from bench.memory import read_memory
         from bench.papers.reproduction import words as as_words
-        from bench.store.store import Store
         from bench.sweeps.grid import configurations, folder_of
         from bench.text import plain
 
@@ -53,31 +50,14 @@ def main(words: list[str]) -> int:
         return hand_out("sweep", configs, args, args.of_runs.get("device"))
     from bench.sweeps import sensitivity
 
-    store = Store(args.store)
-    results = [result for config in configs if (result := store.finished(config.run_id))]
-    complete = len(results) == len(configs)
-    memory = None if complete else read_memory(args.memory, on_device(configs[0]).device)
+    memory = read_memory(args.memory, on_device(configs[0]).device) if missing(configs) else None
     folder = args.out or Path("swept") / folder_of(configs)
     make_output(folder)  # before hours of training
     if replaced := sensitivity.replaced(folder, {config.run_id for config in configs}):
         progress.say(f"bench: {replaced}")
-    if complete:
-        forget_finished(store)
-        progress.say(f"all {len(configs)} runs are stored")
-    else:
-        check_places(configs)
-        with doing("importing torch"):
-            from bench.execute import Effort
-            from bench.execute.execute import STOPPED, execute
-            from bench.execute.execute import results as results_of
-
-        with redirect_stdout(sys.stderr):  # standard output is for the result alone
-            effort = Effort(args.engine, args.width, memory, args.workers)
-            carried_out = execute(configs, progress, effort, plan="sweep")
-        if not carried_out:
-            progress.say(STOPPED)
-            return 130
-        results = results_of(configs)
+    results = results_of(configs, progress, Effort(args.engine, args.width, memory, args.workers), plan="sweep")
+    if results is None:
+        return 130
     with doing("drawing"):
         shown = sensitivity.analyse(results, varied, mode)
         paths = sensitivity.write(folder, shown, command)

@@ -21,7 +21,7 @@ from bench.config import RunConfig, on_device, settings_of
 from bench.errors import MAKE_ROOM, RunBusy, RunFailed, UserError, first_line
 from bench.execute import Effort, Engine
 from bench.execute.choice import Choices
-from bench.execute.execute import execute, results
+from bench.execute.execute import execute
 from bench.machine import this_process
 from bench.process import bench_command
 from bench.progress import Progress, SweepProgress
@@ -187,7 +187,7 @@ class Worker:
         effort = Effort("lanes", width, workers="1")
         if not execute(configs, show, effort, plan=self._plan, stop=self.stop):
             return None
-        by_id = {result.run_id: result for result in results(configs)}
+        by_id = Store(configs[0].store).finished_all(config.run_id for config in configs)
         return [[by_id[config.run_id] for config in self._configs(trial)] for trial in trials]
 
     def _one_by_one(self, trial: Trial) -> list[list[RunResult]] | None:

@@ -1,0 +1,55 @@
+"""What a command does with the runs it wants: find them in the store, or make them and say so."""
+
+import sys
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+
+from bench.checks import check_places
+from bench.config import RunConfig
+from bench.execute import Effort
+from bench.execute.plan import forget_finished
+from bench.progress import SweepProgress, doing
+from bench.store.record import RunResult
+from bench.store.store import Store
+
+
+def missing(configs: Sequence[RunConfig]) -> list[RunConfig]:
+    """The runs that their store does not have; all have one store."""
+    there = Store(configs[0].store).finished_all(config.run_id for config in configs)
+    return [config for config in configs if config.run_id not in there]
+
+
+def results_of(
+    configs: Sequence[RunConfig], progress: SweepProgress, effort: Effort, *, plan: str, tuned_by: str | None = None
+) -> list[RunResult] | None:
+    """The results of runs, in their order, after making those that the store does not have; None if it was stopped.
+
+    Torch is imported only where something is left to do. Standard output stays free for the command's own.
+
+    Args:
+        configs: the runs, checked (`bench.execute.blocks.check_all`, `early` at least); all have one store and device.
+        progress: shows how far they are.
+        effort: how they are made.
+        plan: what the runs are made for (`RunResult.plan`).
+        tuned_by: the study that their hyperparameters come from.
+
+    Raises:
+        UserError: data are missing, the store cannot be written, or a run cannot be made.
+        RunFailed: as in `bench.execute.execute.execute`.
+    """
+    store = Store(configs[0].store)
+    if left := missing(configs):
+        check_places(left)
+        with doing("importing torch"):
+            from bench.execute.execute import STOPPED, execute
+
+        with redirect_stdout(sys.stderr):
+            # All, since those that are there decide how the others are cut.
+            if not execute(configs, progress, effort, plan=plan, tuned_by=tuned_by):
+                progress.say(STOPPED)
+                return None
+    else:
+        forget_finished(store)
+        progress.say(f"all {len(configs)} runs are stored")
+    there = store.finished_all(config.run_id for config in configs)
+    return [there[config.run_id] for config in configs if config.run_id in there]
