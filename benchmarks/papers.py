@@ -9,8 +9,8 @@ import torch
 
 from bench.config import RunConfig
 from bench.execute import Effort, Engine
-from bench.execute.command import missing
 from bench.execute.execute import execute
+from bench.execute.plan import missing
 from bench.papers.experiments import load
 from bench.papers.reproduce import jobs
 from benchmarks.lanes import quiet
@@ -48,6 +48,6 @@ def _seconds(name: str, engine: Engine, workers: str, *, quick: bool) -> float:
         begun = time.perf_counter()
         assert execute(configs, quiet(), Effort(engine, workers=workers), plan="benchmark")
         seconds = time.perf_counter() - begun
-        assert missing(configs) == []
+        assert missing(configs) == {}
     print(f"{name}, {engine}, {workers} workers: {seconds:.1f} s", flush=True)
     return seconds

@@ -11,7 +11,7 @@ from torch import Tensor
 import bench.lanes.engine
 import bench.lanes.replay
 from bench.lanes.engine import Lanes
-from bench.lanes.replay import MOST_PROGRAMS, Replay
+from bench.lanes.replay import MAX_PROGRAMS, Replay
 from bench.lanes.runs import make_lanes
 from optimizers.registry import OPTIMIZERS
 from tests.equivalence import HYPERPARAMETERS
@@ -92,6 +92,22 @@ def test_what_differs_from_its_recording_is_not_replayed() -> None:
     assert [replay(torch.ones(1))[0][0].item() for _ in range(5)] == [1, 2, 5, 6, 7]
 
 
+def test_values_that_python_reads_are_not_frozen() -> None:
+    def function(x: Tensor) -> tuple[list[Tensor], None]:
+        return [x * x.tolist()[0]], None
+
+    replay = Replay(function)
+    assert [replay(torch.tensor([float(i)]))[0][0].item() for i in range(6)] == [0, 1, 4, 9, 16, 25]
+
+
+def test_what_works_in_place_is_called_once_a_step() -> None:
+    def function(x: Tensor) -> tuple[list[Tensor], None]:
+        return [x.add_(1)], None
+
+    replay, x = Replay(function), torch.zeros(1)
+    assert [replay(x)[0][0].item() for _ in range(6)] == [1, 2, 3, 4, 5, 6]
+
+
 def test_a_slow_function_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench.lanes.replay, "SLOW_SECONDS", 0.0)
     function = Counted()
@@ -105,9 +121,9 @@ def test_there_are_not_more_recordings_than_so_many() -> None:
     function = Counted()
     replay = Replay(function)
     for _ in range(5):
-        for size in range(1, MOST_PROGRAMS + 3):
+        for size in range(1, MAX_PROGRAMS + 3):
             replay(torch.ones(size), torch.ones(size))
-    assert function.calls == 4 * MOST_PROGRAMS + 5 * 2
+    assert function.calls == 4 * MAX_PROGRAMS + 5 * 2
 
 
 # -- lanes ------------------------------------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ from bench.config import RunConfig
 from bench.errors import UserError, first_line
 from bench.execute import Engine
 from bench.execute.blocks import rectangles
-from bench.lanes.replay import SLOW_SECONDS
 from bench.lanes.runs import Grid, make_lanes
 from bench.memory import free_memory, ran_out, watch_peak
 from bench.progress import doing
@@ -115,7 +114,7 @@ class Choices:
                     trial = make_lanes(grid)
                     trial.cuts = trial.cuts[:1]  # a micro-batch tells as much as the batch
                     costs[count] = seconds_of(trial.step, ahead / count) / count
-                    trial.measure([trial.weights])
+                    trial.measure([trial.snapshot()] * trial.points_at_once)
                 weights = sum(w.nbytes for w in trial.weights.values())
                 del trial
             except UserError:
@@ -252,8 +251,8 @@ def seconds_of(step: Callable[[], object], ahead: float = inf) -> float:
             torch.cuda.synchronize()
         return (time.perf_counter() - begun) / calls
 
-    if min(timed(1), timed(1)) < SLOW_SECONDS:
-        timed(1)  # the third call may record what later ones replay (`bench.lanes.replay`)
+    if timed(1) < _MEASURE_SECONDS:
+        timed(3)  # these may record what later ones replay (`bench.lanes.replay`)
     once = timed(1)
     calls = max(1, int(min(200, _MEASURE_SECONDS / 3 / once, _MEASURE_SHARE / 3 * ahead)))
     return min(timed(calls) for _ in range(3 if once < _MEASURE_SECONDS else 1))

@@ -6,17 +6,12 @@ from contextlib import redirect_stdout
 
 from bench.checks import check_places
 from bench.config import RunConfig
+from bench.errors import RunFailed
 from bench.execute import Effort
-from bench.execute.plan import forget_finished
+from bench.execute.plan import forget_finished, missing
 from bench.progress import SweepProgress, doing
 from bench.store.record import RunResult
 from bench.store.store import Store
-
-
-def missing(configs: Sequence[RunConfig]) -> list[RunConfig]:
-    """The runs that their store does not have; all have one store."""
-    there = Store(configs[0].store).finished_all(config.run_id for config in configs)
-    return [config for config in configs if config.run_id not in there]
 
 
 def results_of(
@@ -39,7 +34,7 @@ def results_of(
     """
     store = Store(configs[0].store)
     if left := missing(configs):
-        check_places(left)
+        check_places(list(left.values()))
         with doing("importing torch"):
             from bench.execute.execute import STOPPED, execute
 
@@ -52,4 +47,6 @@ def results_of(
         forget_finished(store)
         progress.say(f"all {len(configs)} runs are stored")
     there = store.finished_all(config.run_id for config in configs)
-    return [there[config.run_id] for config in configs if config.run_id in there]
+    if lost := sum(config.run_id not in there for config in configs):
+        raise RunFailed(f"{lost} of {len(configs)} runs are missing in {store.folder}; give the same command again")
+    return [there[config.run_id] for config in configs]

@@ -20,7 +20,7 @@ from bench.store.load import Damaged, read
 from bench.store.record import RunId
 
 UNEVEN = 1.2
-"""Times the work of the others that a process may have. Ours."""
+"""Times its even share that a process may have to do. Ours."""
 Grid = list[list[RunConfig]]
 """Runs that train together, a row for each problem."""
 
@@ -137,9 +137,9 @@ def shared_out(groups: Sequence[tuple[Sequence[RunConfig], int]], shares: int) -
     """
     works = [work_of([list(group)]) for group, _ in groups]
     even = sum(works) / shares
-    parts = [max(-(-len(group) // width), int(work / even)) for (group, width), work in zip(groups, works, strict=True)]
+    parts = [max(1, int(work / even + 1e-9)) for work in works]
     while True:
-        widths = [-(-len(group) // count) for (group, _), count in zip(groups, parts, strict=True)]
+        widths = [min(width, -(-len(group) // count)) for (group, width), count in zip(groups, parts, strict=True)]
         found = [list(rectangles(group, width)) for (group, _), width in zip(groups, widths, strict=True)]
         sizes = sorted(((work_of(block), i) for i, blocks in enumerate(found) for block in blocks), reverse=True)
         loads = [0.0] * shares
@@ -148,7 +148,7 @@ def shared_out(groups: Sequence[tuple[Sequence[RunConfig], int]], shares: int) -
         longest = sizes[0][1]
         if max(loads) <= UNEVEN * even or widths[longest] == 1:
             return found
-        while -(-len(groups[longest][0]) // parts[longest]) == widths[longest]:
+        while -(-len(groups[longest][0]) // parts[longest]) >= widths[longest]:
             parts[longest] += 1
 
 

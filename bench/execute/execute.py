@@ -111,9 +111,10 @@ def _with_workers(
     with Pool(("worker", "--cuts"), cut_up, {}) as pool:
         with stop.listening():
             if plan.missing():
-                pool.start()  # they import torch while this process measures
+                pool.start(1)  # they import torch while this process measures in the place of the first
             torch.set_num_threads(cut_up[0].threads)  # what is measured is to hold for the workers
-            cuts = cut(plan, progress, stop, memory=memory, processes=len(cut_up))
+            with cut_up[0].taken():
+                cuts = cut(plan, progress, stop, memory=memory, processes=len(cut_up))
         if stop.signal is not None or not cuts:
             return stop.signal is None
         try:

@@ -2,7 +2,7 @@
 
 import gc
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from math import inf
 
 from bench.callbacks import StopRequest
@@ -15,11 +15,11 @@ from bench.memory import give_back, keep_freed_memory, ran_out
 from bench.progress import SweepProgress
 from bench.runner import run
 from bench.store.block import Block
-from bench.store.record import FINISHED
+from bench.store.record import FINISHED, RunResult
 from bench.store.store import Store
 
-MOST_BROKEN = 3
-"""Runs or blocks that break, before one has ended, until all is given up. Ours."""
+MAX_BROKEN = 3
+"""Give up after so many failures if no run has finished. Ours."""
 
 
 def carry_out(cuts: Sequence[Cut], progress: SweepProgress, stop: StopRequest, *, begun: bool = False) -> bool:
@@ -38,55 +38,69 @@ def carry_out(cuts: Sequence[Cut], progress: SweepProgress, stop: StopRequest, *
         RunFailed: runs broke, the disk is full or gone, or one lane alone needs more memory than there is.
     """
     keep_freed_memory()
-    broken = Broken(progress, hopeful=begun)
-    done = all((_as_lanes if cut.lanes else _one_by_one)(cut, progress, stop, broken) for cut in cuts)
-    if done:
-        broken.tell()
-    return done
+    outcomes = Outcomes(progress, any_finished=begun)
+    for wait in (False, True):  # first whatever is free, of all cuts; then what others have begun
+        for cut in cuts:
+            if not (_as_lanes if cut.lanes else _one_by_one)(cut, outcomes, stop, wait=wait):
+                return False
+    outcomes.raise_failures()
+    return True
 
 
-class Broken:
-    """Runs that broke: a plug-in may fail with one learning rate and not with others.
+class Outcomes:
+    """What has become of runs. Some may break and others not: a plug-in may fail with one learning rate.
 
     Args:
         progress: hears of them.
-        hopeful: whether a run of the plan has ended.
+        any_finished: whether a run of the plan has finished before.
+
+    Attributes:
+        settled: ids of the runs that have finished, here or elsewhere, or have broken.
     """
 
-    def __init__(self, progress: SweepProgress, *, hopeful: bool) -> None:
-        self._progress, self._hopeful = progress, hopeful
+    def __init__(self, progress: SweepProgress, *, any_finished: bool) -> None:
+        self.progress, self._any_finished = progress, any_finished
+        self.settled: set[str] = set()
         self._errors: list[RunBroke] = []
 
-    def add(self, error: RunBroke, *, more: bool) -> None:
-        """Keep the error for the end, or raise it if all would break: so many have, and none has ended.
+    def finished(self, results: Iterable[RunResult]) -> None:
+        """Runs were made here."""
+        self.settled |= {result.run_id for result in results}
+        self._any_finished = True
+
+    def found(self, results: Iterable[RunResult]) -> None:
+        """Runs are stored; shows those that are not known yet."""
+        if new := [result for result in results if result.run_id not in self.settled]:
+            self.settled |= {result.run_id for result in new}
+            self.progress.advance(0, 0, new)
+
+    def broke(self, error: RunBroke, configs: Iterable[RunConfig], *, more: bool) -> None:
+        """Keep the error for the end, or raise it if all would break: so many have, and none has finished.
 
         Args:
             error: which names the runs.
+            configs: the runs.
             more: whether others are to be made after them.
         """
+        self.settled |= {config.run_id for config in configs}
         self._errors.append(error)
-        if len(self._errors) == MOST_BROKEN and not self._hopeful:
-            raise RunFailed(f"the first {MOST_BROKEN} broke, the last of them: {error}") from error
+        if len(self._errors) == MAX_BROKEN and not self._any_finished:
+            raise RunFailed(f"the first {MAX_BROKEN} broke, the last of them: {error}") from error
         if more:
-            self._progress.say(f"{error}; going on with the others")
+            self.progress.say(f"{error}; going on with the others")
 
-    def ended(self) -> None:
-        """A run has ended well."""
-        self._hopeful = True
-
-    def tell(self) -> None:
+    def raise_failures(self) -> None:
         """Raise what was kept."""
         if self._errors:
             many = f"{len(self._errors)} times something broke, first: " if len(self._errors) > 1 else ""
             raise RunBroke(f"{many}{self._errors[0]}") from self._errors[0]
 
 
-def _as_lanes(cut: Cut, progress: SweepProgress, stop: StopRequest, broken: Broken) -> bool:
+def _as_lanes(cut: Cut, outcomes: Outcomes, stop: StopRequest, *, wait: bool) -> bool:
     """Train blocks of lanes; False if a signal asked to stop."""
     store, blocks = Store(cut.runs[0].store), [[config for row in grid for config in row] for grid in cut.blocks]
-    left = {config.run_id: config for config in cut.runs}
-    widest, short, trained, waiting = inf, False, set[str](), False
-    while True:
+    widest, short, waiting, progress = inf, False, False, outcomes.progress
+    while left := {config.run_id: config for config in cut.runs if config.run_id not in outcomes.settled}:
         if short:
             gc.collect()  # what the error has left behind
             give_back()
@@ -94,28 +108,28 @@ def _as_lanes(cut: Cut, progress: SweepProgress, stop: StopRequest, broken: Brok
         others = store.unfinished()  # before the records: what ends in between is then known to have ended
         there = store.find_all(left)
         stored = {run_id: block.runs[run_id] for run_id, block in there.items()}
-        ended = {run_id: result for run_id, result in stored.items() if result.status in FINISHED}
-        if elsewhere := [result for run_id, result in ended.items() if run_id not in trained]:
-            progress.advance(0, 0, elsewhere)
-        left = {run_id: config for run_id, config in left.items() if run_id not in ended}
+        outcomes.found(result for result in stored.values() if result.status in FINISHED)
+        left = {run_id: config for run_id, config in left.items() if run_id not in outcomes.settled}
         if not left:
-            return True
+            break
         if stop.signal is not None:
             return False
         # What was begun on its own (`bench fit`) goes on so: its checkpoint is of it alone.
         alone = {run_id for run_id, result in stored.items() if result.engine != "lanes"}
         fresh = {run_id: config for run_id, config in left.items() if run_id not in alone}
         if not fresh:
-            return _each(list(left.values()), cut, progress, stop, broken)
+            return _each(list(left.values()), cut, outcomes, stop, wait=wait)
         busy = {run_id for block in (*others, *there.values()) if block.busy for run_id in block.runs}
         # What a killed process left comes first: it is part of the way.
         # A block that broke comes last: it may do so again.
         idle = sorted((block for block in others if not block.busy), key=_has_failed)
-        begun = (block.runs for block in idle if block.runs.keys() <= fresh.keys())
+        begun = (block.runs for block in idle if block.runs.keys() <= fresh.keys() - busy)
         begun = [[fresh[run_id] for run_id in run_ids] for run_ids in begun if len(run_ids) <= widest]
         free = ([run for run in block if run.run_id in fresh and run.run_id not in busy] for block in blocks)
         grid = next((next(rectangles(block, len(block))) for block in (*begun, *free) if block), None)
         if grid is None:
+            if not wait:
+                return True
             waiting = _wait(fresh, waiting, progress)
             continue
         waiting = False
@@ -123,18 +137,16 @@ def _as_lanes(cut: Cut, progress: SweepProgress, stop: StopRequest, broken: Brok
             results = train_block(grid, stop, progress, compiled=cut.compiled, plan=cut.plan, tuned_by=cut.tuned_by)
             if results is None:
                 return False
-            trained |= {result.run_id for result in results}
-            broken.ended()
+            outcomes.finished(results)
         except RunBusy:
             time.sleep(0.1)
         except RunBroke as error:
-            own = {config.run_id for row in grid for config in row}
-            left = {run_id: config for run_id, config in left.items() if run_id not in own}
+            own = [config for row in grid for config in row]
             if cut.only or len(own) == 1:
-                broken.add(error, more=bool(left))
+                outcomes.broke(error, own, more=len(own) < len(left))
             else:
                 progress.say(f"{error}; going on with one of them after the other")
-                if not _each([config for row in grid for config in row], cut, progress, stop, broken):
+                if not _each(own, cut, outcomes, stop, wait=wait):
                     return False
         except (MemoryError, RuntimeError) as error:
             count = sum(map(len, grid))
@@ -147,6 +159,7 @@ def _as_lanes(cut: Cut, progress: SweepProgress, stop: StopRequest, broken: Brok
             widest, short = count // 2, True
             blocks = [part for block in blocks for part in _parts(block, widest)]
             progress.say(f"{count} lanes at once need more memory than there is; going on with {widest}")
+    return True
 
 
 def _has_failed(block: Block) -> bool:
@@ -167,33 +180,37 @@ def _parts(block: Sequence[RunConfig], width: int) -> list[list[RunConfig]]:
     return [[run for row in grid for run in row] for grid in rectangles(block, width)]
 
 
-def _one_by_one(cut: Cut, progress: SweepProgress, stop: StopRequest, broken: Broken) -> bool:
-    return _each(cut.runs, cut, progress, stop, broken)
+def _one_by_one(cut: Cut, outcomes: Outcomes, stop: StopRequest, *, wait: bool) -> bool:
+    return _each(cut.runs, cut, outcomes, stop, wait=wait)
 
 
-def _each(left: Sequence[RunConfig], cut: Cut, progress: SweepProgress, stop: StopRequest, broken: Broken) -> bool:
+def _each(runs: Sequence[RunConfig], cut: Cut, outcomes: Outcomes, stop: StopRequest, *, wait: bool) -> bool:
     """Train runs one after the other; False if a signal asked to stop."""
-    waiting = False
-    while left:
+    store, waiting = Store(cut.runs[0].store), False
+    while left := [config for config in runs if config.run_id not in outcomes.settled]:
         busy: list[RunConfig] = []
         for config in left:
             if stop.signal is not None:
                 return False
+            if (stored := store.finished(config.run_id)) is not None:
+                outcomes.found([stored])
+                continue
             try:
                 result = run(config, progress=False, plan=cut.plan, tuned_by=cut.tuned_by)
             except RunBusy:
                 busy.append(config)
                 continue
             except RunBroke as error:
-                broken.add(error, more=config is not left[-1])
+                outcomes.broke(error, [config], more=config is not left[-1])
                 continue
             except KeyboardInterrupt:
                 return False
             if result.status == "killed":
                 return False
-            broken.ended()
-            progress.advance(result.steps, 1, [result])
+            outcomes.finished([result])
+            outcomes.progress.advance(result.steps, 1, [result])
+        if busy and not wait:
+            return True
         if busy:
-            waiting = _wait(busy, waiting and len(busy) == len(left), progress)
-        left = busy
+            waiting = _wait(busy, waiting and len(busy) == len(left), outcomes.progress)
     return True

@@ -108,8 +108,7 @@ class Plan:
 
     def missing(self) -> dict[str, RunConfig]:
         """The runs that the store does not have, by id."""
-        there = self.store.finished_all(self.by_id)
-        return {run_id: config for run_id, config in self.by_id.items() if run_id not in there}
+        return missing(self.configs)
 
     def keep(self) -> None:
         """Write it into the store, unless it is there.
@@ -147,6 +146,13 @@ class Plan:
                 for run_id, each in own.items()
             },
         }  # fmt: skip
+
+
+def missing(configs: Sequence[RunConfig]) -> dict[str, RunConfig]:
+    """The runs that their store does not have, by id; all have one store."""
+    by_id = {config.run_id: config for config in configs}
+    there = Store(configs[0].store).finished_all(by_id)
+    return {run_id: config for run_id, config in by_id.items() if run_id not in there}
 
 
 def write_once(path: Path, make: Callable[[], Any]) -> None:
@@ -199,7 +205,10 @@ def _forget(store: Store, folder: Path) -> None:
     try:
         ids = read(folder / PLAN, Stored)["runs"].keys()
     except FileNotFoundError:  # it was removed in part, or is just being written
-        ids = set()
+        for left in folder.glob(".*"):
+            left.unlink(missing_ok=True)
+        folder.rmdir()
+        return
     if store.finished_all(ids).keys() == ids:
         for name in (CUTS, PLAN):  # a plan without cuts is one; cuts without a plan are none
             (folder / name).unlink(missing_ok=True)

@@ -85,9 +85,9 @@ class Pool:
     def __exit__(self, *error: object) -> None:
         self.stop()
 
-    def start(self) -> None:
-        """Start the workers, which then wait for a job."""
-        for slot in range(len(self.slots)):
+    def start(self, first: int = 0) -> None:
+        """Start the workers from this slot on, which then wait for a job."""
+        for slot in range(first, len(self.slots)):
             if slot not in self._running:
                 self._running[slot] = self._start(slot)
 

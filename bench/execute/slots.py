@@ -1,7 +1,8 @@
 """What each worker of this machine has for itself: processors, GPUs, threads."""
 
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from bench.config import RunConfig
@@ -28,6 +29,21 @@ class Slot:
         return {"OMP_NUM_THREADS": str(self.threads)} | (
             {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus)} if self.gpus else {}
         )
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """Pin this process to its processors meanwhile."""
+        if not (self.cpus and hasattr(os, "sched_setaffinity")):
+            yield
+            return
+        before = os.sched_getaffinity(0)
+        with suppress(OSError):
+            os.sched_setaffinity(0, self.cpus)
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                os.sched_setaffinity(0, before)
 
 
 def slots(workers: str, config: RunConfig, runs: int | None = None) -> list[Slot]:

@@ -28,9 +28,9 @@ from tasks.core.task import Task
 from tasks.core.training_step import Outcome, Plan
 
 REPLAYED_FROM = 1_000
-"""Steps from which on they are replayed: to record them takes as long as some hundred of them."""
-MEASURED_AT_ONCE = 2_048
-"""Weights of lanes that are kept at most before they are measured."""
+"""Runs of at least so many steps are replayed; recording costs as much as a few hundred steps. Ours."""
+MEASURED_AT_ONCE = 128
+"""Lanes times points in time that are measured at once, at most."""
 
 
 class Lanes:
@@ -103,6 +103,11 @@ class Lanes:
     def shape(self) -> tuple[int, int]:
         """Problems and lanes of each, (G, R)."""
         return len(self.plans), len(self.plans[0])
+
+    @property
+    def points_at_once(self) -> int:
+        """Points in time that are measured together."""
+        return max(1, MEASURED_AT_ONCE // self.alive.size)
 
     @property
     def full_batch(self) -> bool:
@@ -387,7 +392,7 @@ class LanesModule(pl.LightningModule):
         every = self.plan.measure_every
         if every and (done % every == 0 or done == self.plan.total_steps):
             self._noted.append((done, self.lanes.snapshot()))
-            if len(self._noted) * self.lanes.alive.size >= MEASURED_AT_ONCE:
+            if len(self._noted) == self.lanes.points_at_once:
                 self._measure()
 
     def _measure(self) -> None:

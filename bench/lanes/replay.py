@@ -6,22 +6,20 @@ arithmetic does. The same kernels run in the same order, so results are equal bi
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from bench.memory import ran_out
-
 SLOW_SECONDS = 0.01
 """A call that takes longer is not recorded: there is little to gain, and a recording keeps all that it computes."""
-MOST_PROGRAMS = 16
+MAX_PROGRAMS = 16
 """Recordings of one function at most, one for each combination of shapes."""
 
 _aten = torch.ops.aten
-_SAME = {_aten.alias.default, _aten.detach.default}
+_IDENTITY = {_aten.alias.default, _aten.detach.default}
 _RESHAPING = {_aten.view.default, _aten._unsafe_view.default, _aten.expand.default, _aten.permute.default}
 
 Pure = Callable[..., tuple[Sequence[Tensor], Any]]
@@ -29,10 +27,18 @@ Pure = Callable[..., tuple[Sequence[Tensor], Any]]
 
 @dataclass
 class _Program:
-    """What is known of the function for some shapes: the rest of its result, its first times, and how it is run."""
+    """What is known of the function for some shapes.
+
+    Attributes:
+        rest: of its result, beside the tensors.
+        first_seconds: time of its first call.
+        second: what it was called with at its second call.
+        run: how it is called from the third call on.
+    """
 
     rest: Any
-    seconds: list[float] = field(default_factory=list)
+    first_seconds: float
+    second: Sequence[Tensor] | None = None
     run: Callable[..., Sequence[Tensor]] | None = None
 
 
@@ -54,43 +60,51 @@ class Replay:
         program = self._programs.get(key)
         if program is not None and program.run is not None:
             return program.run(*tensors), program.rest
-        if program is not None and len(program.seconds) == 2:  # the first call of all may be slow for other reasons
-            program.run = self._recorded(tensors) if min(program.seconds) < SLOW_SECONDS else self._plain
+        if program is not None and program.second is not None:
+            program.run, program.second = self._recorded(program.second, tensors), None
             return program.run(*tensors), program.rest
+        versions = [x._version for x in tensors]
         begun = time.perf_counter()
         found, rest = self.function(*tensors)
-        if program is None and len(self._programs) < MOST_PROGRAMS:
-            program = self._programs[key] = _Program(rest)
-        if program is not None:
-            program.seconds.append(time.perf_counter() - begun)
+        seconds = time.perf_counter() - begun
+        if program is None:
+            if len(self._programs) < MAX_PROGRAMS:
+                self._programs[key] = _Program(rest, seconds)
+        elif min(program.first_seconds, seconds) < SLOW_SECONDS:  # the first call of all may be slow for other reasons
+            program.second = [x.clone() for x in tensors]
+        else:
+            program.run = self._plain
+        if key in self._programs and versions != [x._version for x in tensors]:
+            self._programs[key].run = self._plain  # it works in place, so it may not be called once more to record it
         return found, rest
 
     def _plain(self, *tensors: Tensor) -> Sequence[Tensor]:
         return self.function(*tensors)[0]
 
-    def _recorded(self, tensors: Sequence[Tensor]) -> Callable[..., Sequence[Tensor]]:
-        """The operations alone; the function itself where they cannot be told, or do not give the same."""
+    def _recorded(self, second: Sequence[Tensor], third: Sequence[Tensor]) -> Callable[..., Sequence[Tensor]]:
+        """The operations alone, recorded with the tensors of one call and compared with those of the next.
+
+        The function itself where they cannot be recorded, or differ because Python has looked at values.
+        """
         try:
-            program = make_fx(self._plain)(*tensors)
-            _tidy(program.graph)
+            program = make_fx(self._plain)(*second)
+            _simplify(program.graph)
             program.recompile()
             forward = torch.no_grad()(program.forward)
-            same = all(_equal(a, b) for a, b in zip(forward(*tensors), self._plain(*tensors), strict=True))
-        except Exception as error:  # Python that asks for values, or an operation that cannot be recorded
-            if ran_out(error):
-                raise
+            same = all(_equal(a, b) for a, b in zip(forward(*third), self._plain(*third), strict=True))
+        except Exception:  # Python that asks for values, an operation that cannot be recorded, or too little memory
             return self._plain
         return forward if same else self._plain
 
 
-def _tidy(graph: fx.Graph) -> None:
+def _simplify(graph: fx.Graph) -> None:
     """Leave out what changes nothing and what nobody uses."""
     for node in graph.nodes:
         if node.op != "call_function" or not (node.args and isinstance(source := node.args[0], fx.Node)):
             continue
         old, new = (each.meta.get("tensor_meta") for each in (source, node))
         as_it_was = old is not None and new is not None and (old.shape, old.stride) == (new.shape, new.stride)
-        if node.target in _SAME or (node.target in _RESHAPING and as_it_was):
+        if node.target in _IDENTITY or (node.target in _RESHAPING and as_it_was):
             node.replace_all_uses_with(source)
     graph.eliminate_dead_code()
 

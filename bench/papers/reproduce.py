@@ -15,7 +15,8 @@ from bench.drawing import draw
 from bench.errors import UserError, unknown
 from bench.execute import Effort
 from bench.execute.blocks import check_all
-from bench.execute.command import missing, results_of
+from bench.execute.command import results_of
+from bench.execute.plan import missing
 from bench.output import make_output, writing
 from bench.papers.arms import Arm
 from bench.papers.claims import judge
@@ -169,9 +170,10 @@ def reproduce(
         experiment, todo = asked.experiment, asked.jobs
         wanted = [job.config for job in asked.all_jobs]
         if left := missing(wanted):
-            on_device(left[0])
-            check_places(left)
-            check_all(left)
+            waiting = list(left.values())
+            on_device(waiting[0])
+            check_places(waiting)
+            check_all(waiting)
     make_output(folder)
     progress = SweepProgress("runs", wanted[0].task_spec.mode)
     if results_of(wanted, progress, effort or Effort(), plan=f"experiment {name}") is None:

@@ -23,7 +23,8 @@ def main(words: list[str]) -> int:
         from bench.config import on_device, settings_of
         from bench.execute import Effort
         from bench.execute.blocks import check_all
-        from bench.execute.command import missing, results_of
+        from bench.execute.command import results_of
+        from bench.execute.plan import missing
         from bench.memory import read_memory
         from bench.papers.reproduction import words as as_words
         from bench.sweeps.grid import configurations, folder_of
