@@ -199,7 +199,7 @@ class Advance(NamedTuple):
 
 
 class SweepProgress:
-    """Shows how far a sweep is: trial-steps (steps of single runs) and their rate, lanes alive, best run so far.
+    """Shows how far a sweep is: trial-steps (steps of single runs) and their rate, runs in training, best run so far.
 
     Args:
         label: what is swept.
@@ -286,6 +286,10 @@ class SweepProgress:
         """Runs that have ended."""
         return len(self._over)
 
+    def waiting(self, runs: int) -> None:
+        """Other processes train the last runs."""
+        self.say(f"waiting for {runs} run{'s' * (runs != 1)} that other processes train")
+
     def say(self, line: str) -> None:
         """Show a line."""
         say(line)
@@ -301,7 +305,7 @@ class SweepProgress:
                 (4, self.label), (5, gauge(done)), (0, f"{self.ended}/{self.runs} runs"),
                 (0, f"ETA {clock(spent / done - spent if done else None)}"),
                 (1, ", ".join(dict.fromkeys(filter(None, self._doing.values())))),
-                (2, f"{alive} lanes alive"), (3, f"{self._rate:,.0f} trial-steps/s"), (6, best),
+                (2, f"{alive} in training"), (3, f"{self._rate:,.0f} trial-steps/s"), (6, best),
             ],
             columns,
         )  # fmt: skip
@@ -316,7 +320,7 @@ class SweepProgress:
         if self._bar is None and self.enabled and now - self._said >= self.LINE_SECONDS:
             self._said = now
             best = "" if self.best is None else f", best {self.best[0]:.4g} ({self.best[1]})"
-            values = f"{self.ended}/{self.runs} runs, {alive} lanes alive, {self._rate:,.0f} trial-steps/s{best}"
+            values = f"{self.ended}/{self.runs} runs, {alive} in training, {self._rate:,.0f} trial-steps/s{best}"
             self.say(f"{self.label}  {values}")
 
 

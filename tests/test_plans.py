@@ -14,12 +14,18 @@ from typing import Any
 
 import pytest
 
+import bench.execute.here
+import bench.runner
+from bench.callbacks import StopRequest
 from bench.config import RunConfig, resolve
-from bench.errors import UserError
-from bench.execute.cuts import shared_out
+from bench.errors import RunBusy, UserError
+from bench.execute.cuts import Cut, shared_out
+from bench.execute.here import carry_out
 from bench.execute.plan import load, open_plans
 from bench.execute.pool import Pool
 from bench.process import bench_command
+from bench.progress import SweepProgress
+from bench.store.record import RunResult
 from bench.store.store import Store
 from tests.daemons import until
 from tests.slow import GATE, HELD
@@ -62,7 +68,7 @@ def test_a_plan_waits_in_the_store_until_somebody_works_on_it(cli, here: Path) -
     assert (shown.code, shown.err) == (0, "all 8 runs are stored\n")
     again = cli(*SMALL, "--create")
     assert again.err == "bench: all 8 runs are stored; the command without --slurm or --create shows the result\n"
-    assert "unknown plan" in cli(*words).err
+    assert "it is finished, or misspelt; plans there: none" in cli(*words).err
 
 
 def test_what_a_killed_writer_left_goes_with_its_plan(cli, here: Path) -> None:
@@ -171,12 +177,12 @@ def test_a_damaged_plan_is_one_line(cli, here: Path, text: str) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((*SMALL[:-4], "--trainer.max_steps", "5", "--create"), "the device here may not be theirs; write --device"),
+        ((*SMALL[:-4], "--trainer.max_steps", "5", "--create"), "may differ from this machine's; write --device"),
         ((*SMALL, "--create", "--slurm"), "leave one of them out"),
         ((*SMALL, "--print"), "--print prints the script of --slurm; write both"),
         ((*SMALL, "--slurm", "--print", "--workers", "0"), "--workers 0: write how many tasks the array has"),
         ((*SMALL, "--slurm", "--print", "--sbatch", "'"), "--sbatch ': no closing quotation"),
-        (("worker", "--plan", "../x"), "unknown plan in "),
+        (("worker", "--plan", "../x"), "there is no plan "),
         (("worker", "--plan", "x", "--study", "y"), "--study is for studies; leave it out"),
         (("worker", "--plan", "x", "--engine", "lanes"), "--engine is for studies; leave it out"),
         (("worker",), "--plan or --study is missing; plans in "),
@@ -358,9 +364,10 @@ def fragile(folder: Path, *bad: float) -> tuple[str, ...]:
 @pytest.mark.parametrize("engine", ["lightning", "auto", "lanes"])
 def test_a_run_that_breaks_harms_no_other(cli, here: Path, engine: str) -> None:
     answer = cli(*fragile(here, 0.2), "--engine", engine, "--width", "1" if engine == "lanes" else "4")
-    assert (answer.code, answer.out) == (1, "")
+    assert answer.code == 1
     assert answer.err.splitlines()[-1].startswith("bench: error: ")
     assert "this step is too long" in answer.err.splitlines()[-1]
+    assert [line.split()[-1] for line in answer.out.splitlines()[2:5]] == ["0/1"] * 3  # the others are shown
     stored = {run.config["opt_options"]["lr"]: run.status for run in Store(here / "runs").runs()}
     assert stored == {0.1: "completed", 0.2: "failed", 0.4: "completed", 0.8: "completed"}
 
@@ -368,10 +375,16 @@ def test_a_run_that_breaks_harms_no_other(cli, here: Path, engine: str) -> None:
 @pytest.mark.deep
 def test_a_run_that_breaks_in_a_worker_harms_no_other(cli, here: Path) -> None:
     answer = cli(*fragile(here, 0.2), "--engine", "lightning", "--workers", "2")
-    assert (answer.code, answer.out) == (1, "")
-    assert "this step is too long" in answer.err.splitlines()[-1]
-    stored = {run.config["opt_options"]["lr"]: run.status for run in Store(here / "runs").runs()}
-    assert stored == {0.1: "completed", 0.2: "failed", 0.4: "completed", 0.8: "completed"}
+    assert answer.code == 1
+    stored = {run.config["opt_options"]["lr"]: run for run in Store(here / "runs").runs()}
+    assert {lr: run.status for lr, run in stored.items()} == {
+        0.1: "completed", 0.2: "failed", 0.4: "completed", 0.8: "completed"
+    }  # fmt: skip
+    last = answer.err.splitlines()[-1]
+    assert last.startswith(f"bench: error: 1 of 4 runs broke: {stored[0.2].run_id}; the first: ")
+    assert "this step is too long" in last
+    assert len(list((here / "runs" / stored[0.2].run_id).glob("attempt-*"))) == 1
+    assert len(answer.out.splitlines()[2:5]) == 3
 
 
 def test_three_that_break_before_one_has_ended_end_the_command(cli, here: Path) -> None:
@@ -390,6 +403,24 @@ def test_a_value_that_breaks_with_all_seeds_keeps_no_other_value_from_being_trie
         assert answer.code == 1
         stored = Counter((run.config["opt_options"]["lr"], run.status) for run in Store(here / "runs").runs())
         assert stored == {(0.1, "completed"): 4, (0.2, "failed"): 4, (0.4, "completed"): 4, (0.8, "completed"): 4}
+
+
+def test_a_worker_takes_what_is_free_before_it_waits(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {"task": "synthetic", "trainer.max_steps": 5, "device": "cpu", "store": here / "runs"}
+    configs = [resolve(settings | {"opt": opt}) for opt in ("gd", "ngd", "ps")]
+    tried = []
+
+    def run(config: RunConfig, **words: Any) -> RunResult:
+        tried.append(config.opt)
+        if tried.count("gd") == 1 and config.opt == "gd":
+            raise RunBusy("another process trains it")
+        return bench.runner.run(config, **words)
+
+    monkeypatch.setattr(bench.execute.here, "run", run)
+    cuts = [Cut(lanes=False, compiled=False, blocks=[[[config]]], plan="p") for config in configs]
+    assert carry_out(cuts, SweepProgress("", "min", enabled=False), StopRequest())
+    assert tried == ["gd", "ngd", "ps", "gd"]
+    assert Counter(run.status for run in Store(here / "runs").runs()) == {"completed": 3}
 
 
 # -- how runs are shared out ------------------------------------------------------------------------------------------

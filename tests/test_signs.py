@@ -338,7 +338,7 @@ def test_the_bar_of_a_sweep_holds_runs_time_to_go_and_what_workers_do(columns: i
         progress.doing(1, "")
         line = progress.line(columns)
         assert "importing" not in line
-        assert re.search(r"0/1234 runs  ETA \d+:\d\d  8 lanes alive", line)
+        assert re.search(r"0/1234 runs  ETA \d+:\d\d  8 in training", line)
 
 
 def test_the_least_important_goes_first() -> None:

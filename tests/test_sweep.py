@@ -947,7 +947,7 @@ def test_a_run_that_bench_fit_trains_now_is_waited_for(sweep, store, monkeypatch
 
     monkeypatch.setattr(bench.execute.here, "time", Asleep(lambda: None, ends))
     answer = sweep(*FOUR, "--engine", engine, "--width", 4)
-    assert (answer.code, answer.err) == (0, "waiting for 1 runs that other processes train\n")
+    assert (answer.code, answer.err) == (0, "waiting for 1 run that other processes train\n")
     assert Store(store).get(one.run_id).final == 0.5
     assert len(outcome(store)) == 4
 
@@ -1211,9 +1211,9 @@ def test_progress_is_a_line_now_and_then(sweep, monkeypatch):
     lines = sweep("--opt", "gd", "--opt.lr", 1, "--opt.weight_decay", "0,1e300", "--seeds", 2, *LANES).err.splitlines()
     assert all(line.startswith("sweep synthetic  ") for line in lines)
     counts = [line.split("  ")[1].split(", ")[:2] for line in lines]
-    assert counts[0] == ["0/4 runs", "4 lanes alive"]
-    assert ["2/4 runs", "2 lanes alive"] in counts
-    assert counts[-1] == ["4/4 runs", "0 lanes alive"]
+    assert counts[0] == ["0/4 runs", "4 in training"]
+    assert ["2/4 runs", "2 in training"] in counts
+    assert counts[-1] == ["4/4 runs", "0 in training"]
     assert lines[-1].endswith("(gd lr 1)")
     assert "trial-steps/s, best 0.3" in lines[-1]
 
@@ -1225,9 +1225,9 @@ def test_short_sweeps_say_nothing(sweep):
 @pytest.mark.parametrize(
     ("columns", "words"),
     [
-        (120, r"sweep synthetic  ━+  4/4 runs  ETA 0:00  0 lanes alive  [\d,]+ trial-steps/s  best \S+ \(\w+ lr 1\)"),
-        (80, r"sweep synthetic  4/4 runs  ETA 0:00  0 lanes alive  [\d,]+ trial-steps/s"),
-        (60, r"4/4 runs  ETA 0:00  0 lanes alive  [\d,]+ trial-steps/s"),
+        (120, r"sweep synthetic  ━+  4/4 runs  ETA 0:00  0 in training  [\d,]+ trial-steps/s  best \S+ \(\w+ lr 1\)"),
+        (80, r"sweep synthetic  4/4 runs  ETA 0:00  0 in training  [\d,]+ trial-steps/s"),
+        (60, r"4/4 runs  ETA 0:00  0 in training  [\d,]+ trial-steps/s"),
     ],
 )
 def test_progress_on_a_terminal_is_one_line(sweep, monkeypatch, columns, words):

@@ -43,6 +43,9 @@ class Told(SweepProgress):
         """Tell the line."""
         self._tell({"say": line})
 
+    def waiting(self, runs: int) -> None:
+        """Those who train the runs are mostly workers of the same command, which shows them."""
+
     def _show(self, alive: int, share: float) -> None:
         """Who has started this process shows it."""
 
@@ -84,13 +87,13 @@ def main() -> int:
             from bench.execute.plan import load
         stop = StopRequest()
         for line in lines():
-            name, places = json.loads(line)
+            name, places, since = json.loads(line)
             try:
                 with stop.listening():
                     plan = load(name, places)
                     cuts, told = recorded_cuts(plan), Told(tell, plan.mode)
                     begun = sum(len(cut.runs) for cut in cuts) < len(plan.by_id)
-                    if not carry_out(cuts, told, stop, begun=begun):
+                    if not carry_out(cuts, told, stop, begun=begun, since=since):
                         break
             except RunBroke as error:
                 tell({"broken": str(error)})

@@ -51,8 +51,8 @@ def hand_out(title: str, configs: Sequence[RunConfig], args: Args, device: str |
     """
     if device in (None, "auto"):
         raise UserError(
-            f"--{'slurm' if args.slurm else 'create'}: the device here may not be theirs; write --device cuda or"
-            " --device cpu"
+            f"--{'slurm' if args.slurm else 'create'}: the workers' device may differ from this machine's; write"
+            " --device cuda or --device cpu"
         )
     given = [name for name, usual in TRAINING if getattr(args, name, usual) != usual]
     if given := [*given, *(["logger"] if configs[0].logger else [])]:
@@ -85,7 +85,11 @@ def hand_out(title: str, configs: Sequence[RunConfig], args: Args, device: str |
             f" {shlex.join(['bench', *words])}"
         )
     else:
-        print(submit(plan.name, text, args.store, {}))
+        try:
+            print(submit(plan.name, text, args.store, {}))
+        except UserError:
+            plan.forget()
+            raise
     note("when its runs are there, the same command without --slurm or --create shows the result")
     return 0
 

@@ -1,13 +1,14 @@
 """`execute`: from wanted runs to stored ones, in this process or with workers on this machine."""
 
 import json
+import time
 from collections.abc import Sequence
 
 import torch
 
 from bench.callbacks import StopRequest
 from bench.config import RunConfig, on_device
-from bench.errors import RunFailed, UserError
+from bench.errors import RunBroke, RunFailed, UserError
 from bench.execute import Effort
 from bench.execute.cuts import cut
 from bench.execute.here import carry_out
@@ -90,7 +91,7 @@ def _with_workers(
     plan: Plan, progress: SweepProgress, cut_up: Sequence[Slot], memory: int | None, stop: StopRequest
 ) -> bool:
     """Let workers make the runs; False if a signal asked to stop."""
-    broken: list[str] = []
+    broken, since = list[str](), time.time()
 
     def hear(slot: int, event: Event) -> None:
         if "say" in event:
@@ -119,13 +120,14 @@ def _with_workers(
             return stop.signal is None
         try:
             with progress.showing(sum(len(each.runs) for each in cuts)):  # the pool hands signals on
-                done = pool.work(json.dumps([plan.name, places]), hear, died, progress.say)
+                done = pool.work(json.dumps([plan.name, places, since]), hear, died, progress.say)
         except UserError:
             if plan.missing():
                 raise
             return True  # others have made the last runs, and the plan is gone
-    if done and broken:
-        raise RunFailed("; ".join(broken))
-    if done and (left := plan.missing()):
+    left = plan.missing() if done else {}
+    if left and broken:
+        raise RunBroke(f"{len(left)} of {len(plan.by_id)} runs broke: {', '.join(left)}; the first: {broken[0]}")
+    if left:
         raise RunFailed(f"{len(left)} of {len(plan.by_id)} runs are missing; give the same command again")
     return done

@@ -2,7 +2,8 @@
 
 import gc
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from math import inf
 
 from bench.callbacks import StopRequest
@@ -22,7 +23,9 @@ MAX_BROKEN = 3
 """Give up after so many failures if no run has finished. Ours."""
 
 
-def carry_out(cuts: Sequence[Cut], progress: SweepProgress, stop: StopRequest, *, begun: bool = False) -> bool:
+def carry_out(
+    cuts: Sequence[Cut], progress: SweepProgress, stop: StopRequest, *, begun: bool = False, since: float | None = None
+) -> bool:
     """Make runs that the store does not have; False if a signal asked to stop.
 
     Other processes may do the same with the same cuts: each takes what the others have not taken.
@@ -32,13 +35,14 @@ def carry_out(cuts: Sequence[Cut], progress: SweepProgress, stop: StopRequest, *
         progress: shows how far it is.
         stop: asked by a signal.
         begun: whether some runs have ended before, so that not all can break.
+        since: when the command began (seconds of the epoch); what another of its processes broke is not tried again.
 
     Raises:
         UserError: a run cannot be made.
         RunFailed: runs broke, the disk is full or gone, or one lane alone needs more memory than there is.
     """
     keep_freed_memory()
-    outcomes = Outcomes(progress, any_finished=begun)
+    outcomes = Outcomes(progress, time.time() if since is None else since, any_finished=begun)
     for wait in (False, True):  # first whatever is free, of all cuts; then what others have begun
         for cut in cuts:
             if not (_as_lanes if cut.lanes else _one_by_one)(cut, outcomes, stop, wait=wait):
@@ -52,14 +56,15 @@ class Outcomes:
 
     Args:
         progress: hears of them.
+        since: when the command began, in seconds of the epoch.
         any_finished: whether a run of the plan has finished before.
 
     Attributes:
         settled: ids of the runs that have finished, here or elsewhere, or have broken.
     """
 
-    def __init__(self, progress: SweepProgress, *, any_finished: bool) -> None:
-        self.progress, self._any_finished = progress, any_finished
+    def __init__(self, progress: SweepProgress, since: float, *, any_finished: bool) -> None:
+        self.progress, self._since, self._any_finished = progress, since, any_finished
         self.settled: set[str] = set()
         self._errors: list[RunBroke] = []
 
@@ -68,11 +73,17 @@ class Outcomes:
         self.settled |= {result.run_id for result in results}
         self._any_finished = True
 
-    def found(self, results: Iterable[RunResult]) -> None:
-        """Runs are stored; shows those that are not known yet."""
-        if new := [result for result in results if result.run_id not in self.settled]:
-            self.settled |= {result.run_id for result in new}
-            self.progress.advance(0, 0, new)
+    def look(self, there: Mapping[str, Block], *, lanes_required: bool) -> None:
+        """Settle the runs that others have finished, which are shown, or have broken since the command began."""
+        new = {run_id: block for run_id, block in there.items() if run_id not in self.settled}
+        if done := [block.runs[run_id] for run_id, block in new.items() if block.runs[run_id].status in FINISHED]:
+            self.settled |= {result.run_id for result in done}
+            self.progress.advance(0, 0, done)
+        for run_id, block in new.items():
+            if block.runs[run_id].status == "failed" and (lanes_required or block.total == 1):
+                with suppress(OSError):
+                    if block.at.stat().st_mtime > self._since:
+                        self.settled.add(run_id)
 
     def broke(self, error: RunBroke, configs: Iterable[RunConfig], *, more: bool) -> None:
         """Keep the error for the end, or raise it if all would break: so many have, and none has finished.
@@ -108,7 +119,7 @@ def _as_lanes(cut: Cut, outcomes: Outcomes, stop: StopRequest, *, wait: bool) ->
         others = store.unfinished()  # before the records: what ends in between is then known to have ended
         there = store.find_all(left)
         stored = {run_id: block.runs[run_id] for run_id, block in there.items()}
-        outcomes.found(result for result in stored.values() if result.status in FINISHED)
+        outcomes.look(there, lanes_required=cut.only)
         left = {run_id: config for run_id, config in left.items() if run_id not in outcomes.settled}
         if not left:
             break
@@ -170,7 +181,7 @@ def _has_failed(block: Block) -> bool:
 def _wait(runs: Collection[object], waiting: bool, progress: SweepProgress) -> bool:
     """Wait for other processes, and say so the first time."""
     if not waiting:
-        progress.say(f"waiting for {len(runs)} runs that other processes train")
+        progress.waiting(len(runs))
     time.sleep(0.5)
     return True
 
@@ -192,8 +203,8 @@ def _each(runs: Sequence[RunConfig], cut: Cut, outcomes: Outcomes, stop: StopReq
         for config in left:
             if stop.signal is not None:
                 return False
-            if (stored := store.finished(config.run_id)) is not None:
-                outcomes.found([stored])
+            outcomes.look(store.find_all([config.run_id]), lanes_required=False)
+            if config.run_id in outcomes.settled:
                 continue
             try:
                 result = run(config, progress=False, plan=cut.plan, tuned_by=cut.tuned_by)

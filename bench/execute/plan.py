@@ -21,7 +21,7 @@ from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
 from bench.config import RunConfig, on_device, resolve, settings_of
-from bench.errors import UserError, unknown
+from bench.errors import UserError
 from bench.execute import Engine
 from bench.plugins import allowed
 from bench.settings import as_stored
@@ -128,6 +128,14 @@ class Plan:
                     (self.folder / PLAN).unlink()
             write_once(self.folder / PLAN, self._stored)
 
+    def forget(self) -> None:
+        """Remove it from the store; runs that were made for it stay."""
+        for name in (CUTS, PLAN):
+            (self.folder / name).unlink(missing_ok=True)
+        with suppress(OSError):
+            self.folder.rmdir()
+            self.folder.parent.rmdir()
+
     def _stored(self) -> Stored:
         own = {run_id: settings_of(as_stored(config)) for run_id, config in self.by_id.items()}
         first = next(iter(own.values()))
@@ -225,6 +233,11 @@ def open_plans(store: Path) -> list[str]:
     return []
 
 
+def _no_plan(store: Path, name: str) -> UserError:
+    there = ", ".join(open_plans(store)) or "none"
+    return UserError(f"there is no plan {name!r} in {store}: it is finished, or misspelt; plans there: {there}")
+
+
 def load(
     name: str,
     places: Mapping[str, Any],
@@ -245,12 +258,12 @@ def load(
     """
     store = Path(places["store"])
     if not is_file_name(name):
-        raise unknown(f"plan in {store}:", name, open_plans(store))
+        raise _no_plan(store, name)
     path = store / PLANS / name / PLAN
     try:
         stored = read(path, Stored)
     except FileNotFoundError:
-        raise unknown(f"plan in {store}:", name, open_plans(store)) from None
+        raise _no_plan(store, name) from None
     except Damaged as error:
         raise UserError(f"{error}; give the command that began it again") from None
     names = {}

@@ -4,6 +4,7 @@ import json
 import shlex
 from pathlib import Path
 
+from bench.errors import RunBroke
 from bench.grammar.commands import parse
 from bench.output import make_output
 
@@ -27,6 +28,7 @@ def main(words: list[str]) -> int:
         from bench.execute.plan import missing
         from bench.memory import read_memory
         from bench.papers.reproduction import words as as_words
+        from bench.store.store import Store
         from bench.sweeps.grid import configurations, folder_of
         from bench.text import plain
 
@@ -56,7 +58,14 @@ def main(words: list[str]) -> int:
     make_output(folder)  # before hours of training
     if replaced := sensitivity.replaced(folder, {config.run_id for config in configs}):
         progress.say(f"bench: {replaced}")
-    results = results_of(configs, progress, Effort(args.engine, args.width, memory, args.workers), plan="sweep")
+    broke: RunBroke | None = None
+    try:
+        results = results_of(configs, progress, Effort(args.engine, args.width, memory, args.workers), plan="sweep")
+    except RunBroke as error:  # the others are shown all the same
+        there = Store(args.store).finished_all(config.run_id for config in configs)
+        results, broke = [there[config.run_id] for config in configs if config.run_id in there], error
+        if not results:
+            raise
     if results is None:
         return 130
     with doing("drawing"):
@@ -67,4 +76,6 @@ def main(words: list[str]) -> int:
     else:
         print("\n".join(sensitivity.lines(shown)))
         print(f"written to {folder}: {', '.join(path.name for path in paths)}; the runs are in {args.store}")
+    if broke is not None:
+        raise broke
     return 0
