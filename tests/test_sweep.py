@@ -411,7 +411,7 @@ def test_one_run_after_the_other_where_that_is_faster(sweep, store, seconds):
     seconds(1e-4, 1e-3)
     answer = sweep(*FOUR)
     assert answer.err == (
-        "synthetic: one run after the other, since a step in lanes (at best 4 at once) takes 2.5 times as long"
+        "synthetic: one run after the other, since a step in lanes (at best 4 at once) takes 2.50 times as long"
         " (--engine lanes uses lanes all the same)\n"
     )
     assert statuses(store) == {("completed", "lightning"): 4}

@@ -205,7 +205,8 @@ def _chosen(entries: Sequence[Entry], settings: str, notes: list[str]) -> list[E
             if kind == "default" and (rest := len(own) - len(best)):
                 notes.append(
                     f"{own[0].problem.name}: {own[0].opt} is shown at its defaults,"
-                    f" and {rest} other settings by hand are not: tune it, or show all with --settings all"
+                    f" and {rest} other setting{'s' * (rest != 1)} by hand not:"
+                    " tune it, or show all with --settings all"
                 )
         else:
             kind = settings

@@ -144,7 +144,7 @@ class Choices:
         elif self.engine == "auto" and not pays:
             self.say(
                 f"{first.task}: one run after the other, since a step in lanes (at best {width} at once) takes"
-                f" {best / alone:.2g} times as long (--engine lanes uses lanes all the same)"
+                f" {best / alone:.2f} times as long (--engine lanes uses lanes all the same)"
             )
         else:
             self.say(

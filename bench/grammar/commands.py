@@ -159,7 +159,8 @@ _ALL = (
                    " range wider or narrower); a grid may extend up to 8 values beyond an edge, also of a range that"
                    " was given, while the best lies there", "N", whole()),
             Option("budget", "what may be spent: as many trials as a number of runs makes, fresh seeds included"
-                   " (200runs), or a time, after which the workers stop and the result so far is shown (6h, 90min)",
+                   " but not what a grid adds beyond an edge (200runs), or a time, after which the workers stop and"
+                   " the result so far is shown (6h, 90min)",
                    "COST", read_budget),
             Option("seeds", "runs of a trial: how many (2 is 1000 and 1001), or which (5,6 or 10:15); default 2",
                    "SEEDS"),
