@@ -837,7 +837,7 @@ class Asleep:
     def __init__(self, *due: Callable[[], object]) -> None:
         self.due = list(due)
 
-    perf_counter = staticmethod(time.perf_counter)
+    perf_counter, time = staticmethod(time.perf_counter), staticmethod(time.time)
 
     def sleep(self, seconds: float) -> None:
         self.due.pop(0)()
