@@ -158,7 +158,7 @@ def _plugin(name: str, value: Any, origin: Origin) -> OptimizerSpec:
             f"{origin.target} is {what}; an optimizer is a class that derives from torch.optim.Optimizer, or an"
             " optimizers.OptimizerSpec that names one"
         )
-    doc = (inspect.getdoc(value) or "").strip().partition("\n")[0]
+    doc = inspect.cleandoc(vars(value).get("__doc__") or "").partition("\n")[0]  # not an inherited one
     has_lr = "lr" in inspect.signature(value).parameters
     searched = {"lr": _ANY_LR} if has_lr else {}
     traits = replace(

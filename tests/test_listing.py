@@ -152,6 +152,13 @@ def test_the_runs_of_a_sweep_share_a_line_with_the_best_setting(cli, store):
     assert len(rows(cli("list", "runs", "--all"))) == 10
 
 
+def test_of_equals_the_middle_one_of_the_grid_is_the_best(cli, store):
+    for number, lr in enumerate((2.0, 0.25, 10.0, 0.5, 1.0)):
+        keep(store, made("sgd", 0, 0.75, words={"opt.lr": lr}, plan="sweep", begun=day(number + 1)))
+    (line,) = rows(cli("list", "runs"))
+    assert line[7] == "opt.lr 5 values, best 1"
+
+
 def test_sweeps_on_other_problems_have_lines_of_their_own(cli, store):
     for sigma in (0.25, 0.5):
         words = {"task.sigma": sigma, "opt.lr": 0.1}

@@ -180,7 +180,7 @@ def test_a_damaged_plan_is_one_line(cli, here: Path, text: str) -> None:
         ((*SMALL[:-4], "--trainer.max_steps", "5", "--create"), "may differ from this machine's; write --device"),
         ((*SMALL, "--create", "--slurm"), "leave one of them out"),
         ((*SMALL, "--print"), "--print prints the script of --slurm; write both"),
-        ((*SMALL, "--slurm", "--print", "--workers", "0"), "--workers 0: write how many tasks the array has"),
+        ((*SMALL, "--slurm", "--print", "--workers", "0"), "--workers 0: write how many"),
         ((*SMALL, "--slurm", "--print", "--sbatch", "'"), "--sbatch ': no closing quotation"),
         (("worker", "--plan", "../x"), "there is no plan "),
         (("worker", "--plan", "x", "--study", "y"), "--study is for studies; leave it out"),

@@ -431,3 +431,13 @@ def test_a_new_package_never_overwrites_anything(cli, here: Path, words: tuple[s
     assert answer.code == 2
     assert message in answer.err
     assert [path.name for path in here.rglob("*")] == ["full", "file"]
+
+
+def test_a_class_without_a_docstring_is_not_described_by_its_base(cli, here: Path) -> None:
+    write(here, "mute.py")
+    text = (here / "mute.py").read_text()
+    first, _, rest = text.partition('    """')
+    (here / "mute.py").write_text(first + rest.partition('"""\n')[2])
+    answer = cli("show", "mute.py:Plain")
+    assert answer.code == 0, answer.err
+    assert "Base class" not in answer.out

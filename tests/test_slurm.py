@@ -82,7 +82,7 @@ def test_a_script_is_printed_without_a_database(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--workers", "0"), "--workers 0: write how many tasks the array has (--workers 8), or auto"),
+        (("--workers", "0"), "--workers 0: write how many (--workers 2), or auto"),
         (("--sbatch", "'"), "--sbatch ': no closing quotation"),
     ],
 )

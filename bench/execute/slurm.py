@@ -21,17 +21,8 @@ def array_size(workers: str, most: int) -> int:
     Args:
         workers: how many, or `auto`.
         most: more would have nothing to do.
-
-    Raises:
-        UserError: it is no number.
     """
-    try:
-        count = min(most, MOST_TASKS) if workers == "auto" else int(workers)
-    except ValueError:
-        count = 0
-    if count < 1:
-        raise UserError(f"--workers {workers}: write how many tasks the array has (--workers 8), or auto")
-    return count
+    return min(most, MOST_TASKS) if workers == "auto" else int(workers)
 
 
 def absolute_places(places: Mapping[str, Path]) -> dict[str, Path]:

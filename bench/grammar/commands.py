@@ -7,7 +7,7 @@ from typing import Any
 
 from bench.grammar.parse import Args, Command, Option
 from bench.grammar.parse import parse as parse_words
-from bench.grammar.values import FOLDERS, finite, folder, names, place, read_budget, read_seeds, seconds, whole
+from bench.grammar.values import FOLDERS, finite, folder, names, place, read_budget, read_seeds, seconds, whole, workers
 
 # -- options that several commands have ------------------------------------------------------------------------------
 
@@ -48,9 +48,9 @@ ENGINE = Option(
 )  # fmt: skip
 STUDY_ENGINE = replace(ENGINE, help=ENGINE.help.replace("(default)", "(default, unless the study says)"), default=None)
 RUN_WORKERS = Option("workers", "processes that share the runs, or auto: one for each GPU or processor (default: one"
-                     " for each GPU, and on a CPU one; with --create or --slurm at most 8)", "N",
+                     " for each GPU, and on a CPU one; with --create or --slurm at most 8)", "N", workers,
                      completes="auto")  # fmt: skip
-WORKERS = Option("workers", "worker processes, or auto (default): one for each GPU, or each processor", "N",
+WORKERS = Option("workers", "worker processes, or auto (default): one for each GPU, or each processor", "N", workers,
                  default="auto", completes="auto", also=("jobs",))  # fmt: skip
 SLURM = (
     Option("slurm", "submit workers to Slurm as an array, one task a GPU, and stop"),

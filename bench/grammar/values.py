@@ -199,6 +199,13 @@ def whole(least: int | None = None) -> Callable[[str], int]:
     return read
 
 
+def workers(text: str) -> str:
+    """A number of processes from 1 on, or `auto`."""
+    if text != "auto" and not (text.isdecimal() and int(text)):
+        raise ValueError("write how many (--workers 2), or auto")
+    return text
+
+
 def finite(text: str) -> float:
     """A number that is finite.
 

@@ -239,11 +239,19 @@ def _line(name: str, groups: list[list[RunResult]], begun: Mapping[str, str]) ->
         seed_median([final_value(run, above) for run in group], group[0].mode) if group else None for group in ended
     ]
     first = groups[0][0]
-    best = best_index(scores, first.mode, equal_below(scores, first.metric))
+    order = sorted(range(len(groups)), key=lambda i: _place(groups[i][0]))  # of equals, the middle one of a grid
+    best = best_index([scores[i] for i in order], first.mode, equal_below(scores, first.metric))
     if best is not None:
+        best = order[best]
         line.value = seed_median([run.final if run.status != "diverged" else None for run in ended[best]], first.mode)
         line.chosen = groups[best] if len(groups) > 1 else None
     return line
+
+
+def _place(run: RunResult) -> list[tuple[int, float, str]]:
+    """Where a run's hyperparameters are in a grid: numbers in order, and then words."""
+    values = (value for _, value in sorted(run.config["opt_options"].items()))
+    return [(0, float(value), "") if isinstance(value, int | float) else (1, 0.0, str(value)) for value in values]
 
 
 def _is_alike(run: RunResult, groups: Sequence[Sequence[RunResult]]) -> bool:
