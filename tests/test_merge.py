@@ -449,12 +449,12 @@ def test_a_merge_that_breaks_leaves_nothing_half_and_goes_on(cli, source, tmp_pa
     left = call
 
     def breaking(own):
-        def carry_out(*args, **kwargs):
+        def train_cuts(*args, **kwargs):
             nonlocal left
             left -= 1
             return no_space() if left < 0 else own(*args, **kwargs)
 
-        return carry_out
+        return train_cuts
 
     with monkeypatch.context() as full:
         full.setattr(bench.store.merge, "copy", breaking(bench.store.merge.copy))

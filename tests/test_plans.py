@@ -19,8 +19,8 @@ import bench.runner
 from bench.callbacks import StopRequest
 from bench.config import RunConfig, resolve
 from bench.errors import RunBusy, UserError
-from bench.execute.cuts import Cut, shared_out
-from bench.execute.here import carry_out
+from bench.execute.cuts import Cut, balanced
+from bench.execute.here import train_cuts
 from bench.execute.plan import load, open_plans
 from bench.execute.pool import Pool
 from bench.process import bench_command
@@ -418,7 +418,7 @@ def test_a_worker_takes_what_is_free_before_it_waits(here: Path, monkeypatch: py
 
     monkeypatch.setattr(bench.execute.here, "run", run)
     cuts = [Cut(lanes=False, compiled=False, blocks=[[[config]]], plan="p") for config in configs]
-    assert carry_out(cuts, SweepProgress("", "min", enabled=False), StopRequest())
+    assert train_cuts(cuts, SweepProgress("", "min", enabled=False), StopRequest())
     assert tried == ["gd", "ngd", "ps", "gd"]
     assert Counter(run.status for run in Store(here / "runs").runs()) == {"completed": 3}
 
@@ -456,7 +456,7 @@ def test_each_process_gets_about_the_same_work(
     groups: list[tuple[str, int, int, int, int]], shares: int, sizes: list[list[int]]
 ) -> None:
     runs = [a_group(*group[:4]) for group in groups]
-    blocks = shared_out([(own, group[4]) for own, group in zip(runs, groups, strict=True)], shares)
+    blocks = balanced([(own, group[4]) for own, group in zip(runs, groups, strict=True)], shares)
     assert sizes_of(blocks) == sizes
     for own, found in zip(runs, blocks, strict=True):
         assert Counter(config.run_id for block in found for row in block for config in row) == Counter(

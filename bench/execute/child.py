@@ -21,7 +21,7 @@ TELL_SECONDS = 0.5
 """Between two events on how far a worker is. Ours."""
 
 
-class Told(SweepProgress):
+class WorkerProgress(SweepProgress):
     """Tells how far this worker is."""
 
     def __init__(self, tell: Callable[[Mapping[str, Any]], None], mode: Literal["min", "max"]) -> None:
@@ -83,7 +83,7 @@ def main() -> int:
         with doing("importing torch"):
             from bench.callbacks import StopRequest
             from bench.execute.cuts import recorded_cuts
-            from bench.execute.here import carry_out
+            from bench.execute.here import train_cuts
             from bench.execute.plan import load
         stop = StopRequest()
         for line in lines():
@@ -91,9 +91,9 @@ def main() -> int:
             try:
                 with stop.listening():
                     plan = load(name, places)
-                    cuts, told = recorded_cuts(plan), Told(tell, plan.mode)
+                    cuts, progress = recorded_cuts(plan), WorkerProgress(tell, plan.mode)
                     begun = sum(len(cut.runs) for cut in cuts) < len(plan.by_id)
-                    if not carry_out(cuts, told, stop, begun=begun, since=since):
+                    if not train_cuts(cuts, progress, stop, begun=begun, since=since):
                         break
             except RunBroke as error:
                 tell({"broken": str(error)})

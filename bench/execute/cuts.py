@@ -19,7 +19,7 @@ from bench.store.files import making
 from bench.store.load import Damaged, read
 from bench.store.record import RunId
 
-UNEVEN = 1.2
+MAX_IMBALANCE = 1.2
 """Times its even share that a process may have to do. Ours."""
 Grid = list[list[RunConfig]]
 """Runs that train together, a row for each problem."""
@@ -35,7 +35,7 @@ class Cut:
         blocks: the runs.
         plan: what they are made for (`RunResult.plan`).
         tuned_by: the study that their hyperparameters come from.
-        only: whether they must be lanes; else those of a block that breaks are made one after the other.
+        lanes_required: if not, the runs of a block that breaks are made one after the other.
     """
 
     lanes: bool
@@ -43,7 +43,7 @@ class Cut:
     blocks: Sequence[Grid]
     plan: str
     tuned_by: str | None = None
-    only: bool = False
+    lanes_required: bool = False
 
     @property
     def runs(self) -> list[RunConfig]:
@@ -105,7 +105,7 @@ def cut(
     choices = Choices(plan.engine, plan.width, memory, progress.say, processes)
     groups = sorted(alike.values(), key=len, reverse=True)  # what is measured of the largest holds for all
     chosen = [(group, choices.of(group)) for group in groups]
-    blocks = shared_out(
+    blocks = balanced(
         [(group, choice.width if choice.lanes else 1) for group, choice in chosen],
         plan.shares if plan.width is None else 1,
     )
@@ -122,11 +122,11 @@ def cut(
     return _recorded(plan, plan.missing()) or cuts  # others may have ended runs meanwhile
 
 
-def shared_out(groups: Sequence[tuple[Sequence[RunConfig], int]], shares: int) -> list[list[Grid]]:
+def balanced(groups: Sequence[tuple[Sequence[RunConfig], int]], shares: int) -> list[list[Grid]]:
     """Cut groups of runs into blocks of which each process has about the same work.
 
     A step of a wide block costs less for each lane, so blocks are cut no smaller than that asks for: while the process
-    with most to do has more than `UNEVEN` times its share, the block that takes longest is cut into one more.
+    with most to do has more than `MAX_IMBALANCE` times its share, the block that takes longest is cut into one more.
 
     Args:
         groups: runs that are alike, with the lanes that a block of them has at most.
@@ -146,7 +146,7 @@ def shared_out(groups: Sequence[tuple[Sequence[RunConfig], int]], shares: int) -
         for size, _ in sizes:
             loads[loads.index(min(loads))] += size
         longest = sizes[0][1]
-        if max(loads) <= UNEVEN * even or widths[longest] == 1:
+        if max(loads) <= MAX_IMBALANCE * even or widths[longest] == 1:
             return found
         while -(-len(groups[longest][0]) // parts[longest]) >= widths[longest]:
             parts[longest] += 1

@@ -23,7 +23,7 @@ TRAINING = (("memory", "80%"), ("json", False), ("out", None))
 """Options, with their defaults, that say how runs are made and shown here."""
 
 
-def wanted_elsewhere(args: Args) -> bool:
+def made_elsewhere(args: Args) -> bool:
     """Whether a command's runs are to be made elsewhere.
 
     Raises:
@@ -36,7 +36,7 @@ def wanted_elsewhere(args: Args) -> bool:
     return args.slurm or args.create
 
 
-def hand_out(title: str, configs: Sequence[RunConfig], args: Args, device: str | None) -> int:
+def publish(title: str, configs: Sequence[RunConfig], args: Args, device: str | None) -> int:
     """Keep a plan in its store for others, and submit an array of workers for it, or say how to join.
 
     Args:

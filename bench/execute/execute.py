@@ -11,7 +11,7 @@ from bench.config import RunConfig, on_device
 from bench.errors import RunBroke, RunFailed, UserError
 from bench.execute import Effort
 from bench.execute.cuts import cut
-from bench.execute.here import carry_out
+from bench.execute.here import train_cuts
 from bench.execute.plan import Plan, forget_finished
 from bench.execute.pool import Event, Pool, WorkerProcess
 from bench.execute.slots import Slot, slots
@@ -48,15 +48,17 @@ def execute(
             needs more memory than there is.
     """
     effort, first = effort or Effort(), on_device(configs[0])
-    cut_up = slots(effort.workers or ("auto" if first.device == "cuda" else "1"), first, len(configs))[: len(configs)]
-    wanted = Plan(plan, configs, effort.engine, effort.width, len(cut_up), tuned_by)
-    return work(wanted, progress, cut_up, effort.memory, stop)
+    own_slots = slots(effort.workers or ("auto" if first.device == "cuda" else "1"), first, len(configs))[
+        : len(configs)
+    ]
+    wanted = Plan(plan, configs, effort.engine, effort.width, len(own_slots), tuned_by)
+    return work(wanted, progress, own_slots, effort.memory, stop)
 
 
 def work(
     plan: Plan,
     progress: SweepProgress,
-    cut_up: Sequence[Slot] = (Slot(),),
+    own_slots: Sequence[Slot] = (Slot(),),
     memory: int | None = None,
     stop: StopRequest | None = None,
 ) -> bool:
@@ -65,7 +67,7 @@ def work(
     Args:
         plan: which others may work on too.
         progress: shows how far it is.
-        cut_up: what each process on this machine has; one process is this one.
+        own_slots: what each process on this machine has; one process is this one.
         memory: bytes that all blocks of this machine together may take; 80 % of what is free by default.
         stop: as in `execute`.
 
@@ -74,21 +76,21 @@ def work(
         RunFailed: as in `execute`.
     """
     stop = stop or StopRequest()
-    if len(cut_up) > 1:
-        made = _with_workers(plan, progress, cut_up, memory, stop)
+    if len(own_slots) > 1:
+        made = _with_workers(plan, progress, own_slots, memory, stop)
     else:
         with stop.listening():
             cuts = cut(plan, progress, stop, memory=memory)
             runs = sum(len(each.runs) for each in cuts)
             with progress.showing(runs):
-                made = carry_out(cuts, progress, stop, begun=runs < len(plan.by_id))
+                made = train_cuts(cuts, progress, stop, begun=runs < len(plan.by_id))
     if made:
         forget_finished(plan.store)
     return made
 
 
 def _with_workers(
-    plan: Plan, progress: SweepProgress, cut_up: Sequence[Slot], memory: int | None, stop: StopRequest
+    plan: Plan, progress: SweepProgress, own_slots: Sequence[Slot], memory: int | None, stop: StopRequest
 ) -> bool:
     """Let workers make the runs; False if a signal asked to stop."""
     broken, since = list[str](), time.time()
@@ -109,13 +111,13 @@ def _with_workers(
 
     first = plan.configs[0]
     places = {"data": str(first.data), "store": str(first.store), "logger": first.logger}
-    with Pool(("worker", "--cuts"), cut_up, {}) as pool:
+    with Pool(("worker", "--cuts"), own_slots, {}) as pool:
         with stop.listening():
             if plan.missing():
                 pool.start(1)  # they import torch while this process measures in the place of the first
-            torch.set_num_threads(cut_up[0].threads)  # what is measured is to hold for the workers
-            with cut_up[0].taken():
-                cuts = cut(plan, progress, stop, memory=memory, processes=len(cut_up))
+            torch.set_num_threads(own_slots[0].threads)  # what is measured is to hold for the workers
+            with own_slots[0].taken():
+                cuts = cut(plan, progress, stop, memory=memory, processes=len(own_slots))
         if stop.signal is not None or not cuts:
             return stop.signal is None
         try:

@@ -23,7 +23,7 @@ MAX_BROKEN = 3
 """Give up after so many failures if no run has finished. Ours."""
 
 
-def carry_out(
+def train_cuts(
     cuts: Sequence[Cut], progress: SweepProgress, stop: StopRequest, *, begun: bool = False, since: float | None = None
 ) -> bool:
     """Make runs that the store does not have; False if a signal asked to stop.
@@ -119,7 +119,7 @@ def _as_lanes(cut: Cut, outcomes: Outcomes, stop: StopRequest, *, wait: bool) ->
         others = store.unfinished()  # before the records: what ends in between is then known to have ended
         there = store.find_all(left)
         stored = {run_id: block.runs[run_id] for run_id, block in there.items()}
-        outcomes.look(there, lanes_required=cut.only)
+        outcomes.look(there, lanes_required=cut.lanes_required)
         left = {run_id: config for run_id, config in left.items() if run_id not in outcomes.settled}
         if not left:
             break
@@ -153,7 +153,7 @@ def _as_lanes(cut: Cut, outcomes: Outcomes, stop: StopRequest, *, wait: bool) ->
             time.sleep(0.1)
         except RunBroke as error:
             own = [config for row in grid for config in row]
-            if cut.only or len(own) == 1:
+            if cut.lanes_required or len(own) == 1:
                 outcomes.broke(error, own, more=len(own) < len(left))
             else:
                 progress.say(f"{error}; going on with one of them after the other")

@@ -17,7 +17,7 @@ from bench.errors import RunFailed, UserError
 from bench.execute.slots import Slot
 from bench.process import bench_command
 
-STILLBORN = 3
+MAX_FAILED_STARTS = 3
 """A worker that dies so often in a row before it has begun a run is not replaced any more. Ours."""
 PATIENCE_SECONDS = 120
 """Time for workers that were asked to stop to save their state. Ours."""
@@ -199,7 +199,7 @@ class Pool:
             say(f"worker {worker.slot + 1} died ({how}); starting another")
             died(worker, how)
         self._stillborn += not worker._began
-        if self._stillborn >= STILLBORN:
+        if self._stillborn >= MAX_FAILED_STARTS:
             last = worker._said[-1] if worker._said else "it said nothing"
             raise RunFailed(f"workers die as soon as they are started ({how}): {last}")
 

@@ -18,7 +18,7 @@ def main(words: list[str]) -> int:
 
     with doing("reading the experiment"):
         from bench.execute import Effort
-        from bench.execute.elsewhere import hand_out, wanted_elsewhere
+        from bench.execute.elsewhere import made_elsewhere, publish
         from bench.papers.experiments import experiments, title
         from bench.papers.reproduce import ask, reproduce
         from bench.papers.reproduction import Version, claim_lines
@@ -38,9 +38,9 @@ def main(words: list[str]) -> int:
     version = Version(args.quick, args.search, args.seeds, args.of_runs, arms)
     kind = "-quick" * version.quick + "-changed" * version.changed  # so that no trial overwrites the real page
     folder = args.out or Path("reproduced") / f"{args.name}{kind}"
-    if wanted_elsewhere(args):
+    if made_elsewhere(args):
         asked = ask(args.name, places, version)
-        return hand_out(f"experiment {args.name}", [job.config for job in asked.all_jobs], args, args.device)
+        return publish(f"experiment {args.name}", [job.config for job in asked.all_jobs], args, args.device)
     result = reproduce(args.name, folder, places, version, Effort(args.engine, workers=args.workers))
     if result is None:
         return 130

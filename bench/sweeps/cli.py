@@ -47,10 +47,10 @@ def main(words: list[str]) -> int:
         print(json.dumps(plain(runs)) if args.json else "\n".join(lines))
         progress.say(f"bench: {len(runs)} runs")
         return 0
-    from bench.execute.elsewhere import hand_out, wanted_elsewhere
+    from bench.execute.elsewhere import made_elsewhere, publish
 
-    if wanted_elsewhere(args):
-        return hand_out("sweep", configs, args, args.of_runs.get("device"))
+    if made_elsewhere(args):
+        return publish("sweep", configs, args, args.of_runs.get("device"))
     from bench.sweeps import sensitivity
 
     memory = read_memory(args.memory, on_device(configs[0]).device) if missing(configs) else None

@@ -73,7 +73,7 @@ def main(words: list[str]) -> int:
 
     named, shared_by = naming(*(spec.names for spec in specs)), max(args.shared_by, len(cut))
     with Workers(studies, cut, places, args.engine, named, shared_by) as workers:
-        done = suite.carry_out(asked, studies, places, workers, say)
+        done = suite.train_cuts(asked, studies, places, workers, say)
     if done is None:
         say("bench: stopped; nothing is lost, and the same command goes on")
         return 130

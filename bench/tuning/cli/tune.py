@@ -32,7 +32,7 @@ def main(words: list[str]) -> int:
 
     with doing("importing optuna"):
         from bench.checks import check_early
-        from bench.execute.elsewhere import wanted_elsewhere
+        from bench.execute.elsewhere import made_elsewhere
         from bench.execute.slots import slots
         from bench.plugins import naming
         from bench.selection import CONVERGED
@@ -40,7 +40,7 @@ def main(words: list[str]) -> int:
         from bench.tuning.progress import TuningProgress, spoken
         from bench.tuning.tune import promise, slurm_script, work
 
-    wanted_elsewhere(args)
+    made_elsewhere(args)
     places = {"data": args.data, "store": args.store}
     settings = (settings_in(args.config) if args.config else {}) | args.of_runs
     asked = _of_study(args, settings, words) if args.resume else _of_words(args, settings, places)
