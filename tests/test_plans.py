@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import bench.execute.here
 import bench.runner
 from bench.callbacks import StopRequest
 from bench.config import RunConfig, resolve
-from bench.errors import RunBusy, UserError
+from bench.errors import RunBroke, RunBusy, UserError
 from bench.execute.cuts import Cut, balanced
 from bench.execute.here import train_cuts
 from bench.execute.plan import load, open_plans
@@ -319,7 +320,8 @@ def test_a_script_for_slurm_joins_the_plan(cli, here: Path) -> None:
 def test_a_sweep_as_an_array_survives_a_requeue(slurm, cli, here: Path) -> None:
     gate = here / "gate"
     gate.mkdir()
-    env = os.environ | slurm.env | {"OMP_NUM_THREADS": "1", GATE: str(gate)}
+    own = {"OMP_NUM_THREADS": "1", "BENCH_STORE": str(here / "runs"), GATE: str(gate)}
+    env = os.environ | slurm.env | own  # Slurm's are those of its start
     words = ["sweep", "--task", "synthetic", "--opt", HELD, "--opt.lr", "0.1:1:6", "--seeds", "1", "--device", "cpu",
              "--trainer.max_steps", "300", "--trainer.val_every", "20", "--engine", "lightning"]  # fmt: skip
     command = [sys.executable, "-m", "bench", *words, "--slurm", "--workers", "2"]
@@ -383,7 +385,6 @@ def test_a_run_that_breaks_in_a_worker_harms_no_other(cli, here: Path) -> None:
     last = answer.err.splitlines()[-1]
     assert last.startswith(f"bench: error: 1 of 4 runs broke: {stored[0.2].run_id}; the first: ")
     assert "this step is too long" in last
-    assert len(list((here / "runs" / stored[0.2].run_id).glob("attempt-*"))) == 1
     assert len(answer.out.splitlines()[2:5]) == 3
 
 
@@ -403,6 +404,19 @@ def test_a_value_that_breaks_with_all_seeds_keeps_no_other_value_from_being_trie
         assert answer.code == 1
         stored = Counter((run.config["opt_options"]["lr"], run.status) for run in Store(here / "runs").runs())
         assert stored == {(0.1, "completed"): 4, (0.2, "failed"): 4, (0.4, "completed"): 4, (0.8, "completed"): 4}
+
+
+def test_what_broke_since_the_command_began_is_not_tried_again(here: Path) -> None:
+    fragile(here, 0.2)
+    settings = {"task": "synthetic", "trainer.max_steps": 5, "device": "cpu", "store": here / "runs"}
+    config = resolve(settings | {"opt": "fragile.py:Fragile", "opt.lr": 0.2})
+    cuts, progress = [Cut(False, False, [[[config]]], "p")], SweepProgress("", "min", enabled=False)
+    before, tried = time.time() - 60, []
+    for since in (None, before, None):
+        with nullcontext() if since else pytest.raises(RunBroke, match="this step is too long"):
+            assert train_cuts(cuts, progress, StopRequest(), since=since)
+        tried.append(len(list((here / "runs" / config.run_id).glob("attempt-*"))))
+    assert tried == [1, 1, 2]
 
 
 def test_a_worker_takes_what_is_free_before_it_waits(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ import sys
 import tarfile
 import termios
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import partial
@@ -35,6 +36,7 @@ from tasks.vision.sources import ImageSource
 WITHOUT_TORCH = """
 import os
 import sys
+import time
 import urllib.request
 
 # As without the driver of a GPU, which torch would have to be asked about.
@@ -260,7 +262,7 @@ def test_a_worker_tells_what_it_does_before_it_trains(cli, tmp_path: Path) -> No
     words = ("sweep", "--task", "synthetic", "--opt", "ngd", "--seeds", "1", "--device", "cpu", "--create")
     name = cli(*words, "--store", tmp_path).out.split()[1]
     with Pool(("worker", "--cuts"), [Slot()], {}) as pool:
-        job = json.dumps([name, {"data": str(tmp_path), "store": str(tmp_path), "logger": None}])  # nothing is cut yet
+        job = json.dumps([name, {"data": str(tmp_path), "store": str(tmp_path), "logger": None}, time.time()])
         assert pool.work(job, lambda slot, event: heard.append(event), lambda *died: None, print)
     assert heard == [{"doing": "importing torch"}, {"doing": ""}, {"done": job}]
 
