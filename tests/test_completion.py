@@ -2,10 +2,10 @@
 
 import json
 import os
-import shutil
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -115,15 +115,13 @@ def test_it_imports_nothing_slow(words: list[str]) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("shell", SCRIPTS)
-def test_a_script_is_printed_and_legal(cli, tmp_path: Path, shell: str) -> None:
-    answer = cli("completion", shell)
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_is_printed_and_legal(cli, shell: Callable[[str], str], tmp_path: Path, name: str) -> None:
+    answer = cli("completion", name)
     assert (answer.code, answer.err) == (0, "")
-    assert answer.out == SCRIPTS[shell]
-    if shutil.which(shell) is None:
-        pytest.skip(f"{shell} is not installed here")
+    assert answer.out == SCRIPTS[name]
     (tmp_path / "script").write_text(answer.out)
-    assert subprocess.run([shell, "-n", tmp_path / "script"], check=False).returncode == 0
+    assert subprocess.run([shell(name), "-n", tmp_path / "script"], check=False).returncode == 0
 
 
 BASH = """
@@ -137,7 +135,6 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
 """
 
 
-@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
 @pytest.mark.parametrize(
     ("line", "words", "there"),
     [
@@ -149,9 +146,11 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
         ("bench fit --config ", ["bench", "fit", "--config", ""], [""]),
     ],
 )
-def test_bash_completes(line: str, words: list[str], there: list[str]) -> None:
+def test_bash_completes(shell: Callable[[str], str], line: str, words: list[str], there: list[str]) -> None:
     program = BASH.format(script=SCRIPTS["bash"], python=sys.executable)
-    done = subprocess.run(["bash", "-c", program, "bash", line, *words], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [shell("bash"), "-c", program, "bash", line, *words], capture_output=True, text=True, check=True
+    )
     assert (done.stdout.split("\n")[:-1], done.stderr) == (there, "")
 
 
@@ -181,24 +180,22 @@ LINES = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.skipif(shutil.which("zsh") is None, reason="no zsh")
 @LINES
-def test_zsh_completes(line: str, there: list[str] | None) -> None:
+def test_zsh_completes(shell: Callable[[str], str], line: str, there: list[str] | None) -> None:
     program = ZSH.format(script=SCRIPTS["zsh"], python=sys.executable)
     done = subprocess.run(
-        ["zsh", "-f", "-c", program, "zsh", *line.split(" ")], capture_output=True, text=True, check=True
+        [shell("zsh"), "-f", "-c", program, "zsh", *line.split(" ")], capture_output=True, text=True, check=True
     )
     assert (sorted(done.stdout.splitlines()), done.stderr) == (there or ["FILES"], "")
 
 
-@pytest.mark.skipif(shutil.which("fish") is None, reason="no fish")
 @LINES
-def test_fish_completes(line: str, there: list[str] | None, tmp_path: Path) -> None:
+def test_fish_completes(shell: Callable[[str], str], line: str, there: list[str] | None, tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").touch()
     program = FISH.format(script=SCRIPTS["fish"], python=sys.executable)
     env = os.environ | {"HOME": str(tmp_path)}
     done = subprocess.run(
-        ["fish", "-N", "-c", program, line], capture_output=True, text=True, check=True, env=env, cwd=tmp_path
+        [shell("fish"), "-N", "-c", program, line], capture_output=True, text=True, check=True, env=env, cwd=tmp_path
     )
     found = sorted(word.partition("\t")[0] for word in done.stdout.splitlines())
     assert done.stderr == ""

@@ -144,9 +144,8 @@ def test_scores_are_those_of_the_published_definition(
     assert over_answers(f1, text, answers) == pytest.approx(overlap, abs=1e-12)
 
 
-phrases = st.lists(st.sampled_from(["The", "an", "Tower.", "tower", "of", "x-y", "«où»", "1,5", "\t"]), max_size=6).map(
-    " ".join
-)
+PARTS = ["The", "an", "Tower.", "tower", "of", "x-y", "«où»", "1,5", "\t"]
+phrases = st.lists(st.sampled_from(PARTS), max_size=6).map(" ".join)
 
 
 @given(text=phrases, answers=st.lists(phrases.map(lambda phrase: f"{phrase} end"), min_size=1, max_size=4))

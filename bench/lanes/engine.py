@@ -185,7 +185,9 @@ class Lanes:
         parts, structure = tree_flatten(batch)
         if not all(isinstance(part, Tensor) for part in parts):
             return self._gradients(self.weights, batch, self._outcome, share)
-        if (structure, share) not in self._replays:
+        key = structure, share
+        replay = self._replays.get(key)
+        if replay is None:
             names = list(self.weights)
 
             def flat(*tensors: Tensor) -> tuple[list[Tensor], list[str]]:
@@ -194,8 +196,8 @@ class Lanes:
                 loss, grads = self._gradients(weights, batch, self._outcome, share)
                 return [loss, *grads.values()], list(grads)
 
-            self._replays[structure, share] = Replay(flat)
-        (loss, *grads), names = self._replays[structure, share](*self.weights.values(), *parts)
+            replay = self._replays[key] = Replay(flat)
+        (loss, *grads), names = replay(*self.weights.values(), *parts)
         return loss, dict(zip(names, grads, strict=True))
 
     @torch.no_grad()

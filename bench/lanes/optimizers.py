@@ -100,7 +100,8 @@ class Together:
         state, structure = tree_flatten(self.state)
         sizes = [len(grads), len(params), 1, len(norms), len(varying), len(state)]
         key = structure, *sizes
-        if key not in self._replays:
+        replay = self._replays.get(key)
+        if replay is None:
 
             def flat(*tensors: Tensor) -> tuple[list[Tensor], Any]:
                 parts = iter(tensors)
@@ -110,9 +111,9 @@ class Together:
                 leaves, structure_of_new = tree_flatten(new)
                 return [*params, *leaves], structure_of_new
 
-            self._replays[key] = Replay(flat)
+            replay = self._replays[key] = Replay(flat)
         hparams = [self.hparams[name] for name in varying]
-        found, of_new = self._replays[key](*grads, *params, loss, *norms, *hparams, *state)
+        found, of_new = replay(*grads, *params, loss, *norms, *hparams, *state)
         return found[: len(params)], tree_unflatten(list(found[len(params) :]), of_new)
 
     @contextmanager
