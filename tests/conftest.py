@@ -18,6 +18,8 @@ import numpy as np
 import pytest
 
 from bench.cli import main
+from optimizers import OPTIMIZERS
+from tasks import TASKS
 from tasks.vision.sources import MNIST
 
 pytest_plugins = ["tests.depth", "tests.services"]
@@ -70,6 +72,13 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("COLUMNS", raising=False)  # pytest-xdist sets it, and tables would break
     monkeypatch.setenv("BENCH_STORE", str(folder))
     return folder
+
+
+@pytest.fixture(autouse=True)
+def registries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test registers is forgotten after it: which tests share a process is left to chance."""
+    for registry in (TASKS, OPTIMIZERS):
+        monkeypatch.setattr(registry, "own", dict(registry.own))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +31,8 @@ pytestmark = pytest.mark.numeric
 
 
 @pytest.fixture(autouse=True)
-def the_tiny_task() -> Iterator[None]:
+def the_tiny_task() -> None:
     tiny.register()
-    yield
-    del TASKS["tiny"]
 
 
 def fit(store: Path, task: str = "tiny", opt: str = "sgd", **words: Any) -> RunResult:

@@ -13,7 +13,7 @@ import sys
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from functools import cache
@@ -44,7 +44,6 @@ from bench.store.attempt import Attempt
 from bench.store.record import RunResult
 from bench.store.store import Store
 from bench.sweeps.grid import configurations, folder_of
-from tasks import TASKS
 from tests import tiny
 from tests.programs import Program
 
@@ -156,10 +155,8 @@ def trained(monkeypatch) -> list[list[str]]:
 
 
 @pytest.fixture
-def tiny_task() -> Iterator[None]:
+def tiny_task() -> None:
     tiny.register()
-    yield
-    del TASKS["tiny"]
 
 
 # -- what there is afterwards ---------------------------------------------------------------------------------------
