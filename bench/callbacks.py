@@ -1,14 +1,10 @@
-"""What watches training from within Lightning: curves, evaluation, budget, checkpoints and the request to stop."""
+"""What watches training from within Lightning: curves, evaluation, budget and checkpoints."""
 
-import math
-import os
 import signal
-import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import lightning.pytorch as pl
@@ -19,8 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bench.checkpoints import STEPS, save
-from bench.machine import is_main_process
 from bench.progress import Progress
+from bench.stop import StopRequest
 from bench.store.attempt import Attempt
 from bench.store.files import disk_errors
 from bench.store.record import RunResult
@@ -30,74 +26,6 @@ from tasks.core.task import Task
 from tasks.core.training_step import CurveRow
 
 _BATCH_TAGS = ("batch/loss", "batch/grad_norm", "batch/raw_step", "batch/applied_step")
-
-
-ONE_REQUEST_SECONDS = 0.5
-"""Signals within so many seconds count as one. Ours.
-
-A Ctrl-C comes to a process, to its group, and from a parent that passes it on.
-"""
-
-
-class StopRequest:
-    """Notes SIGINT and SIGTERM instead of dying of them; one that comes later interrupts at once.
-
-    Attributes:
-        signal: the one that asked the run to stop, or None.
-        pruned: why the run is to be stopped although nobody sent a signal, or None.
-    """
-
-    def __init__(self) -> None:
-        self.signal: int | None = None
-        self.pruned: str | None = None
-        self._listening = False
-        self._noted = -math.inf
-
-    def prune(self, reason: str) -> None:
-        """Stop the run at hand as a signal would, and nothing else."""
-        if self.signal is None:
-            self.signal, self.pruned = signal.SIGTERM, reason
-
-    def note(self, number: int, frame: FrameType | None = None) -> None:
-        """Handle a signal.
-
-        Raises:
-            KeyboardInterrupt: at the second one, if it is no echo of the first.
-        """
-        if self.signal is not None and self.pruned is None:
-            if time.monotonic() - self._noted < ONE_REQUEST_SECONDS:
-                return
-            raise KeyboardInterrupt
-        self._noted = time.monotonic()
-        self.signal, self.pruned = number, None
-        if is_main_process():
-            with suppress(OSError):  # nobody may listen any more
-                os.write(2, b"\nbench: finishing the steps at hand and saving; once more to stop at once\n")
-
-    def heard(self, number: int) -> None:
-        """Another rank was asked to stop; the same request may still come to this one."""
-        if self.signal is None:
-            self._noted = time.monotonic()
-        self.signal = number
-
-    def take_over(self) -> None:
-        """Handle the signals, in place of whoever does now; Lightning's own handler ends a run without a checkpoint."""
-        if self._listening:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, self.note)
-
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Listen as long as the context lasts; outside the main thread whoever runs us handles signals."""
-        self._listening = threading.current_thread() is threading.main_thread()
-        old = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-        self.take_over()
-        try:
-            yield
-        finally:
-            if self._listening:
-                for number, handler in old.items():
-                    signal.signal(number, handler)
 
 
 class Watcher(pl.Callback):

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from operator import gt, lt
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from bench.machine import is_main_process
@@ -208,10 +209,12 @@ class SweepProgress:
     """
 
     LINE_SECONDS = 10
+    own_workers = False
 
     def __init__(self, label: str, mode: Literal["min", "max"], *, enabled: bool = True) -> None:
         self.label, self.better, self.enabled = label, gt if mode == "max" else lt, enabled
         self.steps, self.runs = 0, 0
+        self._lock = Lock()  # a thread takes over what workers tell, another one draws the bar
         self._over: set[str] = set()
         self._alive: dict[int, tuple[int, float]] = {}
         self._doing: dict[int, str] = {}
@@ -220,9 +223,9 @@ class SweepProgress:
         self._bar: Any = None
 
     @contextmanager
-    def showing(self, runs: int) -> Iterator[None]:
-        """Show the progress of so many runs while the context lasts."""
-        self.runs = runs
+    def showing(self, runs: int, *, own_workers: bool = False) -> Iterator[None]:
+        """Show the progress of so many runs while the context lasts; workers of this command may train some of them."""
+        self.runs, self.own_workers = runs, own_workers
         self._begun = self._said = time.monotonic()
         if not self.enabled or not on_terminal():
             yield
@@ -266,20 +269,22 @@ class SweepProgress:
 
     def add(self, worker: int, made: "Advance") -> None:
         """Take over how one of several workers gets on."""
-        if not self._alive and not made.steps and not made.ended:
-            self._begun = time.monotonic()  # what came before was no training
-        self.steps += made.steps
-        self._over.update(made.ended)
-        self._alive[worker] = made.alive, made.share
-        self._doing.pop(worker, None)
-        if made.best is not None and (self.best is None or self.better(made.best[0], self.best[0])):
-            self.best = made.best
-        alive = sum(lanes for lanes, _ in self._alive.values())
-        self._show(alive, sum(lanes * done for lanes, done in self._alive.values()) / max(alive, 1))
+        with self._lock:
+            if not self._alive and not made.steps and not made.ended:
+                self._begun = time.monotonic()  # what came before was no training
+            self.steps += made.steps
+            self._over.update(made.ended)
+            self._alive[worker] = made.alive, made.share
+            self._doing.pop(worker, None)
+            if made.best is not None and (self.best is None or self.better(made.best[0], self.best[0])):
+                self.best = made.best
+            alive = sum(lanes for lanes, _ in self._alive.values())
+            self._show(alive, sum(lanes * done for lanes, done in self._alive.values()) / max(alive, 1))
 
     def doing(self, worker: int, what: str) -> None:
         """Take over what one of several workers does while it does not train yet (`bench.progress.doing`)."""
-        self._doing[worker] = what
+        with self._lock:
+            self._doing[worker] = what
 
     @property
     def ended(self) -> int:
@@ -288,7 +293,8 @@ class SweepProgress:
 
     def waiting(self, runs: int) -> None:
         """Other processes train the last runs."""
-        self.say(f"waiting for {runs} run{'s' * (runs != 1)} that other processes train")
+        if not self.own_workers:
+            self.say(f"waiting for {runs} run{'s' * (runs != 1)} that other processes train")
 
     def say(self, line: str) -> None:
         """Show a line."""
@@ -296,15 +302,17 @@ class SweepProgress:
 
     def line(self, columns: int) -> str:
         """The bar, at most so many columns wide where runs and time to go fit into them."""
-        alive = sum(lanes for lanes, _ in self._alive.values())
-        share = sum(lanes * done for lanes, done in self._alive.values())
+        with self._lock:
+            alive = sum(lanes for lanes, _ in self._alive.values())
+            share = sum(lanes * done for lanes, done in self._alive.values())
+            doing = ", ".join(dict.fromkeys(filter(None, self._doing.values())))
         done, spent = (self.ended + share) / max(self.runs, 1), time.monotonic() - self._begun
         best = "" if self.best is None else f"best {self.best[0]:.4g} ({self.best[1]})"
         return fitting(
             [
                 (4, self.label), (5, gauge(done)), (0, f"{self.ended}/{self.runs} runs"),
                 (0, f"ETA {clock(spent / done - spent if done else None)}"),
-                (1, ", ".join(dict.fromkeys(filter(None, self._doing.values())))),
+                (1, doing),
                 (2, f"{alive} in training"), (3, f"{self._rate:,.0f} trial-steps/s"), (6, best),
             ],
             columns,

@@ -22,7 +22,7 @@ from lightning.pytorch.plugins.environments import LightningEnvironment
 from torch.distributed import DistNetworkError, DistStoreError
 
 from bench import __version__, process
-from bench.callbacks import Recorder, StopRequest
+from bench.callbacks import Recorder
 from bench.checkpoints import usable
 from bench.checks import check, option_error
 from bench.config import RunConfig, on_device
@@ -30,6 +30,7 @@ from bench.errors import RunBroke, RunBusy, RunFailed, UserError
 from bench.machine import LIBRARIES, cpu_name, is_main_process
 from bench.progress import Progress, doing
 from bench.settings import described
+from bench.stop import StopRequest
 from bench.store.attempt import Attempt
 from bench.store.record import FINISHED, RunResult, now
 from bench.store.store import Store

@@ -11,7 +11,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
-from bench.callbacks import StopRequest
 from bench.config import RunConfig, resolve
 from bench.execute.choice import Choices, single_step
 from bench.execute.execute import execute
@@ -20,6 +19,7 @@ from bench.lanes.runs import Grid, make_lanes, train_block
 from bench.memory import keep_freed_memory
 from bench.progress import SweepProgress
 from bench.runner import run
+from bench.stop import StopRequest
 from bench.store.attempt import Attempt
 from bench.store.store import Store
 from bench.sweeps.grid import configurations

@@ -20,13 +20,13 @@ from torchmetrics.regression import MeanSquaredError, R2Score
 
 import bench.lanes.runs
 from bench import runner
-from bench.callbacks import StopRequest
 from bench.config import RunConfig, resolve
 from bench.errors import RunFailed
 from bench.lanes.engine import Lanes
 from bench.lanes.runs import Grid, make_lanes, train_block
 from bench.lanes.scores import Scores
 from bench.progress import SweepProgress
+from bench.stop import StopRequest
 from bench.store.record import RunResult
 from bench.store.store import Store
 from bench.watch import Watch
@@ -902,7 +902,7 @@ def test_a_block_that_is_interrupted_at_once_is_left_as_it_was_at_its_checkpoint
 ) -> None:
     grid, stop = interrupted_block(store, "adam", trainer__checkpoint_seconds=1e-9), StopRequest()
 
-    monkeypatch.setattr("bench.callbacks.ONE_REQUEST_SECONDS", 0)
+    monkeypatch.setattr("bench.stop.ONE_REQUEST_SECONDS", 0)
 
     def twice() -> None:
         stop.note(signal.SIGINT)

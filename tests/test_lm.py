@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from bench.callbacks import StopRequest
 from bench.config import RunConfig, resolve
 from bench.data import states
 from bench.doctor import text_diagnoses
 from bench.progress import Progress
 from bench.run_summary import result_json, result_lines
 from bench.runner import build, run
+from bench.stop import StopRequest
 from bench.store.store import Store
 from tasks import TASKS, BatchRandomness, DataError
 from tasks.core.cache import cached_tokens

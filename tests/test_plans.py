@@ -17,7 +17,6 @@ import pytest
 
 import bench.execute.here
 import bench.runner
-from bench.callbacks import StopRequest
 from bench.config import RunConfig, resolve
 from bench.errors import RunBroke, RunBusy, UserError
 from bench.execute.cuts import Cut, balanced
@@ -26,6 +25,7 @@ from bench.execute.plan import load, open_plans
 from bench.execute.pool import Pool
 from bench.process import bench_command
 from bench.progress import SweepProgress
+from bench.stop import StopRequest
 from bench.store.record import RunResult
 from bench.store.store import Store
 from tests.daemons import until
@@ -383,7 +383,7 @@ def test_a_run_that_breaks_in_a_worker_harms_no_other(cli, here: Path) -> None:
         0.1: "completed", 0.2: "failed", 0.4: "completed", 0.8: "completed"
     }  # fmt: skip
     last = answer.err.splitlines()[-1]
-    assert last.startswith(f"bench: error: 1 of 4 runs broke: {stored[0.2].run_id}; the first: ")
+    assert last.startswith(f"bench: error: run {stored[0.2].run_id} broke: ")
     assert "this step is too long" in last
     assert len(answer.out.splitlines()[2:5]) == 3
 

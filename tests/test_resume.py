@@ -14,9 +14,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from bench.callbacks import Recorder, StopRequest
+from bench.callbacks import Recorder
 from bench.cli import main
 from bench.progress import Progress
+from bench.stop import StopRequest
 from bench.store.store import Store
 from optimizers import OPTIMIZERS
 from tasks import TASKS
@@ -167,7 +168,7 @@ def test_an_interrupted_run_goes_on_elsewhere(cli, interrupt, store, tmp_path):
 
 def test_a_second_interrupt_ends_at_once(cli, interrupt, store, monkeypatch):
     interrupt(100)
-    monkeypatch.setattr("bench.callbacks.ONE_REQUEST_SECONDS", 0)
+    monkeypatch.setattr("bench.stop.ONE_REQUEST_SECONDS", 0)
     monkeypatch.setattr("bench.callbacks.Recorder._save", lambda *_: signal.raise_signal(signal.SIGINT))
     answer = cli(*SYNTHETIC, *SPS)
     assert (answer.code, answer.out) == (130, "")
@@ -185,7 +186,7 @@ def test_one_request_may_come_as_several_signals(cli, interrupt, store, monkeypa
         save(self, trainer)
 
     with monkeypatch.context() as patch:
-        patch.setattr("bench.callbacks.ONE_REQUEST_SECONDS", 1e9)
+        patch.setattr("bench.stop.ONE_REQUEST_SECONDS", 1e9)
         patch.setattr(Recorder, "_save", save_and_interrupt)
         answer = cli(*SYNTHETIC, *SPS)
     assert answer.code == 130
@@ -196,7 +197,7 @@ def test_one_request_may_come_as_several_signals(cli, interrupt, store, monkeypa
 @pytest.mark.parametrize("heard", [StopRequest.note, StopRequest.heard])
 def test_a_signal_that_comes_later_is_a_second_request(monkeypatch, heard):
     stop, now = StopRequest(), 1000.0
-    monkeypatch.setattr("bench.callbacks.time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr("bench.stop.time", SimpleNamespace(monotonic=lambda: now))
     heard(stop, signal.SIGINT)  # or another rank has heard it
     stop.note(signal.SIGTERM)
     now += 0.4

@@ -18,10 +18,10 @@ import pytest
 import bench.store.attempt
 import bench.store.block
 import bench.store.load
-from bench.callbacks import StopRequest
 from bench.config import id_of
 from bench.errors import RunFailed
 from bench.run_summary import result_lines
+from bench.stop import StopRequest
 from bench.store.attempt import write_records
 from bench.store.load import MOST_BYTES, MOST_LINE, Damaged, parse_record
 from bench.store.record import RunResult

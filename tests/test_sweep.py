@@ -31,7 +31,7 @@ import bench.execute.choice
 import bench.execute.here
 import bench.store.files
 import bench.sweeps.sensitivity
-from bench.callbacks import StopRequest, Watcher
+from bench.callbacks import Watcher
 from bench.config import RunConfig
 from bench.errors import RunBusy
 from bench.execute.blocks import rectangles
@@ -40,6 +40,7 @@ from bench.lanes.engine import Lanes
 from bench.memory import Peak
 from bench.progress import Progress, SweepProgress
 from bench.settings import as_stored
+from bench.stop import StopRequest
 from bench.store.attempt import Attempt
 from bench.store.record import RunResult
 from bench.store.store import Store
@@ -762,7 +763,7 @@ def test_a_sweep_may_be_interrupted_more_than_once(sweep, store, interrupt, whol
 def test_a_second_signal_ends_at_once(sweep, store, interrupt, whole, monkeypatch):
     interrupt(4 * STEPS + 4 * 8)
     save = Watcher._save
-    monkeypatch.setattr("bench.callbacks.ONE_REQUEST_SECONDS", 0)
+    monkeypatch.setattr("bench.stop.ONE_REQUEST_SECONDS", 0)
 
     def save_and_interrupt(self, trainer):
         if self.stop.signal is not None:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from bench.errors import RunBroke
 from bench.progress import Advance, SweepProgress, doing, hearing
+from bench.stop import StopRequest
 
 TELL_SECONDS = 0.5
 """Between two events on how far a worker is. Ours."""
@@ -81,21 +82,18 @@ def main() -> int:
     tell = events()
     with hearing(lambda what: tell({"doing": what})):
         with doing("importing torch"):
-            from bench.callbacks import StopRequest
             from bench.execute.cuts import recorded_cuts
             from bench.execute.here import train_cuts
             from bench.execute.plan import load
         stop = StopRequest()
         for line in lines():
             name, places, since = json.loads(line)
-            try:
-                with stop.listening():
-                    plan = load(name, places)
-                    cuts, progress = recorded_cuts(plan), WorkerProgress(tell, plan.mode)
-                    begun = sum(len(cut.runs) for cut in cuts) < len(plan.by_id)
-                    if not train_cuts(cuts, progress, stop, begun=begun, since=since):
-                        break
-            except RunBroke as error:
-                tell({"broken": str(error)})
+            with suppress(RunBroke), stop.listening():  # whoever has started us finds it in the records
+                plan = load(name, places)
+                cuts, progress = recorded_cuts(plan), WorkerProgress(tell, plan.mode)
+                begun = sum(len(cut.runs) for cut in cuts) < len(plan.by_id)
+                train_cuts(cuts, progress, stop, begun=begun, since=since)
+            if stop.signal is not None:
+                break
             tell({"done": line})
     return 130

@@ -2,20 +2,23 @@
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+from typing import Any
 
 import torch
 
-from bench.callbacks import StopRequest
 from bench.config import RunConfig, on_device
-from bench.errors import RunBroke, RunFailed, UserError
+from bench.errors import UserError
 from bench.execute import Effort
 from bench.execute.cuts import cut
 from bench.execute.here import train_cuts
 from bench.execute.plan import Plan, forget_finished
-from bench.execute.pool import Event, Pool, WorkerProcess
+from bench.execute.pool import Pool, WorkerProcess
 from bench.execute.slots import Slot, slots
 from bench.progress import Advance, SweepProgress
+from bench.stop import StopRequest
 
 STOPPED = "bench: stopped; what is finished is stored, and the same command goes on"
 
@@ -92,44 +95,46 @@ def work(
 def _with_workers(
     plan: Plan, progress: SweepProgress, own_slots: Sequence[Slot], memory: int | None, stop: StopRequest
 ) -> bool:
-    """Let workers make the runs; False if a signal asked to stop."""
-    broken, since = list[str](), time.time()
+    """Make the runs here and with a worker process for each further slot; False if a signal asked to stop."""
+    own, *others = own_slots
+    first, since = plan.configs[0], time.time()
+    job = json.dumps([plan.name, {"data": str(first.data), "store": str(first.store), "logger": first.logger}, since])
+    pool = Pool(("worker", "--cuts"), dict(enumerate(others, 1)), {})
+    with stop.listening(), pool, own.taken():
+        if plan.missing():
+            pool.start()  # they import torch while this process measures
+        torch.set_num_threads(own.threads)
+        cuts = cut(plan, progress, stop, memory=memory, processes=len(own_slots))
+        if stop.signal is not None or not cuts:
+            return stop.signal is None
+        runs, over = sum(len(each.runs) for each in cuts), Event()
+        with progress.showing(runs, own_workers=True), ThreadPoolExecutor(1) as thread:
+            helped = thread.submit(_let_help, pool, job, progress, lambda: over.is_set() or stop.signal is not None)
+            try:
+                done = train_cuts(cuts, progress, stop, begun=runs < len(plan.by_id), since=since)
+            finally:
+                over.set()
+    helped.result()
+    return done
 
-    def hear(slot: int, event: Event) -> None:
+
+def _let_help(pool: Pool, job: str, progress: SweepProgress, stop: Callable[[], bool]) -> None:
+    """Let workers make a part of the runs; what they cannot make is left to this process."""
+
+    def hear(slot: int, event: Mapping[str, Any]) -> None:
         if "say" in event:
             progress.say(event["say"])
         if "doing" in event:
             progress.doing(slot, event["doing"])
         if "progress" in event:
             progress.add(slot, Advance(*event["progress"]))
-        if "broken" in event:
-            broken.append(event["broken"])
 
     def died(worker: WorkerProcess, how: str) -> None:
         progress.add(worker.slot, Advance())
         progress.doing(worker.slot, "starting")
 
-    first = plan.configs[0]
-    places = {"data": str(first.data), "store": str(first.store), "logger": first.logger}
-    with Pool(("worker", "--cuts"), own_slots, {}) as pool:
-        with stop.listening():
-            if plan.missing():
-                pool.start(1)  # they import torch while this process measures in the place of the first
-            torch.set_num_threads(own_slots[0].threads)  # what is measured is to hold for the workers
-            with own_slots[0].taken():
-                cuts = cut(plan, progress, stop, memory=memory, processes=len(own_slots))
-        if stop.signal is not None or not cuts:
-            return stop.signal is None
-        try:
-            with progress.showing(sum(len(each.runs) for each in cuts)):  # the pool hands signals on
-                done = pool.work(json.dumps([plan.name, places, since]), hear, died, progress.say)
-        except UserError:
-            if plan.missing():
-                raise
-            return True  # others have made the last runs, and the plan is gone
-    left = plan.missing() if done else {}
-    if left and broken:
-        raise RunBroke(f"{len(left)} of {len(plan.by_id)} runs broke: {', '.join(left)}; the first: {broken[0]}")
-    if left:
-        raise RunFailed(f"{len(left)} of {len(plan.by_id)} runs are missing; give the same command again")
-    return done
+    try:
+        pool.work(job, hear, died, progress.say, stop)
+    except UserError as error:
+        if not stop():
+            progress.say(f"going on without further workers: {error}")

@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from math import inf
 
-from bench.callbacks import StopRequest
 from bench.config import RunConfig
 from bench.errors import RunBroke, RunBusy, RunFailed, first_line
 from bench.execute.blocks import rectangles
@@ -15,6 +14,7 @@ from bench.lanes.runs import train_block
 from bench.memory import give_back, keep_freed_memory, ran_out
 from bench.progress import SweepProgress
 from bench.runner import run
+from bench.stop import StopRequest
 from bench.store.block import Block
 from bench.store.record import FINISHED, RunResult
 from bench.store.store import Store
@@ -66,7 +66,8 @@ class Outcomes:
     def __init__(self, progress: SweepProgress, since: float, *, any_finished: bool) -> None:
         self.progress, self._since, self._any_finished = progress, since, any_finished
         self.settled: set[str] = set()
-        self._errors: list[RunBroke] = []
+        self._broken: dict[str, RunBroke] = {}
+        self._attempts = 0
 
     def finished(self, results: Iterable[RunResult]) -> None:
         """Runs were made here."""
@@ -84,6 +85,7 @@ class Outcomes:
                 with suppress(OSError):
                     if block.at.stat().st_mtime > self._since:
                         self.settled.add(run_id)
+                        self._broken[run_id] = RunBroke(f"run {run_id} broke: {block.runs[run_id].reason}")
 
     def broke(self, error: RunBroke, configs: Iterable[RunConfig], *, more: bool) -> None:
         """Keep the error for the end, or raise it if all would break: so many have, and none has finished.
@@ -93,18 +95,21 @@ class Outcomes:
             configs: the runs.
             more: whether others are to be made after them.
         """
-        self.settled |= {config.run_id for config in configs}
-        self._errors.append(error)
-        if len(self._errors) == MAX_BROKEN and not self._any_finished:
+        run_ids = [config.run_id for config in configs]
+        self.settled.update(run_ids)
+        self._broken |= dict.fromkeys(run_ids, error)
+        self._attempts += 1
+        if self._attempts == MAX_BROKEN and not self._any_finished:
             raise RunFailed(f"the first {MAX_BROKEN} broke, the last of them: {error}") from error
         if more:
             self.progress.say(f"{error}; going on with the others")
 
     def raise_failures(self) -> None:
         """Raise what was kept."""
-        if self._errors:
-            many = f"{len(self._errors)} times something broke, first: " if len(self._errors) > 1 else ""
-            raise RunBroke(f"{many}{self._errors[0]}") from self._errors[0]
+        if self._broken:
+            first = next(iter(self._broken.values()))
+            many = f"{len(self._broken)} runs broke: {', '.join(self._broken)}; the first: "
+            raise RunBroke(many * (len(self._broken) > 1) + str(first)) from first
 
 
 def _as_lanes(cut: Cut, outcomes: Outcomes, stop: StopRequest, *, wait: bool) -> bool:

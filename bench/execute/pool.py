@@ -7,8 +7,8 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import Empty, Queue
 from typing import Any
@@ -44,6 +44,7 @@ class WorkerProcess:
     _said: deque[str] = field(default_factory=lambda: deque(maxlen=30))
     _readers: list[threading.Thread] = field(default_factory=list)
     _began: bool = False
+    _asked: bool = False
 
     @property
     def pid(self) -> int:
@@ -67,11 +68,11 @@ class Pool:
 
     Args:
         words: of the command of `bench` that a worker is.
-        slots: what each worker has.
+        slots: what each worker has, by its number.
         environment: further variables of workers, which others on the machine cannot read.
     """
 
-    def __init__(self, words: Sequence[str], slots: Sequence[Slot], environment: Mapping[str, str]) -> None:
+    def __init__(self, words: Sequence[str], slots: Mapping[int, Slot], environment: Mapping[str, str]) -> None:
         self.slots = slots
         self._words, self._environment = words, environment
         self._running: dict[int, WorkerProcess] = {}
@@ -82,14 +83,13 @@ class Pool:
     def __enter__(self) -> "Pool":
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self.stop()
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        self.stop(0 if kind is KeyboardInterrupt else PATIENCE_SECONDS)
 
-    def start(self, first: int = 0) -> None:
-        """Start the workers from this slot on, which then wait for a job."""
-        for slot in range(first, len(self.slots)):
-            if slot not in self._running:
-                self._running[slot] = self._start(slot)
+    def start(self) -> None:
+        """Start the workers, which then wait for a job."""
+        for slot in self.slots.keys() - self._running.keys():
+            self._running[slot] = self._start(slot)
 
     def work(
         self,
@@ -97,37 +97,36 @@ class Pool:
         hear: Callable[[int, Event], None],
         died: Callable[[WorkerProcess, str], None],
         say: Callable[[str], object],
+        stop: Callable[[], bool],
     ) -> bool:
-        """Let all workers work on a job until each has ended it; False if a signal asked to stop.
+        """Let all workers work on a job until each has ended it; False if they were asked to stop.
 
         Args:
             job: a line for the workers.
             hear: takes the slot of a worker and what it tells.
             died: takes a worker that has died without being asked to, and how.
             say: shows a line.
+            stop: whether the workers are to be asked to stop; `Pool.stop` waits for them.
 
         Raises:
             UserError: a worker says that the job cannot be done here.
             RunFailed: a run broke, or workers die as soon as they are started.
         """
-        try:
-            with _sigterm_as_interrupt():
-                for slot in range(len(self.slots)):
-                    self._send(slot, job)
-                while self._busy:
-                    self._listen(job, hear)
-                    for worker in [worker for worker in self._running.values() if worker.process.poll() is not None]:
-                        del self._running[worker.slot]
-                        worker._hear_out()
-                        self._listen(job, hear)
-                        if worker.slot in self._busy:
-                            self._refuse_or_report(worker, died, say)
-                            self._send(worker.slot, job)
-            return True
-        except KeyboardInterrupt:
-            say("bench: asking the workers to stop; once more to stop at once")
-            self.stop()
-            return False
+        for slot in self.slots:
+            self._send(slot, job)
+        while self._busy:
+            self._listen(job, hear)
+            if stop():
+                self._ask_to_stop()
+                return False
+            for worker in [worker for worker in self._running.values() if worker.process.poll() is not None]:
+                del self._running[worker.slot]
+                worker._hear_out()
+                self._listen(job, hear)
+                if worker.slot in self._busy:
+                    self._refuse_or_report(worker, died, say)
+                    self._send(worker.slot, job)
+        return True
 
     def _send(self, slot: int, job: str) -> None:
         """Give the job to a worker, which is started if it is not there."""
@@ -203,16 +202,22 @@ class Pool:
             last = worker._said[-1] if worker._said else "it said nothing"
             raise RunFailed(f"workers die as soon as they are started ({how}): {last}")
 
-    def stop(self) -> None:
-        """Ask the workers to stop, and see that they end."""
+    def _ask_to_stop(self) -> None:
+        """Send SIGTERM, once: a second one would interrupt a worker that saves its state."""
+        for worker in self._running.values():
+            if not worker._asked:
+                worker._asked = True
+                with suppress(ProcessLookupError):
+                    worker.process.send_signal(signal.SIGTERM)
+
+    def stop(self, seconds: float = PATIENCE_SECONDS) -> None:
+        """Ask the workers to stop, and see that they end; after so many seconds, or at Ctrl-C, they are killed."""
+        self._ask_to_stop()
         running, self._running = list(self._running.values()), {}
-        for worker in running:
-            with suppress(ProcessLookupError):
-                worker.process.send_signal(signal.SIGTERM)
-        end = time.monotonic() + PATIENCE_SECONDS
+        end = time.monotonic() + seconds
         try:
             for worker in running:
-                worker.process.wait(max(0.1, end - time.monotonic()))
+                worker.process.wait(max(0.0, end - time.monotonic()))
         except (KeyboardInterrupt, subprocess.TimeoutExpired):
             for worker in running:
                 worker.process.kill()
@@ -220,15 +225,3 @@ class Pool:
         finally:
             for worker in running:
                 worker._hear_out()
-
-
-@contextmanager
-def _sigterm_as_interrupt() -> Iterator[None]:
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    old = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, old)

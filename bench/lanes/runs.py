@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bench.callbacks import StopRequest, Watcher
+from bench.callbacks import Watcher
 from bench.checkpoints import STEPS, usable
 from bench.config import RunConfig
 from bench.errors import RunBroke, RunBusy, UserError, first_line
@@ -28,6 +28,7 @@ from bench.runner import (
     quiet,
     val_every,
 )
+from bench.stop import StopRequest
 from bench.store.attempt import Attempt
 from bench.store.claims import start_beating
 from bench.store.record import FINISHED, RunResult

@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from bench.callbacks import StopRequest
 from bench.checks import check
 from bench.config import RunConfig, on_device, settings_of
 from bench.errors import MAKE_ROOM, RunBusy, RunFailed, UserError, first_line
@@ -26,6 +25,7 @@ from bench.machine import this_process
 from bench.process import bench_command
 from bench.progress import Progress, SweepProgress
 from bench.runner import run
+from bench.stop import StopRequest
 from bench.store.record import FINISHED, RunResult
 from bench.store.store import Store
 from bench.tuning.space import point_key

@@ -8,6 +8,7 @@ from bench.errors import RunFailed
 from bench.execute.pool import Event, Pool, WorkerProcess
 from bench.execute.slots import Slot
 from bench.machine import lives
+from bench.stop import StopRequest
 from bench.tuning.progress import TuningProgress
 from bench.tuning.studies import Studies
 from bench.tuning.study import Study
@@ -33,7 +34,7 @@ class Workers:
         words += [word for name, place in places.items() for word in (f"--{name}", str(place))]
         # Not among the words, which everybody on the machine can read.
         environment = {"BENCH_STORAGE": studies.url.render_as_string(hide_password=False)}
-        self._pool = Pool(words, slots, environment)
+        self._pool = Pool(words, dict(enumerate(slots)), environment)
 
     def __enter__(self) -> "Workers":
         return self
@@ -69,6 +70,10 @@ class Workers:
                 if trial.state == "running" and ours:
                     study.fail(trial, f"its worker died ({how})")
 
-        with progress.showing(len(self._pool.slots)):
+        stop = StopRequest()
+        with stop.listening(), progress.showing(len(self._pool.slots)):
             count()
-            return self._pool.work(study.name, hear, died, progress.say)
+            done = self._pool.work(study.name, hear, died, progress.say, lambda: stop.signal is not None)
+            if not done:
+                self._pool.stop()
+        return done

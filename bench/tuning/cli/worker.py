@@ -61,6 +61,8 @@ def main(words: list[str]) -> int:
             tuned.remember(study_result(each), args.store)
             tell({"done": each.name})
             damaged |= study is not None and warn_of(each)
+            if worker.stop.signal is not None:  # it came with the last trial
+                return 130
     return int(damaged)
 
 
