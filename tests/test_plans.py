@@ -14,12 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import bench.execute.here
 import bench.runner
 from bench.config import RunConfig, resolve
 from bench.errors import RunBroke, RunBusy, UserError
-from bench.execute.cuts import Cut, balanced
+from bench.execute.blocks import rectangles
+from bench.execute.cuts import Cut, Group, balanced
 from bench.execute.here import train_cuts
 from bench.execute.plan import load, open_plans
 from bench.execute.pool import Pool
@@ -448,6 +451,9 @@ def a_group(opt: str, seeds: int, lanes: int, steps: int) -> list[RunConfig]:
     ]
 
 
+LANES = a_group("gd", 1, 40, 10)
+
+
 def sizes_of(blocks: list[list[Any]]) -> list[list[int]]:
     return [[sum(map(len, block)) for block in own] for own in blocks]
 
@@ -470,9 +476,48 @@ def test_each_process_gets_about_the_same_work(
     groups: list[tuple[str, int, int, int, int]], shares: int, sizes: list[list[int]]
 ) -> None:
     runs = [a_group(*group[:4]) for group in groups]
-    blocks = balanced([(own, group[4]) for own, group in zip(runs, groups, strict=True)], shares)
+    blocks = balanced([Group(own, group[4], (0.0, 1.0)) for own, group in zip(runs, groups, strict=True)], shares)
     assert sizes_of(blocks) == sizes
     for own, found in zip(runs, blocks, strict=True):
         assert Counter(config.run_id for block in found for row in block for config in row) == Counter(
             config.run_id for config in own
+        )
+
+
+@pytest.mark.parametrize(
+    ("fixed", "each", "sizes"),
+    [
+        (0.0, 1.0, [[5, 5], [5, 5]]),
+        (40.0, 1.0, [[10], [10]]),  # a block of five takes nearly as long as one of ten
+    ],
+)
+def test_blocks_are_cut_where_that_saves_time(fixed: float, each: float, sizes: list[list[int]]) -> None:
+    groups = [Group(a_group(opt, 10, 1, steps), 10, (fixed, each)) for opt, steps in (("gd", 200), ("ngd", 120))]
+    assert sizes_of(balanced(groups, 2)) == sizes
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 40), st.integers(1, 50), st.floats(0, 1), st.floats(1e-6, 1)), min_size=1, max_size=4
+    ),
+    st.integers(1, 5),
+)
+def test_cutting_makes_no_process_take_longer(groups: list[tuple[int, int, float, float]], shares: int) -> None:
+    own = [Group(LANES[:lanes], width, (fixed, each)) for lanes, width, fixed, each in groups]
+
+    def last(cuts: list[list[Any]]) -> float:
+        loads = [0.0] * shares
+        for size in sorted(
+            (g.seconds(block) for g, blocks in zip(own, cuts, strict=True) for block in blocks), reverse=True
+        ):
+            loads[loads.index(min(loads))] += size
+        return max(loads)
+
+    found = balanced(own, shares)
+    assert last(found) <= last([list(rectangles(group.runs, group.width)) for group in own]) * (1 + 1e-12)
+    for group, blocks in zip(own, found, strict=True):
+        assert all(sum(map(len, block)) <= group.width for block in blocks)
+        assert sorted(run.run_id for block in blocks for row in block for run in row) == sorted(
+            run.run_id for run in group.runs
         )

@@ -2,7 +2,7 @@
 
 import gc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
@@ -35,11 +35,19 @@ _MEASURE_SECONDS, _MEASURE_SHARE = 0.2, 0.05
 
 @dataclass
 class Choice:
-    """How a group of runs is made: as lanes or one by one, how many at once, with a compiled update or not."""
+    """How a group of runs is made.
+
+    Attributes:
+        lanes: together, or one after the other.
+        width: lanes of a block at most.
+        compiled: whether the optimizer's update goes through `torch.compile`.
+        step: seconds of a step by its lanes, if they were measured: those of a step without lanes, and of each lane.
+    """
 
     lanes: bool
     width: int
     compiled: bool = False
+    step: tuple[float, float] | None = None
 
 
 class Choices:
@@ -114,7 +122,6 @@ class Choices:
                     trial = make_lanes(grid)
                     trial.cuts = trial.cuts[:1]  # a micro-batch tells as much as the batch
                     costs[count] = seconds_of(trial.step, ahead / count) / count
-                    trial.measure([trial.snapshot()] * trial.points_at_once)
                 weights = sum(w.nbytes for w in trial.weights.values())
                 del trial
             except UserError:
@@ -139,6 +146,8 @@ class Choices:
         if each:
             width = max(1, min(width, int(limit / each)))
         pays = best < LANES_GAIN * alone
+        if pays or self.engine == "lanes":
+            width = _fitting_measurements(group, width, limit)
         if not costs:
             self.say(f"{first.task}: one run after the other, since memory is short")
         elif self.engine == "auto" and not pays:
@@ -151,7 +160,9 @@ class Choices:
                 f"{first.task}: {width} lanes at once; a step of one takes {1e6 * best:,.0f} us"
                 + (f", {1e6 * alone:,.0f} us in a plain loop" if alone < inf else "")
             )
-        return Choice(lanes=pays or self.engine == "lanes", width=width)
+        if pays or self.engine == "lanes":
+            return Choice(lanes=True, width=width, step=_line(costs))
+        return Choice(lanes=False, width=1, step=(alone, 0.0) if alone < inf else None)
 
     def _compile_pays(self, group: Sequence[RunConfig], width: int) -> bool:
         """Whether `torch.compile` saves more of the optimizer's updates than it takes; short sweeps do not try."""
@@ -189,6 +200,41 @@ class Choices:
             f" {ahead * plain:,.0f} s of updates"
         )
         return pays
+
+
+def _line(costs: Mapping[int, float]) -> tuple[float, float] | None:
+    """Seconds of a step by its lanes, as a line through the narrowest and the widest that were measured.
+
+    Args:
+        costs: seconds of a step and lane, by lanes.
+    """
+    if not costs:
+        return None
+    low, high = min(costs), max(costs)
+    slope = (high * costs[high] - low * costs[low]) / (high - low) if high > low else costs[low]
+    slope = min(max(slope, 0.0), costs[low])
+    return low * (costs[low] - slope), slope
+
+
+def _fitting_measurements(group: Sequence[RunConfig], width: int, limit: int) -> int:
+    """The lanes of which a block can be measured (`Task.measure_at`) within so many bytes, `width` at most."""
+    while width > 1:
+        try:
+            with watch_peak(group[0].device) as peak:
+                trial = make_lanes(_typical(group, width))
+                trial.measure([trial.snapshot()] * trial.points_at_once)
+                del trial
+        except UserError:
+            raise
+        except Exception as error:
+            if not ran_out(error):
+                return width  # it breaks again in training, which records how
+        else:
+            if peak.bytes <= limit:
+                return width
+        gc.collect()
+        width //= 2
+    return width
 
 
 def _typical(group: Sequence[RunConfig], width: int) -> Grid:

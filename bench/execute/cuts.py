@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 
 from pydantic import ConfigDict, with_config
@@ -105,15 +106,14 @@ def cut(
     choices = Choices(plan.engine, plan.width, memory, progress.say, processes)
     groups = sorted(alike.values(), key=len, reverse=True)  # what is measured of the largest holds for all
     chosen = [(group, choices.of(group)) for group in groups]
-    blocks = balanced(
-        [(group, choice.width if choice.lanes else 1) for group, choice in chosen],
-        plan.shares if plan.width is None else 1,
-    )
+    usual = next((choice.step for _, choice in chosen if choice.step is not None), (0.0, 1.0))
+    wanted = [Group(group, choice.width, choice.step or usual) for group, choice in chosen]
+    blocks = balanced(wanted, plan.shares if plan.width is None else 1)
+    longest = [max(map(group.seconds, own)) for group, own in zip(wanted, blocks, strict=True)]
     cuts = [
-        Cut(choice.lanes, choice.compiled, own, plan.title, plan.tuned_by, plan.engine == "lanes")
-        for (_, choice), own in zip(chosen, blocks, strict=True)
+        Cut(chosen[i][1].lanes, chosen[i][1].compiled, blocks[i], plan.title, plan.tuned_by, plan.engine == "lanes")
+        for i in sorted(range(len(chosen)), key=lambda i: -longest[i])  # what takes longest begins first
     ]
-    cuts.sort(key=lambda each: -max(map(work_of, each.blocks)))  # what takes longest begins first
     if len(plan.configs) == 1 or stop.signal is not None:
         return cuts
     plan.keep()
@@ -122,40 +122,52 @@ def cut(
     return _recorded(plan, plan.missing()) or cuts  # others may have ended runs meanwhile
 
 
-def balanced(groups: Sequence[tuple[Sequence[RunConfig], int]], shares: int) -> list[list[Grid]]:
-    """Cut groups of runs into blocks of which each process has about the same work.
+@dataclass(frozen=True)
+class Group:
+    """Runs that are alike.
 
-    A step of a wide block costs less for each lane, so blocks are cut no smaller than that asks for: while the process
-    with most to do has more than `MAX_IMBALANCE` times its share, the block that takes longest is cut into one more.
+    Attributes:
+        runs: all.
+        width: lanes of a block at most.
+        step: seconds of a step without lanes, and of each lane.
+    """
 
-    Args:
-        groups: runs that are alike, with the lanes that a block of them has at most.
-        shares: processes.
+    runs: Sequence[RunConfig]
+    width: int
+    step: tuple[float, float]
+
+    def seconds(self, block: Grid) -> float:
+        """What a block of them takes; for steps, passes over the data where those count."""
+        options, (fixed, each) = block[0][0].trainer, self.step
+        return (fixed + each * sum(map(len, block))) * float(options.max_steps or options.max_epochs or 1)
+
+
+def balanced(groups: Sequence[Group], shares: int) -> list[list[Grid]]:
+    """Cut groups of runs into blocks by which so many processes are done soon.
+
+    A step of a wide block costs less for each lane, so blocks are cut no smaller than that asks for: while a process
+    has more than `MAX_IMBALANCE` times its share, the block that takes longest is cut into one more. Of the ways that
+    were tried the one counts by which the last process ends first.
 
     Returns:
         The blocks of each group.
     """
-    works = [work_of([list(group)]) for group, _ in groups]
-    even = sum(works) / shares
-    parts = [max(1, int(work / even + 1e-9)) for work in works]
+    even = sum(group.seconds([list(group.runs)]) for group in groups) / shares
+    parts, best = [1] * len(groups), (inf, list[list[Grid]]())
     while True:
-        widths = [min(width, -(-len(group) // count)) for (group, width), count in zip(groups, parts, strict=True)]
-        found = [list(rectangles(group, width)) for (group, _), width in zip(groups, widths, strict=True)]
-        sizes = sorted(((work_of(block), i) for i, blocks in enumerate(found) for block in blocks), reverse=True)
+        widths = [min(group.width, -(-len(group.runs) // count)) for group, count in zip(groups, parts, strict=True)]
+        found = [list(rectangles(group.runs, width)) for group, width in zip(groups, widths, strict=True)]
+        sizes = [(group.seconds(block), i) for i, group in enumerate(groups) for block in found[i]]
         loads = [0.0] * shares
-        for size, _ in sizes:
+        for size, _ in sorted(sizes, reverse=True):
             loads[loads.index(min(loads))] += size
-        longest = sizes[0][1]
+        if max(loads) < best[0]:
+            best = max(loads), found
+        longest = max(sizes)[1]
         if max(loads) <= MAX_IMBALANCE * even or widths[longest] == 1:
-            return found
-        while -(-len(groups[longest][0]) // parts[longest]) >= widths[longest]:
+            return best[1]
+        while -(-len(groups[longest].runs) // parts[longest]) >= widths[longest]:
             parts[longest] += 1
-
-
-def work_of(block: Grid) -> float:
-    """Steps of all lanes of a block, or passes over the data where those count."""
-    options = block[0][0].trainer
-    return sum(map(len, block)) * float(options.max_steps or options.max_epochs or 1)
 
 
 def recorded_cuts(plan: Plan) -> list[Cut]:
