@@ -271,7 +271,10 @@ def read_parquet(path: Path, run_id: str) -> Columns:
         # `filters` of Parquet would look through all row groups, in ten times the time.
         groups = [i for i, ids in enumerate(_ids(file)) if ids is None or ids[0] <= run_id <= ids[1]]
         rows = file.read_row_groups(groups, use_threads=False)
-        rows = rows.filter(pc.field("run_id") == run_id).drop(["run_id"])
+        ids = rows["run_id"]
+        if ids.null_count or any(part.dictionary.to_pylist() != [run_id] for part in ids.chunks):  # of several runs
+            rows = rows.filter(pc.field("run_id") == run_id)
+        rows = rows.drop(["run_id"])
         columns = {name: rows[name].to_numpy().astype(np.float64) for name in rows.column_names}
     for column in columns.values():
         column[~np.isfinite(column)] = np.nan
