@@ -32,7 +32,7 @@ from bench.progress import Progress, doing
 from bench.settings import described
 from bench.stop import StopRequest
 from bench.store.attempt import Attempt
-from bench.store.record import FINISHED, RunResult, now
+from bench.store.record import RunResult, now
 from bench.store.store import Store
 from optimizers import TASK_VALUE
 from tasks.core.data import TaskData
@@ -78,7 +78,7 @@ def run(
     store = Store(config.store)
     main = is_main_process()
     stored = store.get(config.run_id)
-    if stored is not None and stored.status in FINISHED and not rerun:
+    if stored is not None and stored.finished and not rerun:
         return stored
     if stored is not None and stored.status == "running" and main:
         raise RunBusy(f"run {config.run_id} is being trained by another process now")

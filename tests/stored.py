@@ -15,7 +15,7 @@ from bench.store.attempt import Attempt, write_records
 from bench.store.block import DONE, RUNS, name_of
 from bench.store.claims import CLAIM
 from bench.store.files import write_json
-from bench.store.record import FINISHED, RunResult
+from bench.store.record import RunResult
 from bench.store.reports import study_path
 from bench.store.store import Store
 from bench.store.tables import CURVE_FIELDS, Columns, write_columns
@@ -81,7 +81,7 @@ def put(store: Path, *runs: RunResult, tables: Mapping[str, Mapping[str, Any]] |
         tables: by name (`curve`, `measurements`), then run id: columns.
     """
     folder = store / name_of([run.run_id for run in runs])
-    at = folder / (DONE if runs[0].status in FINISHED else "attempt-1")
+    at = folder / (DONE if runs[0].finished else "attempt-1")
     at.mkdir(parents=True, exist_ok=True)
     write_records(at / RUNS, runs)
     for name, own in (tables or {}).items():
@@ -111,7 +111,7 @@ def add_block(store: Path, run_ids: Sequence[str], loss: float = 0.5, **changes:
 
 def _finish(attempt: Attempt, results: list[RunResult]) -> None:
     """End the attempt, or leave it if its runs have not finished."""
-    (attempt.end if results[0].status in FINISHED else attempt.leave)(results)
+    (attempt.end if results[0].finished else attempt.leave)(results)
 
 
 def add_study(store: Path, name: str, trials: int = 2, **changes: Any) -> Path:

@@ -122,10 +122,22 @@ def test_runs_that_differ_in_their_seeds_alone_share_a_line(cli, store):
     alike = next(row for row in rows(answer) if row[0] == "mnist-adam-*")
     assert alike[1] == "3 completed, 1 diverged, 1 failed"
     assert alike[3] == "15 s"
-    assert alike[5:] == ["5 seeds", "test accuracy 0.55 median", "opt.lr 0.001"]
+    assert alike[5:] == ["5 seeds", "test accuracy 0.55 median", "opt.lr 0.001  trainer.max_steps 100"]
     other = next(row for row in rows(answer) if row[0] != "mnist-adam-*")
-    assert other[5:] == ["3", "test accuracy 0.5", "opt.lr 0.5"]
+    assert other[5:] == ["3", "test accuracy 0.5", "opt.lr 0.5  trainer.max_steps 100"]
     assert len(names(cli("list", "runs", "--all"))) == 6
+
+
+def test_a_line_alone_shows_what_differs_from_a_plain_fit(cli, store):
+    keep(store, made("sgd", words={"opt.lr": 0.5}), made("adam"))
+    assert rows(cli("list", "runs", "--opt", "sgd"))[0][7] == "opt.lr 0.5  trainer.max_steps 100"
+    assert rows(cli("list", "runs", "--opt", "adam"))[0][7] == "trainer.max_steps 100"
+
+
+def test_a_loss_is_shown_above_its_infimum_where_that_is_known(cli, store):
+    assert cli("fit", "--task", "synthetic", "--opt", "ngd", "--trainer.max_steps", 20, "--device", "cpu").code == 0
+    (run,) = Store(store).runs()
+    assert rows(cli("list", "runs"))[0][6] == f"train loss above its infimum {run.excess():.4g}"
 
 
 def test_an_order_of_samples_of_its_own_is_no_other_seed(cli, store):
@@ -147,8 +159,8 @@ def test_the_runs_of_a_sweep_share_a_line_with_the_best_setting(cli, store):
     keep(store, made("sgd", 5, words={"opt.lr": 0.1}, begun=day(1)))
     first, second = rows(cli("list", "runs"))
     assert first[:2] == ["sweep of mnist-sgd", "9 completed"]
-    assert first[5:] == ["0 to 2", "test accuracy 0.75 best", "opt.lr 3 values, best 0.25"]
-    assert second[7] == "opt.lr 0.1"
+    assert first[5:] == ["0 to 2", "test accuracy 0.75 best", "opt.lr 3 values, best 0.25  trainer.max_steps 100"]
+    assert second[7] == "opt.lr 0.1  trainer.max_steps 100"
     assert len(rows(cli("list", "runs", "--all"))) == 10
 
 
@@ -156,14 +168,16 @@ def test_of_equals_the_middle_one_of_the_grid_is_the_best(cli, store):
     for number, lr in enumerate((2.0, 0.25, 10.0, 0.5, 1.0)):
         keep(store, made("sgd", 0, 0.75, words={"opt.lr": lr}, plan="sweep", begun=day(number + 1)))
     (line,) = rows(cli("list", "runs"))
-    assert line[7] == "opt.lr 5 values, best 1"
+    assert line[7] == "opt.lr 5 values, best 1  trainer.max_steps 100"
 
 
 def test_sweeps_on_other_problems_have_lines_of_their_own(cli, store):
     for sigma in (0.25, 0.5):
         words = {"task.sigma": sigma, "opt.lr": 0.1}
         keep(store, *(made("ngd", seed, 0.5, task="synthetic", words=words, plan="sweep") for seed in (0, 1)))
-    assert sorted(row[7] for row in rows(cli("list", "runs"))) == ["task.sigma 0.25", "task.sigma 0.5"]
+    assert sorted(row[7] for row in rows(cli("list", "runs"))) == [
+        "task.sigma 0.25  opt.lr 0.1  trainer.max_steps 100", "task.sigma 0.5  opt.lr 0.1  trainer.max_steps 100"
+    ]  # fmt: skip
 
 
 @pytest.fixture
@@ -182,14 +196,14 @@ def test_the_runs_of_a_study_share_a_line(cli, studied):
     lines = {row[0]: row for row in rows(cli("list", "runs"))}
     own = lines["study lr-of-adam"]
     assert own[1] == "4 completed, 1 failed"
-    assert own[6:] == ["test accuracy 0.5 best", "opt.lr 3 values, best 0.5"]
-    assert lines["mnist-adam-*"][5:] == ["0,1", "test accuracy 0.5 median", "opt.lr 0.5"]
+    assert own[6:] == ["test accuracy 0.5 best", "opt.lr 3 values, best 0.5  trainer.max_steps 100"]
+    assert lines["mnist-adam-*"][5:] == ["0,1", "test accuracy 0.5 median", "opt.lr 0.5  trainer.max_steps 100"]
     assert len(lines) == 3
 
 
 def test_a_study_that_is_asked_for_has_a_line_for_each_point(cli, studied):
     own = rows(cli("list", "runs", "--study", "lr-of-adam", "--sort", "result"))
-    assert [row[7] for row in own] == ["opt.lr 0.5", "opt.lr 0.25", "opt.lr 0.75"]
+    assert [row[7] for row in own] == [f"opt.lr {lr}  trainer.max_steps 100" for lr in (0.5, 0.25, 0.75)]
     assert len(rows(cli("list", "runs", "--study", "lr-of-adam", "--all"))) == 5
 
 

@@ -16,7 +16,6 @@ import bench.store.merge
 from bench.check.report import Report, Verdict, write_verdict
 from bench.errors import MAKE_ROOM
 from bench.store.block import DONE, RUNS, name_of
-from bench.store.record import FINISHED
 from bench.store.reports import StudyRecord, read_report
 from bench.store.store import Store
 from bench.store.stores import Stores
@@ -503,7 +502,7 @@ def test_a_merge_that_is_killed_leaves_nothing_half_and_goes_on(cli, source, tmp
     assert list(dest.glob(".merging-*"))
     whole = seen(source) | seen(dest)
     assert {"z"} <= seen(dest).keys() < whole.keys()
-    assert all(run.status in FINISHED and len(columns["loss"]) == 3 for run, columns in seen(dest).values())
+    assert all(run.finished and len(columns["loss"]) == 3 for run, columns in seen(dest).values())
     assert Stores([dest]).damaged == []
     assert cli("merge", source, dest).code == 0
     assert repr(seen(dest)) == repr(dict(sorted(whole.items())))

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from bench.selection import CONVERGED, End, Mode
-from bench.store.record import FINISHED, RunResult
+from bench.store.record import RunResult
 from bench.store.reports import StudyRecord
 from bench.text import cell, comparable, word_of
 from optimizers.plugins import bare
@@ -174,7 +174,7 @@ def entries_of(
 
 
 def _add(entry: Entry, run: RunResult) -> None:
-    if run.status not in FINISHED:
+    if not run.finished:
         entry.others[run.status] += 1
         return
     seed = run.config["seed"], run.config["data_seed"]

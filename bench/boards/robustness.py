@@ -8,7 +8,6 @@ from bench.boards.collect import Collected
 from bench.boards.shared import EVERY, LEAST_SEEDS, LOST, WHO, find_reference, gaps_by_problem, lost, metric_of, who
 from bench.boards.table import Board, Column, Table
 from bench.selection import End
-from bench.store.record import FINISHED
 
 
 def robustness(found: Collected, reference: str = "adam") -> Board:
@@ -25,7 +24,7 @@ def robustness(found: Collected, reference: str = "adam") -> Board:
         for entry in entries:
             values = entry.values(sorted(entry.runs), above)
             trials = found.trial_runs(entry)
-            ended = [run for run in trials if run.status in FINISHED]
+            ended = [run for run in trials if run.finished]
             diverged = sum(run.status == "diverged" for run in ended)
             rows.append(
                 who(entry) | {

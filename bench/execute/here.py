@@ -16,7 +16,7 @@ from bench.progress import SweepProgress
 from bench.runner import run
 from bench.stop import StopRequest
 from bench.store.block import Block
-from bench.store.record import FINISHED, RunResult
+from bench.store.record import RunResult
 from bench.store.store import Store
 
 MAX_BROKEN = 3
@@ -77,7 +77,7 @@ class Outcomes:
     def look(self, there: Mapping[str, Block], *, lanes_required: bool) -> None:
         """Settle the runs that others have finished, which are shown, or have broken since the command began."""
         new = {run_id: block for run_id, block in there.items() if run_id not in self.settled}
-        if done := [block.runs[run_id] for run_id, block in new.items() if block.runs[run_id].status in FINISHED]:
+        if done := [block.runs[run_id] for run_id, block in new.items() if block.runs[run_id].finished]:
             self.settled |= {result.run_id for result in done}
             self.progress.advance(0, 0, done)
         for run_id, block in new.items():

@@ -31,7 +31,7 @@ from bench.runner import (
 from bench.stop import StopRequest
 from bench.store.attempt import Attempt
 from bench.store.claims import start_beating
-from bench.store.record import FINISHED, RunResult
+from bench.store.record import RunResult
 from bench.store.store import Store
 from bench.watch import Watch, look
 
@@ -154,7 +154,7 @@ def _refuse_if_taken(store: Store, configs: Sequence[RunConfig], own: Attempt | 
     wanted = {config.run_id for config in configs}
     there = store.find_all(wanted)
     others = [block for block in (*store.unfinished(), *there.values()) if own is None or block.folder != own.folder]
-    ended = any(block.runs[run_id].status in FINISHED for run_id, block in there.items())
+    ended = any(block.runs[run_id].finished for run_id, block in there.items())
     if ended or any(block.busy and wanted & block.runs.keys() for block in others):
         raise RunBusy("another process trains some of these runs, or has just done so")
 

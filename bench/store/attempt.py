@@ -26,7 +26,7 @@ from bench.store.block import (
 from bench.store.claims import CLAIM, PATIENCE_SECONDS, Owner, beating, is_alive, owner_of, write_claim
 from bench.store.files import copy, disk_errors, link, making, remove, replacing, sync
 from bench.store.load import Damaged, is_there, parse_record
-from bench.store.record import FINISHED, RunResult
+from bench.store.record import RunResult
 from bench.store.tables import CURVE_FIELDS, TABLES, RawTable, write_raw
 from bench.text import plain
 
@@ -206,7 +206,7 @@ class Attempt:
             RunBusy: another process has finished the block.
         """
         assert [result.run_id for result in results] == [run.run_id for run in self.runs]
-        assert all(result.status in FINISHED for result in results)
+        assert all(result.finished for result in results)
         places = sorted((result.run_id, place, result.steps) for place, result in enumerate(results))
         out = self.path / f".{uuid4().hex}"
         try:

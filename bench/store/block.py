@@ -21,7 +21,7 @@ from pathlib import Path
 
 from bench.store.claims import is_alive
 from bench.store.load import Damaged, is_there, parse_record, read_bytes
-from bench.store.record import FINISHED, RunResult
+from bench.store.record import RunResult
 from bench.store.tables import TABLES, Columns, read_parquet, read_raw, rows_of
 
 STUDIES, CHECKS, PLANS = "studies", "checks", "plans"
@@ -226,7 +226,7 @@ def _block(
         raise Damaged(path, "it is empty")
     if len(runs) + len(damaged) != len(records) or not right:
         raise Damaged(path, f"its records are not those of {folder.name}")
-    if wrong := [run for run in runs.values() if (run.status in FINISHED) != done]:
+    if wrong := [run for run in runs.values() if (run.finished) != done]:
         raise Damaged(path, f"{wrong[0].run_id} cannot be {wrong[0].status} there")
     return Block(folder, at, runs, done, busy, places, len(records), tuple(damaged))
 

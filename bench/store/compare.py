@@ -7,7 +7,7 @@ from typing import Any
 
 from bench.config import settings_of
 from bench.errors import unknown_run
-from bench.store.record import FINISHED, RunResult
+from bench.store.record import RunResult
 from bench.store.store import Store
 from bench.store.stores import Stores
 from bench.text import aligned, cell, plain
@@ -35,7 +35,7 @@ def find(word: str, folders: Sequence[Path]) -> tuple[RunResult, Store]:
     found = [(run, store) for store in stores.stores if (run := store.get(path.name))]
     if not found:
         raise unknown_run(path.name, (run.run_id for run in stores.runs), stores.shown)
-    return min(found, key=lambda each: each[0].status not in FINISHED)
+    return min(found, key=lambda each: not each[0].finished)
 
 
 def compare(one: tuple[RunResult, Store], other: tuple[RunResult, Store]) -> dict[str, Any]:

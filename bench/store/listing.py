@@ -18,7 +18,7 @@ from bench.errors import UserError, unknown
 from bench.run_summary import result_json
 from bench.selection import above_infimum, best_index, equal_below, final_value, seed_median
 from bench.store.block import RUNS, Block
-from bench.store.record import FINISHED, RunResult, Status
+from bench.store.record import RunResult, Status
 from bench.store.stores import Stores
 from bench.text import cell, comparable, duration, number, word_of
 from optimizers.plugins import bare, slug
@@ -62,7 +62,8 @@ class Line:
         begun: when the newest of them began.
         chosen: the group whose settings are the best; None for one group, and where none can be the best.
         value: what the line is compared by; None if there is no such value.
-        settings: in words, those in which lines of its task and optimizer differ.
+        above: whether that is a loss above its infimum.
+        settings: in words, those in which lines of its task and optimizer differ, or a run from `bench fit`.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Line:
     begun: str
     chosen: list[RunResult] | None = None
     value: float | None = None
+    above: bool = False
     settings: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -233,7 +235,7 @@ def _but_for_seeds(run: RunResult) -> str:
 
 def _line(name: str, groups: list[list[RunResult]], begun: Mapping[str, str]) -> Line:
     line = Line(name, groups, max(begun[run.run_id] for group in groups for run in group))
-    ended = [[run for run in group if run.status in FINISHED and _is_alike(run, groups)] for group in groups]
+    ended = [[run for run in group if run.finished and _is_alike(run, groups)] for group in groups]
     above = above_infimum([run for group in ended for run in group])
     scores = [
         seed_median([final_value(run, above) for run in group], group[0].mode) if group else None for group in ended
@@ -243,7 +245,7 @@ def _line(name: str, groups: list[list[RunResult]], begun: Mapping[str, str]) ->
     best = best_index([scores[i] for i in order], first.mode, equal_below(scores, first.metric))
     if best is not None:
         best = order[best]
-        line.value = seed_median([run.final if run.status != "diverged" else None for run in ended[best]], first.mode)
+        line.value, line.above = scores[best], above
         line.chosen = groups[best] if len(groups) > 1 else None
     return line
 
@@ -261,7 +263,10 @@ def _is_alike(run: RunResult, groups: Sequence[Sequence[RunResult]]) -> bool:
 
 
 def _tell_apart(found: Iterable[Line]) -> None:
-    """Note in each line the settings in which lines of its task and optimizer, or its own runs, differ."""
+    """Note in each line the settings in which lines of its task and optimizer, or its own runs, differ.
+
+    Those that `bench fit` has of itself and all others too are left out.
+    """
     kinds: dict[tuple[str, str], list[tuple[Line, list[dict[str, str]]]]] = {}
     words: dict[str, dict[str, str]] = {}
     for line in found:
@@ -272,8 +277,12 @@ def _tell_apart(found: Iterable[Line]) -> None:
         every = [each for _, own in several for each in own]
         for name in dict.fromkeys(name for each in every for name in each):
             values[name] = {each.get(name) for each in every}
+        # A budget in steps is there in place of one in epochs, which is then None.
+        chosen = [group[0].chosen for line, _ in several for group in line.groups]
+        unusual = {name for own in chosen for name, value in own.items() if value is not None}
+        shown = [name for name, there in values.items() if len(there) > 1 or name in unusual]
         for line, own in several:
-            for name in (name for name, there in values.items() if len(there) > 1):
+            for name in shown:
                 mine = dict.fromkeys(each[name] for each in own if name in each)
                 if len(mine) == 1:
                     line.settings[name] = _short(next(iter(mine)))
@@ -348,7 +357,7 @@ def _result(line: Line) -> str:
         return "-"
     run = line.groups[0][0]
     what = "" if len(line.runs) == 1 else " best" if line.chosen is not None else " median"
-    return f"{run.split} {run.metric} {number(float(line.value))}{what}"
+    return f"{run.split} {run.metric}{' above its infimum' * line.above} {number(float(line.value))}{what}"
 
 
 def as_json(found: Iterable[Line], stores: Stores) -> list[dict[str, Any]]:

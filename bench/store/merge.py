@@ -21,7 +21,6 @@ from bench.store.block import CHECKPOINT, DONE, RUNS, Block, attempts, blocks_in
 from bench.store.claims import beating, is_alive
 from bench.store.files import copy, disk_errors, remove, replacing
 from bench.store.load import Damaged, is_there, read_bytes
-from bench.store.record import FINISHED
 from bench.store.reports import CheckRecord, StudyRecord, read_report, reports_in
 from bench.store.store import Store
 from bench.store.stores import HOW_TO_FILL
@@ -232,7 +231,7 @@ class _Merging:
     def _finished(self, run_id: str) -> Block | None:
         """The block of the destination with sound results of a run, or None."""
         block = self._there.get(run_id)
-        if block is None or block.runs[run_id].status not in FINISHED:
+        if block is None or not block.runs[run_id].finished:
             return None
         if block.folder not in self._sound:
             try:

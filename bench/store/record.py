@@ -200,6 +200,11 @@ class RunResult:
         return f"{where}, {self.engine}" + f", {devices} devices" * (devices > 1)
 
     @property
+    def finished(self) -> bool:
+        """Whether it has ended for good: it converged, used its budget up, or diverged."""
+        return self.status in FINISHED
+
+    @property
     def outcome(self) -> tuple[Any, ...]:
         """What two records of one run should agree in."""
         return self.status, self.steps, self.final, self.best, self.best_step, self.metrics

@@ -29,7 +29,7 @@ from bench.store.block import (
 )
 from bench.store.files import making
 from bench.store.load import Damaged, is_there
-from bench.store.record import FINISHED, RunResult
+from bench.store.record import RunResult
 
 __all__ = ["CHECKS", "STUDIES", "Contents", "Store"]
 
@@ -111,12 +111,12 @@ class Store:
     def finished(self, run_id: str) -> RunResult | None:
         """The run, if it is there and needs no more training."""
         result = self.get(run_id)
-        return result if result is not None and result.status in FINISHED else None
+        return result if result is not None and result.finished else None
 
     def finished_all(self, run_ids: Iterable[str]) -> dict[str, RunResult]:
         """The runs by id that are there and need no more training."""
         found = {run_id: block.runs[run_id] for run_id, block in self.find_all(run_ids).items()}
-        return {run_id: result for run_id, result in found.items() if result.status in FINISHED}
+        return {run_id: result for run_id, result in found.items() if result.finished}
 
     def place(self, run_id: str) -> Path:
         """The folder of the block where the run lies, or would lie if it were trained for itself."""
@@ -223,7 +223,7 @@ def tables_of(block: Block, run_id: str) -> dict[str, dict[str, Any]]:
 
 def _order(block: Block, run_id: str) -> tuple[bool, bool, bool]:
     """By which of two blocks with a run the first is read."""
-    return block.runs[run_id].status not in FINISHED, not block.busy, block.folder.name != name_of([run_id])
+    return not block.runs[run_id].finished, not block.busy, block.folder.name != name_of([run_id])
 
 
 def _names(store: Path) -> frozenset[str]:

@@ -9,7 +9,7 @@ from typing import Any
 from bench.errors import UserError
 from bench.store.block import Block
 from bench.store.load import Damaged
-from bench.store.record import FINISHED, RunResult
+from bench.store.record import RunResult
 from bench.store.reports import CheckRecord, StudyRecord, reports_in
 from bench.store.store import Contents, Store, tables_of
 from bench.text import plain
@@ -49,7 +49,7 @@ class Stores:
                 found.setdefault(run_id, []).extend(
                     contents.repeated.get(run_id) or [contents.runs[run_id].runs[run_id]]
                 )
-        ended = {run_id: [run.outcome for run in runs if run.status in FINISHED] for run_id, runs in found.items()}
+        ended = {run_id: [run.outcome for run in runs if run.finished] for run_id, runs in found.items()}
         return sorted(run_id for run_id, outcomes in ended.items() if any(each != outcomes[0] for each in outcomes))
 
     @cached_property
@@ -114,4 +114,4 @@ HOW_TO_FILL = (
 
 
 def _order(run: RunResult) -> tuple[bool, str]:
-    return run.status not in FINISHED, json.dumps(plain(vars(run)), sort_keys=True)
+    return not run.finished, json.dumps(plain(vars(run)), sort_keys=True)

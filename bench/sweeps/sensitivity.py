@@ -125,7 +125,7 @@ class Sensitivity:
     @property
     def metric(self) -> str:
         """The metric and its split, for people."""
-        run = next(run for run in self.results if run.status in FINISHED)
+        run = next(run for run in self.results if run.finished)
         return f"{run.split} {run.metric}" + " above its infimum" * self.above_infimum
 
 
@@ -143,7 +143,7 @@ def analyse(results: Sequence[RunResult], varied: Sequence[str], mode: Mode) -> 
         UserError: no run has ended.
     """
     all_runs = [(settings_of(result.config), result) for result in results]
-    ended = [(own, result) for own, result in all_runs if result.status in FINISHED]
+    ended = [(own, result) for own, result in all_runs if result.finished]
     if not ended:
         raise UserError(f"none of the {len(results)} runs of the sweep has ended, so there is nothing to compare")
     axes = {
@@ -161,7 +161,7 @@ def analyse(results: Sequence[RunResult], varied: Sequence[str], mode: Mode) -> 
             continue
         key = own["opt"], *(f"{name.rpartition('.')[2]} {_text(own.get(name))}" for name in axis.others)
         at = own[axis.x] if numeric else _text(own.get(axis.x))
-        if result.status in FINISHED:
+        if result.finished:
             groups.setdefault(key, {}).setdefault(at, []).append((final_value(result, above), selected(result, above)))
         else:
             unscored.setdefault(key, {})[at] = result.status

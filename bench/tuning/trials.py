@@ -17,7 +17,7 @@ from bench.errors import UserError
 from bench.execute import Engine
 from bench.selection import Mode
 from bench.store.load import Damaged, parse
-from bench.store.record import FINISHED, Count, Json, Name, RunResult, contradiction, is_file_name
+from bench.store.record import Count, Json, Name, RunResult, contradiction, is_file_name
 from bench.tuning.design import Design, Kind
 from bench.tuning.rows import TrialRow
 from bench.tuning.space import Axis, Point, Range, Space, is_number, point_key, space_from_json
@@ -303,7 +303,7 @@ def _wrong(trial: Trial, spec: StudySpec) -> str | None:
             or not names <= run.config["opt_options"].keys()
         ):
             return f"run {run.run_id} is none of the study's task and optimizer"
-        if run.metric != spec.metric or (trial.state == "completed" and run.status not in FINISHED):
+        if run.metric != spec.metric or (trial.state == "completed" and not run.finished):
             return f"run {run.run_id} has another metric, or has not ended"
     return None
 

@@ -26,7 +26,7 @@ from bench.process import bench_command
 from bench.progress import Progress, SweepProgress
 from bench.runner import run
 from bench.stop import StopRequest
-from bench.store.record import FINISHED, RunResult
+from bench.store.record import RunResult
 from bench.store.store import Store
 from bench.tuning.space import point_key
 from bench.tuning.study import Stuck, Study, disk_full, value_of
@@ -227,7 +227,7 @@ class Worker:
             if self.stop.signal is not None:
                 return None
             time.sleep(IDLE_SECONDS)  # its worker died, and it has not
-        if stored is not None and stored.status in FINISHED:
+        if stored is not None and stored.finished:
             return stored
         path = config.store / f"{config.run_id}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -252,7 +252,7 @@ class Worker:
             said.seek(0)
             lines = said.read().strip().splitlines()
         result = store.get(config.run_id)
-        if result is not None and result.status in FINISHED:
+        if result is not None and result.finished:
             return result
         if asked:
             return None
