@@ -39,10 +39,12 @@ class Watcher(pl.Callback):
         self.attempt, self.stop, self.checkpoint_seconds = attempt, stop, checkpoint_seconds
         self._checkpointed = time.monotonic()
         self._aside = 0.0
+        self.begun = False
 
     def begin(self, wall_s: float = 0.0, train_s: float = 0.0) -> None:
         """Start the clocks; a resumed run has used some time before."""
         self.stop.take_over()
+        self.begun = True
         self._start = time.monotonic() - wall_s
         self._aside = wall_s - train_s
 

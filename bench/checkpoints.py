@@ -5,12 +5,14 @@ import sys
 import zipfile
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeGuard
 
 import lightning.pytorch as pl
 import numpy as np
 import torch
 
-from bench.errors import first_line
+from bench.errors import UserError, first_line
+from bench.memory import ran_out
 from bench.store.files import sync
 from bench.store.load import is_there
 from bench.store.tables import TABLES, read_raw
@@ -70,15 +72,25 @@ def usable(path: Path | None, runs: int = 1, *, put_aside: bool) -> bool:
         raise  # that is no fault of the file
     except Exception as error:
         if put_aside:
-            aside = path.with_suffix(".unreadable")
-            with suppress(OSError):  # another process has just ended the run
-                path.replace(aside)
-                unsafe = isinstance(error, pickle.UnpicklingError)  # torch would advise to load it nevertheless
-                why = "it holds more than numbers" if unsafe else first_line(error)
-                print(
-                    f"bench: warning: the checkpoint {path} cannot be used ({why}); it is put aside as {aside.name},"
-                    " and the training starts afresh",
-                    file=sys.stderr,
-                )
+            set_aside(path, error)
         return False
     return True
+
+
+def does_not_fit(error: BaseException, *, begun: bool) -> TypeGuard[Exception]:
+    """Whether it is the checkpoint that broke a run which goes on from it: the training had not begun again."""
+    return not begun and isinstance(error, Exception) and not isinstance(error, UserError) and not ran_out(error)
+
+
+def set_aside(path: Path, error: Exception) -> None:
+    """Rename a checkpoint that cannot be used for this reason, and say so."""
+    aside = path.with_suffix(".unreadable")
+    with suppress(OSError):  # another process has just ended the run
+        path.replace(aside)
+        unsafe = isinstance(error, pickle.UnpicklingError)  # torch would advise to load it nevertheless
+        why = "it holds more than numbers" if unsafe else first_line(error)
+        print(
+            f"bench: warning: the checkpoint {path} cannot be used ({why}); it is put aside as {aside.name},"
+            " and the training starts afresh",
+            file=sys.stderr,
+        )

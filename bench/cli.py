@@ -234,10 +234,12 @@ def _list(words: list[str]) -> int:
     args = parse("list", words)
     if args.what == "runs":
         return _list_runs(args)
-    usual = parse("list", [args.what])
+    usual, own = parse("list", [args.what]), ("json", "store") if args.what == "plans" else ("json",)
     for option in COMMANDS["list"].options:
-        if option.name != "json" and getattr(args, option.key) != getattr(usual, option.key):
+        if option.name not in own and getattr(args, option.key) != getattr(usual, option.key):
             raise UserError(f"{option.flag}: it chooses runs (`bench list runs`); leave it out to list {args.what}")
+    if args.what == "plans":
+        return _list_plans(args)
     from bench.text import aligned
     from optimizers import OPTIMIZERS
     from tasks import TASKS
@@ -248,6 +250,29 @@ def _list(words: list[str]) -> int:
         rows = {name: OPTIMIZERS.describe(name) or OPTIMIZERS[name].formula for name in OPTIMIZERS}
     print(json.dumps(rows) if args.json else "\n".join(aligned([list(map(clean, row)) for row in rows.items()])))
     return 0
+
+
+def _list_plans(args: Args) -> int:
+    from bench import terminal
+    from bench.execute.plan import open_plans, progress_of
+
+    found, code = list[tuple[str, int, int, Path]](), 0
+    for store in stores_of(args):
+        for name in open_plans(store):
+            try:
+                found.append((name, *progress_of(store, name), store))
+            except UserError as error:
+                remark("warning", error)
+                code = 1
+    if args.json:
+        found = [{"plan": n, "stored": stored, "runs": runs, "store": str(store)} for n, stored, runs, store in found]
+        print(json.dumps(found))
+    elif found:
+        rows = [[n, f"{stored} of {runs} runs stored", str(store)] for n, stored, runs, store in found]
+        print("\n".join(terminal.table([["plan", "progress", "store"], *rows], terminal.columns())))
+    else:
+        print(clean(f"no plans in {' and '.join(map(str, stores_of(args)))}"))
+    return code
 
 
 def _list_runs(args: Args) -> int:

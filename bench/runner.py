@@ -23,7 +23,7 @@ from torch.distributed import DistNetworkError, DistStoreError
 
 from bench import __version__, process
 from bench.callbacks import Recorder
-from bench.checkpoints import usable
+from bench.checkpoints import does_not_fit, set_aside, usable
 from bench.checks import check, option_error
 from bench.config import RunConfig, on_device
 from bench.errors import RunBroke, RunBusy, RunFailed, UserError
@@ -79,6 +79,10 @@ def run(
     main = is_main_process()
     stored = store.get(config.run_id)
     if stored is not None and stored.finished and not rerun:
+        if stored.identity != config.identity:
+            raise UserError(
+                f"the record of run {config.run_id} in {config.store} is of other settings; --rerun trains it again"
+            )
         return stored
     if stored is not None and stored.status == "running" and main:
         raise RunBusy(f"run {config.run_id} is being trained by another process now")
@@ -95,6 +99,7 @@ def run(
     checkpoint = attempt.checkpoint if attempt is not None else checkpoint
     stop = stop or StopRequest()
     awaited: AwaitedMachines | None = None
+    recorder: Recorder | None = None
     try:
         label = f"{config.task} {config.opt}"
         epoch = task.data.sizes["train"] // training.batch_size
@@ -121,6 +126,18 @@ def run(
     except BaseException as error:
         if isinstance(error, SystemExit) and stop.signal is not None:
             error = KeyboardInterrupt()  # Lightning turns it into an exit with code 1
+        alone = config.trainer.devices * config.trainer.num_nodes == 1  # others would wait for this process
+        if (
+            resume
+            and alone
+            and attempt is not None
+            and recorder is not None
+            and does_not_fit(error, begun=recorder.begun)
+        ):
+            set_aside(attempt.checkpoint, error)
+            attempt.close()
+            _finalize(loggers, "failed")
+            return run(config, progress=progress, stop=stop, tuned_by=tuned_by, plan=plan)
         trace = _record_failure(result, attempt, error)
         _finalize(loggers, "failed")
         if isinstance(error, UserError | KeyboardInterrupt):

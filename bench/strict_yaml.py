@@ -73,6 +73,8 @@ class _Loader(yaml.SafeLoader):
             raise _too_many(event)
         node: Any = super().compose_node(parent, index)
         self._depth -= 1
+        if isinstance(node, yaml.ScalarNode) and any(c == "\0" or "\ud800" <= c <= "\udfff" for c in node.value):
+            raise ComposerError(None, None, f"{node.value!r} has a character that no text has", event.start_mark)
         if id(node) not in self._size:
             if isinstance(event, yaml.AliasEvent):  # it is not whole yet, so it is a part of itself
                 raise ComposerError(None, None, f"*{event.anchor} refers to itself", event.start_mark)

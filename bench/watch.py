@@ -1,14 +1,18 @@
 """What is decided about a run from its numbers alone, whether one run trains or hundreds at once."""
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.store.load import parse_record
 from bench.store.record import RunResult
+from bench.text import plain
 from tasks import TaskSpec
 
 DIVERGED_FACTOR = 100
@@ -100,9 +104,14 @@ class Watch:
         }  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a record."""
+        """Go on from a record.
+
+        Raises:
+            Damaged: it is none.
+        """
         for name in self._KEPT:
             setattr(self.result, name, state["result"][name])
+        parse_record(json.dumps(plain(vars(self.result))).encode(), Path("the checkpoint"))
         self.first_loss, self.best_selected, self.capped = (state[k] for k in ("first_loss", "best_selected", "capped"))
 
     @property

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from bench.progress import Progress, SweepProgress
 from bench.store.block import FOLDERS, read_block
@@ -342,6 +343,43 @@ def test_a_harmed_checkpoint_is_put_aside_and_the_training_starts_afresh(
     assert outcome(store) == whole[words]
     assert leftovers(store) == []
     assert not list(store.parent.rglob("*.evil"))
+
+
+def with_other_weights(state: dict[str, Any]) -> None:
+    weights = state.get("lanes", {}).get("weights", state["state_dict"])
+    for name, value in weights.items():
+        weights[name] = torch.zeros(3, *value.shape)
+
+
+def without_results(state: dict[str, Any]) -> None:
+    for own in state["callbacks"].values():
+        own |= {"result": None, "watches": [{}]}
+
+
+def with_results_of_other_kinds(state: dict[str, Any]) -> None:
+    for own in state["callbacks"].values():
+        for watch in [own, *own.get("watches", ())]:
+            if "result" in watch:
+                watch["result"]["validations"] = [{"step": "soon"}]
+
+
+@BOTH
+@pytest.mark.parametrize("harm", [with_other_weights, without_results, with_results_of_other_kinds])
+def test_a_checkpoint_that_does_not_fit_is_put_aside_and_the_training_starts_afresh(
+    cli: Cli, store: Path, sees: Path, at_step, whole, words: tuple[str, ...], harm: Callable[[dict[str, Any]], None]
+) -> None:
+    at_step(30, stop)
+    assert cli(*words).code == 130
+    checkpoint = attempt_of(store) / "last.ckpt"
+    state = torch.load(checkpoint, weights_only=True)
+    harm(state)
+    torch.save(state, checkpoint)
+    answer = cli(*words)
+    assert answer.code == 0, answer.err
+    assert answer.err.count("cannot be used") == answer.err.count("the training starts afresh") == 1
+    assert "Traceback" not in answer.err
+    assert outcome(store) == whole[words]
+    assert leftovers(store) == []
 
 
 @pytest.mark.parametrize("harm", ["truncated", "empty", "garbage"])

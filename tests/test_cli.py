@@ -218,7 +218,8 @@ def test_runs_are_listed_with_status_steps_and_result(cli, store):
     assert head.split() == ["run", "status", "begun", "time", "steps", "seed", "result", "settings"]
     name, status, day, _, seconds, unit, steps, seed, *result = row.split()
     assert (name, status, unit, steps, seed) == (run["run_id"], "completed", "s", "20", "0")
-    assert " ".join(result) == f"train loss {run['final']:.4g}"
+    assert " ".join(result[:-2]).startswith("train loss above its infimum ")
+    assert result[-2:] == ["trainer.max_steps", "20"]
     assert abs(datetime.fromisoformat(day) - datetime.now()) < timedelta(days=2)
     assert float(seconds) < 60
 
@@ -228,8 +229,8 @@ def test_runs_of_a_task_and_optimizer_are_told_apart_by_the_settings_in_which_th
     other = json.loads(cli(*FIT, "--json", "--opt.lr", 0.5, "--seed", 1).out)["run_id"]
     alone = json.loads(cli(*FIT, "--json", "--opt", "ngd").out)["run_id"]
     rows = {line.split()[0]: line for line in cli("list", "runs", "--all").out.splitlines()}
-    assert rows[other].endswith("  opt.lr 0.5")
-    assert rows[plain].split()[-2] == "opt.lr"
+    assert rows[other].endswith("  opt.lr 0.5  trainer.max_steps 20")
+    assert rows[plain].split()[-4] == "opt.lr"
     assert "opt." not in rows[alone]
 
 
@@ -494,8 +495,8 @@ def test_the_curve_of_a_diverged_run_ends_where_it_diverged(cli, store, fake_mni
         ("fot", "unknown command 'fot'; did you mean 'fit'?"),
         ("xyzzy", "unknown command 'xyzzy'; known: fit, "),
         ("--halp", "unknown option '--halp'; did you mean '--help'?"),
-        ("list", "bench list needs WHAT: tasks, optimizers, runs; see `bench list -h`"),
-        ("list suites", "unknown word 'suites'; known: tasks, optimizers, runs"),
+        ("list", "bench list needs WHAT: tasks, optimizers, runs, plans; see `bench list -h`"),
+        ("list suites", "unknown word 'suites'; known: tasks, optimizers, runs, plans"),
         ("list run", "unknown word 'run'; did you mean 'runs'?"),
         ("show sngdd", "did you mean 'sngd'?"),
         ("show fig2", "unknown task, optimizer, experiment or run 'fig2'; did you mean 'deora2024/fig2'?"),

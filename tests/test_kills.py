@@ -177,11 +177,11 @@ TUNE = (
 
 
 SWEEP_SHARED = (
-    *SWEEP, "--opt.lr", "0.01:1:6", "--trainer.max_steps", "2500", "--device", "cpu", "--workers", "2",
+    *SWEEP, "--opt.lr", "0.01:1:6", "--trainer.max_steps", "1500", "--device", "cpu", "--workers", "2",
     "--engine", "lanes", "--width", "3", "--trainer.checkpoint_seconds", "1e-3",
 )  # fmt: skip
 REPRODUCE = (
-    "reproduce", "vasudeva2025/fixed-decoder", "--trainer.max_steps", "5000", "--trainer.checkpoint_seconds", "1e-3",
+    "reproduce", "vasudeva2025/fixed-decoder", "--trainer.max_steps", "3000", "--trainer.checkpoint_seconds", "1e-3",
     "--seeds", "4", "--device", "cpu", "--workers", "2", "--engine", "lanes",
 )  # fmt: skip
 SUITE = {

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from bench.errors import RunBroke, RunBusy, UserError
 from bench.execute.blocks import rectangles
 from bench.execute.cuts import Cut, Group, balanced
 from bench.execute.here import train_cuts
-from bench.execute.plan import load, open_plans
+from bench.execute.plan import Plan, load, open_plans
 from bench.execute.pool import Pool
 from bench.process import bench_command
 from bench.progress import SweepProgress
@@ -413,11 +412,11 @@ def test_what_broke_since_the_command_began_is_not_tried_again(here: Path) -> No
     fragile(here, 0.2)
     settings = {"task": "synthetic", "trainer.max_steps": 5, "device": "cpu", "store": here / "runs"}
     config = resolve(settings | {"opt": "fragile.py:Fragile", "opt.lr": 0.2})
-    cuts, progress = [Cut(False, False, [[[config]]], "p")], SweepProgress("", "min", enabled=False)
+    cuts, progress = [Cut(False, False, [[[config]]])], SweepProgress("", "min", enabled=False)
     before, tried = time.time() - 60, []
     for since in (None, before, None):
-        with nullcontext() if since else pytest.raises(RunBroke, match="this step is too long"):
-            assert train_cuts(cuts, progress, StopRequest(), since=since)
+        with pytest.raises(RunBroke, match="this step is too long"):
+            train_cuts(Plan("p", [config]), cuts, progress, StopRequest(), since=since)
         tried.append(len(list((here / "runs" / config.run_id).glob("attempt-*"))))
     assert tried == [1, 1, 2]
 
@@ -434,10 +433,31 @@ def test_a_worker_takes_what_is_free_before_it_waits(here: Path, monkeypatch: py
         return bench.runner.run(config, **words)
 
     monkeypatch.setattr(bench.execute.here, "run", run)
-    cuts = [Cut(lanes=False, compiled=False, blocks=[[[config]]], plan="p") for config in configs]
-    assert train_cuts(cuts, SweepProgress("", "min", enabled=False), StopRequest())
+    cuts = [Cut(lanes=False, compiled=False, blocks=[[[config]]]) for config in configs]
+    assert train_cuts(Plan("p", configs), cuts, SweepProgress("", "min", enabled=False), StopRequest())
     assert tried == ["gd", "ngd", "ps", "gd"]
     assert Counter(run.status for run in Store(here / "runs").runs()) == {"completed": 3}
+
+
+def test_plans_are_listed_with_what_is_stored_of_them(cli, here: Path) -> None:
+    assert cli("list", "plans") == (0, "no plans in runs\n".replace("runs", f"{here}/runs"), "")
+    name, join = plan_of(cli(*SMALL, "--create"))
+    other, _ = plan_of(cli(*SMALL, "--opt.lr", "0.1,0.2", "--create"))
+    assert cli(*SMALL, "--opt.lr", "0.1").code == 0
+    answer = cli("list", "plans", "--json")
+    assert (answer.code, json.loads(answer.out)) == (0, [
+        {"plan": each, "stored": 2, "runs": runs, "store": f"{here}/runs"}
+        for each, runs in sorted([(name, 8), (other, 4)])
+    ])  # fmt: skip
+    (here / "runs" / "plans" / name / "plan.json").write_text("[" * 9000)
+    answer = cli("list", "plans")
+    assert answer.code == 1
+    assert [line.split()[:4] for line in answer.out.splitlines()[1:]] == [[other, "2", "of", "4"]]
+    assert answer.err.count("\n") == 1
+    assert name in answer.err
+    assert cli(*join).code == 2
+    refused = cli("list", "plans", "--task", "mnist")
+    assert (refused.code, refused.out) == (2, "")
 
 
 # -- how runs are shared out ------------------------------------------------------------------------------------------

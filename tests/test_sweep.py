@@ -441,6 +441,7 @@ def test_memory_bounds_the_width(sweep, seconds, trained, monkeypatch, memory, w
     seconds(1e-3, 1e-4)
     monkeypatch.setattr(bench.execute.choice, "watch_peak", lambda device: nullcontext(Peak(8 * 2**30)))
     monkeypatch.setattr(bench.execute.choice, "_WIDTHS", (8,))
+    monkeypatch.setattr(bench.execute.choice, "_fitting_measurements", lambda group, width, limit: width)
     sweep("--opt", "ngd", "--opt.lr", "0.01:1:4", "--seeds", 2, "--memory", memory)
     assert list(map(len, trained)) == widths
 

@@ -90,9 +90,7 @@ def main() -> int:
             name, places, since = json.loads(line)
             with suppress(RunBroke), stop.listening():  # whoever has started us finds it in the records
                 plan = load(name, places)
-                cuts, progress = recorded_cuts(plan), WorkerProgress(tell, plan.mode)
-                begun = sum(len(cut.runs) for cut in cuts) < len(plan.by_id)
-                train_cuts(cuts, progress, stop, begun=begun, since=since)
+                train_cuts(plan, recorded_cuts(plan), WorkerProgress(tell, plan.mode), stop, since=since)
             if stop.signal is not None:
                 break
             tell({"done": line})

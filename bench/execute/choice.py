@@ -1,9 +1,9 @@
-"""How runs are made: as lanes or one by one, how many at once, with a compiled update or not."""
+"""How runs are made: as lanes or one by one, how many at once, and with a compiled update or not."""
 
 import gc
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 from typing import Any
 
@@ -40,13 +40,11 @@ class Choice:
     Attributes:
         lanes: together, or one after the other.
         width: lanes of a block at most.
-        compiled: whether the optimizer's update goes through `torch.compile`.
         step: seconds of a step by its lanes, if they were measured: those of a step without lanes, and of each lane.
     """
 
     lanes: bool
     width: int
-    compiled: bool = False
     step: tuple[float, float] | None = None
 
 
@@ -82,8 +80,7 @@ class Choices:
             self.say(f"{group[0].task}: one run after the other, since {obstacle}")
         if self.engine == "lightning" or obstacle or (self.engine == "auto" and len(group) == 1):
             return Choice(lanes=False, width=1)
-        choice = self._how_many(group) if self.width is None else Choice(lanes=True, width=self.width)
-        return replace(choice, compiled=choice.lanes and self._compile_pays(group, choice.width))
+        return self._how_many(group) if self.width is None else Choice(lanes=True, width=self.width)
 
     def _how_many(self, group: Sequence[RunConfig]) -> Choice:
         first = group[0]
@@ -116,7 +113,7 @@ class Choices:
         each = 0.0
         for lanes in (w for w in _WIDTHS if w < 4 * len(group) and each * w <= limit):
             grid = _typical(group, lanes)
-            count = sum(map(len, grid))
+            count = _lanes(grid)
             try:
                 with watch_peak(first.device) as peak:
                     trial = make_lanes(grid)
@@ -164,15 +161,19 @@ class Choices:
             return Choice(lanes=True, width=width, step=_line(costs))
         return Choice(lanes=False, width=1, step=(alone, 0.0) if alone < inf else None)
 
-    def _compile_pays(self, group: Sequence[RunConfig], width: int) -> bool:
-        """Whether `torch.compile` saves more of the optimizer's updates than it takes; short sweeps do not try."""
-        spec = group[0].opt_spec
+    def compile_pays(self, blocks: Sequence[Grid]) -> bool:
+        """Whether `torch.compile` saves more of the optimizer's updates than it takes; short sweeps do not try.
+
+        Args:
+            blocks: of lanes; all of runs with one `block_key`.
+        """
+        spec = blocks[0][0][0].opt_spec
         if spec.pure_update is None:
             return False
-        grid, sizes = _typical(group, width), {sum(map(len, grid)) for grid in rectangles(group, width)}
+        grid, sizes = max(blocks, key=_lanes), {_lanes(block) for block in blocks}
         try:
             lanes = make_lanes(grid)
-            ahead = len(group) / sum(map(len, grid)) * lanes.plan.total_steps  # updates of such a block in all
+            ahead = sum(map(_lanes, blocks)) / _lanes(grid) * lanes.plan.total_steps  # updates of such a block in all
             plain = seconds_of(lanes.update_alone(), ahead)
             del lanes
             gc.collect()
@@ -239,7 +240,11 @@ def _fitting_measurements(group: Sequence[RunConfig], width: int, limit: int) ->
 
 def _typical(group: Sequence[RunConfig], width: int) -> Grid:
     """The largest block that the runs are cut into."""
-    return max(rectangles(group, min(width, len(group))), key=lambda grid: sum(map(len, grid)))
+    return max(rectangles(group, min(width, len(group))), key=_lanes)
+
+
+def _lanes(grid: Grid) -> int:
+    return sum(map(len, grid))
 
 
 def why_no_lanes(config: RunConfig) -> str | None:

@@ -34,17 +34,11 @@ class Cut:
         lanes: as lanes, block by block, or one after the other.
         compiled: whether the optimizer's update goes through `torch.compile`.
         blocks: the runs.
-        plan: what they are made for (`RunResult.plan`).
-        tuned_by: the study that their hyperparameters come from.
-        lanes_required: if not, the runs of a block that breaks are made one after the other.
     """
 
     lanes: bool
     compiled: bool
     blocks: Sequence[Grid]
-    plan: str
-    tuned_by: str | None = None
-    lanes_required: bool = False
 
     @property
     def runs(self) -> list[RunConfig]:
@@ -71,7 +65,7 @@ class Decisions(TypedDict):
 def cut(
     plan: Plan, progress: SweepProgress, stop: StopRequest, *, memory: int | None = None, processes: int = 1
 ) -> list[Cut]:
-    """Decide how the runs are made that the store does not have, and record that.
+    """Decide how the runs are made that the store does not have, what takes longest first, and record that.
 
     What was recorded holds until all runs are there: the last digits of a lane depend on the width of its block, so the
     same command cuts the same blocks after an interruption and in a second process.
@@ -111,8 +105,8 @@ def cut(
     blocks = balanced(wanted, plan.shares if plan.width is None else 1)
     longest = [max(map(group.seconds, own)) for group, own in zip(wanted, blocks, strict=True)]
     cuts = [
-        Cut(chosen[i][1].lanes, chosen[i][1].compiled, blocks[i], plan.title, plan.tuned_by, plan.engine == "lanes")
-        for i in sorted(range(len(chosen)), key=lambda i: -longest[i])  # what takes longest begins first
+        Cut(choice.lanes, choice.lanes and choices.compile_pays(own), own)
+        for _, (_, choice), own in sorted(zip(longest, chosen, blocks, strict=True), key=lambda each: -each[0])
     ]
     if len(plan.configs) == 1 or stop.signal is not None:
         return cuts
@@ -203,7 +197,7 @@ def _recorded(plan: Plan, todo: Mapping[str, RunConfig]) -> list[Cut] | None:
         left = [[todo[run_id] for run_id in block if run_id in todo] for block in each["blocks"]]
         if any(left):
             blocks = [grid for block in left if block for grid in rectangles(block, len(block))]
-            cuts.append(Cut(each["lanes"], each["compiled"], blocks, plan.title, plan.tuned_by, plan.engine == "lanes"))
+            cuts.append(Cut(each["lanes"], each["compiled"], blocks))
     cut_ids = [config.run_id for own in cuts for config in own.runs]
     if sorted(cut_ids) != sorted(todo) or any(len({*map(block_key, own.runs)}) > 1 for own in cuts):
         _drop(path)

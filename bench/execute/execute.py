@@ -2,8 +2,9 @@
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from threading import Event
 from typing import Any
 
@@ -78,44 +79,33 @@ def work(
         UserError: as in `execute`.
         RunFailed: as in `execute`.
     """
-    stop = stop or StopRequest()
-    if len(own_slots) > 1:
-        made = _with_workers(plan, progress, own_slots, memory, stop)
-    else:
-        with stop.listening():
-            cuts = cut(plan, progress, stop, memory=memory)
-            runs = sum(len(each.runs) for each in cuts)
-            with progress.showing(runs):
-                made = train_cuts(cuts, progress, stop, begun=runs < len(plan.by_id))
+    stop, (own, *others), first, since = stop or StopRequest(), own_slots, plan.configs[0], time.time()
+    job = json.dumps([plan.name, {"data": str(first.data), "store": str(first.store), "logger": first.logger}, since])
+    pool = Pool(("worker", "--cuts"), dict(enumerate(others, 1)), {})
+    with stop.listening(), pool, own.taken():
+        if others and plan.missing():
+            pool.start()  # they import torch while this process measures
+            torch.set_num_threads(own.threads)
+        cuts = cut(plan, progress, stop, memory=memory, processes=len(own_slots))
+        runs = sum(len(each.runs) for each in cuts)
+        with progress.showing(runs, own_workers=bool(others)), _helped(pool, job, progress, stop):
+            made = train_cuts(plan, cuts, progress, stop, since=since)
     if made:
         forget_finished(plan.store)
     return made
 
 
-def _with_workers(
-    plan: Plan, progress: SweepProgress, own_slots: Sequence[Slot], memory: int | None, stop: StopRequest
-) -> bool:
-    """Make the runs here and with a worker process for each further slot; False if a signal asked to stop."""
-    own, *others = own_slots
-    first, since = plan.configs[0], time.time()
-    job = json.dumps([plan.name, {"data": str(first.data), "store": str(first.store), "logger": first.logger}, since])
-    pool = Pool(("worker", "--cuts"), dict(enumerate(others, 1)), {})
-    with stop.listening(), pool, own.taken():
-        if plan.missing():
-            pool.start()  # they import torch while this process measures
-        torch.set_num_threads(own.threads)
-        cuts = cut(plan, progress, stop, memory=memory, processes=len(own_slots))
-        if stop.signal is not None or not cuts:
-            return stop.signal is None
-        runs, over = sum(len(each.runs) for each in cuts), Event()
-        with progress.showing(runs, own_workers=True), ThreadPoolExecutor(1) as thread:
-            helped = thread.submit(_let_help, pool, job, progress, lambda: over.is_set() or stop.signal is not None)
-            try:
-                done = train_cuts(cuts, progress, stop, begun=runs < len(plan.by_id), since=since)
-            finally:
-                over.set()
+@contextmanager
+def _helped(pool: Pool, job: str, progress: SweepProgress, stop: StopRequest) -> Iterator[None]:
+    """Let workers make a part of the runs while the context lasts; its end asks them to stop."""
+    over = Event()
+    with ThreadPoolExecutor(1) as thread:
+        helped = thread.submit(_let_help, pool, job, progress, lambda: over.is_set() or stop.signal is not None)
+        try:
+            yield
+        finally:
+            over.set()
     helped.result()
-    return done
 
 
 def _let_help(pool: Pool, job: str, progress: SweepProgress, stop: Callable[[], bool]) -> None:

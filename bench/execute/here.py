@@ -10,6 +10,7 @@ from bench.config import RunConfig
 from bench.errors import RunBroke, RunBusy, RunFailed, first_line
 from bench.execute.blocks import rectangles
 from bench.execute.cuts import Cut
+from bench.execute.plan import Plan
 from bench.lanes.runs import train_block
 from bench.memory import give_back, keep_freed_memory, ran_out
 from bench.progress import SweepProgress
@@ -17,24 +18,23 @@ from bench.runner import run
 from bench.stop import StopRequest
 from bench.store.block import Block
 from bench.store.record import RunResult
-from bench.store.store import Store
 
 MAX_BROKEN = 3
 """Give up after so many failures if no run has finished. Ours."""
 
 
 def train_cuts(
-    cuts: Sequence[Cut], progress: SweepProgress, stop: StopRequest, *, begun: bool = False, since: float | None = None
+    plan: Plan, cuts: Sequence[Cut], progress: SweepProgress, stop: StopRequest, *, since: float | None = None
 ) -> bool:
-    """Make runs that the store does not have; False if a signal asked to stop.
+    """Make the runs of a plan that the store does not have; False if a signal asked to stop.
 
     Other processes may do the same with the same cuts: each takes what the others have not taken.
 
     Args:
-        cuts: what to make, and how.
+        plan: all its runs.
+        cuts: those that are missing, and how they are made.
         progress: shows how far it is.
         stop: asked by a signal.
-        begun: whether some runs have ended before, so that not all can break.
         since: when the command began (seconds of the epoch); what another of its processes broke is not tried again.
 
     Raises:
@@ -42,7 +42,7 @@ def train_cuts(
         RunFailed: runs broke, the disk is full or gone, or one lane alone needs more memory than there is.
     """
     keep_freed_memory()
-    outcomes = Outcomes(progress, time.time() if since is None else since, any_finished=begun)
+    outcomes = Outcomes(plan, cuts, progress, time.time() if since is None else since)
     for wait in (False, True):  # first whatever is free, of all cuts; then what others have begun
         for cut in cuts:
             if not (_as_lanes if cut.lanes else _one_by_one)(cut, outcomes, stop, wait=wait):
@@ -55,16 +55,18 @@ class Outcomes:
     """What has become of runs. Some may break and others not: a plug-in may fail with one learning rate.
 
     Args:
+        plan: all runs.
+        cuts: those that were missing.
         progress: hears of them.
         since: when the command began, in seconds of the epoch.
-        any_finished: whether a run of the plan has finished before.
 
     Attributes:
         settled: ids of the runs that have finished, here or elsewhere, or have broken.
     """
 
-    def __init__(self, progress: SweepProgress, since: float, *, any_finished: bool) -> None:
-        self.progress, self._since, self._any_finished = progress, since, any_finished
+    def __init__(self, plan: Plan, cuts: Sequence[Cut], progress: SweepProgress, since: float) -> None:
+        self.plan, self.progress, self._since = plan, progress, since
+        self._any_finished = sum(len(cut.runs) for cut in cuts) < len(plan.by_id)
         self.settled: set[str] = set()
         self._broken: dict[str, RunBroke] = {}
         self._attempts = 0
@@ -74,14 +76,14 @@ class Outcomes:
         self.settled |= {result.run_id for result in results}
         self._any_finished = True
 
-    def look(self, there: Mapping[str, Block], *, lanes_required: bool) -> None:
+    def look(self, there: Mapping[str, Block]) -> None:
         """Settle the runs that others have finished, which are shown, or have broken since the command began."""
         new = {run_id: block for run_id, block in there.items() if run_id not in self.settled}
         if done := [block.runs[run_id] for run_id, block in new.items() if block.runs[run_id].finished]:
             self.settled |= {result.run_id for result in done}
             self.progress.advance(0, 0, done)
         for run_id, block in new.items():
-            if block.runs[run_id].status == "failed" and (lanes_required or block.total == 1):
+            if block.runs[run_id].status == "failed" and (self.plan.engine == "lanes" or block.total == 1):
                 with suppress(OSError):
                     if block.at.stat().st_mtime > self._since:
                         self.settled.add(run_id)
@@ -107,14 +109,15 @@ class Outcomes:
     def raise_failures(self) -> None:
         """Raise what was kept."""
         if self._broken:
-            first = next(iter(self._broken.values()))
+            first, *others = dict.fromkeys(self._broken.values())
             many = f"{len(self._broken)} runs broke: {', '.join(self._broken)}; the first: "
-            raise RunBroke(many * (len(self._broken) > 1) + str(first)) from first
+            raise RunBroke(many * bool(others) + str(first)) from first
 
 
 def _as_lanes(cut: Cut, outcomes: Outcomes, stop: StopRequest, *, wait: bool) -> bool:
     """Train blocks of lanes; False if a signal asked to stop."""
-    store, blocks = Store(cut.runs[0].store), [[config for row in grid for config in row] for grid in cut.blocks]
+    plan, store = outcomes.plan, outcomes.plan.store
+    blocks = [[config for row in grid for config in row] for grid in cut.blocks]
     widest, short, waiting, progress = inf, False, False, outcomes.progress
     while left := {config.run_id: config for config in cut.runs if config.run_id not in outcomes.settled}:
         if short:
@@ -124,7 +127,7 @@ def _as_lanes(cut: Cut, outcomes: Outcomes, stop: StopRequest, *, wait: bool) ->
         others = store.unfinished()  # before the records: what ends in between is then known to have ended
         there = store.find_all(left)
         stored = {run_id: block.runs[run_id] for run_id, block in there.items()}
-        outcomes.look(there, lanes_required=cut.lanes_required)
+        outcomes.look(there)
         left = {run_id: config for run_id, config in left.items() if run_id not in outcomes.settled}
         if not left:
             break
@@ -134,7 +137,7 @@ def _as_lanes(cut: Cut, outcomes: Outcomes, stop: StopRequest, *, wait: bool) ->
         alone = {run_id for run_id, result in stored.items() if result.engine != "lanes"}
         fresh = {run_id: config for run_id, config in left.items() if run_id not in alone}
         if not fresh:
-            return _each(list(left.values()), cut, outcomes, stop, wait=wait)
+            return _each(list(left.values()), outcomes, stop, wait=wait)
         busy = {run_id for block in (*others, *there.values()) if block.busy for run_id in block.runs}
         # What a killed process left comes first: it is part of the way.
         # A block that broke comes last: it may do so again.
@@ -150,7 +153,7 @@ def _as_lanes(cut: Cut, outcomes: Outcomes, stop: StopRequest, *, wait: bool) ->
             continue
         waiting = False
         try:
-            results = train_block(grid, stop, progress, compiled=cut.compiled, plan=cut.plan, tuned_by=cut.tuned_by)
+            results = train_block(grid, stop, progress, compiled=cut.compiled, plan=plan.title, tuned_by=plan.tuned_by)
             if results is None:
                 return False
             outcomes.finished(results)
@@ -158,11 +161,11 @@ def _as_lanes(cut: Cut, outcomes: Outcomes, stop: StopRequest, *, wait: bool) ->
             time.sleep(0.1)
         except RunBroke as error:
             own = [config for row in grid for config in row]
-            if cut.lanes_required or len(own) == 1:
+            if plan.engine == "lanes" or len(own) == 1:
                 outcomes.broke(error, own, more=len(own) < len(left))
             else:
                 progress.say(f"{error}; going on with one of them after the other")
-                if not _each(own, cut, outcomes, stop, wait=wait):
+                if not _each(own, outcomes, stop, wait=wait):
                     return False
         except (MemoryError, RuntimeError) as error:
             count = sum(map(len, grid))
@@ -197,22 +200,22 @@ def _parts(block: Sequence[RunConfig], width: int) -> list[list[RunConfig]]:
 
 
 def _one_by_one(cut: Cut, outcomes: Outcomes, stop: StopRequest, *, wait: bool) -> bool:
-    return _each(cut.runs, cut, outcomes, stop, wait=wait)
+    return _each(cut.runs, outcomes, stop, wait=wait)
 
 
-def _each(runs: Sequence[RunConfig], cut: Cut, outcomes: Outcomes, stop: StopRequest, *, wait: bool) -> bool:
+def _each(runs: Sequence[RunConfig], outcomes: Outcomes, stop: StopRequest, *, wait: bool) -> bool:
     """Train runs one after the other; False if a signal asked to stop."""
-    store, waiting = Store(cut.runs[0].store), False
+    plan, store, waiting = outcomes.plan, outcomes.plan.store, False
     while left := [config for config in runs if config.run_id not in outcomes.settled]:
         busy: list[RunConfig] = []
         for config in left:
             if stop.signal is not None:
                 return False
-            outcomes.look(store.find_all([config.run_id]), lanes_required=False)
+            outcomes.look(store.find_all([config.run_id]))
             if config.run_id in outcomes.settled:
                 continue
             try:
-                result = run(config, progress=False, plan=cut.plan, tuned_by=cut.tuned_by)
+                result = run(config, progress=False, plan=plan.title, tuned_by=plan.tuned_by)
             except RunBusy:
                 busy.append(config)
                 continue

@@ -233,9 +233,27 @@ def open_plans(store: Path) -> list[str]:
     return []
 
 
-def _no_plan(store: Path, name: str) -> UserError:
+def progress_of(store: Path, name: str) -> tuple[int, int]:
+    """How many runs of a plan are stored, and how many there are; nothing that it names is imported.
+
+    Raises:
+        UserError: there is no such plan, or it cannot be read.
+    """
+    run_ids = _stored(store, name)["runs"]
+    return len(Store(store).finished_all(run_ids)), len(run_ids)
+
+
+def _stored(store: Path, name: str) -> Stored:
+    """What a store has of a plan."""
+    try:
+        if is_file_name(name):
+            return read(store / PLANS / name / PLAN, Stored)
+    except FileNotFoundError:
+        pass
+    except Damaged as error:
+        raise UserError(f"{error}; give the command that began it again") from None
     there = ", ".join(open_plans(store)) or "none"
-    return UserError(f"there is no plan {name!r} in {store}: it is finished, or misspelt; plans there: {there}")
+    raise UserError(f"there is no plan {name!r} in {store}: it is finished, or misspelt; plans there: {there}")
 
 
 def load(
@@ -257,15 +275,7 @@ def load(
         UserError: there is none, it cannot be read, or code that it names may not be imported here.
     """
     store = Path(places["store"])
-    if not is_file_name(name):
-        raise _no_plan(store, name)
-    path = store / PLANS / name / PLAN
-    try:
-        stored = read(path, Stored)
-    except FileNotFoundError:
-        raise _no_plan(store, name) from None
-    except Damaged as error:
-        raise UserError(f"{error}; give the command that began it again") from None
+    path, stored = store / PLANS / name / PLAN, _stored(store, name)
     names = {}
     for code in stored["code"]:
         recorded = {"task": code["task"], "opt": code["opt"]}

@@ -209,8 +209,8 @@ _ALL = (
             Option("study", "its name, as `bench studies` prints it", "NAME", completes="study"),
             *(Option(kind, "name the file or module that the plan or study names, or it is not imported; several times"
                      " for several", "FILE.py:CLASS", many=True, completes=kind) for kind in ("task", "opt")),
-            STUDY_ENGINE,
-            SHARED_BY,
+            replace(STUDY_ENGINE, help=f"with --study: {STUDY_ENGINE.help}"),
+            replace(SHARED_BY, help=f"with --study: {SHARED_BY.help}"),
             Option("events", "for the process that started us", hidden=True),
             STORAGE, DATA, STORE,
         ),
@@ -333,12 +333,13 @@ _ALL = (
         ),
     ),
     Command(
-        "list", "list tasks, optimizers or runs", text="List tasks, optimizers, or the stored runs, newest first.",
-        more="All options but --json choose runs. Runs that differ in their seeds alone share a line, with the median"
-        " of their results. The runs of a study share one, and so do those that sweeps made of an optimizer on a"
-        " problem, with the median at the best settings. A run whose record has no date has that of its file. Exit code"
-        " 1: something could not be read.",
-        positionals=(Option("what", "what to list", "WHAT", choices=("tasks", "optimizers", "runs")),),
+        "list", "list tasks, optimizers, runs or plans",
+        text="List tasks, optimizers, the stored runs, newest first, or the plans of which runs may be missing.",
+        more="All options but --json choose runs; --store is for plans too. Runs that differ in their seeds alone share"
+        " a line, with the median of their results. The runs of a study share one, and so do those that sweeps made of"
+        " an optimizer on a problem, with the median at the best settings. A run whose record has no date has that of"
+        " its file. Exit code 1: something could not be read.",
+        positionals=(Option("what", "what to list", "WHAT", choices=("tasks", "optimizers", "runs", "plans")),),
         options=(
             Option("json", "print JSON and nothing else; of runs an object for each"), STORES,
             Option("task", "only these tasks", "A,B", names, default=list, completes="task"),

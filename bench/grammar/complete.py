@@ -2,6 +2,7 @@
 
 import os
 import re
+import stat
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -177,20 +178,32 @@ def _runs(store: Path) -> Iterator[str]:
             if time.monotonic() > end:
                 return
             if entry.name.startswith("block-"):
-                with suppress(OSError), (store / entry.name / "done" / "runs.jsonl").open("rb") as file:
-                    yield from (found.decode() for found in _RUN_ID.findall(file.read(2**20)))
+                with suppress(OSError):
+                    text = _beginning_of(store / entry.name / "done" / "runs.jsonl")
+                    yield from (found.decode() for found in _RUN_ID.findall(text))
             elif "-" in entry.name and _SAFE.fullmatch(entry.name):
                 yield entry.name
+
+
+def _beginning_of(path: Path) -> bytes:
+    """The first MiB of a regular file; of anything else nothing, and no link is followed."""
+    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+    try:
+        return os.read(file, 2**20) if stat.S_ISREG(os.fstat(file).st_mode) else b""
+    finally:
+        os.close(file)
 
 
 def _studies(store: Path) -> list[str]:
     """The names of the studies in a store's own database."""
     import sqlite3
 
-    if not (store / "studies.db").is_file():
+    path = store / "studies.db"
+    # A log beside it means that somebody writes, and who opens it then writes too.
+    if path.is_symlink() or not path.is_file() or _beginning_of(path)[18:20] != b"\x01\x01":
         return []
     with suppress(sqlite3.Error):
-        database = sqlite3.connect(f"{(store / 'studies.db').absolute().as_uri()}?mode=ro", uri=True, timeout=0.05)
+        database = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=0.05)
         try:
             names = [str(name) for (name,) in database.execute("SELECT study_name FROM studies LIMIT 1000")]
         finally:

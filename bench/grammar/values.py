@@ -10,6 +10,8 @@ from typing import Any
 
 from bench.errors import UserError
 
+MOST_NAME, MOST_PATH = 255, 4095
+"""Bytes of the name of a file, and of a path to it, on the file systems of Linux and macOS."""
 MOST_SEED = 2**63 - 1
 """The greatest seed: what tables of runs, DuckDB and torch's generators hold in a signed integer of 64 bits."""
 SEED_RANGE = f"an integer from 0 to {MOST_SEED} (2^63 - 1)"
@@ -155,11 +157,12 @@ def place(name: str, given: str | None = None) -> Path:
     text, variable = given, f"BENCH_{name.upper()}"
     if text is None:
         text = os.environ.get(variable, FOLDERS[name])
-    if not text.strip():
+    try:
+        return folder(text)
+    except ValueError as error:
         raise UserError(
-            f"--{name} (or {variable}) {text!r}: it names no folder; name one, or leave it out for ./{FOLDERS[name]}"
-        )
-    return Path(text)
+            f"--{name} (or {variable}) {text[:100]!r}: {error}; name one, or leave it out for ./{FOLDERS[name]}"
+        ) from None
 
 
 def folder(text: str) -> Path:
@@ -168,9 +171,15 @@ def folder(text: str) -> Path:
     Raises:
         ValueError: it is not.
     """
-    if text.strip():
-        return Path(text)
-    raise ValueError("it names no folder and no file")
+    if not text.strip():
+        raise ValueError("it names no folder and no file")
+    try:
+        longest = max(len(os.fsencode(part)) for part in Path(text).parts)
+    except UnicodeEncodeError:
+        raise ValueError("it is no name of a folder or file") from None
+    if longest > MOST_NAME or len(os.fsencode(text)) > MOST_PATH:
+        raise ValueError(f"a name has at most {MOST_NAME} bytes and a path {MOST_PATH:,}")
+    return Path(text)
 
 
 def names(text: str) -> list[str]:

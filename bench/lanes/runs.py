@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from bench.callbacks import Watcher
-from bench.checkpoints import STEPS, usable
+from bench.checkpoints import STEPS, does_not_fit, set_aside, usable
 from bench.config import RunConfig
 from bench.errors import RunBroke, RunBusy, UserError, first_line
 from bench.lanes.engine import Lanes, LanesModule
@@ -94,6 +94,8 @@ def train_block(
     start_beating()  # where memory has run short once, there may be none for a thread
     lanes: Lanes | None = None
     attempt: Attempt | None = None
+    recorder: LanesRecorder | None = None
+    resume = False
     try:
         lanes = make_lanes(grid, compiled=compiled, solved=True)
         results = [
@@ -131,6 +133,10 @@ def train_block(
             raise
         return None  # Lightning turns a KeyboardInterrupt into an exit with code 1
     except Exception as error:
+        if resume and attempt is not None and recorder is not None and does_not_fit(error, begun=recorder.begun):
+            set_aside(attempt.checkpoint, error)
+            attempt.close()
+            return train_block(grid, stop, progress, compiled=compiled, plan=plan, tuned_by=tuned_by)
         if attempt is not None and ran_out(error) and len(configs) > 1:
             attempt.checkpoint.unlink(missing_ok=True)  # smaller blocks cannot go on from it
         if isinstance(error, UserError) or ran_out(error):

@@ -221,7 +221,7 @@ def _block(
     if len(records) == 1:
         right = not runs or folder.name in runs
     else:
-        right = bool(damaged) or name_of(list(runs)) == folder.name
+        right = folder.name.startswith("block-") if damaged else name_of(list(runs)) == folder.name
     if not records:
         raise Damaged(path, "it is empty")
     if len(runs) + len(damaged) != len(records) or not right:
@@ -246,12 +246,22 @@ def names_in(folder: Path) -> tuple[list[str], bool]:
     return [], False
 
 
+def _may_be_folder(entry: "os.DirEntry[str]") -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself: to be named
+        return True
+
+
 def blocks_in(store: Path) -> Iterator[Block | Damaged]:
     """All blocks of a store by name, or what is wrong with them."""
     try:
         with os.scandir(store) as entries:
-            there = [each.name for each in entries if each.name[0] != "." and each.is_dir()]
-    except OSError:
+            there = [each.name for each in entries if each.name[0] != "." and _may_be_folder(each)]
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as error:
+        yield Damaged(store, f"it cannot be read ({error.strerror})")
         return
     for name in sorted(there):
         folder = store / name

@@ -73,7 +73,7 @@ def is_alive(folder: Path, now: float | None = None) -> bool:
         silent = (time.time() if now is None else now) - (folder / CLAIM).stat().st_mtime
     except OSError:
         return False
-    return silent < PATIENCE_SECONDS
+    return abs(silent) < PATIENCE_SECONDS  # a date far ahead comes from a copy, or from a clock that was wrong
 
 
 _claimed: set[Path] = set()

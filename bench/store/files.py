@@ -16,7 +16,7 @@ from bench.text import plain
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A file to write, which takes the place of `path` in one atomic step once it is on the disk."""
-    temporary = path.with_name(f"{path.name}.{uuid4().hex}.tmp")
+    temporary = path.with_name(f".{uuid4().hex}.tmp")  # a longer name might be too long
     try:
         yield temporary
         sync(temporary)

@@ -154,15 +154,16 @@ class _Merging:
         if not wanted:
             return
         out = self._free_place()
+        tables = {run_id: block.tables(run_id) for run_id in wanted}  # all values are looked at
         if len(wanted) == block.total:
             for name in (RUNS, *(f"{table}.parquet" for table in TABLES)):
                 _take(block.at / name, out / name)
         else:
-            tables = {run_id: block.tables(run_id) for run_id in wanted}
             for name in TABLES:
                 write_columns(out / f"{name}.parquet", {k: own[name] for k, own in tables.items() if name in own})
             write_records(out / RUNS, [block.runs[run_id] for run_id in wanted])
         target = self.into / name_of(wanted)
+        _refuse_links(target, *_inside(target))
         before = ended(target)
         if self._is_there_now(target, wanted):
             self._skip(f"{target} has just been trained", len(wanted))
@@ -202,6 +203,7 @@ class _Merging:
     def _unfinished(self, block: Block) -> None:
         """Copy runs that were interrupted, if the destination has none of them."""
         target = self.into / block.folder.name
+        _refuse_links(target)
         if any(run_id in self._there for run_id in block.runs) or (target.exists() and any(target.iterdir())):
             self.merged.there += len(block.runs)
             return
@@ -248,6 +250,11 @@ class _Merging:
             return False
         for target in record.places(self.into):
             try:
+                _refuse_links(target.parent, target)
+            except Damaged as error:
+                self.merged.damaged.append(error)
+                return False
+            try:
                 there = read_report(target, type(record))
             except (FileNotFoundError, Damaged):
                 there = None
@@ -280,6 +287,22 @@ class _Merging:
         place = self._workplace / uuid4().hex
         place.mkdir()
         return place
+
+
+def _inside(folder: Path) -> list[Path]:
+    """What lies in a folder, if it is there."""
+    return list(folder.iterdir()) if folder.is_dir() else []
+
+
+def _refuse_links(*paths: Path) -> None:
+    """Refuse places of the destination that lead out of it.
+
+    Raises:
+        Damaged: one is a link.
+    """
+    for path in paths:
+        if path.is_symlink():
+            raise Damaged(path, "it is a link, which is not followed; remove it, or copy the folder itself")
 
 
 def _take(path: Path, to: Path) -> None:

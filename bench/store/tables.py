@@ -352,8 +352,8 @@ def _check_schema(path: Path, schema: "pa.Schema") -> None:
 
 def _check_names(path: Path, names: Sequence[str]) -> None:
     """Refuse columns that databases could not tell apart, and a curve that is none."""
-    if len({name.casefold() for name in (*names, "step", "run_id")}) < len(names) + 2:
-        raise Damaged(path, "two of its columns have the same name")
+    if len({name.casefold() for name in (*names, "step", "run_id", "filename")}) < len(names) + 3:
+        raise Damaged(path, "two of its columns have the same name, or one that DuckDB gives")
     if path.stem == "curve" and tuple(names) != CURVE_FIELDS[1:]:
         raise Damaged(path, f"its columns are not {', '.join(CURVE_FIELDS)}")
 
