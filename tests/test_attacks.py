@@ -3,9 +3,11 @@
 import json
 import os
 import shutil
+import sqlite3
+import time
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +17,17 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from bench.grammar.complete import following
 from bench.progress import Progress, SweepProgress
 from bench.store.block import FOLDERS, read_block
+from bench.store.claims import CLAIM, is_alive, write_claim
 from bench.store.store import Store
 from bench.store.tables import CURVE_FIELDS
 from tests import hostile
 from tests.conftest import Answer, Cli
 from tests.hostile import tree
 from tests.outcomes import leftovers, outcome
+from tests.stored import add_study
 
 SMALL = ("--task", "synthetic", "--trainer.max_steps", "60", "--trainer.val_every", "10", "--device", "cpu")
 FIT = ("fit", *SMALL, "--trainer.batch_size", "5", "--opt", "sps", "--opt.gamma", "2", "--opt.max_step", "5")
@@ -627,3 +632,132 @@ def test_a_configuration_that_is_none_is_one_line(
     assert len(error) < 1000
     assert not store.exists()
     assert not list(sees.iterdir())
+
+
+# -- found by an attacker ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def trained(cli: Cli, store: Path, sees: Path) -> str:
+    """The id of a finished run."""
+    return json.loads(cli(*FIT, "--json").out)["run_id"]
+
+
+def test_a_link_to_itself_hides_no_run(cli: Cli, store: Path, trained: str, tmp_path: Path) -> None:
+    (store / "loop").symlink_to("loop")
+    before = tree(store)
+    for words in (("list", "runs"), ("sql", "select run_id from runs"), ("merge", store, tmp_path / "copy")):
+        answer = cli(*words)
+        assert answer.code == 1, words
+        assert f"{store}/loop" in answer.err
+    assert trained in cli("list", "runs").out
+    assert outcome(tmp_path / "copy") == outcome(store)
+    assert tree(store) == before
+
+
+@pytest.mark.parametrize("what", ["run", "attempt", "studies"])
+def test_a_merge_writes_nothing_through_links_of_the_destination(
+    cli: Cli, store: Path, trained: str, tmp_path: Path, what: str
+) -> None:
+    other, dest = tmp_path / "other", tmp_path / "dest"
+    (other / "attempt-1").mkdir(parents=True)
+    (other / "attempt-1" / "last.ckpt").write_bytes(b"mine")
+    dest.mkdir()
+    if what == "run":
+        (dest / trained).symlink_to(other)
+    elif what == "attempt":
+        (dest / trained).mkdir()
+        (dest / trained / "attempt-1").symlink_to(other / "attempt-1")
+    else:
+        (dest / "studies").symlink_to(other)
+        add_study(store, "s")
+    before = tree(other)
+    answer = cli("merge", store, dest)
+    assert answer.code == 1, answer
+    assert "is a link, which is not followed" in answer.err
+    assert tree(other) == before
+
+
+def test_an_unfinished_run_is_not_merged_through_a_link(cli: Cli, store: Path, sees: Path, at_step, tmp_path) -> None:
+    at_step(30, stop)
+    assert cli(*FIT).code == 130
+    other, dest = tmp_path / "other", tmp_path / "dest"
+    other.mkdir()
+    dest.mkdir()
+    (dest / attempt_of(store).parent.name).symlink_to(other)
+    answer = cli("merge", store, dest)
+    assert (answer.code, list(other.iterdir())) == (1, [])
+
+
+def test_a_rotten_table_is_not_merged(cli: Cli, store: Path, trained: str, tmp_path: Path) -> None:
+    rotten, dest = tmp_path / "rotten", tmp_path / "dest"
+    shutil.copytree(store, rotten)
+    table = rotten / trained / "done" / "curve.parquet"
+    table.write_bytes(bytes(byte ^ (255 if 200 <= i < 400 else 0) for i, byte in enumerate(table.read_bytes())))
+    answer = cli("merge", rotten, dest)
+    assert answer.code == 1
+    assert trained in answer.err
+    assert cli("merge", store, dest).code == 0
+    assert outcome(dest) == outcome(store)
+
+
+@pytest.mark.parametrize("words", ["list runs", "leaderboard", "report", "sql x", "show x", "studies", "doctor"])
+@pytest.mark.parametrize("name", ["x" * 300, "a/" * 3000])
+def test_a_path_that_is_too_long(cli: Cli, words: str, name: str) -> None:
+    answer = cli(*words.split(), "--store", name)
+    assert (answer.code, answer.out, answer.err.count("\n")) == (2, "", 1)
+    assert "a name has at most 255 bytes and a path 4,095" in answer.err
+
+
+@pytest.mark.parametrize("line", [r'store: "a\0b"', r'opt: "./a\0b.py:X"', r'opt: "./a\ud800.py:X"', r'"\0": 1'])
+def test_characters_that_no_text_has(cli: Cli, sees: Path, line: str) -> None:
+    (sees / "c.yaml").write_text(f"task: synthetic\n{line}\n")
+    answer = cli("fit", "--config", "c.yaml", "--opt", "ngd") if "opt" not in line else cli("fit", "--config", "c.yaml")
+    assert (answer.code, answer.err.count("\n")) == (2, 1)
+    assert "c.yaml is not valid YAML at line 2" in answer.err
+
+
+def test_completion_waits_for_no_pipe_follows_no_link_and_writes_nothing(store: Path, tmp_path: Path) -> None:
+    (store / "block-a" / "done").mkdir(parents=True)
+    os.mkfifo(store / "block-a" / "done" / "runs.jsonl")
+    (store / "block-b" / "done").mkdir(parents=True)
+    (tmp_path / "else").write_text('{"run_id": "mnist-sgd-1"}\n')
+    (store / "block-b" / "done" / "runs.jsonl").symlink_to(tmp_path / "else")
+    with closing(sqlite3.connect(store / "studies.db")) as database:
+        database.execute("PRAGMA journal_mode=WAL")
+        database.execute("CREATE TABLE studies (study_name TEXT)")
+        database.execute("INSERT INTO studies VALUES ('mine')")
+        database.commit()
+    before = tree(store)
+    assert following(["fit", "--resume", ""]) == []
+    assert following(["studies", ""]) == []
+    assert tree(store) == before
+
+
+def test_a_column_that_a_database_gives_is_named(cli: Cli, store: Path, trained: str) -> None:
+    path = store / trained / "done" / "measurements.parquet"
+    table = pq.read_table(path)
+    pq.write_table(table.rename_columns([*table.column_names[:2], "Filename", *table.column_names[3:]]), path)
+    answer = cli("sql", "select count(*) from measurements")
+    assert answer.code == 1
+    assert f"{trained}" in answer.err
+
+
+def test_a_record_of_other_settings_is_not_taken_for_the_run(cli: Cli, store: Path, trained: str) -> None:
+    path = store / trained / "done" / "runs.jsonl"
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps(record | {"identity": {}, "chosen": {}, "problem": {}}) + "\n")
+    answer = cli(*FIT)
+    assert answer.code == 2
+    assert "is of other settings; --rerun trains it again" in answer.err
+    assert cli(*FIT, "--rerun").code == 0
+
+
+def test_a_claim_from_the_future_is_none(tmp_path: Path) -> None:
+    write_claim(tmp_path)
+    path = tmp_path / CLAIM
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"host": "elsewhere", "boot": "another"}))
+    assert is_alive(tmp_path)
+    later = time.time() + 10**6
+    os.utime(path, (later, later))
+    assert not is_alive(tmp_path)

@@ -687,7 +687,7 @@ def test_a_config_file_that_is_none(cli, tmp_path):
         assert f"{tmp_path}/pipe.yaml is a pipe; settings are read from" in fails(cli, *words, tmp_path / "pipe.yaml")
 
 
-EMPTY = ": it names no folder; name one, or leave it out for ./"
+EMPTY = ": it names no folder and no file; name one, or leave it out for ./"
 
 
 @pytest.mark.parametrize(
