@@ -205,7 +205,7 @@ def _stored_result(config: Any) -> Any:
     from bench.config import on_device
     from bench.store.store import Store
 
-    return Store(config.store).finished(on_device(config).run_id)
+    return Store(config.store).result_of(on_device(config))
 
 
 def _dry_run(config: Any, *, as_json: bool) -> int:

@@ -28,7 +28,7 @@ from bench.options import (
 )
 from bench.progress import doing
 from bench.strict_yaml import flatten_yaml
-from bench.text import plain
+from bench.text import plain, why_wrong
 from bench.tuned import tuned_settings
 from optimizers import OPTIMIZERS, OptimizerSpec
 from optimizers.plugins import bare, slug
@@ -311,10 +311,9 @@ def _validated(values: dict[str, Any]) -> RunConfig:
         first = error.errors()[0]
         # A union reports each of its members after the field's own name.
         where = [str(part) for part in first["loc"]][: 2 if first["loc"][0] == "trainer" else 1]
-        message = first["msg"][0].lower() + first["msg"][1:]
         field = (TrainerOptions if where[0] == "trainer" else RunConfig).model_fields.get(where[-1])
-        meaning = f"; it is: {field.description}" if field is not None and field.description else ""
-        raise UserError(f"--{'.'.join(where)} {first['input']!r}: {message}{meaning}") from None
+        meaning = f" ({field.description})" if field is not None and field.description else ""
+        raise UserError(f"--{'.'.join(where)} {first['input']!r}: {why_wrong(first['msg'])}{meaning}") from None
 
 
 def _all_options(task: str, opt: str) -> list[str]:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.errors import UserError, unknown
+from bench.text import why_wrong
 from optimizers import OPTIMIZERS, TASK_VALUE
 from optimizers.plugins import load
 from tasks import TASKS
@@ -354,7 +355,7 @@ def parse_options(prefix: str, options: Mapping[str, Option], given: Mapping[str
             values[name] = TypeAdapter(option.type).validate_python(_words(raw, option.type))
         except ValidationError as error:
             wrong = error.errors()[0]
-            problem = "" if wrong["type"] == "literal_error" else f"{wrong['msg'].lower()}; "  # which lists them too
+            problem = "" if wrong["type"] == "literal_error" else f"{why_wrong(wrong['msg'])}; "  # which lists them too
             raise UserError(f"--{prefix}.{name} {raw!r}: {problem}it takes {option.type_name}") from None
         if values[name] != values[name]:
             raise UserError(f"--{prefix}.{name} {raw!r}: not a number; it takes {option.type_name}")

@@ -78,12 +78,8 @@ def run(
     store = Store(config.store)
     main = is_main_process()
     stored = store.get(config.run_id)
-    if stored is not None and stored.finished and not rerun:
-        if stored.identity != config.identity:
-            raise UserError(
-                f"the record of run {config.run_id} in {config.store} is of other settings; --rerun trains it again"
-            )
-        return stored
+    if not rerun and (finished := store.result_of(config)) is not None:
+        return finished
     if stored is not None and stored.status == "running" and main:
         raise RunBusy(f"run {config.run_id} is being trained by another process now")
     check(config)

@@ -18,6 +18,11 @@ A terminal would obey the former two; no file can hold the latter.
 """
 
 
+def why_wrong(message: str) -> str:
+    """What pydantic says of a value, as the rest of a sentence: `it must be a valid integer`."""
+    return (message[0].lower() + message[1:]).replace("input should", "it must", 1)
+
+
 def plain(value: Any) -> Any:
     """The value as strict JSON can hold it.
 

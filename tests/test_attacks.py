@@ -115,7 +115,7 @@ def test_a_copy_of_a_run_in_training_harms_nothing(cli: Cli, store: Path, sees: 
     assert row.startswith(f"{run_id}  completed ")
     assert answer.err.count("\n") == 1
     assert f"{run_id}.bak" in answer.err
-    assert Store(store).finished(run_id) is not None
+    assert run_id in Store(store).finished_all([run_id])
 
 
 @pytest.mark.parametrize("field", ["id", "id and identity"])

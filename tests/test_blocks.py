@@ -123,7 +123,7 @@ def test_what_was_trained_together_reads_run_by_run(kept, monkeypatch, row_group
     assert [run.run_id for run in kept.runs()] == sorted(IDS)
     for result in results():
         options = result.config["opt_options"] | {"max_step": "inf"}
-        stored = kept.finished(result.run_id)
+        stored = kept.finished_all([result.run_id]).get(result.run_id)
         assert stored == replace(result, facts={"x": None}, config=result.config | {"opt_options": options})
         assert kept.place(result.run_id) == attempt.folder
     assert all_there(kept)
@@ -208,7 +208,7 @@ def test_a_block_in_progress_is_seen_and_not_damaged(kept):
     (found,) = Store(kept.folder).unfinished()
     assert (found.folder, list(found.runs), found.busy) == (attempt.folder, IDS, True)
     assert kept.contents().damaged == []
-    assert (kept.get("a").status, kept.finished("a")) == ("running", None)
+    assert (kept.get("a").status, kept.finished_all(["a"]).get("a")) == ("running", None)
     assert same(kept.tables("b")["curve"]["step"], np.arange(1.0, 3))
     attempt.checkpoint.touch()
     attempt.close()
@@ -525,7 +525,7 @@ def test_no_run_is_finished_with_fewer_rows_than_steps(kept, content):
     ):
         attempt.end(results())
     attempt.drop()
-    assert kept.finished("b") is None
+    assert kept.finished_all(["b"]) == {}
 
 
 def test_a_thinned_curve_may_have_fewer_rows(kept):

@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bench.config import resolve
+from bench.settings import described
 from bench.store.record import RunResult
 from bench.watch import DIVERGED_FACTOR, Look, Watch, look
 from tests.tiny import TINY
@@ -25,7 +27,8 @@ def seen(**changes: Any) -> Look:
 
 
 def watch(full_batch: bool = False, **spec: Any) -> Watch:
-    return Watch(RunResult("run", {}), replace(TINY, **spec), "val", full_batch)
+    result = RunResult(**described(resolve({"task": "mnist", "opt": "sgd", "device": "cpu"})))
+    return Watch(result, replace(TINY, **spec), "val", full_batch)
 
 
 # -- look -----------------------------------------------------------------------------------------------------------

@@ -174,7 +174,7 @@ def folder(text: str) -> Path:
     if not text.strip():
         raise ValueError("it names no folder and no file")
     try:
-        longest = max(len(os.fsencode(part)) for part in Path(text).parts)
+        longest = max((len(os.fsencode(part)) for part in Path(text).parts), default=0)
     except UnicodeEncodeError:
         raise ValueError("it is no name of a folder or file") from None
     if longest > MOST_NAME or len(os.fsencode(text)) > MOST_PATH:

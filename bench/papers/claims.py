@@ -30,6 +30,7 @@ from bench.papers.series import (
 )
 from bench.papers.verdicts import Finding, Verdict, in_words, number, over_seeds, together, within, without_numbers
 from bench.stats import Interval
+from bench.text import why_wrong
 
 Results = Annotated[Mapping[str, Arm], SkipValidation]
 Names = Annotated[list[str], Field(min_length=1)]
@@ -62,7 +63,7 @@ def judge(test: str, arms: Mapping[str, Arm], /, **arguments: Any) -> Finding:
             raise unknown(f"argument of {test}", name, known) from None
         if first["type"] == "missing_keyword_only_argument":
             raise UserError(f"{test} lacks the argument {name!r}; it takes {', '.join(known)}") from None
-        raise UserError(f"{test}: {name}={arguments[name]!r}: {first['msg'][0].lower()}{first['msg'][1:]}") from None
+        raise UserError(f"{test}: {name}={arguments[name]!r}: {why_wrong(first['msg'])}") from None
 
 
 # -- the tests ------------------------------------------------------------------------------------------------------

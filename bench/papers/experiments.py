@@ -19,6 +19,7 @@ from bench.papers.claims import judge
 from bench.papers.figures import FigureSpec, lines
 from bench.store.tables import CURVE_FIELDS
 from bench.strict_yaml import read_yaml
+from bench.text import why_wrong
 
 Settings = dict[str, Any]
 ARM_ARGUMENTS = ("arms", "fast", "slow", "better", "worse")
@@ -328,7 +329,7 @@ def load(name: str) -> Experiment:
             experiment = Experiment.model_validate(content)
         except ValidationError as error:
             first = error.errors()[0]
-            raise UserError(f"{_place(first['loc'], content)}: {first['msg'][0].lower()}{first['msg'][1:]}") from None
+            raise UserError(f"{_place(first['loc'], content)}: {why_wrong(first['msg'])}") from None
         experiment.check()
     return experiment
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
+from bench.config import RunConfig
 from bench.errors import UserError
 from bench.store import attempt
 from bench.store.block import (
@@ -108,10 +109,20 @@ class Store:
         block = self.find(run_id)
         return None if block is None else block.runs[run_id]
 
-    def finished(self, run_id: str) -> RunResult | None:
-        """The run, if it is there and needs no more training."""
-        result = self.get(run_id)
-        return result if result is not None and result.finished else None
+    def result_of(self, config: RunConfig) -> RunResult | None:
+        """The run of this configuration, if it is there and needs no more training.
+
+        Raises:
+            UserError: what stands there is of other settings.
+        """
+        result = self.get(config.run_id)
+        if result is None or not result.finished:
+            return None
+        if result.identity != config.identity:
+            raise UserError(
+                f"the record of run {config.run_id} in {self.folder} is of other settings; --rerun trains it again"
+            )
+        return result
 
     def finished_all(self, run_ids: Iterable[str]) -> dict[str, RunResult]:
         """The runs by id that are there and need no more training."""
