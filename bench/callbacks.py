@@ -39,12 +39,16 @@ class Watcher(pl.Callback):
         self.attempt, self.stop, self.checkpoint_seconds = attempt, stop, checkpoint_seconds
         self._checkpointed = time.monotonic()
         self._aside = 0.0
-        self.begun = False
+        self.restoring = False
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Note that from now on Lightning restores a checkpoint, if there is one."""
+        self.restoring = True
 
     def begin(self, wall_s: float = 0.0, train_s: float = 0.0) -> None:
         """Start the clocks; a resumed run has used some time before."""
         self.stop.take_over()
-        self.begun = True
+        self.restoring = False
         self._start = time.monotonic() - wall_s
         self._aside = wall_s - train_s
 

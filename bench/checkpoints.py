@@ -77,9 +77,13 @@ def usable(path: Path | None, runs: int = 1, *, put_aside: bool) -> bool:
     return True
 
 
-def does_not_fit(error: BaseException, *, begun: bool) -> TypeGuard[Exception]:
-    """Whether it is the checkpoint that broke a run which goes on from it: the training had not begun again."""
-    return not begun and isinstance(error, Exception) and not isinstance(error, UserError) and not ran_out(error)
+class DoesNotFit(Exception):
+    """A checkpoint that can be read, and not be restored; it was put aside."""
+
+
+def is_misfit(error: BaseException) -> TypeGuard[Exception]:
+    """Whether an error that was raised while a checkpoint was restored is the checkpoint's fault."""
+    return isinstance(error, Exception) and not isinstance(error, UserError) and not ran_out(error)
 
 
 def set_aside(path: Path, error: Exception) -> None:

@@ -23,7 +23,7 @@ from torch.distributed import DistNetworkError, DistStoreError
 
 from bench import __version__, process
 from bench.callbacks import Recorder
-from bench.checkpoints import does_not_fit, set_aside, usable
+from bench.checkpoints import DoesNotFit, is_misfit, set_aside, usable
 from bench.checks import check, option_error
 from bench.config import RunConfig, on_device
 from bench.errors import RunBroke, RunBusy, RunFailed, UserError
@@ -74,6 +74,18 @@ def run(
         RunBroke: the run broke on the way; the store says so too.
         KeyboardInterrupt: a signal asked to stop when the run was already over; its result is stored.
     """
+    try:
+        return _run(config, rerun, progress, stop, tuned_by, plan)
+    except DoesNotFit:
+        pass  # and with it goes what the first try holds
+    return _run(config, rerun, progress, stop, tuned_by, plan, resume=False)
+
+
+def _run(
+    config: RunConfig, rerun: bool, progress: bool | Callable[[int, str], Progress], stop: StopRequest | None,
+    tuned_by: str | None, plan: str | None, *, resume: bool = True,
+) -> RunResult:  # fmt: skip
+    """`run`, from a checkpoint or not."""
     config = on_device(config)
     store = Store(config.store)
     main = is_main_process()
@@ -87,7 +99,7 @@ def run(
     result = new_result(config, task, plan, tuned_by)
     loggers = _loggers(config) if main else []  # before the run is begun: it may complain, and it writes nothing yet
     # All ranks find the same; an attempt has the checkpoint of the one before it, which stays until the run has ended.
-    checkpoint = None if rerun else store.checkpoint(config.run_id)
+    checkpoint = store.checkpoint(config.run_id) if resume and not rerun else None
     resume = usable(checkpoint, put_aside=main)
     if resume and stored is not None:
         result.begun, result.plan = stored.begun or result.begun, stored.plan
@@ -122,18 +134,13 @@ def run(
     except BaseException as error:
         if isinstance(error, SystemExit) and stop.signal is not None:
             error = KeyboardInterrupt()  # Lightning turns it into an exit with code 1
-        alone = config.trainer.devices * config.trainer.num_nodes == 1  # others would wait for this process
-        if (
-            resume
-            and alone
-            and attempt is not None
-            and recorder is not None
-            and does_not_fit(error, begun=recorder.begun)
-        ):
+        alone = config.trainer.devices * config.trainer.num_nodes == 1  # else others would wait for this process
+        restoring = resume and alone and recorder is not None and recorder.restoring
+        if restoring and attempt is not None and is_misfit(error):
             set_aside(attempt.checkpoint, error)
             attempt.close()
             _finalize(loggers, "failed")
-            return run(config, progress=progress, stop=stop, tuned_by=tuned_by, plan=plan)
+            raise DoesNotFit from None
         trace = _record_failure(result, attempt, error)
         _finalize(loggers, "failed")
         if isinstance(error, UserError | KeyboardInterrupt):

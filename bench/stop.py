@@ -23,12 +23,14 @@ class StopRequest:
 
     Attributes:
         signal: the one that asked the run to stop, or None.
+        at_once: whether somebody asked a second time.
         pruned: why the run is to be stopped although nobody sent a signal, or None.
     """
 
     def __init__(self) -> None:
         self.signal: int | None = None
         self.pruned: str | None = None
+        self.at_once = False
         self._listening = False
         self._noted = -math.inf
 
@@ -46,6 +48,7 @@ class StopRequest:
         if self.signal is not None and self.pruned is None:
             if time.monotonic() - self._noted < ONE_REQUEST_SECONDS:
                 return
+            self.at_once = True
             raise KeyboardInterrupt
         self._noted = time.monotonic()
         self.signal, self.pruned = number, None

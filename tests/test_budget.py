@@ -1,11 +1,13 @@
 """What a command may cost: as a time, or as a number of runs."""
 
 import json
-import time
+from typing import Any
 
 import pytest
 
+from bench.execute.pool import Pool
 from bench.grammar.values import read_budget
+from tests.daemons import until
 from tests.test_cli import fails
 
 TUNE = ("tune", "--task", "synthetic", "--opt", "ngd", "--device", "cpu", "--trainer.max_steps", "5")
@@ -49,14 +51,11 @@ def test_budgets_that_cannot_be(cli, words: str, message: str) -> None:
 def test_a_time_that_is_spent_stops_the_workers_and_shows_the_result(cli, monkeypatch, tmp_path) -> None:
     monkeypatch.chdir(tmp_path)
 
-    def work(*args: object) -> bool:
-        try:
-            time.sleep(60)
-        except KeyboardInterrupt:
-            return False
-        return True
+    def work(self: Pool, *args: Any) -> bool:
+        until(args[-1], "a request to stop")
+        return False
 
-    monkeypatch.setattr("bench.tuning.tune.work", work)
+    monkeypatch.setattr(Pool, "work", work)
     answer = cli(*TUNE, "--budget", "0.2s")
     assert answer.code == 1  # no trial has a score yet
     assert "the budget of 0.2s is spent; the same command with another goes on" in answer.err

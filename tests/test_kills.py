@@ -19,9 +19,10 @@ from typing import Any
 
 import pytest
 
+from bench.execute.pool import PATIENCE_SECONDS
 from bench.progress import Progress, SweepProgress
 from bench.store.block import attempts
-from bench.store.claims import CLAIM
+from bench.store.claims import CLAIM, is_alive
 from bench.store.store import Store
 from bench.store.tables import RawTable
 from tests.outcomes import leftovers, outcome
@@ -315,6 +316,21 @@ def test_a_signal_stops_the_workers_and_the_same_command_goes_on(tmp_path: Path,
     _, err = process.communicate()
     assert process.returncode == 0, err
     assert sharing.found() == result
+
+
+@pytest.mark.deep
+def test_a_signal_reaches_workers_that_train_one_run_after_the_other(tmp_path: Path) -> None:
+    sharing = Sharing("sweep", tmp_path)
+    sharing.words = [word for word in sharing.words if word not in ("--width", "3", "--engine", "lanes")]
+    sharing.words += ["--engine", "lightning"]
+    process = sharing.start()
+    while training_worker(sharing, process.pid) is None:
+        assert process.poll() is None, "no worker has trained a run"
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=PATIENCE_SECONDS / 2)  # or a worker had not heard it, and would be killed
+    assert process.returncode == 130, err
+    assert not any(map(is_alive, sharing.store.glob("*/attempt-*")))
 
 
 # -- several at once ------------------------------------------------------------------------------------------------

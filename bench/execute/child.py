@@ -88,10 +88,11 @@ def main() -> int:
         stop = StopRequest()
         for line in lines():
             name, places, since = json.loads(line)
+            made = True
             with suppress(RunBroke), stop.listening():  # whoever has started us finds it in the records
                 plan = load(name, places)
-                train_cuts(plan, recorded_cuts(plan), WorkerProgress(tell, plan.mode), stop, since=since)
-            if stop.signal is not None:
+                made = train_cuts(plan, recorded_cuts(plan), WorkerProgress(tell, plan.mode), stop, since=since)
+            if not made or stop.signal is not None:
                 break
             tell({"done": line})
     return 130

@@ -143,7 +143,7 @@ class Choices:
         if each:
             width = max(1, min(width, int(limit / each)))
         pays = best < LANES_GAIN * alone
-        if pays or self.engine == "lanes":
+        if (pays or self.engine == "lanes") and first.task_spec.measure_every is not None:
             width = _fitting_measurements(group, width, limit)
         if not costs:
             self.say(f"{first.task}: one run after the other, since memory is short")

@@ -146,12 +146,12 @@ def balanced(groups: Sequence[Group], shares: int) -> list[list[Grid]]:
     Returns:
         The blocks of each group.
     """
-    even = sum(group.seconds([list(group.runs)]) for group in groups) / shares
-    parts, best = [1] * len(groups), (inf, list[list[Grid]]())
+    parts, best, even = [1] * len(groups), (inf, list[list[Grid]]()), 0.0
     while True:
         widths = [min(group.width, -(-len(group.runs) // count)) for group, count in zip(groups, parts, strict=True)]
         found = [list(rectangles(group.runs, width)) for group, width in zip(groups, widths, strict=True)]
         sizes = [(group.seconds(block), i) for i, group in enumerate(groups) for block in found[i]]
+        even = even or sum(size for size, _ in sizes) / shares
         loads = [0.0] * shares
         for size, _ in sorted(sizes, reverse=True):
             loads[loads.index(min(loads))] += size

@@ -44,7 +44,7 @@ def execute(
         effort: how they are made.
         plan: what the runs are made for (`RunResult.plan`).
         tuned_by: the study that their hyperparameters come from (`RunResult.tuned_by`).
-        stop: by which somebody else may ask to stop, where this process alone works; it listens to signals as well.
+        stop: by which somebody else may ask to stop; it listens to signals as well.
 
     Raises:
         UserError: a run cannot be made, or not with this engine, or there are not so many devices.
@@ -52,9 +52,10 @@ def execute(
             needs more memory than there is.
     """
     effort, first = effort or Effort(), on_device(configs[0])
-    own_slots = slots(effort.workers or ("auto" if first.device == "cuda" else "1"), first, len(configs))[
-        : len(configs)
-    ]
+    workers = effort.workers or ("auto" if first.device == "cuda" else "1")
+    if workers.isdecimal() and int(workers) > len(configs):
+        workers = str(len(configs))
+    own_slots = slots(workers, first, len(configs))
     wanted = Plan(plan, configs, effort.engine, effort.width, len(own_slots), tuned_by)
     return work(wanted, progress, own_slots, effort.memory, stop)
 
@@ -90,6 +91,8 @@ def work(
         runs = sum(len(each.runs) for each in cuts)
         with progress.showing(runs, own_workers=bool(others)), _helped(pool, job, progress, stop):
             made = train_cuts(plan, cuts, progress, stop, since=since)
+        if stop.at_once:  # Lightning may have swallowed the interrupt
+            pool.stop(0)
     if made:
         forget_finished(plan.store)
     return made
@@ -125,6 +128,7 @@ def _let_help(pool: Pool, job: str, progress: SweepProgress, stop: Callable[[], 
 
     try:
         pool.work(job, hear, died, progress.say, stop)
-    except UserError as error:
+    except (UserError, OSError) as error:
         if not stop():
             progress.say(f"going on without further workers: {error}")
+        pool.stop()

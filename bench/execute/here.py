@@ -80,6 +80,7 @@ class Outcomes:
         """Settle the runs that others have finished, which are shown, or have broken since the command began."""
         new = {run_id: block for run_id, block in there.items() if run_id not in self.settled}
         if done := [block.runs[run_id] for run_id, block in new.items() if block.runs[run_id].finished]:
+            self._any_finished = True
             self.settled |= {result.run_id for result in done}
             self.progress.advance(0, 0, done)
         for run_id, block in new.items():
@@ -215,7 +216,7 @@ def _each(runs: Sequence[RunConfig], outcomes: Outcomes, stop: StopRequest, *, w
             if config.run_id in outcomes.settled:
                 continue
             try:
-                result = run(config, progress=False, plan=plan.title, tuned_by=plan.tuned_by)
+                result = run(config, progress=False, stop=stop, plan=plan.title, tuned_by=plan.tuned_by)
             except RunBusy:
                 busy.append(config)
                 continue

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from bench.callbacks import Watcher
-from bench.checkpoints import STEPS, does_not_fit, set_aside, usable
+from bench.checkpoints import STEPS, DoesNotFit, is_misfit, set_aside, usable
 from bench.config import RunConfig
 from bench.errors import RunBroke, RunBusy, UserError, first_line
 from bench.lanes.engine import Lanes, LanesModule
@@ -87,6 +87,18 @@ def train_block(
         RunFailed: the disk is full or gone.
         Exception: memory is short (`bench.memory.ran_out`).
     """
+    try:
+        return _train_block(grid, stop, progress, compiled, plan, tuned_by)
+    except DoesNotFit:
+        pass  # and with it goes what the first try holds
+    return _train_block(grid, stop, progress, compiled, plan, tuned_by, resume=False)
+
+
+def _train_block(
+    grid: Grid, stop: StopRequest, progress: SweepProgress, compiled: bool, plan: str | None, tuned_by: str | None, *,
+    resume: bool = True,
+) -> list[RunResult] | None:  # fmt: skip
+    """`train_block`, from a checkpoint or not."""
     first = grid[0][0]
     configs = [config for row in grid for config in row]
     store = Store(first.store)
@@ -95,7 +107,6 @@ def train_block(
     lanes: Lanes | None = None
     attempt: Attempt | None = None
     recorder: LanesRecorder | None = None
-    resume = False
     try:
         lanes = make_lanes(grid, compiled=compiled, solved=True)
         results = [
@@ -105,7 +116,7 @@ def train_block(
         ]
         for result in results:
             result.engine = "lanes"
-        checkpoint = store.last_checkpoint([result.run_id for result in results], "lanes")
+        checkpoint = store.last_checkpoint([result.run_id for result in results], "lanes") if resume else None
         resume = usable(checkpoint, len(results), put_aside=True)
         before = store.find_all(result.run_id for result in results) if resume else {}
         for result in results:
@@ -133,10 +144,10 @@ def train_block(
             raise
         return None  # Lightning turns a KeyboardInterrupt into an exit with code 1
     except Exception as error:
-        if resume and attempt is not None and recorder is not None and does_not_fit(error, begun=recorder.begun):
+        if resume and attempt is not None and recorder is not None and recorder.restoring and is_misfit(error):
             set_aside(attempt.checkpoint, error)
             attempt.close()
-            return train_block(grid, stop, progress, compiled=compiled, plan=plan, tuned_by=tuned_by)
+            raise DoesNotFit from None
         if attempt is not None and ran_out(error) and len(configs) > 1:
             attempt.checkpoint.unlink(missing_ok=True)  # smaller blocks cannot go on from it
         if isinstance(error, UserError) or ran_out(error):

@@ -226,7 +226,7 @@ def _block(
         raise Damaged(path, "it is empty")
     if len(runs) + len(damaged) != len(records) or not right:
         raise Damaged(path, f"its records are not those of {folder.name}")
-    if wrong := [run for run in runs.values() if (run.finished) != done]:
+    if wrong := [run for run in runs.values() if run.finished != done]:
         raise Damaged(path, f"{wrong[0].run_id} cannot be {wrong[0].status} there")
     return Block(folder, at, runs, done, busy, places, len(records), tuple(damaged))
 

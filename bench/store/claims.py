@@ -25,6 +25,7 @@ from bench.store.load import Damaged, read
 CLAIM = "claim.json"
 BEAT_SECONDS = 15
 """Seconds between signs of life. Ours."""
+DAY = 86_400
 PATIENCE_SECONDS = 300
 """A claim of another machine that has been silent for so long is dead. Ours."""
 
@@ -73,7 +74,7 @@ def is_alive(folder: Path, now: float | None = None) -> bool:
         silent = (time.time() if now is None else now) - (folder / CLAIM).stat().st_mtime
     except OSError:
         return False
-    return abs(silent) < PATIENCE_SECONDS  # a date far ahead comes from a copy, or from a clock that was wrong
+    return -DAY < silent < PATIENCE_SECONDS  # a date far ahead comes from a copy, or from a clock that was wrong
 
 
 _claimed: set[Path] = set()

@@ -153,12 +153,14 @@ class _Merging:
         self.merged.there += len(block.runs) - len(wanted)
         if not wanted:
             return
+        for run_id in wanted:
+            block.tables(run_id)  # all values are looked at
         out = self._free_place()
-        tables = {run_id: block.tables(run_id) for run_id in wanted}  # all values are looked at
         if len(wanted) == block.total:
             for name in (RUNS, *(f"{table}.parquet" for table in TABLES)):
                 _take(block.at / name, out / name)
         else:
+            tables = {run_id: block.tables(run_id) for run_id in wanted}
             for name in TABLES:
                 write_columns(out / f"{name}.parquet", {k: own[name] for k, own in tables.items() if name in own})
             write_records(out / RUNS, [block.runs[run_id] for run_id in wanted])

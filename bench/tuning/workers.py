@@ -39,8 +39,8 @@ class Workers:
     def __enter__(self) -> "Workers":
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self._pool.stop()
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        self._pool.__exit__(kind, *error)
 
     def work(self, study: Study, progress: TuningProgress) -> bool:
         """Let them work until nothing is left to do; False if a signal asked to stop, and then they have ended.

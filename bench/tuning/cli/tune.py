@@ -107,7 +107,7 @@ def deadline(seconds: float | None) -> Iterator[Callable[[], bool]]:
 
     def interrupt(number: int, frame: object) -> None:
         over.append(number)
-        raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)
 
     if seconds is None:
         yield lambda: False
