@@ -16,6 +16,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import pytest
+import torch
 
 from bench.cli import main
 from optimizers import OPTIMIZERS
@@ -79,6 +80,13 @@ def registries(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test registers is forgotten after it: which tests share a process is left to chance."""
     for registry in (TASKS, OPTIMIZERS):
         monkeypatch.setattr(registry, "own", dict(registry.own))
+
+
+@pytest.fixture(autouse=True)
+def usual_numbers() -> Iterator[None]:
+    """No test leaves another default type of numbers behind, as two trainings in two threads would."""
+    yield
+    assert torch.get_default_dtype() == torch.float32
 
 
 @pytest.fixture(scope="session", autouse=True)

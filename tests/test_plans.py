@@ -261,15 +261,16 @@ def test_more_workers_than_runs(cli, here: Path) -> None:
     assert "with one seed, which tells nothing of others" in answer.out
 
 
-def test_workers_of_a_plan_that_others_have_finished(cli, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def finish(*_: object) -> bool:
-        assert cli(*SMALL, "--workers", "1").code == 0
-        raise UserError("unknown plan")
+def test_a_command_goes_on_without_workers_that_refuse(cli, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> bool:
+        raise UserError("this machine is no good")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Pool, "work", finish)
+        patch.setattr(Pool, "work", refuse)
         answer = cli(*SMALL, "--workers", "2")
     assert answer.code == 0, answer.err
+    assert "going on without further workers: this machine is no good" in answer.err
+    assert len(list(Store(here / "runs").runs())) == 8
     assert not (here / "runs" / "plans").exists()
 
 
