@@ -33,7 +33,7 @@ gc.disable()  # until all is imported, half a million objects that stay
 
 
 LONGEST = (
-    "tuning", "lanes", "plugins", "studies", "check", "sweep", "equivalence", "matrix", "runner", "real_data",
+    "tuning", "kills", "lanes", "plugins", "studies", "check", "sweep", "equivalence", "matrix", "runner", "real_data",
     "synthetic", "slurm",
 )  # fmt: skip
 """Files that take a minute or more; they go first, so that no process is left alone with one of them at the end."""
