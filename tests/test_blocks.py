@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import bench.store.attempt
+import bench.store.block
 import bench.store.claims
 import bench.store.files
 import bench.store.tables
@@ -197,6 +198,41 @@ def test_a_curve_reads_the_same_while_and_after_the_run(kept):
     for run_id, tables in growing.items():
         rows = {name: len(columns["step"]) for name, columns in kept.tables(run_id).items()}
         assert same(kept.tables(run_id), {n: {k: v[: rows[n]] for k, v in own.items()} for n, own in tables.items()})
+
+
+@pytest.mark.parametrize("while_reading", [False, True], ids=["before it is read", "between its tables"])
+@pytest.mark.parametrize("last", [2, 6])
+def test_a_block_that_ends_after_it_was_found_reads_as_its_results(kept, monkeypatch, last, while_reading):
+    attempt = kept.begin(begun())
+    train(attempt, last=last)
+    found = kept.contents().runs
+    finish = [lambda: (train(attempt, first=last), attempt.end(results()))]
+    read = bench.store.block.read_raw
+
+    def read_raw(path: Path, *args: Any) -> Any:
+        if path.stem == "curve" and finish:
+            finish.pop()()
+        return read(path, *args)
+
+    if while_reading:
+        monkeypatch.setattr(bench.store.block, "read_raw", read_raw)
+    else:
+        finish.pop()()
+    for run_id in IDS:
+        assert same(found[run_id].tables(run_id), expected(run_id))
+
+
+def test_a_block_that_is_removed_after_it_was_found_has_no_tables(kept):
+    attempt = kept.begin(begun())
+    train(attempt)
+    found = kept.find("a")
+    shutil.rmtree(attempt.folder)
+    assert found.tables("a") == {}
+    attempt.close()
+    make_block(kept)
+    found = kept.find("a")
+    shutil.rmtree(attempt.folder)
+    assert found.tables("a") == {}
 
 
 # -- one process at a time ------------------------------------------------------------------------------------------

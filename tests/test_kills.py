@@ -183,7 +183,7 @@ SWEEP_SHARED = (
 )  # fmt: skip
 REPRODUCE = (
     "reproduce", "vasudeva2025/fixed-decoder", "--trainer.max_steps", "3000", "--trainer.checkpoint_seconds", "1e-3",
-    "--seeds", "4", "--device", "cpu", "--workers", "2", "--engine", "lanes",
+    "--seeds", "4", "--device", "cpu", "--workers", "2", "--engine", "lanes", "--width", "4",
 )  # fmt: skip
 SUITE = {
     "title": "small", "tasks": ["synthetic"], "optimizers": ["ngd", "gd"], "seeds": 1,

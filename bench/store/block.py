@@ -68,11 +68,23 @@ class Block:
     damaged: tuple[Damaged, ...] = ()
 
     def tables(self, run_id: str) -> dict[str, Columns]:
-        """A run's tables by name.
+        """A run's tables by name; those of its results where the block has ended since it was read.
 
         Raises:
             Damaged: one cannot be read, or the curve of a finished run has not a row for each of its steps.
         """
+        try:
+            found, damaged = self._read_tables(run_id), None
+        except Damaged as error:
+            found, damaged = {}, error
+        if len(found) < len(TABLES) and not self._is_current():
+            now = read_block(self.folder)
+            return {} if now is None or run_id not in now.runs else now.tables(run_id)
+        if damaged is not None:
+            raise damaged
+        return found
+
+    def _read_tables(self, run_id: str) -> dict[str, Columns]:
         if not self.done:
             place = self.places[run_id]
             found = {name: read_raw(self.at / f"{name}.raw", self.total, place) for name in TABLES}
@@ -82,6 +94,12 @@ class Block:
         if rows != run.steps and not run.thinned:
             raise Damaged(self.at / "curve.parquet", f"it has {rows} rows of {run_id}, which made {run.steps} steps")
         return {name: columns for name, columns in found.items() if columns}
+
+    def _is_current(self) -> bool:
+        """Whether the block would still be read from the same folder."""
+        if self.done:
+            return results_in(self.folder) == self.at
+        return results_in(self.folder) is None and any(path == self.at for _, path in attempts(self.folder)[:1])
 
     def check_tables(self) -> None:
         """Look whether the tables of a finished block can be there, without reading their values.
@@ -104,7 +122,7 @@ class Block:
 
 
 def read_block(folder: Path) -> Block | None:
-    """What is in the folder of a block; None if it is empty, as one that is about to begin.
+    """What is in the folder of a block; None if it is not there, or empty, as one that is about to begin.
 
     Raises:
         Damaged: it is no block.
@@ -178,12 +196,14 @@ def _unfinished(folder: Path) -> Block | None:
 
 
 def _begun(folder: Path) -> Block | None:
-    """A block without results or attempts: None if it is empty."""
+    """A block without results or attempts: None if it is empty or not there."""
     if any(is_there(folder / name) for name in _OLD):
         raise Damaged(folder, "it is of an older format of stores, which this version does not read; train it again")
     try:
         with os.scandir(folder) as entries:
             left = [entry.name for entry in entries if not entry.name.startswith(".")]
+    except FileNotFoundError:  # whoever took it has just given it up
+        return None
     except OSError as error:
         raise Damaged(folder, f"it cannot be read ({error.strerror})") from None
     if not left:
