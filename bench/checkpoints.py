@@ -3,9 +3,10 @@
 import pickle
 import sys
 import zipfile
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeGuard
+from typing import TypeGuard, TypeVar
 
 import lightning.pytorch as pl
 import numpy as np
@@ -16,6 +17,8 @@ from bench.memory import ran_out
 from bench.store.files import sync
 from bench.store.load import is_there
 from bench.store.tables import TABLES, read_raw
+
+T = TypeVar("T")
 
 STEPS = "steps_done"
 """Key in a recorder's state: optimizer steps made."""
@@ -79,6 +82,19 @@ def usable(path: Path | None, runs: int = 1, *, put_aside: bool) -> bool:
 
 class DoesNotFit(Exception):
     """A checkpoint that can be read, and not be restored; it was put aside."""
+
+
+def or_afresh(train: Callable[[bool], T]) -> T:
+    """Train from the checkpoint there is; where that does not fit, from the start.
+
+    Args:
+        train: is told whether to look for a checkpoint.
+    """
+    try:
+        return train(True)
+    except DoesNotFit:
+        pass  # and with it goes what the first try holds
+    return train(False)
 
 
 def is_misfit(error: BaseException) -> TypeGuard[Exception]:

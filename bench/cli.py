@@ -128,7 +128,7 @@ def _fit(words: list[str]) -> int:
         from bench.seeds import fit_seeds
 
         return fit_seeds(config, args, study)
-    if more := [name for name in ("engine", "workers") if getattr(args, name) is not None]:
+    if more := [name for name in ("engine", "workers", "memory", "width") if getattr(args, name) is not None]:
         raise UserError(f"--{more[0]} is for several runs; give --seeds too, or leave it out")
     if args.dry_run:
         return _dry_run(config, as_json=args.json)

@@ -2,7 +2,6 @@
 
 import ctypes
 import os
-import re
 import resource
 import sys
 from collections.abc import Iterator
@@ -10,11 +9,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.errors import UserError
+from bench.grammar.values import Memory
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of <malloc.h>
 _GROUPS, _GROUP_OF_PROCESS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
-_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 def free_memory(device: str) -> int:
@@ -55,20 +53,9 @@ def _left_by_groups() -> Iterator[int]:
                 break
 
 
-def read_memory(text: str, device: str) -> int:
-    """Bytes from a share of what is free (`80%`) or a size (`8G`, `500M`).
-
-    Raises:
-        UserError: it is neither, or nothing.
-    """
-    found = re.fullmatch(r"(\d+\.?\d*|\.\d+) *(?:(%)|([KMGT]?)I?B?)", text.strip().upper())
-    if found:
-        number, share, unit = float(found[1]), found[2], found[3]
-        if share and 0 < number <= 100:
-            return max(1, int(number / 100 * free_memory(device)))
-        if not share and number * _UNITS[unit] >= 1:
-            return int(number * _UNITS[unit])
-    raise UserError(f"--memory {text}: write a share of what is free, such as 80%, or a size, such as 8G")
+def bytes_of(memory: Memory, device: str) -> int:
+    """Bytes of a device; at least one, since what is free is a guess."""
+    return memory.size if memory.share is None else max(1, int(memory.share * free_memory(device)))
 
 
 @dataclass

@@ -88,16 +88,21 @@ def note(text: str | None) -> None:
         print(clean(f"bench: {text}"), file=sys.stderr, flush=True)
 
 
-def make_output(folder: Path) -> None:
-    """Make the output's folder, and find out before hours of training whether it can be written."""
+def check_output(folder: Path) -> None:
+    """Find out before hours of training whether a folder can be made and written, and leave no trace.
+
+    Raises:
+        UserError: it cannot.
+    """
+    from tasks.core.files import filled
+
     probe = folder / f"probe-{uuid4().hex}.tmp"
-    try:
-        with writing(folder):
-            folder.mkdir(parents=True, exist_ok=True)
+    with writing(folder), filled(folder):
+        try:
             probe.write_bytes(bytes(ROOM))
-    finally:
-        with suppress(OSError):
-            probe.unlink(missing_ok=True)
+        finally:
+            with suppress(OSError):
+                probe.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -181,6 +181,83 @@ def live_line(line: Callable[[Any, int], str]) -> Any:
     return Bar(Line(), console=console)
 
 
+class LiveView:
+    """What a person sees of many runs: a line for all, and below it a line for each of several workers.
+
+    A terminal shows it for as long as the runs are made, and in the end the first line alone.
+
+    Args:
+        label: what is done.
+        enabled: whether to show anything.
+    """
+
+    def __init__(self, label: str, *, enabled: bool = True) -> None:
+        self.label, self.enabled, self.is_live = label, enabled, False
+        self._begun = time.monotonic()
+
+    def line(self, columns: int) -> str:
+        """How far all is, at most so many columns wide where what is most important fits into them."""
+        raise NotImplementedError
+
+    def workers(self) -> Sequence[str]:
+        """What each worker does; nothing where the first line says it."""
+        return ()
+
+    def lines(self, columns: int) -> list[str]:
+        """All lines."""
+        rows = [fitting([(0, f"  {number}  {what}")], columns) for number, what in enumerate(self.workers(), 1)]
+        return [self.line(columns), *rows]
+
+    @contextmanager
+    def live(self) -> Iterator[None]:
+        """Show the lines while the context lasts, on a terminal only."""
+        self._begun = time.monotonic()
+        if not self.enabled or not on_terminal():
+            yield
+            return
+        from rich.console import Console
+        from rich.live import Live
+        from rich.text import Text
+
+        console, over = Console(stderr=True), False
+
+        def shown() -> Text:
+            lines = [self.line(console.width)] if over else self.lines(console.width)
+            return Text("\n".join(lines), no_wrap=True, overflow="ellipsis")
+
+        with hearing(lambda what: self.doing(0, what)), Live(get_renderable=shown, console=console):
+            self.is_live = True
+            try:
+                yield
+            finally:
+                over, self.is_live = True, False
+
+    def doing(self, worker: int, what: str) -> None:
+        """Take over what a worker does while it does not train yet (`bench.progress.doing`)."""
+
+    def say(self, line: str) -> None:
+        """Show a line."""
+        if self.enabled:
+            say(line)
+
+    def _parts(self, done: int, wanted: int, what: str, made: float, before: int = 0) -> list[tuple[int, str]]:
+        """Label, bar, count and time to go, for `fitting`.
+
+        Args:
+            done: things that are over.
+            wanted: things in all.
+            what: they are.
+            made: things that were made since the view began, with parts of those that are being made.
+            before: things that were there then.
+        """
+        spent = time.monotonic() - self._begun
+        left = spent / made * (wanted - before - made) if made else None
+        return [
+            (4, self.label), (5, gauge((before + made) / max(wanted, 1))), (0, f"{done}/{wanted} {what}"),
+            (0, f"ETA {clock(left)}"),
+        ]  # fmt: skip
+
+
 class Advance(NamedTuple):
     """What a worker has done since it last told.
 
@@ -199,7 +276,7 @@ class Advance(NamedTuple):
     best: tuple[float, str] | None = None
 
 
-class SweepProgress:
+class SweepProgress(LiveView):
     """Shows how far a sweep is: trial-steps (steps of single runs) and their rate, runs in training, best run so far.
 
     Args:
@@ -209,36 +286,25 @@ class SweepProgress:
     """
 
     LINE_SECONDS = 10
-    own_workers = False
 
     def __init__(self, label: str, mode: Literal["min", "max"], *, enabled: bool = True) -> None:
-        self.label, self.better, self.enabled = label, gt if mode == "max" else lt, enabled
-        self.steps, self.runs = 0, 0
-        self._lock = Lock()  # a thread takes over what workers tell, another one draws the bar
+        super().__init__(label, enabled=enabled)
+        self.better = gt if mode == "max" else lt
+        self.steps, self.runs, self.processes = 0, 0, 1
+        self._lock = Lock()  # a thread takes over what workers tell, another one draws the lines
         self._over: set[str] = set()
         self._alive: dict[int, tuple[int, float]] = {}
         self._doing: dict[int, str] = {}
-        self._begun = self._said = time.monotonic()
+        self._said = time.monotonic()
         self.best: tuple[float, str] | None = None
-        self._bar: Any = None
 
     @contextmanager
-    def showing(self, runs: int, *, own_workers: bool = False) -> Iterator[None]:
-        """Show the progress of so many runs while the context lasts; workers of this command may train some of them."""
-        self.runs, self.own_workers = runs, own_workers
-        self._begun = self._said = time.monotonic()
-        if not self.enabled or not on_terminal():
+    def showing(self, runs: int, processes: int = 1) -> Iterator[None]:
+        """Show the progress of so many runs while the context lasts, which so many processes of this command train."""
+        self.runs, self.processes = runs, processes
+        self._said = time.monotonic()
+        with self.live():
             yield
-            return
-        self._bar = live_line(lambda task, columns: self.line(columns))
-        with hearing(lambda what: self.doing(0, what)):
-            self._bar.start()
-            self._bar.add_task(self.label, total=None)
-            try:
-                yield
-            finally:
-                self._bar.stop()
-                self._bar = None
 
     def advance(
         self,
@@ -293,30 +359,31 @@ class SweepProgress:
 
     def waiting(self, runs: int) -> None:
         """Other processes train the last runs."""
-        if not self.own_workers:
+        if self.processes == 1:  # or it is mostly one of them
             self.say(f"waiting for {runs} run{'s' * (runs != 1)} that other processes train")
-
-    def say(self, line: str) -> None:
-        """Show a line."""
-        say(line)
 
     def line(self, columns: int) -> str:
         """The bar, at most so many columns wide where runs and time to go fit into them."""
         with self._lock:
             alive = sum(lanes for lanes, _ in self._alive.values())
             share = sum(lanes * done for lanes, done in self._alive.values())
-            doing = ", ".join(dict.fromkeys(filter(None, self._doing.values())))
-        done, spent = (self.ended + share) / max(self.runs, 1), time.monotonic() - self._begun
+            doing = self._doing.get(0, "") if self.processes == 1 else ""
         best = "" if self.best is None else f"best {self.best[0]:.4g} ({self.best[1]})"
         return fitting(
             [
-                (4, self.label), (5, gauge(done)), (0, f"{self.ended}/{self.runs} runs"),
-                (0, f"ETA {clock(spent / done - spent if done else None)}"),
-                (1, doing),
+                *self._parts(self.ended, self.runs, "runs", self.ended + share), (1, doing),
                 (2, f"{alive} in training"), (3, f"{self._rate:,.0f} trial-steps/s"), (6, best),
             ],
             columns,
         )  # fmt: skip
+
+    def workers(self) -> Sequence[str]:
+        """What each process of this command does, if there are several."""
+        if self.processes == 1:
+            return ()
+        with self._lock:
+            trains = {slot: f"{lanes} in training, {done:.0%}" for slot, (lanes, done) in self._alive.items() if lanes}
+            return [self._doing.get(slot) or trains.get(slot, "waits") for slot in range(self.processes)]
 
     @property
     def _rate(self) -> float:
@@ -325,7 +392,7 @@ class SweepProgress:
 
     def _show(self, alive: int, share: float) -> None:
         now = time.monotonic()
-        if self._bar is None and self.enabled and now - self._said >= self.LINE_SECONDS:
+        if not self.is_live and self.enabled and now - self._said >= self.LINE_SECONDS:
             self._said = now
             best = "" if self.best is None else f", best {self.best[0]:.4g} ({self.best[1]})"
             values = f"{self.ended}/{self.runs} runs, {alive} in training, {self._rate:,.0f} trial-steps/s{best}"

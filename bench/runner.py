@@ -23,7 +23,7 @@ from torch.distributed import DistNetworkError, DistStoreError
 
 from bench import __version__, process
 from bench.callbacks import Recorder
-from bench.checkpoints import DoesNotFit, is_misfit, set_aside, usable
+from bench.checkpoints import DoesNotFit, is_misfit, or_afresh, set_aside, usable
 from bench.checks import check, option_error
 from bench.config import RunConfig, on_device
 from bench.errors import RunBroke, RunBusy, RunFailed, UserError
@@ -74,16 +74,12 @@ def run(
         RunBroke: the run broke on the way; the store says so too.
         KeyboardInterrupt: a signal asked to stop when the run was already over; its result is stored.
     """
-    try:
-        return _run(config, rerun, progress, stop, tuned_by, plan)
-    except DoesNotFit:
-        pass  # and with it goes what the first try holds
-    return _run(config, rerun, progress, stop, tuned_by, plan, resume=False)
+    return or_afresh(lambda resume: _run(config, rerun, progress, stop, tuned_by, plan, resume))
 
 
 def _run(
     config: RunConfig, rerun: bool, progress: bool | Callable[[int, str], Progress], stop: StopRequest | None,
-    tuned_by: str | None, plan: str | None, *, resume: bool = True,
+    tuned_by: str | None, plan: str | None, resume: bool,
 ) -> RunResult:  # fmt: skip
     """`run`, from a checkpoint or not."""
     config = on_device(config)

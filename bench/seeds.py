@@ -49,7 +49,7 @@ def fit_seeds(config: RunConfig, args: Args, tuned_by: str | None) -> int:
         print(json.dumps(runs) if args.json else "\n".join(shown))
         return 0
     progress = SweepProgress(f"{config.task} {config.opt}", config.task_spec.mode)
-    effort = Effort(args.engine or "auto", workers=args.workers)
+    effort = Effort.of(args)
     results = results_of(configs, progress, effort, plan="fit", tuned_by=tuned_by)
     if results is None:
         return 130

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import bench.memory
-from bench.errors import UserError
-from bench.memory import free_memory, keep_freed_memory, ran_out, read_memory, watch_peak
+from bench.grammar.values import Memory, read_memory
+from bench.memory import bytes_of, free_memory, keep_freed_memory, ran_out, watch_peak
 
 MB = 2**20
 NO_LIMIT = 2**63 - 4096  # as version 1 of control groups writes it
@@ -27,13 +27,13 @@ NO_LIMIT = 2**63 - 4096  # as version 1 of control groups writes it
     ],
 )  # fmt: skip
 def test_memory_may_be_a_size(text, size):
-    assert read_memory(text, "cpu") == size
+    assert bytes_of(read_memory(text), "cpu") == size
 
 
 @pytest.mark.parametrize(("text", "share"), [("80%", 0.8), ("100%", 1), ("0.5%", 0.005), ("50 %", 0.5)])
 def test_memory_may_be_a_share_of_what_is_free(monkeypatch, text, share):
     monkeypatch.setattr(bench.memory, "free_memory", {"cuda": 1000 * MB}.get)
-    assert read_memory(text, "cuda") == int(share * 1000 * MB)
+    assert bytes_of(read_memory(text), "cuda") == int(share * 1000 * MB)
 
 
 @pytest.mark.parametrize(
@@ -43,9 +43,8 @@ def test_memory_may_be_a_share_of_what_is_free(monkeypatch, text, share):
     + ["8G%", "8%G", "8,5G", "1.2.3", "0.0001", "8Gi B", "8 9"],
 )  # fmt: skip
 def test_anything_else_is_refused(text):
-    with pytest.raises(UserError) as error:
-        read_memory(text, "cpu")
-    assert str(error.value) == f"--memory {text}: write a share of what is free, such as 80%, or a size, such as 8G"
+    with pytest.raises(ValueError, match=r"^write a share of what is free, such as 80%, or a size, such as 8G$"):
+        read_memory(text)
 
 
 # -- what is free ---------------------------------------------------------------------------------------------------
@@ -105,7 +104,7 @@ def test_groups_of_version_1(groups):
 def test_a_group_that_has_used_up_all_leaves_nothing(groups):
     groups("0::/\n", {"": (MB, 2 * MB, 0)}, V2)
     assert free_memory("cpu") == 0
-    assert read_memory("80%", "cpu") == 1  # it is a guess: one lane may fit all the same
+    assert bytes_of(Memory(), "cpu") == 1  # it is a guess: one lane may fit all the same
 
 
 @pytest.mark.parametrize("says", ["0::/elsewhere/in/the/host\n", "3:cpu:/\n", ""])

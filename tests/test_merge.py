@@ -448,12 +448,12 @@ def test_a_merge_that_breaks_leaves_nothing_half_and_goes_on(cli, source, tmp_pa
     left = call
 
     def breaking(own):
-        def train_cuts(*args, **kwargs):
+        def instead(*args, **kwargs):
             nonlocal left
             left -= 1
             return no_space() if left < 0 else own(*args, **kwargs)
 
-        return train_cuts
+        return instead
 
     with monkeypatch.context() as full:
         full.setattr(bench.store.merge, "copy", breaking(bench.store.merge.copy))

@@ -26,7 +26,7 @@ import pytest
 
 from bench.execute.pool import Pool
 from bench.execute.slots import Slot
-from bench.progress import Progress, SweepProgress, clock, doing, fitting, hearing, say
+from bench.progress import Advance, Progress, SweepProgress, clock, doing, fitting, hearing, say
 from bench.store.store import Store
 from bench.tuning.progress import TuningProgress
 from tasks import TASKS
@@ -159,6 +159,9 @@ def test_missing_files_are_fetched_and_others_are_left_alone(served: tuple[str, 
     (root / "own" / "b").unlink()
     with pytest.raises(DataError, match=r"missing data: b expected in .*, and downloading failed \(.*404.*\); copy"):
         ImageSource("own", digests, f"{url}own/").require(root)
+    with pytest.raises(DataError, match="downloading failed"):
+        ImageSource("own", digests, f"{url}other/").require(tmp_path / "new" / "data")
+    assert not (tmp_path / "new").exists()
 
 
 # -- the line of a terminal -------------------------------------------------------------------------------------------
@@ -274,28 +277,33 @@ def test_what_is_done_goes_to_whoever_hears_it() -> None:
     assert heard == ["one", "two", "one", ""]
 
 
-def test_the_live_table_shows_what_workers_do() -> None:
-    from rich.console import Console
-
+def test_a_live_view_of_tuning_shows_what_workers_do() -> None:
     progress = TuningProgress("study", "loss", enabled=False)
-
-    def table() -> str:
-        shown = io.StringIO()
-        Console(file=shown, width=100).print(progress._table())
-        return shown.getvalue()
-
     trial = {"number": 1, "fresh": False, "point": {"opt.lr": 0.1}, "kind": "design", "seeds": [1000]}
     with progress.showing(2):
-        assert table().count("starting") == 2
+        assert progress.lines(60)[1:] == ["  1  starting", "  2  starting"]
         progress.event(0, {"doing": "importing torch"})
         progress.event(1, {"trial": trial})
         progress.event(1, {"doing": "reading the data of mnist"})
-        assert re.search(r"1 +importing torch\s", table())
-        assert re.search(r"2 +opt.lr 0.1 +reading the data of mnist\s", table())
-        progress.event(0, {"doing": ""})
-        progress.event(1, {"trial": trial, "step": 5, "total": 10})
-        assert "importing" not in table()
-        assert re.search(r"2 +opt.lr 0.1 +5/10\s", table())
+        assert progress.lines(60)[1:] == ["  1  importing torch", "  2  opt.lr 0.1  reading the data of mnist"]
+        progress.event(0, {"lanes": 10, "over": 2, "runs": 20, "share": 0.25, "score": 0.5})
+        progress.event(1, {"trial": trial, "seed": 1000, "step": 5, "total": 10, "score": 0.3})
+        assert progress.lines(60)[1:] == [
+            "  1  2/20 runs, 10 in training  25%  best loss 0.5",
+            "  2  opt.lr 0.1, seed 1000  step 5/10  loss 0.3",
+        ]
+
+
+def test_a_live_view_of_a_plan_shows_what_its_processes_do() -> None:
+    progress = SweepProgress("sweep", "min", enabled=False)
+    with progress.showing(20, 3):
+        progress.add(0, Advance(100, 10, 0.25, ["a"]))
+        progress.doing(1, "importing torch")
+        assert progress.lines(80)[1:] == ["  1  10 in training, 25%", "  2  importing torch", "  3  waits"]
+        progress.add(0, Advance(ended=["b"]))
+        assert progress.lines(80)[1:] == ["  1  waits", "  2  importing torch", "  3  waits"]
+    with progress.showing(20):
+        assert len(progress.lines(80)) == 1
 
 
 # -- bars -------------------------------------------------------------------------------------------------------------
@@ -321,6 +329,17 @@ def test_the_bar_of_a_run_holds_step_and_time_to_go(columns: int, step: int, tot
         assert "loss 2.31" in line
 
 
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_the_bar_of_a_study_holds_trials_and_time_to_go(columns: int) -> None:
+    progress = TuningProgress("study civil_comments-adamw-0123abcd", "loss", enabled=False)
+    with progress.showing(1):
+        progress.wanted, progress.done, progress.failed = 1234, 3, 2
+        progress._there = 2
+        line = progress.line(columns)
+    assert len(line) <= columns
+    assert re.search(r"3/1234 trials  ETA \d+:\d\d(:\d\d)?  2 attempts failed", line)
+
+
 def test_where_a_step_sees_all_samples_there_are_no_epochs() -> None:
     line = Progress(10, "synthetic gd").line(1, SimpleNamespace(speed=2e5, time_remaining=0), 120)
     assert "epoch" not in line
@@ -332,12 +351,10 @@ def test_the_bar_of_a_sweep_holds_runs_time_to_go_and_what_workers_do(columns: i
     progress = SweepProgress("sweep civil_comments", "max", enabled=False)
     with progress.showing(1234):
         progress.doing(0, "importing torch")
-        progress.doing(1, "importing torch")
         line = progress.line(columns)
         assert len(line) <= columns
         assert "0/1234 runs  ETA -:--  importing torch" in line
         progress.advance(100, 8, [], 0.5)
-        progress.doing(1, "")
         line = progress.line(columns)
         assert "importing" not in line
         assert re.search(r"0/1234 runs  ETA \d+:\d\d  8 in training", line)

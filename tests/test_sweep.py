@@ -1176,7 +1176,7 @@ def test_a_folder_for_the_output_that_is_none(cli, store, here):
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC, errno.EACCES])
 def test_a_folder_for_the_output_that_cannot_be_written_is_found_before_anything_is_trained(
-    cli, store, monkeypatch, number
+    cli, store, here, monkeypatch, number
 ):
     def refuse(self: Path, content: bytes) -> int:
         raise OSError(number, os.strerror(number))
@@ -1187,6 +1187,7 @@ def test_a_folder_for_the_output_that_cannot_be_written_is_found_before_anything
         2, f"cannot write to {OUT}: {os.strerror(number)}; choose another with --out DIR",
     )  # fmt: skip
     assert not store.exists()
+    assert not (here / OUT).parent.exists()
 
 
 def test_an_output_that_breaks_after_the_training_costs_no_run(cli, store, here, monkeypatch, trained):

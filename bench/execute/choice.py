@@ -13,8 +13,9 @@ from bench.config import RunConfig
 from bench.errors import UserError, first_line
 from bench.execute import Engine
 from bench.execute.blocks import rectangles
+from bench.grammar.values import Memory
 from bench.lanes.runs import Grid, make_lanes
-from bench.memory import free_memory, ran_out, watch_peak
+from bench.memory import bytes_of, ran_out, watch_peak
 from bench.progress import doing
 from bench.runner import build
 from tasks.core.order import micro_batches_per_rank
@@ -54,7 +55,7 @@ class Choices:
     Args:
         engine: `lanes`, `lightning` (one run after the other), or what is faster.
         width: lanes of a block at most; measured by default.
-        memory: bytes that all blocks of this machine together may take; 80 % of what is free by default.
+        memory: what all blocks of this machine together may take; 80 % of what is free by default.
         say: shows a line.
         processes: so many processes of this machine share its memory.
     """
@@ -63,11 +64,11 @@ class Choices:
         self,
         engine: Engine,
         width: int | None,
-        memory: int | None,
+        memory: Memory | None,
         say: Callable[[str], None],
         processes: int = 1,
     ) -> None:
-        self.engine, self.width, self.memory, self.say = engine, width, memory, say
+        self.engine, self.width, self.memory, self.say = engine, width, memory or Memory(), say
         self.processes = processes
         self._measured: dict[object, Choice] = {}
         self._said: set[str] = set()
@@ -101,14 +102,15 @@ class Choices:
         first = group[0]
         try:
             task, plan = build(first)
-            ahead = len(group) * plan.total_steps * micro_batches_per_rank(plan.batch_size, 1, plan.micro_batch_size)
+            micro_batches = micro_batches_per_rank(plan.batch_size, 1, plan.micro_batch_size)
+            ahead = len(group) * plan.total_steps * micro_batches
             alone = seconds_of(single_step(first, task, plan), ahead)
             del task  # leave the device to the lanes
         except UserError:
             raise
         except Exception:  # so it will in training, which records how
-            alone = ahead = inf
-        limit = (self.memory or int(0.8 * free_memory(first.device))) // self.processes
+            alone, ahead, micro_batches = inf, inf, 1
+        limit = bytes_of(self.memory, first.device) // self.processes
         costs: dict[int, float] = {}
         each = 0.0
         for lanes in (w for w in _WIDTHS if w < 4 * len(group) and each * w <= limit):
@@ -158,8 +160,8 @@ class Choices:
                 + (f", {1e6 * alone:,.0f} us in a plain loop" if alone < inf else "")
             )
         if pays or self.engine == "lanes":
-            return Choice(lanes=True, width=width, step=_line(costs))
-        return Choice(lanes=False, width=1, step=(alone, 0.0) if alone < inf else None)
+            return Choice(lanes=True, width=width, step=_line(costs, micro_batches))
+        return Choice(lanes=False, width=1, step=(micro_batches * alone, 0.0) if alone < inf else None)
 
     def compile_pays(self, blocks: Sequence[Grid]) -> bool:
         """Whether `torch.compile` saves more of the optimizer's updates than it takes; short sweeps do not try.
@@ -203,18 +205,19 @@ class Choices:
         return pays
 
 
-def _line(costs: Mapping[int, float]) -> tuple[float, float] | None:
+def _line(costs: Mapping[int, float], micro_batches: int) -> tuple[float, float] | None:
     """Seconds of a step by its lanes, as a line through the narrowest and the widest that were measured.
 
     Args:
-        costs: seconds of a step and lane, by lanes.
+        costs: seconds of a micro-batch and lane, by lanes.
+        micro_batches: of a step.
     """
     if not costs:
         return None
     low, high = min(costs), max(costs)
     slope = (high * costs[high] - low * costs[low]) / (high - low) if high > low else costs[low]
     slope = min(max(slope, 0.0), costs[low])
-    return low * (costs[low] - slope), slope
+    return micro_batches * low * (costs[low] - slope), micro_batches * slope
 
 
 def _fitting_measurements(group: Sequence[RunConfig], width: int, limit: int) -> int:

@@ -14,6 +14,7 @@ from bench.errors import UserError
 from bench.execute.blocks import block_key, check_all, rectangles
 from bench.execute.choice import Choices, why_no_lanes
 from bench.execute.plan import CUTS, Plan, write_once
+from bench.grammar.values import Memory
 from bench.progress import SweepProgress
 from bench.stop import StopRequest
 from bench.store.files import making
@@ -63,7 +64,7 @@ class Decisions(TypedDict):
 
 
 def cut(
-    plan: Plan, progress: SweepProgress, stop: StopRequest, *, memory: int | None = None, processes: int = 1
+    plan: Plan, progress: SweepProgress, stop: StopRequest, *, memory: Memory | None = None, processes: int = 1
 ) -> list[Cut]:
     """Decide how the runs are made that the store does not have, what takes longest first, and record that.
 
@@ -74,7 +75,7 @@ def cut(
         plan: the runs.
         progress: hears what was decided.
         stop: if a signal asked to stop while the decision was made, it is not recorded.
-        memory: bytes that all blocks of this machine together may take; 80 % of what is free by default.
+        memory: what all blocks of this machine together may take; 80 % of what is free by default.
         processes: so many processes of this machine share its memory.
 
     Raises:

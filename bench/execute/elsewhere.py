@@ -19,7 +19,7 @@ from bench.progress import SweepProgress, doing
 from bench.store.block import PLANS
 from optimizers.plugins import absolute
 
-TRAINING = (("memory", "80%"), ("json", False), ("out", None))
+TRAINING = (("memory", None), ("json", False), ("out", None))
 """Options, with their defaults, that say how runs are made and shown here."""
 
 
@@ -60,7 +60,7 @@ def publish(title: str, configs: Sequence[RunConfig], args: Args, device: str | 
     check_all(configs)
     places = absolute_places({"data": args.data, "store": args.store})
     count = array_size(args.workers or "auto", len(configs))
-    plan = Plan(title, configs, args.engine, getattr(args, "width", None), count)
+    plan = Plan(title, configs, args.engine, args.width, count)
     if not (missing := plan.missing()):
         note(f"all {len(configs)} runs are stored; the command without --slurm or --create shows the result")
         return 0

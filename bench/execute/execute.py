@@ -18,6 +18,7 @@ from bench.execute.here import train_cuts
 from bench.execute.plan import Plan, forget_finished
 from bench.execute.pool import Pool, WorkerProcess
 from bench.execute.slots import Slot, slots
+from bench.grammar.values import Memory
 from bench.progress import Advance, SweepProgress
 from bench.stop import StopRequest
 
@@ -64,7 +65,7 @@ def work(
     plan: Plan,
     progress: SweepProgress,
     own_slots: Sequence[Slot] = (Slot(),),
-    memory: int | None = None,
+    memory: Memory | None = None,
     stop: StopRequest | None = None,
 ) -> bool:
     """Make the runs of a plan that the store does not have; False if a signal asked to stop.
@@ -73,7 +74,7 @@ def work(
         plan: which others may work on too.
         progress: shows how far it is.
         own_slots: what each process on this machine has; one process is this one.
-        memory: bytes that all blocks of this machine together may take; 80 % of what is free by default.
+        memory: what all blocks of this machine together may take; 80 % of what is free by default.
         stop: as in `execute`.
 
     Raises:
@@ -89,7 +90,7 @@ def work(
             torch.set_num_threads(own.threads)
         cuts = cut(plan, progress, stop, memory=memory, processes=len(own_slots))
         runs = sum(len(each.runs) for each in cuts)
-        with progress.showing(runs, own_workers=bool(others)), _helped(pool, job, progress, stop):
+        with progress.showing(runs, len(own_slots)), _helped(pool, job, progress, stop):
             made = train_cuts(plan, cuts, progress, stop, since=since)
         if stop.at_once:  # Lightning may have swallowed the interrupt
             pool.stop(0)

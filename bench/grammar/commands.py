@@ -7,7 +7,19 @@ from typing import Any
 
 from bench.grammar.parse import Args, Command, Option
 from bench.grammar.parse import parse as parse_words
-from bench.grammar.values import FOLDERS, finite, folder, names, place, read_budget, read_seeds, seconds, whole, workers
+from bench.grammar.values import (
+    FOLDERS,
+    finite,
+    folder,
+    names,
+    place,
+    read_budget,
+    read_memory,
+    read_seeds,
+    seconds,
+    whole,
+    workers,
+)
 
 # -- options that several commands have ------------------------------------------------------------------------------
 
@@ -50,6 +62,12 @@ STUDY_ENGINE = replace(ENGINE, help=ENGINE.help.replace("(default)", "(default, 
 RUN_WORKERS = Option("workers", "processes that share the runs, or auto: one for each GPU or processor (default: one"
                      " for each GPU, and on a CPU one; with --create or --slurm at most 8)", "N", workers,
                      completes="auto")  # fmt: skip
+RUNNING = (
+    ENGINE, RUN_WORKERS,
+    Option("memory", "what lanes may take: a share of what is free, or a size (default 80%)", "SIZE", read_memory),
+    Option("width", "lanes at once; nothing is measured then, and auto takes lanes (default: measured)", "N", whole(1)),
+)  # fmt: skip
+"""How the runs of a plan are made."""
 WORKERS = Option("workers", "worker processes, or auto (default): one for each GPU, or each processor", "N", workers,
                  default="auto", completes="auto", also=("jobs",))  # fmt: skip
 SLURM = (
@@ -106,7 +124,7 @@ _ALL = (
                    " or 10:15, which is 10 to 14)", "SEEDS", read_seeds),
             DATA_SEED, CONFIG,
             Option("tuned", "take the hyperparameters in configs/tuned/<task>/<optimizer>.yaml"),
-            RUN_DEVICE, PRECISION, replace(ENGINE, help="of several seeds; " + ENGINE.help, default=None), RUN_WORKERS,
+            RUN_DEVICE, PRECISION, replace(ENGINE, help="of several seeds; " + ENGINE.help, default=None), *RUNNING[1:],
             Option("resume", "continue an interrupted run, bit for bit", "RUN", completes="run"),
             Option("rerun", "train again although the result is stored"),
             LOGGER,
@@ -131,11 +149,7 @@ _ALL = (
             Option("seeds", "how many (32 is 0 to 31), or which (3,5,8 or 10:15, which is 10 to 14); default 8",
                    "SEEDS", read_seeds, default=lambda: read_seeds("8")),
             CONFIG, Option("tuned", "fix the hyperparameters in configs/tuned/<task>/<optimizer>.yaml"),
-            ENGINE, RUN_WORKERS,
-            Option("memory", "what lanes may take: a share of what is free, or a size (default 80%)", "SIZE",
-                   default="80%"),
-            Option("width", "lanes at once; nothing is measured then, and auto takes lanes (default: measured)", "N",
-                   whole(1)),
+            *RUNNING,
             _out("where table and plot go (default: swept/TASK/OPT-HASH, another for other runs)"),
             RUN_DEVICE, Option("precision", "32-true or 64-true as lanes; the task's own by default", "P", setting=True,
                            completes=PRECISION.completes),
@@ -267,7 +281,7 @@ _ALL = (
             Option("arm", "change a setting in one arm, by its label: --arm NGD opt.lr 0.05 --arm 'H = 1' opt.lr 2",
                    "ARM SETTING VALUE", words=3, many=True),
             _out("where the output goes (default: reproduced/NAME, NAME-quick, NAME-changed)"),
-            DEVICE, ENGINE, RUN_WORKERS, *ELSEWHERE, DATA, STORE,
+            DEVICE, *RUNNING, *ELSEWHERE, DATA, STORE,
         ),
     ),
     Command(

@@ -148,6 +148,38 @@ def read_budget(text: str) -> Budget:
     raise ValueError("write a time (--budget 6h, 90min, 2d) or a number of runs (--budget 200runs)")
 
 
+@dataclass(frozen=True)
+class Memory:
+    """What may be taken: a share of what is free, or a size.
+
+    Attributes:
+        share: from 0 to 1, or None.
+        size: bytes, where there is no share.
+    """
+
+    share: float | None = 0.8
+    size: int = 0
+
+
+_SIZES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+def read_memory(text: str) -> Memory:
+    """A share of what is free (`80%`) or a size (`8G`, `500M`).
+
+    Raises:
+        ValueError: it is neither, or nothing.
+    """
+    found = re.fullmatch(r"(\d+\.?\d*|\.\d+) *(?:(%)|([KMGT]?)I?B?)", text.strip().upper())
+    if found:
+        number, share, unit = float(found[1]), found[2], found[3]
+        if share and 0 < number <= 100:
+            return Memory(number / 100)
+        if not share and number * _SIZES[unit] >= 1:
+            return Memory(None, int(number * _SIZES[unit]))
+    raise ValueError("write a share of what is free, such as 80%, or a size, such as 8G")
+
+
 def place(name: str, given: str | None = None) -> Path:
     """The folder that `--data` or `--store` names, else its variable, else the usual one.
 

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from bench.callbacks import Watcher
-from bench.checkpoints import STEPS, DoesNotFit, is_misfit, set_aside, usable
+from bench.checkpoints import STEPS, DoesNotFit, is_misfit, or_afresh, set_aside, usable
 from bench.config import RunConfig
 from bench.errors import RunBroke, RunBusy, UserError, first_line
 from bench.lanes.engine import Lanes, LanesModule
@@ -87,16 +87,12 @@ def train_block(
         RunFailed: the disk is full or gone.
         Exception: memory is short (`bench.memory.ran_out`).
     """
-    try:
-        return _train_block(grid, stop, progress, compiled, plan, tuned_by)
-    except DoesNotFit:
-        pass  # and with it goes what the first try holds
-    return _train_block(grid, stop, progress, compiled, plan, tuned_by, resume=False)
+    return or_afresh(lambda resume: _train_block(grid, stop, progress, compiled, plan, tuned_by, resume))
 
 
 def _train_block(
-    grid: Grid, stop: StopRequest, progress: SweepProgress, compiled: bool, plan: str | None, tuned_by: str | None, *,
-    resume: bool = True,
+    grid: Grid, stop: StopRequest, progress: SweepProgress, compiled: bool, plan: str | None, tuned_by: str | None,
+    resume: bool,
 ) -> list[RunResult] | None:  # fmt: skip
     """`train_block`, from a checkpoint or not."""
     first = grid[0][0]

@@ -41,7 +41,7 @@ def main(words: list[str]) -> int:
     if made_elsewhere(args):
         asked = ask(args.name, places, version)
         return publish(f"experiment {args.name}", [job.config for job in asked.all_jobs], args, args.device)
-    result = reproduce(args.name, folder, places, version, Effort(args.engine, workers=args.workers))
+    result = reproduce(args.name, folder, places, version, Effort.of(args))
     if result is None:
         return 130
     print("\n".join(claim_lines(result, folder)))

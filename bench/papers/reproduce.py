@@ -17,7 +17,7 @@ from bench.execute import Effort
 from bench.execute.blocks import check_all
 from bench.execute.command import results_of
 from bench.execute.plan import missing
-from bench.output import make_output, writing
+from bench.output import check_output, writing
 from bench.papers.arms import Arm
 from bench.papers.claims import judge
 from bench.papers.experiments import Experiment, Settings, load
@@ -174,7 +174,7 @@ def reproduce(
             on_device(waiting[0])
             check_places(waiting)
             check_all(waiting)
-    make_output(folder)
+    check_output(folder)
     progress = SweepProgress("runs", wanted[0].task_spec.mode)
     if results_of(wanted, progress, effort or Effort(), plan=f"experiment {name}") is None:
         return None

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bench.errors import RunBroke
 from bench.grammar.commands import parse
-from bench.output import make_output
+from bench.output import check_output
 
 
 def main(words: list[str]) -> int:
@@ -21,12 +21,10 @@ def main(words: list[str]) -> int:
 
     places = {"data": args.data, "store": args.store}
     with doing("reading the grid"):
-        from bench.config import on_device, settings_of
+        from bench.config import settings_of
         from bench.execute import Effort
         from bench.execute.blocks import check_all
         from bench.execute.command import results_of
-        from bench.execute.plan import missing
-        from bench.memory import read_memory
         from bench.papers.reproduction import words as as_words
         from bench.store.store import Store
         from bench.sweeps.grid import configurations, folder_of
@@ -53,14 +51,13 @@ def main(words: list[str]) -> int:
         return publish("sweep", configs, args, args.of_runs.get("device"))
     from bench.sweeps import sensitivity
 
-    memory = read_memory(args.memory, on_device(configs[0]).device) if missing(configs) else None
     folder = args.out or Path("swept") / folder_of(configs)
-    make_output(folder)  # before hours of training
+    check_output(folder)  # before hours of training
     if replaced := sensitivity.replaced(folder, {config.run_id for config in configs}):
         progress.say(f"bench: {replaced}")
     broke: RunBroke | None = None
     try:
-        results = results_of(configs, progress, Effort(args.engine, args.width, memory, args.workers), plan="sweep")
+        results = results_of(configs, progress, Effort.of(args), plan="sweep")
     except RunBroke as error:  # the others are shown all the same
         there = Store(args.store).finished_all(config.run_id for config in configs)
         results, broke = [there[config.run_id] for config in configs if config.run_id in there], error

@@ -1,18 +1,17 @@
-"""What a person sees of a study while it is worked on: a live table on a terminal, a line per trial elsewhere."""
+"""What a person sees of a study while it is worked on: live lines on a terminal, a line per trial elsewhere."""
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from bench.progress import on_terminal, say
+from bench.progress import LiveView, fitting
 from bench.text import duration
 
 if TYPE_CHECKING:
     from bench.tuning.trials import Trial
 
 
-class TuningProgress:
+class TuningProgress(LiveView):
     """Shows each worker's trial, step and score, and how many trials are done.
 
     Args:
@@ -22,30 +21,30 @@ class TuningProgress:
     """
 
     def __init__(self, label: str, metric: str, *, enabled: bool = True) -> None:
-        self.label, self.metric, self.enabled = label, metric, enabled
+        super().__init__(label, enabled=enabled)
+        self.metric = metric
         self.done, self.wanted, self.failed = 0, 0, 0
         self._there: int | None = None  # trials that were done before
         self._rows: list[dict[str, str]] = [{}]
-        self._live: Any = None
 
     @contextmanager
     def showing(self, workers: int) -> Iterator[None]:
         """Show so many workers while the context lasts."""
         self._rows = [{"doing": "starting"} for _ in range(workers)]
-        self._begun = time.monotonic()
-        if self.enabled and on_terminal():
-            from rich.console import Console
-            from rich.live import Live
-
-            console = Console(stderr=True)
-            self._live = Live(get_renderable=self._table, console=console, refresh_per_second=4, transient=True)
-            self._live.start()
-        try:
+        with self.live():
             yield
-        finally:
-            if self._live is not None:
-                self._live.stop()
-                self._live = None
+
+    def line(self, columns: int) -> str:
+        """The bar, at most so many columns wide where trials and time to go fit into them."""
+        before = self._there or 0
+        parts = self._parts(self.done, self.wanted, "trials", self.done - before, before)
+        return fitting([*parts, (1, f"{counted(self.failed, 'attempt')} failed" * bool(self.failed))], columns)
+
+    def workers(self) -> list[str]:
+        """What each worker does."""
+        parts = "trial", "doing", "step", "score"
+        rows = list(self._rows)  # what a row holds may change meanwhile
+        return ["  ".join(filter(None, map(row.get, parts))) or "waits" for row in rows]
 
     def counted(self, trials: Sequence["Trial"], asked: int) -> None:
         """Take over how many trials there are."""
@@ -70,27 +69,18 @@ class TuningProgress:
             seed = f", seed {event['seed']}" if "seed" in event else ""
             row["trial"] = _name(event["trial"]) + seed
             if "step" in event:
-                row["step"] = f"{event['step']:,}/{event['total']:,}"
+                row["step"] = f"step {event['step']:,}/{event['total']:,}"
             if event.get("score") is not None:
-                row["score"] = f"{event['score']:.4g}"
+                row["score"] = f"{self.metric} {event['score']:.4g}"
         elif "lanes" in event:
             row.pop("doing", None)
-            row["trial"] = f"{event['lanes']:,} lanes alive"
-            row["step"] = f"{event['over']:,}/{event['runs']:,} runs, {event['share']:.0%}"
+            row["trial"] = f"{event['over']:,}/{event['runs']:,} runs, {event['lanes']:,} in training"
+            row["step"] = f"{event['share']:.0%}"
             if event.get("score") is not None:
-                row["score"] = f"{event['score']:.4g} (best)"
+                row["score"] = f"best {self.metric} {event['score']:.4g}"
         elif "idle" in event:
             row.clear()
             row["trial"] = "waits for the others"
-
-    def say(self, line: str) -> None:
-        """Show a line."""
-        if not self.enabled:
-            return
-        if self._live is not None:
-            self._live.console.print(line, markup=False, highlight=False)
-        else:
-            say(line)
 
     def _say_ended(self, event: Mapping[str, Any]) -> None:
         if event["state"] == "given back":
@@ -100,24 +90,6 @@ class TuningProgress:
         what = f"{self.metric} {values} ({duration(seconds)})" if values else event.get("reason", "")
         state = "" if event["state"] == "completed" else f" {event['state']}"
         self.say(f"[{self.done}/{self.wanted}] {_name(event['ended'])}:{state} {what}")
-
-    def _table(self) -> Any:
-        from rich.console import Group
-        from rich.table import Table
-        from rich.text import Text
-
-        spent, made = time.monotonic() - self._begun, self.done - (self._there or 0)
-        left = f", about {duration(spent / made * (self.wanted - self.done))} to go" if made else ""
-        failed = f", {self.failed} attempts failed" if self.failed else ""
-        table = Table(box=None, pad_edge=False)
-        for column in ("worker", "trial", "step", self.metric):
-            table.add_column(column, no_wrap=True)
-        for i, row in enumerate(self._rows):
-            trial, step = row.get("trial", ""), row.get("step", "")
-            if row.get("doing"):  # instead of training
-                trial, step = (trial, row["doing"]) if trial else (row["doing"], "")
-            table.add_row(str(i + 1), trial, step, row.get("score", ""))
-        return Group(Text(f"{self.label}: {self.done} of {self.wanted} trials{failed}, {duration(spent)}{left}"), table)
 
 
 def _spread(values: Sequence[float | None]) -> str:

@@ -255,7 +255,7 @@ def plan_lines(steps: Sequence[Step], workers: int) -> list[str]:
 # -- carrying it out --------------------------------------------------------------------------------------------------
 
 
-def train_cuts(
+def carry_out(
     suite: Suite, studies: Studies, places: Mapping[str, Any], workers: Workers, say: Callable[[str], None]
 ) -> list[Study] | None:
     """Tune, top up to equal budgets, and run the winners; None if a signal asked to stop.

@@ -4,7 +4,8 @@ import hashlib
 import shutil
 import tarfile
 import urllib.request
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -62,6 +63,23 @@ def require_files(folder: Path, expected: Mapping[str, str]) -> None:
             )
 
 
+@contextmanager
+def filled(folder: Path) -> Iterator[None]:
+    """Make a folder to write into; of what was made for it, what is empty in the end is removed.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    finally:
+        with suppress(OSError):
+            for path in made:
+                path.rmdir()
+
+
 def fetch(url: str, folder: Path, names: Iterable[str]) -> None:
     """Download those files of these names that a folder lacks.
 
@@ -73,8 +91,7 @@ def fetch(url: str, folder: Path, names: Iterable[str]) -> None:
     Raises:
         OSError: the network or the disk says no.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=folder) as temporary:
+    with filled(folder), TemporaryDirectory(dir=folder) as temporary:
 
         def get(url: str, name: str) -> Path:
             with urllib.request.urlopen(url, timeout=10) as answer, (Path(temporary) / name).open("wb") as file:

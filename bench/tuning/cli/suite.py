@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from bench.errors import UserError
 from bench.grammar.commands import parse
 from bench.grammar.parse import Args
-from bench.output import make_output, note
+from bench.output import check_output, note, writing
 from bench.tuning.cli.shared import need_server, open_studies, without_storage
 from optimizers.plugins import slug
 
@@ -65,7 +65,7 @@ def main(words: list[str]) -> int:
             print("\n".join([asked.title, *suite.plan_lines(steps, len(cut))]))
         return 0
     if not args.train_only:
-        make_output(args.out)  # before hours of training
+        check_output(args.out)  # before hours of training
     studies = open_studies(args)
 
     def say(line: str) -> None:
@@ -73,7 +73,7 @@ def main(words: list[str]) -> int:
 
     named, shared_by = naming(*(spec.names for spec in specs)), max(args.shared_by, len(cut))
     with Workers(studies, cut, places, args.engine, named, shared_by) as workers:
-        done = suite.train_cuts(asked, studies, places, workers, say)
+        done = suite.carry_out(asked, studies, places, workers, say)
     if done is None:
         say("bench: stopped; nothing is lost, and the same command goes on")
         return 130
@@ -115,7 +115,8 @@ def _slurm(args: Args, specs: Sequence["StudySpec"], trials: int | None) -> int:
     if args.print:
         print(text, end="")
         return 0
-    make_output(args.store)  # or Slurm could not write its log
+    with writing(args.store):
+        args.store.mkdir(parents=True, exist_ok=True)  # or Slurm could not write its log
     print(submit(name, text, args.store, {"BENCH_STORAGE": args.storage}))
     print("when it is done, the same command without --slurm writes the settings")
     return 0

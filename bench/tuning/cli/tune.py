@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from bench.errors import UserError
 from bench.grammar.commands import parse
 from bench.grammar.parse import Args
-from bench.output import make_output, note
+from bench.output import check_output, note, writing
 from bench.tuning.cli.shared import as_typed, need_server, open_studies, show, without_storage
 from optimizers.plugins import bare
 
@@ -71,7 +71,7 @@ def main(words: list[str]) -> int:
             )
         return 0
     if not args.create:
-        make_output(out)  # before hours of training
+        check_output(out)  # before hours of training
     if study is None:
         study = open_studies(args).create(spec, args.name)
     stored = study.ask(request)
@@ -210,7 +210,8 @@ def _of_words(args: Args, settings: dict[str, Any], places: dict[str, Path]) -> 
 def _slurm(study: "Study", text: str, args: Args) -> int:
     from bench.execute.slurm import submit
 
-    make_output(args.store)  # or Slurm could not write its log
+    with writing(args.store):
+        args.store.mkdir(parents=True, exist_ok=True)  # or Slurm could not write its log
     address = study.studies.url.render_as_string(hide_password=False)
     print(submit(study.name, text, args.store, {"BENCH_STORAGE": address}))
     print(

@@ -20,9 +20,9 @@ def main(words: list[str]) -> int:
         UserError: the request cannot be carried out.
     """
     if words[:1] == ["--cuts"]:  # of `bench.execute`, started by the suite alone
-        from bench.execute.child import main as train_cuts
+        from bench.execute import child
 
-        return train_cuts()
+        return child.main()
     args = parse("worker", words)
     if args.plan is not None:
         from bench.execute.elsewhere import join
