@@ -261,12 +261,31 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tup
 def test_kill_9_of_a_command_and_its_workers_changes_no_result(
     cli, tmp_path: Path, undisturbed, kind: str, n: int
 ) -> None:
-    draw = random.Random(f"{kind} {n}")
     result, seconds = undisturbed(kind)
     sharing = Sharing(kind, tmp_path)
+    kill_and_repeat(cli, sharing, random.Random(f"{kind} {n}").uniform(0.3, 1) * seconds, result)
+    assert not (sharing.store / "plans").exists()
+
+
+@pytest.mark.parametrize(
+    "n", [pytest.param(n, marks=pytest.mark.deep if n < 2 else pytest.mark.kill) for n in range(5)]
+)
+@pytest.mark.parametrize("kind", ["tune", "suite"])
+def test_kill_9_with_postgresql_changes_no_result(
+    cli, tmp_path: Path, undisturbed, postgres_url: str, kind: str, n: int
+) -> None:
+    result, seconds = undisturbed(kind)
+    sharing = Sharing(kind, tmp_path)
+    sharing.words += ["--storage", postgres_url]
+    kill_and_repeat(cli, sharing, random.Random(f"{kind} {n}").uniform(0.3, 1) * seconds, result)
+    assert not (sharing.store / "studies.db").exists()
+
+
+def kill_and_repeat(cli, sharing: Sharing, seconds: float, result: dict[str, Any]) -> None:
+    """Kill a command after so many seconds, and give it again."""
     process = sharing.start()
     with suppress(subprocess.TimeoutExpired):
-        process.wait(draw.uniform(0.3, 1) * seconds)
+        process.wait(seconds)
     sharing.kill(process)
     if sharing.store.is_dir():
         assert cli("list", "runs", "--store", sharing.store)[0] == 0
@@ -275,7 +294,6 @@ def test_kill_9_of_a_command_and_its_workers_changes_no_result(
     assert process.returncode == 0, err
     assert sharing.found() == result
     assert leftovers(sharing.store) == []
-    assert not (sharing.store / "plans").exists()
 
 
 def training_worker(sharing: Sharing, command: int) -> int | None:
