@@ -9,18 +9,22 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import bench.execute.choice
 import bench.execute.here
 import bench.runner
 from bench.config import RunConfig, resolve
 from bench.errors import RunBroke, RunBusy, UserError
 from bench.execute.blocks import rectangles
+from bench.execute.choice import Choices
 from bench.execute.cuts import Cut, Group, balanced
 from bench.execute.here import train_cuts
 from bench.execute.plan import Plan, load, open_plans
@@ -31,7 +35,7 @@ from bench.stop import StopRequest
 from bench.store.record import RunResult
 from bench.store.store import Store
 from tests.daemons import until
-from tests.slow import GATE, HELD
+from tests.slow import GATE, HELD, SLOW
 from tests.test_kills import leftovers, outcome
 
 SWEEP = ("sweep", "--task", "synthetic", "--opt", "ngd", "--opt.lr", "0.1:1:4", "--seeds", "2", "--device", "cpu")
@@ -497,7 +501,8 @@ def test_each_process_gets_about_the_same_work(
     groups: list[tuple[str, int, int, int, int]], shares: int, sizes: list[list[int]]
 ) -> None:
     runs = [a_group(*group[:4]) for group in groups]
-    blocks = balanced([Group(own, group[4], (0.0, 1.0)) for own, group in zip(runs, groups, strict=True)], shares)
+    own_groups = [Group(own, group[4], (0.0, group[3])) for own, group in zip(runs, groups, strict=True)]
+    blocks = balanced(own_groups, shares)
     assert sizes_of(blocks) == sizes
     for own, found in zip(runs, blocks, strict=True):
         assert Counter(config.run_id for block in found for row in block for config in row) == Counter(
@@ -513,7 +518,10 @@ def test_each_process_gets_about_the_same_work(
     ],
 )
 def test_blocks_are_cut_where_that_saves_time(fixed: float, each: float, sizes: list[list[int]]) -> None:
-    groups = [Group(a_group(opt, 10, 1, steps), 10, (fixed, each)) for opt, steps in (("gd", 200), ("ngd", 120))]
+    groups = [
+        Group(a_group(opt, 10, 1, steps), 10, (fixed * steps, each * steps))
+        for opt, steps in (("gd", 200), ("ngd", 120))
+    ]
     assert sizes_of(balanced(groups, 2)) == sizes
 
 
@@ -542,3 +550,36 @@ def test_cutting_makes_no_process_take_longer(groups: list[tuple[int, int, float
         assert sorted(run.run_id for block in blocks for row in block for run in row) == sorted(
             run.run_id for run in group.runs
         )
+
+
+class FakeLanes:
+    """Lanes whose update does nothing."""
+
+    plan = SimpleNamespace(total_steps=100)
+
+    def __init__(self, grid: Any, *, compiled: bool = False) -> None:
+        self.compiled = compiled
+
+    def update_alone(self) -> Callable[[], bool]:
+        return lambda: self.compiled
+
+
+@pytest.mark.parametrize(
+    ("opt", "most", "plain", "compiled", "said"),
+    [
+        ("adam", 1e6, 1.0, 0.25, "4 times as fast, and 0 s more of compiling; used for 400 s"),
+        ("adam", 1e6, 1.0, 1.25, "0.8 times as fast, and 0 s more of compiling; not used for 400 s"),
+        ("adam", 1e6, 0.01, 0.001, ""),  # 4 s of updates
+        ("adam", 9.0, 1.0, 0.25, ""),  # all of the training takes less than compiling would have to save
+        (SLOW, 1e6, 1.0, 0.25, ""),  # its update is no function
+    ],
+)
+def test_an_update_is_compiled_where_that_saves_time(
+    monkeypatch: pytest.MonkeyPatch, opt: str, most: float, plain: float, compiled: float, said: str
+) -> None:
+    monkeypatch.setattr(bench.execute.choice, "make_lanes", FakeLanes)
+    monkeypatch.setattr(bench.execute.choice, "seconds_of", lambda update, ahead: compiled if update() else plain)
+    lines: list[str] = []
+    blocks = [[[resolve({"task": "synthetic", "opt": opt, "opt.lr": lr})]] for lr in (0.1, 0.2, 0.3, 0.4)]
+    assert Choices("lanes", None, None, lines.append).compile_pays(blocks, most) == ("; used" in said)
+    assert [line.partition("the update ")[2].partition(" of updates")[0] for line in lines] == [said] * bool(said)

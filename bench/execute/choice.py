@@ -41,12 +41,12 @@ class Choice:
     Attributes:
         lanes: together, or one after the other.
         width: lanes of a block at most.
-        step: seconds of a step by its lanes, if they were measured: those of a step without lanes, and of each lane.
+        seconds: that a block takes by its lanes, if they were measured: those without lanes, and of each lane.
     """
 
     lanes: bool
     width: int
-    step: tuple[float, float] | None = None
+    seconds: tuple[float, float] | None = None
 
 
 class Choices:
@@ -102,14 +102,13 @@ class Choices:
         first = group[0]
         try:
             task, plan = build(first)
-            micro_batches = micro_batches_per_rank(plan.batch_size, 1, plan.micro_batch_size)
-            ahead = len(group) * plan.total_steps * micro_batches
+            ahead = len(group) * plan.total_steps * micro_batches_per_rank(plan.batch_size, 1, plan.micro_batch_size)
             alone = seconds_of(single_step(first, task, plan), ahead)
             del task  # leave the device to the lanes
         except UserError:
             raise
         except Exception:  # so it will in training, which records how
-            alone, ahead, micro_batches = inf, inf, 1
+            alone, ahead = inf, inf
         limit = bytes_of(self.memory, first.device) // self.processes
         costs: dict[int, float] = {}
         each = 0.0
@@ -160,17 +159,18 @@ class Choices:
                 + (f", {1e6 * alone:,.0f} us in a plain loop" if alone < inf else "")
             )
         if pays or self.engine == "lanes":
-            return Choice(lanes=True, width=width, step=_line(costs, micro_batches))
-        return Choice(lanes=False, width=1, step=(micro_batches * alone, 0.0) if alone < inf else None)
+            return Choice(lanes=True, width=width, seconds=_line(costs, ahead / len(group)))
+        return Choice(lanes=False, width=1, seconds=(ahead / len(group) * alone, 0.0) if alone < inf else None)
 
-    def compile_pays(self, blocks: Sequence[Grid]) -> bool:
+    def compile_pays(self, blocks: Sequence[Grid], most: float) -> bool:
         """Whether `torch.compile` saves more of the optimizer's updates than it takes; short sweeps do not try.
 
         Args:
             blocks: of lanes; all of runs with one `block_key`.
+            most: seconds that all of their training takes, and so the updates at most.
         """
         spec = blocks[0][0][0].opt_spec
-        if spec.pure_update is None:
+        if spec.pure_update is None or most < COMPILE_SECONDS:
             return False
         grid, sizes = max(blocks, key=_lanes), {_lanes(block) for block in blocks}
         try:
@@ -205,19 +205,19 @@ class Choices:
         return pays
 
 
-def _line(costs: Mapping[int, float], micro_batches: int) -> tuple[float, float] | None:
-    """Seconds of a step by its lanes, as a line through the narrowest and the widest that were measured.
+def _line(costs: Mapping[int, float], ahead: float) -> tuple[float, float] | None:
+    """Seconds of a block by its lanes, as a line through the narrowest and the widest that were measured.
 
     Args:
         costs: seconds of a micro-batch and lane, by lanes.
-        micro_batches: of a step.
+        ahead: micro-batches of a run.
     """
-    if not costs:
+    if not costs or ahead == inf:
         return None
     low, high = min(costs), max(costs)
     slope = (high * costs[high] - low * costs[low]) / (high - low) if high > low else costs[low]
     slope = min(max(slope, 0.0), costs[low])
-    return micro_batches * low * (costs[low] - slope), micro_batches * slope
+    return ahead * low * (costs[low] - slope), ahead * slope
 
 
 def _fitting_measurements(group: Sequence[RunConfig], width: int, limit: int) -> int:

@@ -101,14 +101,16 @@ def cut(
     choices = Choices(plan.engine, plan.width, memory, progress.say, processes)
     groups = sorted(alike.values(), key=len, reverse=True)  # what is measured of the largest holds for all
     chosen = [(group, choices.of(group)) for group in groups]
-    usual = next((choice.step for _, choice in chosen if choice.step is not None), (0.0, 1.0))
-    wanted = [Group(group, choice.width, choice.step or usual) for group, choice in chosen]
+    usual = next((choice.seconds for _, choice in chosen if choice.seconds is not None), None)
+    wanted = [Group(group, choice.width, choice.seconds or usual or _guess(group[0])) for group, choice in chosen]
     blocks = balanced(wanted, plan.shares if plan.width is None else 1)
     longest = [max(map(group.seconds, own)) for group, own in zip(wanted, blocks, strict=True)]
-    cuts = [
-        Cut(choice.lanes, choice.lanes and choices.compile_pays(own), own)
-        for _, (_, choice), own in sorted(zip(longest, chosen, blocks, strict=True), key=lambda each: -each[0])
-    ]
+    cuts = []
+    for _, group, (_, choice), own in sorted(
+        zip(longest, wanted, chosen, blocks, strict=True), key=lambda each: -each[0]
+    ):
+        all_seconds = inf if choice.seconds is None else sum(map(group.seconds, own))
+        cuts.append(Cut(choice.lanes, choice.lanes and choices.compile_pays(own, all_seconds), own))
     if len(plan.configs) == 1 or stop.signal is not None:
         return cuts
     plan.keep()
@@ -124,17 +126,22 @@ class Group:
     Attributes:
         runs: all.
         width: lanes of a block at most.
-        step: seconds of a step without lanes, and of each lane.
+        line: seconds of a block without lanes, and of each lane.
     """
 
     runs: Sequence[RunConfig]
     width: int
-    step: tuple[float, float]
+    line: tuple[float, float]
 
     def seconds(self, block: Grid) -> float:
-        """What a block of them takes; for steps, passes over the data where those count."""
-        options, (fixed, each) = block[0][0].trainer, self.step
-        return (fixed + each * sum(map(len, block))) * float(options.max_steps or options.max_epochs or 1)
+        """What a block of them takes."""
+        fixed, each = self.line
+        return fixed + each * sum(map(len, block))
+
+
+def _guess(config: RunConfig) -> tuple[float, float]:
+    """What runs take where nothing was measured, to be compared with each other only: steps, or passes over data."""
+    return 0.0, float(config.trainer.max_steps or config.trainer.max_epochs or 1)
 
 
 def balanced(groups: Sequence[Group], shares: int) -> list[list[Grid]]:
