@@ -192,6 +192,7 @@ def test_a_damaged_plan_is_one_line(cli, here: Path, text: str) -> None:
         (("worker", "--plan", "../x"), "there is no plan "),
         (("worker", "--plan", "x", "--study", "y"), "--study is for studies; leave it out"),
         (("worker", "--plan", "x", "--engine", "lanes"), "--engine is for studies; leave it out"),
+        (("worker", "--plan", "x", "--width", "2"), "--width is for studies; leave it out"),
         (("worker",), "--plan or --study is missing; plans in "),
     ],
 )

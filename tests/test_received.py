@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from bench.errors import UserError
+from bench.execute import Effort
 from bench.plugins import allowed, naming
 from bench.process import bench_command
 from bench.store.record import RunResult
@@ -128,7 +129,7 @@ def test_workers_and_scripts_name_the_code_of_their_study(here: Path, imported: 
     (here / "a folder/fine.py").write_text(CLASS)
     made = spec(opt="a folder/fine.py:X")
     assert made.versions["opt_package"] == provenance("a folder/fine.py:X")
-    text = slurm_script("s", made, 9, "4", {"data": "d", "store": here}, "auto", "")
+    text = slurm_script("s", made, 9, "4", {"data": "d", "store": here}, Effort(), "")
     assert f"{sys.executable} -P -m bench worker --study s " in text
     assert f" --opt '{here}/a folder/fine.py:X' " in text
     assert naming(made.names, made.names, {"opt": "sgd"}, {"task": "t:T"}) == [

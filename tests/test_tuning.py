@@ -21,6 +21,7 @@ from sqlalchemy import create_engine, text
 
 from bench.cli import main
 from bench.config import on_device
+from bench.execute import Effort
 from bench.execute.choice import Choice, Choices
 from bench.execute.pool import Pool
 from bench.execute.slots import Slot, slots
@@ -90,6 +91,10 @@ def begin(url: str, trials: int, *, name: str | None = None, report: bool = True
 def values(study: Study) -> dict[tuple[str, tuple[int, ...]], list[float | None]]:
     """The final values of the runs of all trials that were completed."""
     return {trial.key: [run.final for run in trial.runs] for trial in study.trials() if trial.state == "completed"}
+
+
+def lines(path: Path) -> list[str]:
+    return path.read_text().splitlines()
 
 
 def states(study: Study) -> Counter[tuple[str, str]]:
@@ -371,6 +376,17 @@ def test_a_worker_with_lanes_that_is_asked_to_stop_gives_all_its_trials_back(
     assert cli(*words).code == 0
     assert states(study) == {("design", "completed"): 5, ("fresh", "completed"): 1}
     assert Store(store).unfinished() == []
+
+
+@pytest.mark.deep
+def test_a_worker_keeps_to_the_width_that_it_is_told(cli, sqlite_url: str, store: Path) -> None:
+    study = begin(sqlite_url, 5, seeds=[1000], reports=[])
+    words = ("worker", "--study", study.name, "--engine", "lanes", "--width", 2, "--memory", "1G")
+    answer = cli(*words, "--storage", sqlite_url)
+    assert (answer.code, states(study)) == (0, {("design", "completed"): 5}), answer.err
+    assert sorted(Counter(run.run_id for run in Store(store).runs()).values()) == [1] * 5
+    assert {len(lines(path)) for path in store.glob("*/done/runs.jsonl")} <= {1, 2}
+    assert "measuring" not in answer.err
 
 
 @pytest.mark.deep
@@ -754,12 +770,12 @@ def test_a_worker_keeps_to_its_slot(here: Path, sqlite_url: str, store: Path, mo
     heard: list[Mapping[str, Any]] = []
     monkeypatch.setattr(TuningProgress, "event", lambda self, slot, event: heard.append(event))
     slots = [Slot((cpu,), ("3",), 5)]
-    with Workers(study.studies, slots, {"store": store}, "lanes", ["--opt", "x.py:X"]) as workers:
+    with Workers(study.studies, slots, {"store": store}, Effort("lanes"), ["--opt", "x.py:X"]) as workers:
         assert workers.work(study, TuningProgress("a study", "loss", enabled=False))
     said, _ = heard
     assert said == {
         "study": study.name, "threads": 5, "gpus": "3", "cpus": str(cpu), "storage": sqlite_url,
-        "words": f"-P -m bench worker --events --engine lanes --shared-by 1 --opt x.py:X --store {store}",
+        "words": f"-P -m bench worker --events --engine lanes --processes 1 --shared-by 1 --opt x.py:X --store {store}",
     }  # fmt: skip
 
 

@@ -32,3 +32,9 @@ class Effort:
     def of(cls, args: "Args") -> "Effort":
         """What a command was asked for."""
         return cls(args.engine or "auto", args.width, args.memory, args.workers)
+
+    def words(self) -> list[str]:
+        """What says the same to a worker of a study."""
+        width = [] if self.width is None else ["--width", str(self.width)]
+        memory = [] if self.memory is None else ["--memory", self.memory.text]
+        return ["--engine", self.engine, *width, *memory]

@@ -57,7 +57,7 @@ class Choices:
         width: lanes of a block at most; measured by default.
         memory: what all blocks of this machine together may take; 80 % of what is free by default.
         say: shows a line.
-        processes: so many processes of this machine share its memory.
+        processes: so many of this machine share the memory of a device.
     """
 
     def __init__(

@@ -76,7 +76,7 @@ def cut(
         progress: hears what was decided.
         stop: if a signal asked to stop while the decision was made, it is not recorded.
         memory: what all blocks of this machine together may take; 80 % of what is free by default.
-        processes: so many processes of this machine share its memory.
+        processes: so many of this machine share the memory of a device.
 
     Raises:
         UserError: a run cannot be made, or not with this engine, or the store cannot be written.

@@ -105,7 +105,7 @@ def join(args: Args, command: Sequence[str]) -> int:
         UserError: there is no such plan, or its runs cannot be made here.
         RunFailed: as in `bench.execute.execute.execute`.
     """
-    for name in ("study", "engine"):
+    for name in ("study", "engine", "width"):
         if getattr(args, name) is not None:
             raise UserError(f"--{name} is for studies; leave it out, a plan says how its runs are made")
     named = {"task": args.task, "opt": args.opt}
@@ -116,7 +116,7 @@ def join(args: Args, command: Sequence[str]) -> int:
         from bench.execute.execute import STOPPED, work
     with redirect_stdout(sys.stderr):
         progress = SweepProgress(plan.title, plan.mode)
-        if not work(plan, progress):
+        if not work(plan, progress, memory=args.memory):
             progress.say(STOPPED)
             return 130
     return 0

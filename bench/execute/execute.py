@@ -88,7 +88,8 @@ def work(
         if others and plan.missing():
             pool.start()  # they import torch while this process measures
             torch.set_num_threads(own.threads)
-        cuts = cut(plan, progress, stop, memory=memory, processes=len(own_slots))
+        sharing = 1 if own.gpus else len(own_slots)
+        cuts = cut(plan, progress, stop, memory=memory, processes=sharing)
         runs = sum(len(each.runs) for each in cuts)
         with progress.showing(runs, len(own_slots)), _helped(pool, job, progress, stop):
             made = train_cuts(plan, cuts, progress, stop, since=since)

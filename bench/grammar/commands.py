@@ -62,11 +62,10 @@ STUDY_ENGINE = replace(ENGINE, help=ENGINE.help.replace("(default)", "(default, 
 RUN_WORKERS = Option("workers", "processes that share the runs, or auto: one for each GPU or processor (default: one"
                      " for each GPU, and on a CPU one; with --create or --slurm at most 8)", "N", workers,
                      completes="auto")  # fmt: skip
-RUNNING = (
-    ENGINE, RUN_WORKERS,
-    Option("memory", "what lanes may take: a share of what is free, or a size (default 80%)", "SIZE", read_memory),
-    Option("width", "lanes at once; nothing is measured then, and auto takes lanes (default: measured)", "N", whole(1)),
-)  # fmt: skip
+MEMORY = Option("memory", "what lanes may take: a share of what is free, or a size (default 80%)", "SIZE", read_memory)
+WIDTH = Option("width", "lanes at once; nothing is measured then, and auto takes lanes (default: measured)", "N",
+               whole(1))  # fmt: skip
+RUNNING = (ENGINE, RUN_WORKERS, MEMORY, WIDTH)
 """How the runs of a plan are made."""
 WORKERS = Option("workers", "worker processes, or auto (default): one for each GPU, or each processor", "N", workers,
                  default="auto", completes="auto", also=("jobs",))  # fmt: skip
@@ -188,7 +187,7 @@ _ALL = (
             _out("where TASK/OPT.yaml and the plot go (default: tuned; with --resume where they went before)"),
             RUN_DEVICE, PRECISION, DATA_SEED, JSON,
             Option("dry-run", "print the trials of the design and stop"),
-            *ELSEWHERE, WORKERS, STUDY_ENGINE, STORAGE, DATA, STORE,
+            *ELSEWHERE, WORKERS, STUDY_ENGINE, MEMORY, WIDTH, STORAGE, DATA, STORE,
         ),
     ),
     Command(
@@ -199,7 +198,7 @@ _ALL = (
         positionals=(Option("file", "a YAML file, or the name of one in configs/suites", "FILE", completes="suite"),),
         options=(
             Option("plan", "print what would run, what is stored, and about how long it takes"),
-            WORKERS, ENGINE, *SLURM, replace(SHARED_BY, hidden=True),
+            WORKERS, ENGINE, MEMORY, WIDTH, *SLURM, replace(SHARED_BY, hidden=True),
             Option("train-only", "for tasks of an array: write no settings", hidden=True),
             _out("where settings and plots go (default: tuned)", default=lambda: folder("tuned")),
             JSON, STORAGE, DATA, STORE,
@@ -224,7 +223,9 @@ _ALL = (
             *(Option(kind, "name the file or module that the plan or study names, or it is not imported; several times"
                      " for several", "FILE.py:CLASS", many=True, completes=kind) for kind in ("task", "opt")),
             replace(STUDY_ENGINE, help=f"with --study: {STUDY_ENGINE.help}"),
-            replace(SHARED_BY, help=f"with --study: {SHARED_BY.help}"),
+            *(replace(each, help=f"with --study: {each.help}") for each in (SHARED_BY, WIDTH)), MEMORY,
+            Option("processes", "so many of this machine share the memory of a device", "N", whole(1), default=1,
+                   hidden=True),
             Option("events", "for the process that started us", hidden=True),
             STORAGE, DATA, STORE,
         ),

@@ -153,10 +153,12 @@ class Memory:
     """What may be taken: a share of what is free, or a size.
 
     Attributes:
+        text: as it was typed.
         share: from 0 to 1, or None.
         size: bytes, where there is no share.
     """
 
+    text: str = "80%"
     share: float | None = 0.8
     size: int = 0
 
@@ -174,9 +176,9 @@ def read_memory(text: str) -> Memory:
     if found:
         number, share, unit = float(found[1]), found[2], found[3]
         if share and 0 < number <= 100:
-            return Memory(number / 100)
+            return Memory(text, number / 100)
         if not share and number * _SIZES[unit] >= 1:
-            return Memory(None, int(number * _SIZES[unit]))
+            return Memory(text, None, int(number * _SIZES[unit]))
     raise ValueError("write a share of what is free, such as 80%, or a size, such as 8G")
 
 

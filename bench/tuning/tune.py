@@ -7,7 +7,7 @@ from typing import Any, Literal
 from bench.checks import check_places
 from bench.config import resolve, settings_of
 from bench.errors import UserError, unknown
-from bench.execute import Engine
+from bench.execute import Effort, Engine
 from bench.execute.slots import slots
 from bench.execute.slurm import absolute_places, array_size, options_of, script
 from bench.grammar.values import counts_seeds, read_seeds, refuse_too_many
@@ -188,14 +188,14 @@ def promise(spec: StudySpec, trials: int) -> str:
     return text + f"; up to {more} more beyond an edge, while the best lies there" * bool(more)
 
 
-def work(study: Study, workers: str, places: Mapping[str, Any], engine: str, progress: TuningProgress) -> bool:
+def work(study: Study, workers: str, places: Mapping[str, Any], effort: Effort, progress: TuningProgress) -> bool:
     """Carry a study out with workers on this machine; False if a signal asked to stop.
 
     Args:
         study: what to do.
         workers: how many, or `auto`.
         places: where data and store are.
-        engine: as in `bench.tuning.worker.Worker`.
+        effort: how runs are made.
         progress: shows what they do.
 
     Raises:
@@ -208,12 +208,12 @@ def work(study: Study, workers: str, places: Mapping[str, Any], engine: str, pro
         return True
     check_places([study.spec.typical(places)])
     progress.say(f"study {study.name}: {promise(study.spec, study.request.trials)}")
-    with Workers(study.studies, cut, places, engine, naming(study.spec.names)) as pool:
+    with Workers(study.studies, cut, places, effort, naming(study.spec.names)) as pool:
         return pool.work(study, progress)
 
 
 def slurm_script(
-    name: str, spec: StudySpec, trials: int, workers: str, places: Mapping[str, Path], engine: str, options: str
+    name: str, spec: StudySpec, trials: int, workers: str, places: Mapping[str, Path], effort: Effort, options: str
 ) -> str:
     """A script for `sbatch` that works on a study.
 
@@ -223,7 +223,7 @@ def slurm_script(
         trials: of its design.
         workers: tasks of the array, or `auto`.
         places: where data and store are, on a file system that all nodes see.
-        engine: as in `bench.tuning.worker.Worker`.
+        effort: how runs are made.
         options: further options of sbatch, as typed.
 
     Raises:
@@ -236,7 +236,7 @@ def slurm_script(
         )
     there = absolute_places(places)
     names = naming({kind: absolute(each) for kind, each in spec.names.items()})
-    command = bench_command("worker", "--study", name, "--engine", engine, "--shared-by", str(count), *names)
+    command = bench_command("worker", "--study", name, *effort.words(), "--shared-by", str(count), *names)
     command += [word for place, path in there.items() for word in (f"--{place}", str(path))]
     gpus = 0 if spec.settings["device"] == "cpu" else spec.trainer.devices
     return script(name, command, count, gpus, there["store"], options_of(options))

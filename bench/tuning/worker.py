@@ -18,7 +18,7 @@ from typing import Any
 from bench.checks import check
 from bench.config import RunConfig, on_device, settings_of
 from bench.errors import MAKE_ROOM, RunBusy, RunFailed, UserError, first_line
-from bench.execute import Effort, Engine
+from bench.execute import Effort
 from bench.execute.choice import Choices
 from bench.execute.execute import execute
 from bench.machine import this_process
@@ -47,17 +47,20 @@ class Worker:
     Args:
         places: where data and store are.
         tell: takes what happens.
-        engine: `lanes`, `lightning`, or what is faster.
+        effort: how runs are made.
         shared_by: workers that share the trials where lanes take many at once.
+        processes: so many of this machine share the memory of a device.
     """
 
-    def __init__(self, places: Mapping[str, Any], tell: Tell, *, engine: Engine = "auto", shared_by: int = 1) -> None:
+    def __init__(
+        self, places: Mapping[str, Any], tell: Tell, effort: Effort, *, shared_by: int = 1, processes: int = 1
+    ) -> None:
         self.places, self.tell, self.shared_by = places, tell, shared_by
-        self.engine: Engine = engine
+        self.engine = effort.engine
         self.stop = StopRequest()
         self.me = this_process() | {"gpus": os.environ.get("CUDA_VISIBLE_DEVICES")}
         self._failures = set[str]()
-        self._choices = Choices(engine, None, None, lambda line: tell({"say": line}))
+        self._choices = Choices(effort.engine, effort.width, effort.memory, lambda line: tell({"say": line}), processes)
 
     def work(self, study: Study) -> bool:
         """Take trials of a study until none is left; False if a signal asked to stop.

@@ -5,6 +5,7 @@ from contextlib import suppress
 from typing import Any
 
 from bench.errors import RunFailed
+from bench.execute import Effort
 from bench.execute.pool import Event, Pool, WorkerProcess
 from bench.execute.slots import Slot
 from bench.machine import lives
@@ -21,16 +22,18 @@ class Workers:
         studies: where the studies are.
         slots: what each worker has.
         places: where data and store are.
-        engine: as in `bench.tuning.worker.Worker`.
+        effort: how runs are made.
         named: what they are told that they may import (`bench.plugins.naming`), of the studies that are to come.
         shared_by: how many workers share the trials, on all machines; by default those of this one.
     """
 
     def __init__(
-        self, studies: Studies, slots: Sequence[Slot], places: Mapping[str, Any], engine: str,
+        self, studies: Studies, slots: Sequence[Slot], places: Mapping[str, Any], effort: Effort,
         named: Sequence[str] = (), shared_by: int | None = None,
     ) -> None:  # fmt: skip
-        words = ["worker", "--events", "--engine", engine, "--shared-by", str(shared_by or len(slots)), *named]
+        sharing = 1 if slots[0].gpus else len(slots)
+        words = ["worker", "--events", *effort.words(), "--processes", str(sharing)]
+        words += ["--shared-by", str(shared_by or len(slots)), *named]
         words += [word for name, place in places.items() for word in (f"--{name}", str(place))]
         # Not among the words, which everybody on the machine can read.
         environment = {"BENCH_STORAGE": studies.url.render_as_string(hide_password=False)}

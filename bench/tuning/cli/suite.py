@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.errors import UserError
+from bench.execute import Effort
 from bench.grammar.commands import parse
 from bench.grammar.parse import Args
 from bench.output import check_output, note, writing
@@ -72,7 +73,7 @@ def main(words: list[str]) -> int:
         print(line, file=sys.stderr, flush=True)
 
     named, shared_by = naming(*(spec.names for spec in specs)), max(args.shared_by, len(cut))
-    with Workers(studies, cut, places, args.engine, named, shared_by) as workers:
+    with Workers(studies, cut, places, Effort.of(args), named, shared_by) as workers:
         done = suite.carry_out(asked, studies, places, workers, say)
     if done is None:
         say("bench: stopped; nothing is lost, and the same command goes on")
@@ -109,7 +110,8 @@ def _slurm(args: Args, specs: Sequence["StudySpec"], trials: int | None) -> int:
     name = f"suite-{slug(Path(args.file).stem)}"
     file = str(Path(args.file).absolute()) if Path(args.file).is_file() else args.file
     command = bench_command("suite", file, "--train-only", "--workers", "1", "--shared-by", str(count))
-    command += ["--engine", args.engine, *(word for each, path in places.items() for word in (f"--{each}", str(path)))]
+    command += Effort.of(args).words()
+    command += [word for each, path in places.items() for word in (f"--{each}", str(path))]
     gpus = max(0 if spec.settings["device"] == "cpu" else spec.trainer.devices for spec in specs)
     text = script(name, command, count, gpus, places["store"], options_of(args.sbatch))
     if args.print:

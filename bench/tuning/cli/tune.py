@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bench.errors import UserError
+from bench.execute import Effort
 from bench.grammar.commands import parse
 from bench.grammar.parse import Args
 from bench.output import check_output, note, writing
@@ -45,13 +46,13 @@ def main(words: list[str]) -> int:
     settings = (settings_in(args.config) if args.config else {}) | args.of_runs
     asked = _of_study(args, settings, words) if args.resume else _of_words(args, settings, places)
     study, spec, name, request, out = asked
-    engine = request.engine or "auto"
+    effort = Effort(request.engine or "auto", args.width, args.memory)
     if args.slurm and args.budget and args.budget.seconds:
         raise UserError(f"--budget {args.budget.text}: with --slurm the time is sbatch's: --sbatch='--time=6:00:00'")
     need_server(args)
     text = ""
     if args.slurm:
-        text = slurm_script(name, spec, request.trials, args.workers, places, engine, args.sbatch)
+        text = slurm_script(name, spec, request.trials, args.workers, places, effort, args.sbatch)
     elif not args.create:
         typical = spec.typical(places)
         check_early(typical)
@@ -88,7 +89,7 @@ def main(words: list[str]) -> int:
         return _slurm(study, text, args)
     progress = TuningProgress(f"study {study.name}", spec.metric)
     with deadline(args.budget and args.budget.seconds) as spent:
-        done = work(study, args.workers, places, engine, progress)
+        done = work(study, args.workers, places, effort, progress)
     if not done and spent():
         note(f"the budget of {args.budget.text} is spent; the same command with another goes on")
     elif not done:

@@ -6,6 +6,7 @@ from contextlib import ExitStack, redirect_stdout
 from typing import TYPE_CHECKING, Any
 
 from bench.errors import UserError
+from bench.execute import Effort
 from bench.grammar.commands import parse
 from bench.tuning.cli.shared import as_typed, open_studies, warn_of
 
@@ -52,7 +53,8 @@ def main(words: list[str]) -> int:
         places = {"data": args.data, "store": args.store}
         tell = _as_lines(study) if study is not None else told or events()
         engine = args.engine or (study.request.engine if study is not None else None) or "auto"
-        worker = Worker(places, tell, engine=engine, shared_by=args.shared_by)
+        effort = Effort(engine, args.width, args.memory)
+        worker = Worker(places, tell, effort, shared_by=args.shared_by, processes=args.processes)
         damaged = False
         for each in [study] if study is not None else map(studies.open, lines()):
             each.admit({"task": args.task, "opt": args.opt}, as_typed("worker", words))
