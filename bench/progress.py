@@ -204,9 +204,8 @@ class LiveView:
         return ()
 
     def lines(self, columns: int) -> list[str]:
-        """All lines."""
-        rows = [fitting([(0, f"  {number}  {what}")], columns) for number, what in enumerate(self.workers(), 1)]
-        return [self.line(columns), *rows]
+        """All lines; those of workers may be longer."""
+        return [self.line(columns), *(f"  {number}  {what}" for number, what in enumerate(self.workers(), 1))]
 
     @contextmanager
     def live(self) -> Iterator[None]:
@@ -246,7 +245,7 @@ class LiveView:
         Args:
             done: things that are over.
             wanted: things in all.
-            what: they are.
+            what: they are called.
             made: things that were made since the view began, with parts of those that are being made.
             before: things that were there then.
         """
@@ -359,7 +358,7 @@ class SweepProgress(LiveView):
 
     def waiting(self, runs: int) -> None:
         """Other processes train the last runs."""
-        if self.processes == 1:  # or it is mostly one of them
+        if self.processes == 1:  # of several the rows show it
             self.say(f"waiting for {runs} run{'s' * (runs != 1)} that other processes train")
 
     def line(self, columns: int) -> str:
@@ -397,6 +396,50 @@ class SweepProgress(LiveView):
             best = "" if self.best is None else f", best {self.best[0]:.4g} ({self.best[1]})"
             values = f"{self.ended}/{self.runs} runs, {alive} in training, {self._rate:,.0f} trial-steps/s{best}"
             self.say(f"{self.label}  {values}")
+
+
+class RunInPlan:
+    """Tells the view of a plan how far a run is that is made alone.
+
+    Args:
+        view: of the plan.
+    """
+
+    TOLD_SECONDS = 0.1
+
+    def __init__(self, view: SweepProgress) -> None:
+        self.view, self.step = view, 0
+
+    def bar(self, total: int, label: str) -> Progress:
+        """What the run tells; if it begins afresh, once more."""
+        return _Telling(total, label, self)
+
+    def at(self, step: int, total: int) -> None:
+        """Take over that a step was made."""
+        self.view.advance(max(0, step - self.step), 1, [], step / max(total, 1))
+        self.step = step
+
+    def end(self, result: "RunResult | None" = None) -> None:
+        """Take over that the run is over; None if it broke."""
+        made = 0 if result is None else max(0, result.steps - self.step)
+        self.view.advance(made, 0, [] if result is None else [result])
+
+
+class _Telling(Progress):
+    """Shows nothing, and tells `RunInPlan`."""
+
+    def __init__(self, total: int, label: str, run: RunInPlan) -> None:
+        super().__init__(total, label, enabled=False)
+        self._run, self._told = run, 0.0
+
+    def start(self, step: int) -> None:
+        self._run.at(step, self.total)
+
+    def update(self, step: int, loss: float, applied_step: float, accuracy: Callable[[], float | None]) -> None:
+        super().update(step, loss, applied_step, accuracy)
+        if time.monotonic() - self._told >= self._run.TOLD_SECONDS:
+            self._told = time.monotonic()
+            self._run.at(step, self.total)
 
 
 class StatusLine:

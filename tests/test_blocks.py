@@ -24,6 +24,7 @@ import bench.store.tables
 from bench.errors import RunBusy, RunFailed, UserError
 from bench.store.attempt import Attempt
 from bench.store.claims import CLAIM, PATIENCE_SECONDS
+from bench.store.load import Damaged
 from bench.store.record import RunResult
 from bench.store.store import Store
 from bench.store.tables import CURVE_FIELDS
@@ -222,17 +223,21 @@ def test_a_block_that_ends_after_it_was_found_reads_as_its_results(kept, monkeyp
         assert same(found[run_id].tables(run_id), expected(run_id))
 
 
-def test_a_block_that_is_removed_after_it_was_found_has_no_tables(kept):
+def test_an_attempt_that_is_removed_after_it_was_found_has_no_tables(kept):
     attempt = kept.begin(begun())
     train(attempt)
     found = kept.find("a")
     shutil.rmtree(attempt.folder)
     assert found.tables("a") == {}
     attempt.close()
-    make_block(kept)
+
+
+def test_a_finished_block_that_is_removed_after_it_was_found_is_damaged(kept):
+    attempt = make_block(kept)
     found = kept.find("a")
     shutil.rmtree(attempt.folder)
-    assert found.tables("a") == {}
+    with pytest.raises(Damaged, match="it has 0 rows of a, which made 2 steps"):
+        found.tables("a")
 
 
 # -- one process at a time ------------------------------------------------------------------------------------------

@@ -276,8 +276,8 @@ def test_kill_9_with_postgresql_changes_no_result(
 ) -> None:
     result, seconds = undisturbed(kind)
     sharing = Sharing(kind, tmp_path)
-    sharing.words += ["--storage", postgres_url]
-    kill_and_repeat(cli, sharing, random.Random(f"{kind} {n}").uniform(0.3, 1) * seconds, result)
+    sharing.words += ["--storage", postgres_url, "--workers", "2"]
+    kill_and_repeat(cli, sharing, random.Random(f"{kind} with postgresql {n}").uniform(0.3, 1) * seconds, result)
     assert not (sharing.store / "studies.db").exists()
 
 

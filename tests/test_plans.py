@@ -30,7 +30,7 @@ from bench.execute.here import train_cuts
 from bench.execute.plan import Plan, load, open_plans
 from bench.execute.pool import Pool
 from bench.process import bench_command
-from bench.progress import SweepProgress
+from bench.progress import Advance, RunInPlan, SweepProgress
 from bench.stop import StopRequest
 from bench.store.record import RunResult
 from bench.store.store import Store
@@ -193,6 +193,7 @@ def test_a_damaged_plan_is_one_line(cli, here: Path, text: str) -> None:
         (("worker", "--plan", "x", "--study", "y"), "--study is for studies; leave it out"),
         (("worker", "--plan", "x", "--engine", "lanes"), "--engine is for studies; leave it out"),
         (("worker", "--plan", "x", "--width", "2"), "--width is for studies; leave it out"),
+        (("worker", "--plan", "x", "--shared-by", "2"), "--shared-by is for studies; leave it out"),
         (("worker",), "--plan or --study is missing; plans in "),
     ],
 )
@@ -247,7 +248,7 @@ def test_plans_that_were_finished_under_another_name_go_too(cli, here: Path) -> 
     assert not (here / "runs" / "plans").exists()
 
 
-@pytest.mark.parametrize("words", [("--memory", "8G"), ("--json",), ("--out", "x"), ("--logger", "csv")])
+@pytest.mark.parametrize("words", [("--json",), ("--out", "x"), ("--logger", "csv")])
 def test_what_a_plan_cannot_keep_is_refused(cli, here: Path, words: tuple[str, ...]) -> None:
     answer = cli(*SMALL, *words, "--create")
     assert (answer.code, answer.out) == (2, "")
@@ -256,6 +257,32 @@ def test_what_a_plan_cannot_keep_is_refused(cli, here: Path, words: tuple[str, .
         == f"bench: error: {words[0]} is for runs that are made here; leave it out with --create and --slurm\n"
     )
     assert not (here / "runs").exists()
+
+
+def test_a_plan_says_what_memory_it_was_given(cli, here: Path) -> None:
+    _, join = plan_of(cli(*SMALL, "--memory", "8G", "--create"))
+    assert join[3:5] == ["--memory", "8G"]
+    assert cli(*join).code == 0
+
+
+def test_runs_that_are_made_alone_say_how_far_they_are(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[tuple[int, str]] = []
+
+    def add(self: SweepProgress, worker: int, made: Advance) -> None:
+        added(self, worker, made)
+        shown.append((made.steps, self.workers()[0]))
+
+    added = SweepProgress.add
+    monkeypatch.setattr(SweepProgress, "add", add)
+    monkeypatch.setattr(RunInPlan, "TOLD_SECONDS", 0)
+    progress = SweepProgress("", "min", enabled=False)
+    progress.processes = 2
+    config = resolve({"task": "synthetic", "opt": "ngd", "trainer.max_steps": 4, "device": "cpu"})
+    assert train_cuts(Plan("p", [config]), [Cut(False, False, [[[config]]])], progress, StopRequest())
+    assert shown == [
+        (0, "1 in training, 0%"), (1, "1 in training, 25%"), (1, "1 in training, 50%"), (1, "1 in training, 75%"),
+        (1, "1 in training, 100%"), (0, "waits"),
+    ]  # fmt: skip
 
 
 @pytest.mark.deep

@@ -337,7 +337,7 @@ def test_the_bar_of_a_study_holds_trials_and_time_to_go(columns: int) -> None:
         progress._there = 2
         line = progress.line(columns)
     assert len(line) <= columns
-    assert re.search(r"3/1234 trials  ETA \d+:\d\d(:\d\d)?  2 attempts failed", line)
+    assert re.search(r"3/1234 trials  ETA \d+:\d\d(:\d\d)?(  \d:\d\d so far)?  2 attempts failed", line)
 
 
 def test_where_a_step_sees_all_samples_there_are_no_epochs() -> None:

@@ -32,10 +32,11 @@ import bench.execute.here
 import bench.store.files
 import bench.sweeps.sensitivity
 from bench.callbacks import Watcher
-from bench.config import RunConfig
+from bench.config import RunConfig, resolve
 from bench.errors import RunBusy
 from bench.execute.blocks import rectangles
-from bench.grammar.values import read_seeds
+from bench.execute.choice import Choices
+from bench.grammar.values import read_memory, read_seeds
 from bench.lanes.engine import Lanes
 from bench.memory import Peak
 from bench.progress import Progress, SweepProgress
@@ -444,6 +445,17 @@ def test_memory_bounds_the_width(sweep, seconds, trained, monkeypatch, memory, w
     monkeypatch.setattr(bench.execute.choice, "_fitting_measurements", lambda group, width, limit: width)
     sweep("--opt", "ngd", "--opt.lr", "0.01:1:4", "--seeds", 2, "--memory", memory)
     assert list(map(len, trained)) == widths
+
+
+@pytest.mark.parametrize(("processes", "width"), [(1, 8), (16, 2)])
+def test_processes_on_a_device_share_its_memory(seconds, monkeypatch, processes, width):
+    seconds(1e-3, 1e-4)
+    monkeypatch.setattr(bench.execute.choice, "watch_peak", lambda device: nullcontext(Peak(8 * 2**30)))
+    monkeypatch.setattr(bench.execute.choice, "_WIDTHS", (8,))
+    monkeypatch.setattr(bench.execute.choice, "_fitting_measurements", lambda group, width, limit: width)
+    group = [resolve({"task": "synthetic", "opt": "ngd", "opt.lr": 0.1 * n, "device": "cpu"}) for n in range(1, 9)]
+    choices = Choices("auto", None, read_memory("40G"), lambda line: None, processes)
+    assert choices.of(group).width == width
 
 
 OBSTACLES = [

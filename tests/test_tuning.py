@@ -386,7 +386,7 @@ def test_a_worker_keeps_to_the_width_that_it_is_told(cli, sqlite_url: str, store
     assert (answer.code, states(study)) == (0, {("design", "completed"): 5}), answer.err
     assert sorted(Counter(run.run_id for run in Store(store).runs()).values()) == [1] * 5
     assert {len(lines(path)) for path in store.glob("*/done/runs.jsonl")} <= {1, 2}
-    assert "measuring" not in answer.err
+    assert "lanes at once" not in answer.err
 
 
 @pytest.mark.deep

@@ -18,7 +18,7 @@ class Effort:
     Attributes:
         engine: `lanes`, `lightning` (one run after the other), or what is faster.
         width: lanes of a block at most; measured by default.
-        memory: what all blocks of a machine together may take; 80 % of what is free by default.
+        memory: what all blocks on a device together may take; 80 % of what is free by default.
         workers: how many processes, or `auto` (`bench.execute.slots`); by default one for each GPU, and on a CPU the
             command's own alone.
     """

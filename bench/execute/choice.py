@@ -41,7 +41,7 @@ class Choice:
     Attributes:
         lanes: together, or one after the other.
         width: lanes of a block at most.
-        seconds: that a block takes by its lanes, if they were measured: those without lanes, and of each lane.
+        seconds: of a block, if they were measured, as a line in its lanes: the fixed part, and what each lane adds.
     """
 
     lanes: bool
@@ -55,9 +55,9 @@ class Choices:
     Args:
         engine: `lanes`, `lightning` (one run after the other), or what is faster.
         width: lanes of a block at most; measured by default.
-        memory: what all blocks of this machine together may take; 80 % of what is free by default.
+        memory: what all blocks on a device together may take; 80 % of what is free by default.
         say: shows a line.
-        processes: so many of this machine share the memory of a device.
+        processes: so many processes of this machine share the memory of a device.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class Choices:
 
         Args:
             blocks: of lanes; all of runs with one `block_key`.
-            most: seconds that all of their training takes, and so the updates at most.
+            most: seconds that all their training takes, and so the updates at most; infinite if it was not measured.
         """
         spec = blocks[0][0][0].opt_spec
         if spec.pure_update is None or most < COMPILE_SECONDS:

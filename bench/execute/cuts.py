@@ -75,8 +75,8 @@ def cut(
         plan: the runs.
         progress: hears what was decided.
         stop: if a signal asked to stop while the decision was made, it is not recorded.
-        memory: what all blocks of this machine together may take; 80 % of what is free by default.
-        processes: so many of this machine share the memory of a device.
+        memory: what all blocks on a device together may take; 80 % of what is free by default.
+        processes: so many processes of this machine share the memory of a device.
 
     Raises:
         UserError: a run cannot be made, or not with this engine, or the store cannot be written.
@@ -101,8 +101,8 @@ def cut(
     choices = Choices(plan.engine, plan.width, memory, progress.say, processes)
     groups = sorted(alike.values(), key=len, reverse=True)  # what is measured of the largest holds for all
     chosen = [(group, choices.of(group)) for group in groups]
-    usual = next((choice.seconds for _, choice in chosen if choice.seconds is not None), None)
-    wanted = [Group(group, choice.width, choice.seconds or usual or _guess(group[0])) for group, choice in chosen]
+    unit = next((sum(choice.seconds) / _steps(group[0]) for group, choice in chosen if choice.seconds is not None), 1.0)
+    wanted = [Group(own, choice.width, choice.seconds or (0.0, unit * _steps(own[0]))) for own, choice in chosen]
     blocks = balanced(wanted, plan.shares if plan.width is None else 1)
     longest = [max(map(group.seconds, own)) for group, own in zip(wanted, blocks, strict=True)]
     cuts = []
@@ -126,7 +126,7 @@ class Group:
     Attributes:
         runs: all.
         width: lanes of a block at most.
-        line: seconds of a block without lanes, and of each lane.
+        line: seconds of a block: the fixed part, and what each lane adds.
     """
 
     runs: Sequence[RunConfig]
@@ -139,9 +139,9 @@ class Group:
         return fixed + each * sum(map(len, block))
 
 
-def _guess(config: RunConfig) -> tuple[float, float]:
-    """What runs take where nothing was measured, to be compared with each other only: steps, or passes over data."""
-    return 0.0, float(config.trainer.max_steps or config.trainer.max_epochs or 1)
+def _steps(config: RunConfig) -> float:
+    """Steps of a run, or passes over the data where those count."""
+    return float(config.trainer.max_steps or config.trainer.max_epochs or 1)
 
 
 def balanced(groups: Sequence[Group], shares: int) -> list[list[Grid]]:

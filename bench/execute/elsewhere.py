@@ -19,7 +19,7 @@ from bench.progress import SweepProgress, doing
 from bench.store.block import PLANS
 from optimizers.plugins import absolute
 
-TRAINING = (("memory", None), ("json", False), ("out", None))
+TRAINING = (("json", False), ("out", None))
 """Options, with their defaults, that say how runs are made and shown here."""
 
 
@@ -66,7 +66,8 @@ def publish(title: str, configs: Sequence[RunConfig], args: Args, device: str | 
         return 0
     names = [{kind: absolute(name) for kind, name in (("task", c.task), ("opt", c.opt))} for c in configs]
     where = [word for name, place in places.items() for word in (f"--{name}", str(place))]
-    words = ["worker", "--plan", plan.name, *naming(*names), *where]
+    memory = [] if args.memory is None else ["--memory", args.memory.text]
+    words = ["worker", "--plan", plan.name, *memory, *naming(*names), *where]
     gpus = 0 if device == "cpu" else configs[0].trainer.devices
     text = script(
         plan.name, bench_command(*words), count, gpus, places["store"], options_of(args.sbatch),
@@ -105,9 +106,11 @@ def join(args: Args, command: Sequence[str]) -> int:
         UserError: there is no such plan, or its runs cannot be made here.
         RunFailed: as in `bench.execute.execute.execute`.
     """
-    for name in ("study", "engine", "width"):
+    for name in ("study", "engine", "width", "shared_by"):
         if getattr(args, name) is not None:
-            raise UserError(f"--{name} is for studies; leave it out, a plan says how its runs are made")
+            raise UserError(
+                f"--{name.replace('_', '-')} is for studies; leave it out, a plan says how its runs are made"
+            )
     named = {"task": args.task, "opt": args.opt}
     plan = load(args.plan, {"data": args.data, "store": args.store, "logger": None}, named, command)
     if missing := list(plan.missing().values()):

@@ -17,7 +17,7 @@ from bench.execute.cuts import cut
 from bench.execute.here import train_cuts
 from bench.execute.plan import Plan, forget_finished
 from bench.execute.pool import Pool, WorkerProcess
-from bench.execute.slots import Slot, slots
+from bench.execute.slots import Slot, sharing, slots
 from bench.grammar.values import Memory
 from bench.progress import Advance, SweepProgress
 from bench.stop import StopRequest
@@ -74,7 +74,7 @@ def work(
         plan: which others may work on too.
         progress: shows how far it is.
         own_slots: what each process on this machine has; one process is this one.
-        memory: what all blocks of this machine together may take; 80 % of what is free by default.
+        memory: what all blocks on a device together may take; 80 % of what is free by default.
         stop: as in `execute`.
 
     Raises:
@@ -88,8 +88,7 @@ def work(
         if others and plan.missing():
             pool.start()  # they import torch while this process measures
             torch.set_num_threads(own.threads)
-        sharing = 1 if own.gpus else len(own_slots)
-        cuts = cut(plan, progress, stop, memory=memory, processes=sharing)
+        cuts = cut(plan, progress, stop, memory=memory, processes=sharing(own_slots))
         runs = sum(len(each.runs) for each in cuts)
         with progress.showing(runs, len(own_slots)), _helped(pool, job, progress, stop):
             made = train_cuts(plan, cuts, progress, stop, since=since)

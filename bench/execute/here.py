@@ -13,7 +13,7 @@ from bench.execute.cuts import Cut
 from bench.execute.plan import Plan
 from bench.lanes.runs import train_block
 from bench.memory import give_back, keep_freed_memory, ran_out
-from bench.progress import SweepProgress
+from bench.progress import RunInPlan, SweepProgress
 from bench.runner import run
 from bench.stop import StopRequest
 from bench.store.block import Block
@@ -215,12 +215,14 @@ def _each(runs: Sequence[RunConfig], outcomes: Outcomes, stop: StopRequest, *, w
             outcomes.look(store.find_all([config.run_id]))
             if config.run_id in outcomes.settled:
                 continue
+            shown = RunInPlan(outcomes.progress)
             try:
-                result = run(config, progress=False, stop=stop, plan=plan.title, tuned_by=plan.tuned_by)
+                result = run(config, progress=shown.bar, stop=stop, plan=plan.title, tuned_by=plan.tuned_by)
             except RunBusy:
                 busy.append(config)
                 continue
             except RunBroke as error:
+                shown.end()
                 outcomes.broke(error, [config], more=config is not left[-1])
                 continue
             except KeyboardInterrupt:
@@ -228,7 +230,7 @@ def _each(runs: Sequence[RunConfig], outcomes: Outcomes, stop: StopRequest, *, w
             if result.status == "killed":
                 return False
             outcomes.finished([result])
-            outcomes.progress.advance(result.steps, 1, [result])
+            shown.end(result)
         if busy and not wait:
             return True
         if busy:

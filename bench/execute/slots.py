@@ -1,7 +1,7 @@
 """What each worker of this machine has for itself: processors, GPUs, threads."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
@@ -75,6 +75,11 @@ def slots(workers: str, config: RunConfig, runs: int | None = None) -> list[Slot
     pinned = [tuple(cpus[i * share : (i + 1) * share]) if count <= len(cpus) else () for i in range(count)]
     own = [tuple(gpus[i * ranks : (i + 1) * ranks]) for i in range(count)]
     return [Slot(pinned[i], own[i], max(1, share // ranks)) for i in range(count)]
+
+
+def sharing(own: Sequence[Slot]) -> int:
+    """How many of these slots share the memory of a device."""
+    return 1 if own[0].gpus else len(own)
 
 
 def _cpus() -> list[int]:

@@ -77,7 +77,7 @@ SLURM = (
 CREATE = Option("create", "keep what is wanted, so that `bench worker` can work on it from any machine, and stop")
 ELSEWHERE = (*SLURM, CREATE)
 SHARED_BY = Option("shared-by", "workers that share the trials, where lanes take many at once (default 1)", "N",
-                   whole(1), default=1)  # fmt: skip
+                   whole(1))  # fmt: skip
 SETTINGS = ("task", "opt", "trainer")
 
 BOARD_NAMES = ("quality", "speed", "tuning", "robustness", "theory")
@@ -224,8 +224,7 @@ _ALL = (
                      " for several", "FILE.py:CLASS", many=True, completes=kind) for kind in ("task", "opt")),
             replace(STUDY_ENGINE, help=f"with --study: {STUDY_ENGINE.help}"),
             *(replace(each, help=f"with --study: {each.help}") for each in (SHARED_BY, WIDTH)), MEMORY,
-            Option("processes", "so many of this machine share the memory of a device", "N", whole(1), default=1,
-                   hidden=True),
+            Option("processes", "so many share the memory of a device", "N", whole(1), default=1, hidden=True),
             Option("events", "for the process that started us", hidden=True),
             STORAGE, DATA, STORE,
         ),

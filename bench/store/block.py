@@ -70,6 +70,8 @@ class Block:
     def tables(self, run_id: str) -> dict[str, Columns]:
         """A run's tables by name; those of its results where the block has ended since it was read.
 
+        An unfinished block that has gone meanwhile has none.
+
         Raises:
             Damaged: one cannot be read, or the curve of a finished run has not a row for each of its steps.
         """
@@ -79,7 +81,10 @@ class Block:
             found, damaged = {}, error
         if len(found) < len(TABLES) and not self._is_current():
             now = read_block(self.folder)
-            return {} if now is None or run_id not in now.runs else now.tables(run_id)
+            if now is not None and run_id in now.runs:
+                return now.tables(run_id)
+            if not self.done:
+                return {}
         if damaged is not None:
             raise damaged
         return found

@@ -1,10 +1,11 @@
 """What a person sees of a study while it is worked on: live lines on a terminal, a line per trial elsewhere."""
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from bench.progress import LiveView, fitting
+from bench.progress import LiveView, clock, fitting
 from bench.text import duration
 
 if TYPE_CHECKING:
@@ -38,7 +39,8 @@ class TuningProgress(LiveView):
         """The bar, at most so many columns wide where trials and time to go fit into them."""
         before = self._there or 0
         parts = self._parts(self.done, self.wanted, "trials", self.done - before, before)
-        return fitting([*parts, (1, f"{counted(self.failed, 'attempt')} failed" * bool(self.failed))], columns)
+        failed = f"{counted(self.failed, 'attempt')} failed" * bool(self.failed)
+        return fitting([*parts, (2, f"{clock(time.monotonic() - self._begun)} so far"), (1, failed)], columns)
 
     def workers(self) -> list[str]:
         """What each worker does."""

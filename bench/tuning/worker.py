@@ -49,7 +49,7 @@ class Worker:
         tell: takes what happens.
         effort: how runs are made.
         shared_by: workers that share the trials where lanes take many at once.
-        processes: so many of this machine share the memory of a device.
+        processes: so many processes of this machine share the memory of a device.
     """
 
     def __init__(

@@ -7,7 +7,7 @@ from typing import Any
 from bench.errors import RunFailed
 from bench.execute import Effort
 from bench.execute.pool import Event, Pool, WorkerProcess
-from bench.execute.slots import Slot
+from bench.execute.slots import Slot, sharing
 from bench.machine import lives
 from bench.stop import StopRequest
 from bench.tuning.progress import TuningProgress
@@ -31,8 +31,7 @@ class Workers:
         self, studies: Studies, slots: Sequence[Slot], places: Mapping[str, Any], effort: Effort,
         named: Sequence[str] = (), shared_by: int | None = None,
     ) -> None:  # fmt: skip
-        sharing = 1 if slots[0].gpus else len(slots)
-        words = ["worker", "--events", *effort.words(), "--processes", str(sharing)]
+        words = ["worker", "--events", *effort.words(), "--processes", str(sharing(slots))]
         words += ["--shared-by", str(shared_by or len(slots)), *named]
         words += [word for name, place in places.items() for word in (f"--{name}", str(place))]
         # Not among the words, which everybody on the machine can read.

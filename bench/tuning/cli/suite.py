@@ -12,7 +12,7 @@ from bench.errors import UserError
 from bench.execute import Effort
 from bench.grammar.commands import parse
 from bench.grammar.parse import Args
-from bench.output import check_output, note, writing
+from bench.output import check_output, note
 from bench.tuning.cli.shared import need_server, open_studies, without_storage
 from optimizers.plugins import slug
 
@@ -72,7 +72,7 @@ def main(words: list[str]) -> int:
     def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
-    named, shared_by = naming(*(spec.names for spec in specs)), max(args.shared_by, len(cut))
+    named, shared_by = naming(*(spec.names for spec in specs)), max(args.shared_by or 1, len(cut))
     with Workers(studies, cut, places, Effort.of(args), named, shared_by) as workers:
         done = suite.carry_out(asked, studies, places, workers, say)
     if done is None:
@@ -117,8 +117,6 @@ def _slurm(args: Args, specs: Sequence["StudySpec"], trials: int | None) -> int:
     if args.print:
         print(text, end="")
         return 0
-    with writing(args.store):
-        args.store.mkdir(parents=True, exist_ok=True)  # or Slurm could not write its log
     print(submit(name, text, args.store, {"BENCH_STORAGE": args.storage}))
     print("when it is done, the same command without --slurm writes the settings")
     return 0

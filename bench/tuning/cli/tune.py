@@ -12,7 +12,7 @@ from bench.errors import UserError
 from bench.execute import Effort
 from bench.grammar.commands import parse
 from bench.grammar.parse import Args
-from bench.output import check_output, note, writing
+from bench.output import check_output, note
 from bench.tuning.cli.shared import as_typed, need_server, open_studies, show, without_storage
 from optimizers.plugins import bare
 
@@ -82,7 +82,8 @@ def main(words: list[str]) -> int:
             f" what {request.trials} would have found"
         )
     if args.create:
-        worker = shlex.join(["bench", "worker", "--study", study.name, *naming(spec.names)])
+        how = effort.words()[2:]  # the study remembers its engine
+        worker = shlex.join(["bench", "worker", "--study", study.name, *how, *naming(spec.names)])
         print(f"study {study.name} is in {study.studies.shown}; to work on it: {worker}")
         return 0
     if args.slurm:
@@ -211,8 +212,6 @@ def _of_words(args: Args, settings: dict[str, Any], places: dict[str, Path]) -> 
 def _slurm(study: "Study", text: str, args: Args) -> int:
     from bench.execute.slurm import submit
 
-    with writing(args.store):
-        args.store.mkdir(parents=True, exist_ok=True)  # or Slurm could not write its log
     address = study.studies.url.render_as_string(hide_password=False)
     print(submit(study.name, text, args.store, {"BENCH_STORAGE": address}))
     print(

@@ -54,7 +54,7 @@ def main(words: list[str]) -> int:
         tell = _as_lines(study) if study is not None else told or events()
         engine = args.engine or (study.request.engine if study is not None else None) or "auto"
         effort = Effort(engine, args.width, args.memory)
-        worker = Worker(places, tell, effort, shared_by=args.shared_by, processes=args.processes)
+        worker = Worker(places, tell, effort, shared_by=args.shared_by or 1, processes=args.processes)
         damaged = False
         for each in [study] if study is not None else map(studies.open, lines()):
             each.admit({"task": args.task, "opt": args.opt}, as_typed("worker", words))
