@@ -293,7 +293,7 @@ def test_every_flag_in_the_help_parses(cli, tmp_path, monkeypatch, task, opt):
     samples = {flag: str(value).strip("()") for flag, value in defaults.items()} | SAMPLES | measures
     samples |= {"--config": str(tmp_path / "tuned" / task / f"{opt}.yaml")}
     switches = {"--tuned", "--rerun", "--dry-run", "--json"}
-    several = {"--engine": "auto", "--workers": "2", "--seeds": "2"}
+    several = {"--engine": "auto", "--workers": "2", "--seeds": "2", "--memory": "1G", "--width": "2"}
     for flag in set(flags) - {"--task", "--opt", "--resume"}:
         words = [flag] if flag in switches else [flag, (samples | several)[flag]]
         words += ["--seeds", "3"] if flag in several else []

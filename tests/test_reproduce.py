@@ -403,7 +403,7 @@ def test_a_run_that_another_process_trains_is_waited_for(
         (("nobody/tiny", "--trainer.devices", "2", "--device", "cpu"), "a run of synthetic with gd wants 2 devices; "),
         (("nobody/tiny", "--seeds", "two"), "--seeds two: it takes a whole number"),
         (("nobody/tiny", "--quik"), "unknown option '--quik'; did you mean '--quick'?"),
-        (("nobody/tiny", "--out", "taken"), "cannot write to taken: File exists; choose another with --out DIR"),
+        (("nobody/tiny", "--out", "taken"), "cannot write to taken: Not a directory; choose another with --out DIR"),
         (("nobody/tiny", "--device", "tpu"), "--device 'tpu': "),
         (("tiny",), "unknown experiment 'tiny'; did you mean 'nobody/tiny'?"),
         (("tny",), "unknown experiment 'tny'; did you mean 'nobody/tiny'?"),
