@@ -193,7 +193,8 @@ SUITE = {
     "settings": {"trainer.max_steps": 40, "trainer.checkpoint_seconds": 1e-3, "device": "cpu"},
 }  # fmt: skip
 WITH_WORKERS = {
-    "tune": TUNE, "sweep": SWEEP_SHARED, "long sweep": LONG_SWEEP, "reproduce": REPRODUCE,
+    "tune": TUNE, "tune of two": (*TUNE, "--workers", "2"), "sweep": SWEEP_SHARED, "long sweep": LONG_SWEEP,
+    "reproduce": REPRODUCE,
     "suite": ("suite", "SUITE", "--workers", "2", "--engine", "lightning"),
 }  # fmt: skip
 
@@ -257,7 +258,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tup
 
 
 @pytest.mark.parametrize("n", SEEDS)
-@pytest.mark.parametrize("kind", [kind for kind in WITH_WORKERS if kind != "long sweep"])
+@pytest.mark.parametrize("kind", ["tune", "sweep", "reproduce", "suite"])
 def test_kill_9_of_a_command_and_its_workers_changes_no_result(
     cli, tmp_path: Path, undisturbed, kind: str, n: int
 ) -> None:
@@ -270,13 +271,13 @@ def test_kill_9_of_a_command_and_its_workers_changes_no_result(
 @pytest.mark.parametrize(
     "n", [pytest.param(n, marks=pytest.mark.deep if n < 2 else pytest.mark.kill) for n in range(5)]
 )
-@pytest.mark.parametrize("kind", ["tune", "suite"])
+@pytest.mark.parametrize("kind", ["tune of two", "suite"])
 def test_kill_9_with_postgresql_changes_no_result(
     cli, tmp_path: Path, undisturbed, postgres_url: str, kind: str, n: int
 ) -> None:
     result, seconds = undisturbed(kind)
     sharing = Sharing(kind, tmp_path)
-    sharing.words += ["--storage", postgres_url, "--workers", "2"]
+    sharing.words += ["--storage", postgres_url]
     kill_and_repeat(cli, sharing, random.Random(f"{kind} with postgresql {n}").uniform(0.3, 1) * seconds, result)
     assert not (sharing.store / "studies.db").exists()
 
