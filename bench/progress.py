@@ -6,6 +6,7 @@ terminal, the bar of a sweep, or, from a worker, the process that has started it
 
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from operator import gt, lt
@@ -181,7 +182,7 @@ def live_line(line: Callable[[Any, int], str]) -> Any:
     return Bar(Line(), console=console)
 
 
-class LiveView:
+class LiveView(ABC):
     """What a person sees of many runs: a line for all, and below it a line for each of several workers.
 
     A terminal shows it for as long as the runs are made, and in the end the first line alone.
@@ -195,9 +196,9 @@ class LiveView:
         self.label, self.enabled, self.is_live = label, enabled, False
         self._begun = time.monotonic()
 
+    @abstractmethod
     def line(self, columns: int) -> str:
         """How far all is, at most so many columns wide where what is most important fits into them."""
-        raise NotImplementedError
 
     def workers(self) -> Sequence[str]:
         """What each worker does; nothing where the first line says it."""
@@ -231,7 +232,7 @@ class LiveView:
             finally:
                 over, self.is_live = True, False
 
-    def doing(self, worker: int, what: str) -> None:
+    def doing(self, worker: int, what: str) -> None:  # noqa: B027 - workers of studies tell it by events
         """Take over what a worker does while it does not train yet (`bench.progress.doing`)."""
 
     def say(self, line: str) -> None:

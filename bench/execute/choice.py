@@ -108,7 +108,7 @@ class Choices:
         except UserError:
             raise
         except Exception:  # so it will in training, which records how
-            alone, ahead = inf, inf
+            alone = ahead = inf
         limit = bytes_of(self.memory, first.device) // self.processes
         costs: dict[int, float] = {}
         each = 0.0
