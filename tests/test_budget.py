@@ -7,6 +7,7 @@ import pytest
 
 from bench.execute.pool import Pool
 from bench.grammar.values import read_budget
+from bench.tuning.workers import Workers
 from tests.daemons import until
 from tests.test_cli import fails
 
@@ -48,14 +49,22 @@ def test_budgets_that_cannot_be(cli, words: str, message: str) -> None:
     assert message in fails(cli, *TUNE, *words.split())
 
 
-def test_a_time_that_is_spent_stops_the_workers_and_shows_the_result(cli, monkeypatch, tmp_path) -> None:
+def wait_for_a_request(self: Pool, *args: Any) -> bool:
+    until(args[-1], "a request to stop")
+    return False
+
+
+def wait_before_anybody_listens(*args: Any) -> bool:
+    until(lambda: False, "an interrupt")
+    return False
+
+
+@pytest.mark.parametrize(
+    ("place", "work"), [(Pool, wait_for_a_request), (Workers, wait_before_anybody_listens)], ids=["heard", "unheard"]
+)
+def test_a_time_that_is_spent_stops_the_workers_and_shows_the_result(cli, monkeypatch, tmp_path, place, work) -> None:
     monkeypatch.chdir(tmp_path)
-
-    def work(self: Pool, *args: Any) -> bool:
-        until(args[-1], "a request to stop")
-        return False
-
-    monkeypatch.setattr(Pool, "work", work)
+    monkeypatch.setattr(place, "work", work)
     answer = cli(*TUNE, "--budget", "0.2s")
     assert answer.code == 1  # no trial has a score yet
     assert "the budget of 0.2s is spent; the same command with another goes on" in answer.err

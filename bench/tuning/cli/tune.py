@@ -89,6 +89,7 @@ def main(words: list[str]) -> int:
     if args.slurm:
         return _slurm(study, text, args)
     progress = TuningProgress(f"study {study.name}", spec.metric)
+    done = False
     with deadline(args.budget and args.budget.seconds) as spent:
         done = work(study, args.workers, places, effort, progress)
     if not done and spent():
@@ -104,7 +105,10 @@ def main(words: list[str]) -> int:
 
 @contextmanager
 def deadline(seconds: float | None) -> Iterator[Callable[[], bool]]:
-    """Interrupt what is done here after so many seconds, as Ctrl-C would; whether that has happened."""
+    """Interrupt what is done here after so many seconds, as Ctrl-C would; whether that has happened.
+
+    Where nobody listens to signals yet, or any more, the interrupt ends the context and goes no further.
+    """
     over: list[int] = []
 
     def interrupt(number: int, frame: object) -> None:
@@ -118,6 +122,9 @@ def deadline(seconds: float | None) -> Iterator[Callable[[], bool]]:
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield lambda: bool(over)
+    except KeyboardInterrupt:
+        if not over:
+            raise
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, old)
