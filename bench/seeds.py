@@ -16,7 +16,7 @@ from bench.store.record import RunResult
 from bench.text import aligned
 
 if TYPE_CHECKING:
-    from bench.stats import Interval
+    from bench.results.stats import Interval
 
 ONE_RUN = ("resume", "rerun")
 """Options of `bench fit` that are for one run."""
@@ -65,7 +65,7 @@ def fit_seeds(config: RunConfig, args: Args, tuned_by: str | None) -> int:
 
 def mean_of(results: Sequence[RunResult]) -> "Interval | None":
     """Mean of the final metric with a 95 % t-interval; None if a run has no value."""
-    from bench.stats import t_interval
+    from bench.results.stats import t_interval
 
     values = [run.final for run in results if run.final is not None and run.status != "diverged"]
     return t_interval(values) if values and len(values) == len(results) else None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from unicodedata import combining, east_asian_width
 
 if TYPE_CHECKING:
-    from bench.stats import MedianTime
+    from bench.results.stats import MedianTime
 
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]+")
 """Control characters, characters that turn the direction of text, and halves of characters.
@@ -68,7 +68,7 @@ def cell(value: Any, digits: int = 4) -> str:
         return number(value, digits)
     if isinstance(value, str):
         return clean(value)
-    from bench.stats import Interval, MedianTime  # imports numpy, which an error message can do without
+    from bench.results.stats import Interval, MedianTime  # imports numpy, which an error message can do without
 
     if isinstance(value, Interval):
         wide = math.isfinite(value.low) or math.isfinite(value.high)

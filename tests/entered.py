@@ -9,7 +9,7 @@ from typing import Any
 from bench.boards import BOARDS, Asked, Board
 from bench.boards.collect import Collected, collect
 from bench.config import id_of, resolve
-from bench.selection import End
+from bench.results.selection import End
 from bench.settings import described
 from bench.store.record import RunResult
 from bench.store.reports import StudyRecord, study_path

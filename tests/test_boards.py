@@ -20,8 +20,8 @@ from bench.boards import BOARDS
 from bench.boards.charts import steps
 from bench.boards.cli import main as results
 from bench.boards.entries import HUGE
-from bench.boards.formats import json_text
 from bench.errors import UserError
+from bench.results.render import json_text
 from bench.store.block import DONE, RUNS
 from bench.store.record import RunResult
 from bench.store.reports import study_path

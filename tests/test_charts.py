@@ -18,7 +18,7 @@ from bench.boards.cli import main as results
 from bench.boards.collect import collect
 from bench.errors import UserError
 from bench.output import write
-from bench.selection import CONVERGED
+from bench.results.selection import CONVERGED
 from bench.store.files import write_json
 from bench.store.reports import StudyRecord, study_path
 from bench.store.stores import Stores

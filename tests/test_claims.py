@@ -9,12 +9,12 @@ import scipy.stats
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from bench import stats
 from bench.errors import UserError
 from bench.papers.arms import Arm
 from bench.papers.claims import CLAIMS, judge
 from bench.papers.verdicts import Finding, number
-from bench.stats import Interval, t_interval
+from bench.results import stats
+from bench.results.stats import Interval, t_interval
 
 STEPS = np.arange(1, 1001.0)
 SPREAD = (0.98, 1.0, 1.02)  # factor of each seed

@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from bench.boards.cli import BOARD_NAMES
-from bench.boards.formats import FORMATS, markdown
 from bench.check.report import Report, Verdict, Word, write_verdict
+from bench.results.render import FORMATS, markdown
 from bench.store.block import DONE, RUNS
 from bench.store.store import Store
 from bench.text import plain

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from bench.errors import UserError
 from bench.grammar.values import log_grid
-from bench.selection import CONVERGED
+from bench.results.selection import CONVERGED
 from bench.tuning.design import EXTENSION_LIMIT, EXTENSION_STEP, LONGEST_GRID, Design, Replay, Wanted, replay
 from bench.tuning.space import Range, point_key, read_space, space_as_json, space_from_json
 from optimizers import OPTIMIZERS
@@ -642,7 +642,7 @@ def test_the_neighbours_of_a_point():
 
 def test_torch_and_optuna_are_not_imported():
     code = (
-        "import bench.tuning.design, bench.tuning.space, bench.selection, sys;"
+        "import bench.tuning.design, bench.tuning.space, bench.results.selection, sys;"
         " print({'torch', 'optuna', 'scipy'} & sys.modules.keys())"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"

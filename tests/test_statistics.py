@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats as reference
 
-from bench import ranking, stats
+from bench.results import ranking, stats
 from tools.statistics import coverage, false_splits, lognormal, normal, power, tasks_coverage
 
 numbers = st.floats(-1e3, 1e3).map(lambda x: round(x, 3))

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from bench import ranking, stats
+from bench.results import ranking, stats
 
 Draw = Callable[[np.random.Generator, tuple[int, ...]], NDArray[np.float64]]
 

@@ -7,9 +7,9 @@ from bench.boards.collect import Collected
 from bench.boards.quality import quality
 from bench.boards.robustness import robustness
 from bench.boards.speed import speed
-from bench.boards.table import Board
 from bench.boards.theory import Tables, theory
 from bench.boards.tuning import tuning
+from bench.results.table import Board
 
 
 @dataclass(frozen=True)

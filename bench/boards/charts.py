@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
-from bench import stats
 from bench.boards import Asked
 from bench.boards.entries import HUGE, Entry, Problem
 from bench.boards.shared import LEAST_SEEDS
@@ -18,7 +17,8 @@ from bench.boards.speed import reached
 from bench.boards.tuning import expected_scores
 from bench.errors import UserError, unknown
 from bench.papers.arms import Array, Table
-from bench.selection import CONVERGED, equal_below
+from bench.results import stats
+from bench.results.selection import CONVERGED, equal_below
 from bench.store.reports import StudyRecord
 
 MOST_POINTS = 200

@@ -54,7 +54,7 @@ def _leaderboard(words: list[str]) -> int:
     if args.into is not None and args.out is not None:
         raise UserError(f"--into {args.into}: not allowed with --out; leave one of them out")
     from bench.boards import BOARDS
-    from bench.boards.formats import FORMATS, into
+    from bench.results.render import FORMATS, into
 
     kind = format_of(args, FORMATS)
     names = BOARD_NAMES if "all" in args.board else list(dict.fromkeys(args.board))

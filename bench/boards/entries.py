@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from bench.selection import CONVERGED, End, Mode
+from bench.results.selection import CONVERGED, End, Mode
 from bench.store.record import RunResult
 from bench.store.reports import StudyRecord
 from bench.text import cell, comparable, word_of

@@ -14,9 +14,9 @@ from bench import __version__, drawing
 from bench.boards import BOARDS, Asked, Board
 from bench.boards.charts import CHARTS, Chart
 from bench.boards.entries import Entry
-from bench.boards.table import Column, Table
+from bench.results.stats import Interval, MedianTime
+from bench.results.table import Column, Table
 from bench.run_summary import fit_words
-from bench.stats import Interval, MedianTime
 from bench.store.record import RunResult
 from bench.text import cell
 

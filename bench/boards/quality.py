@@ -1,6 +1,5 @@
 """Quality: the final metric at the tuned settings and a fixed budget, against a fixed reference."""
 
-from bench import ranking
 from bench.boards.collect import Collected
 from bench.boards.entries import Entry, Seed
 from bench.boards.shared import (
@@ -20,9 +19,10 @@ from bench.boards.shared import (
     unresolved,
     who,
 )  # fmt: skip
-from bench.boards.table import Board, Column, Table
-from bench.selection import CONVERGED, End
-from bench.stats import Interval
+from bench.results import ranking
+from bench.results.selection import CONVERGED, End
+from bench.results.stats import Interval
+from bench.results.table import Board, Column, Table
 
 
 def quality(found: Collected, reference: str = "adam") -> Board:

@@ -3,11 +3,11 @@
 import math
 from typing import Any
 
-from bench import stats
 from bench.boards.collect import Collected
 from bench.boards.shared import EVERY, LEAST_SEEDS, LOST, WHO, find_reference, gaps_by_problem, lost, metric_of, who
-from bench.boards.table import Board, Column, Table
-from bench.selection import End
+from bench.results import stats
+from bench.results.selection import End
+from bench.results.table import Board, Column, Table
 
 
 def robustness(found: Collected, reference: str = "adam") -> Board:

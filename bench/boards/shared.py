@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bench import ranking, stats
 from bench.boards.collect import Collected
 from bench.boards.entries import KINDS, Entry, Problem, Seed
-from bench.boards.table import Column
-from bench.ranking import Pair
+from bench.results import ranking, stats
+from bench.results.ranking import Pair
+from bench.results.selection import End
+from bench.results.stats import Interval
+from bench.results.table import Column
 from bench.run_summary import CAP_SHARE_TO_REPORT
-from bench.selection import End
-from bench.stats import Interval
 
 LEAST_SEEDS = 3
 """Seeds below which a row has no rank."""

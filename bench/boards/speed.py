@@ -4,13 +4,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from bench import stats
 from bench.boards.collect import Collected
 from bench.boards.entries import Entry, Seed
 from bench.boards.shared import EVERY, RANK, WHO, compare, listed, rank_values, unresolved, who
-from bench.boards.table import Board, Column, Table
-from bench.selection import End
-from bench.stats import MedianTime
+from bench.results import stats
+from bench.results.selection import End
+from bench.results.stats import MedianTime
+from bench.results.table import Board, Column, Table
 from bench.store.record import RunResult
 
 

@@ -7,17 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from bench import stats
 from bench.boards.collect import Collected
 from bench.boards.entries import Entry, Seed
 from bench.boards.shared import EVERY, RANK, WHO, compare, listed, mean_interval, rank_values, unresolved, who
 from bench.boards.speed import median_steps
-from bench.boards.table import Board, Column, Table
 from bench.errors import UserError
 from bench.papers.arms import Array
 from bench.papers.arms import Table as Columns
-from bench.selection import CONVERGED, End
-from bench.stats import LEAST_POINTS, Interval
+from bench.results import stats
+from bench.results.selection import CONVERGED, End
+from bench.results.stats import LEAST_POINTS, Interval
+from bench.results.table import Board, Column, Table
 from bench.store.record import RunResult
 
 ALIGNED = 0.99

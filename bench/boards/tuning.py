@@ -2,13 +2,13 @@
 
 import math
 
-from bench import ranking, stats
 from bench.boards.collect import Collected
 from bench.boards.entries import HUGE, Entry
 from bench.boards.shared import EVERY, WHO, budget_notes, common_seeds, metric_of, who
-from bench.boards.table import Board, Column, Table
-from bench.selection import best_index, equal_below, good_range
-from bench.stats import Interval
+from bench.results import ranking, stats
+from bench.results.selection import best_index, equal_below, good_range
+from bench.results.stats import Interval
+from bench.results.table import Board, Column, Table
 
 SHOWN_BUDGETS = (1, 2, 4, 8, 16, 32)
 

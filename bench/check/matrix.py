@@ -9,8 +9,6 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
 
-from bench.boards.formats import FORMATS
-from bench.boards.table import Board, Column, Table
 from bench.check.catalogue import CHECKS
 from bench.check.child import START, Child, Ended
 from bench.check.examiner import Examination
@@ -20,6 +18,8 @@ from bench.errors import UserError
 from bench.grammar.near import nearest
 from bench.output import write
 from bench.progress import StatusLine, say
+from bench.results.render import FORMATS
+from bench.results.table import Board, Column, Table
 from bench.text import cell
 from optimizers import OPTIMIZERS
 
@@ -230,7 +230,7 @@ def as_text(found: Sequence[Row], kind: str, notes: Sequence[str] = ()) -> str:
 
     Args:
         found: rows.
-        kind: one of `bench.boards.formats.FORMATS`.
+        kind: one of `bench.results.render.FORMATS`.
         notes: on where and how it was made.
     """
     whole = board(found, notes)

@@ -15,7 +15,6 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import ConfigDict, Field, FiniteFloat, SkipValidation, ValidationError, validate_call
 
-from bench import stats
 from bench.errors import UserError, unknown
 from bench.papers.arms import Arm
 from bench.papers.series import (
@@ -29,7 +28,8 @@ from bench.papers.series import (
     values_at,
 )
 from bench.papers.verdicts import Finding, Verdict, in_words, number, over_seeds, together, within, without_numbers
-from bench.stats import Interval
+from bench.results import stats
+from bench.results.stats import Interval
 from bench.text import why_wrong
 
 Results = Annotated[Mapping[str, Arm], SkipValidation]

@@ -8,7 +8,7 @@ import numpy as np
 
 from bench.errors import UserError, unknown
 from bench.papers.arms import Arm, Array
-from bench.stats import LEAST_POINTS
+from bench.results.stats import LEAST_POINTS
 
 
 def statuses(arm: Arm) -> Sequence[str]:

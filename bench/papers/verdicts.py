@@ -11,9 +11,9 @@ from typing import Literal
 
 import numpy as np
 
-from bench import stats
 from bench.papers.arms import Array
-from bench.stats import Interval
+from bench.results import stats
+from bench.results.stats import Interval
 
 Verdict = Literal["holds", "fails", "undecided"]
 _WORST_FIRST: tuple[Verdict, ...] = ("fails", "undecided", "holds")

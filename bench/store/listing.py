@@ -15,8 +15,8 @@ from typing import Any, get_args
 
 from bench.config import settings_of
 from bench.errors import UserError, unknown
+from bench.results.selection import above_infimum, best_index, equal_below, final_value, seed_median
 from bench.run_summary import result_json
-from bench.selection import above_infimum, best_index, equal_below, final_value, seed_median
 from bench.store.block import RUNS, Block
 from bench.store.record import RunResult, Status
 from bench.store.stores import Stores

@@ -8,8 +8,8 @@ from typing import Any
 from bench.config import settings_of
 from bench.errors import UserError
 from bench.plugins import naming
+from bench.results.selection import CONVERGED
 from bench.run_summary import fit_words, remarks_on
-from bench.selection import CONVERGED
 from bench.store.listing import begun_at, local, planned_by
 from bench.store.record import RESUMABLE, RunResult
 from bench.store.store import Store

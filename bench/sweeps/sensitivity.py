@@ -21,7 +21,7 @@ from bench import drawing
 from bench.config import settings_of
 from bench.errors import UserError
 from bench.papers.reproduction import markdown_table, words
-from bench.selection import (
+from bench.results.selection import (
     CONVERGED,
     USABLE_FACTOR,
     USABLE_SHARE,

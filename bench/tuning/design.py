@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from bench.errors import UserError
 from bench.grammar.values import refuse_too_many, typed
-from bench.selection import End, Mode, best_index
+from bench.results.selection import End, Mode, best_index
 from bench.tuning.space import Axis, Key, Point, Range, Space, is_number, point_key
 
 Sampler = Literal["grid", "qmc"]

@@ -15,7 +15,7 @@ import sqlalchemy.exc
 from optuna.storages import RDBStorage
 
 from bench.errors import MAKE_ROOM, RunFailed, UserError, first_line, unknown
-from bench.selection import CONVERGED
+from bench.results.selection import CONVERGED
 from bench.store.load import Damaged, parse
 from bench.store.record import is_file_name
 from bench.tuning.rows import Rows

@@ -26,7 +26,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from bench.errors import RunFailed, UserError
 from bench.machine import lives
 from bench.plugins import allowed
-from bench.selection import CONVERGED, End, above_infimum, equal_below, final_value, seed_median, selected
+from bench.results.selection import CONVERGED, End, above_infimum, equal_below, final_value, seed_median, selected
 from bench.store.load import Damaged
 from bench.store.record import RunResult
 from bench.text import plain

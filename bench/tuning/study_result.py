@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.errors import UserError
-from bench.selection import End, above_infimum, final_value
-from bench.stats import Interval, t_interval
+from bench.results.selection import End, above_infimum, final_value
+from bench.results.stats import Interval, t_interval
 from bench.store.record import RunResult
 from bench.store.store import Store
 from bench.sweeps import sensitivity

@@ -15,7 +15,7 @@ from typing_extensions import TypedDict
 from bench.config import RunConfig, TrainerOptions, on_device, resolve
 from bench.errors import UserError
 from bench.execute import Engine
-from bench.selection import Mode
+from bench.results.selection import Mode
 from bench.store.load import Damaged, parse
 from bench.store.record import Count, Json, Name, RunResult, contradiction, is_file_name
 from bench.tuning.design import Design, Kind

@@ -13,7 +13,7 @@ from bench.execute.slurm import absolute_places, array_size, options_of, script
 from bench.grammar.values import counts_seeds, read_seeds, refuse_too_many
 from bench.plugins import naming
 from bench.process import bench_command
-from bench.selection import CONVERGED
+from bench.results.selection import CONVERGED
 from bench.settings import chosen_of
 from bench.text import plain
 from bench.tuning.design import Design

@@ -4,7 +4,7 @@ from datetime import date
 from pathlib import Path
 
 from bench.errors import RunFailed, UserError
-from bench.selection import End
+from bench.results.selection import End
 from bench.store.files import disk_errors, replacing, write_json
 from bench.store.reports import StudyRecord, study_path
 from bench.sweeps import sensitivity

@@ -36,7 +36,7 @@ def main(words: list[str]) -> int:
         from bench.execute.elsewhere import made_elsewhere
         from bench.execute.slots import slots
         from bench.plugins import naming
-        from bench.selection import CONVERGED
+        from bench.results.selection import CONVERGED
         from bench.sweeps.grid import settings_in
         from bench.tuning.progress import TuningProgress, spoken
         from bench.tuning.tune import promise, slurm_script, work

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import nctdtr, ndtr, stdtr, stdtrit
 
-from bench.stats import Interval, Values, t_interval, variance
+from bench.results.stats import Interval, Values, t_interval, variance
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bench.boards.table import Board, Column, Table
 from bench.errors import UserError
-from bench.stats import Interval, MedianTime
+from bench.results.stats import Interval, MedianTime
+from bench.results.table import Board, Column, Table
 from bench.store.files import replacing
 from bench.text import aligned, cell, clean, in_csv, in_markdown, in_tex, plain
 
