@@ -71,8 +71,7 @@ def cell(value: Any, digits: int = 4) -> str:
     from bench.results.stats import Interval, MedianTime  # imports numpy, which an error message can do without
 
     if isinstance(value, Interval):
-        wide = math.isfinite(value.low) or math.isfinite(value.high)
-        ends = f" [{number(value.low, digits)}, {number(value.high, digits)}]" if wide else ""
+        ends = f" [{number(value.low, digits)}, {number(value.high, digits)}]" if value.bounded else ""
         return number(value.mean, digits) + ends
     if isinstance(value, MedianTime):
         return _median(value, digits)

@@ -137,7 +137,9 @@ def found(*folders: Path, **words: Any) -> Collected:
     return collect(Stores(folders), **words)
 
 
-def board(name: str, *folders: Path, reference: str = "adam", target: float | None = None, **words: Any) -> Board:
+def board(
+    name: str, *folders: Path, reference: str | None = "adam", target: float | None = None, **words: Any
+) -> Board:
     """A board of some stores."""
     stores = Stores(folders)
     return BOARDS[name](Asked(collect(stores, reference=reference, **words), stores.tables, reference, target))

@@ -64,23 +64,18 @@ def strict(text: str) -> Any:
 # -- for people and programs ------------------------------------------------------------------------------------------
 
 
-def test_the_table_shows_rank_settings_seeds_and_reference(cli, filled):
-    answer = cli("leaderboard")
+def test_the_table_shows_settings_scores_verdicts_and_the_reference(cli, filled):
+    answer = cli("leaderboard", "--reference", "adam")
     assert (answer.code, answer.err) == (0, "")
     title, _, _, problem, _, head, first, second, *notes = answer.out.splitlines()
     assert (title, problem) == ("Quality at a fixed budget", "mnist, max_steps 100")
     assert re.split(r"\s{2,}", head)[:6] == [
-        "rank",
-        "could be",
-        "optimizer",
-        "settings",
-        "test accuracy",
-        "against adam (tuned)",
-    ]
-    assert re.split(r"\s{2,}", first) == [
-        "1", "1", "adam", "tuned", "0.828 [0.7984, 0.8576]", "-", "0.828 [0.7984, 0.8576]", "3", "5"
+        "optimizer", "settings", "test accuracy", "against adam (tuned)", "won", "gain over adam (tuned)"
     ]  # fmt: skip
-    assert re.split(r"\s{2,}", second)[:5] == ["2", "2", "sgd", "default", "0.718 [0.6793, 0.7567]"]
+    assert re.split(r"\s{2,}", first)[:5] == ["adam", "tuned", "0.828 [0.7984, 0.8576]", "reference", "-"]
+    assert re.split(r"\s{2,}", second)[:6] == [
+        "sgd", "default", "0.718 [0.6793, 0.7567]", "too few seeds (5 of 7)", "0 of 5", "-0.11"
+    ]  # fmt: skip
     assert "  note: not tuned, so at a disadvantage: sgd" in notes
 
 
@@ -103,14 +98,14 @@ def test_another_process_writes_the_same_bytes(cli, filled):
     assert other.stdout == cli(*words).out
 
 
-def test_json_holds_every_row_with_its_runs_and_every_pair(cli, filled):
-    (found,) = strict(cli("leaderboard", "--format", "json").out)
+def test_json_holds_every_row_with_its_runs_and_its_comparison(cli, filled):
+    (found,) = strict(cli("leaderboard", "--reference", "adam", "--format", "json").out)
     (table,) = found["tables"]
     first, second = table["rows"]
     assert (first["settings"], first["n"], first["runs"], first["conformance"]) == ("tuned", 5, {"completed": 5}, None)
     assert first["final"]["mean"] == pytest.approx(0.828)
     assert second["run_ids"] == sorted(run.run_id for run in seeds("sgd", B))
-    assert [(pair["first"], pair["second"], pair["resolved"]) for pair in table["pairs"]] == [("adam", "sgd", True)]
+    assert second["compared"] == {"n": 5, "wins": 0, "losses": 5, "without_value": [0, 0]}
 
 
 def check(store: Path, opt: str, word: Word, *, version: int = 1) -> None:
@@ -129,15 +124,10 @@ def test_verdicts_of_this_version_of_an_optimizer_are_shown(cli, filled, tmp_pat
 
 def test_csv_has_three_columns_for_an_interval_whichever_row_is_first(cli, filled):
     keep(filled, *seeds("adamw", [None, 0.9, 0.9]))
-    lines = list(csv.DictReader(io.StringIO(cli("leaderboard", "--format", "csv").out)))
-    assert list(lines[0])[6:12] == [
-        "final",
-        "final_low",
-        "final_high",
-        "difference",
-        "difference_low",
-        "difference_high",
-    ]
+    lines = list(csv.DictReader(io.StringIO(cli("leaderboard", "--reference", "adam", "--format", "csv").out)))
+    assert list(lines[0])[4:12] == [
+        "final", "final_low", "final_high", "verdict", "won", "effect", "effect_low", "effect_high"
+    ]  # fmt: skip
     own = {line["opt"]: line for line in lines}
     assert float(own["adam"]["final_low"]) == pytest.approx(0.7983, abs=2e-4)
     assert (own["adamw"]["final"], own["adamw"]["final_low"]) == ("1 of 3 diverged", "")
@@ -267,7 +257,7 @@ def test_a_board_is_written_between_its_markers_and_nothing_else_changes(cli, fi
     path.chmod(0o640)
     (tmp_path / "link.md").symlink_to(path)
     for _ in range(2):
-        answer = cli("leaderboard", "--into", tmp_path / "link.md")
+        answer = cli("leaderboard", "--reference", "adam", "--into", tmp_path / "link.md")
         assert (answer.code, answer.out) == (0, "")
         text = path.read_bytes().decode()
         assert text.startswith("before\r\n<!-- leaderboard quality -->\r\n#### Quality")

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from bench.boards.collect import Collected
+from bench.boards.pairs import pairs
 from bench.boards.quality import quality
 from bench.boards.robustness import robustness
 from bench.boards.speed import speed
@@ -19,22 +20,23 @@ class Asked:
     Attributes:
         found: entries.
         tables: reads a run's tables.
-        reference: optimizer that the others are compared with.
+        reference: optimizer that the others are compared with; None for each problem's own (`Problem.reference`).
         target: value of the metric for the board `speed`; the task's own by default.
     """
 
     found: Collected
     tables: Tables
-    reference: str = "adam"
+    reference: str | None = None
     target: float | None = None
 
 
 BOARDS: dict[str, Callable[[Asked], Board]] = {
     "quality": lambda asked: quality(asked.found, asked.reference),
-    "speed": lambda asked: speed(asked.found, asked.target),
+    "pairs": lambda asked: pairs(asked.found, asked.reference),
+    "speed": lambda asked: speed(asked.found, asked.target, asked.reference),
     "tuning": lambda asked: tuning(asked.found),
     "robustness": lambda asked: robustness(asked.found, asked.reference),
-    "theory": lambda asked: theory(asked.found, asked.tables),
+    "theory": lambda asked: theory(asked.found, asked.tables, asked.reference),
 }
 """All boards by name, in the order in which they are shown."""
 

@@ -12,7 +12,7 @@ from scipy.special import stdtrit
 
 from bench.boards import Asked
 from bench.boards.entries import HUGE, Entry, Problem
-from bench.boards.shared import LEAST_SEEDS
+from bench.boards.shared import FEW_SEEDS
 from bench.boards.speed import reached
 from bench.boards.tuning import expected_scores
 from bench.errors import UserError, unknown
@@ -239,7 +239,7 @@ def _means(name: str, at: Array, values: Array, log: str) -> list[Trace]:
     """The mean with its t-interval at each point, or a line for each of too few seeds."""
     some = _thin(at, "x" in log)
     at, values, n = at[some], values[:, some], len(values)
-    if n < LEAST_SEEDS:
+    if n < FEW_SEEDS:
         return [Trace(name, at, row) for row in values]
     own = np.log(values) if "y" in log else values
     mean, half = own.mean(0), float(stdtrit(n - 1, 0.975)) * own.std(0, ddof=1) / math.sqrt(n)
@@ -258,15 +258,15 @@ def _thin(at: Array, log: bool) -> NDArray[np.intp]:
 
 def _bands(seeds: Mapping[str, int], log: str) -> list[str]:
     """What lines and bands are, in words."""
-    few = [name for name, n in seeds.items() if n < LEAST_SEEDS]
-    counts = sorted({n for n in seeds.values() if n >= LEAST_SEEDS})
+    few = [name for name, n in seeds.items() if n < FEW_SEEDS]
+    counts = sorted({n for n in seeds.values() if n >= FEW_SEEDS})
     said = []
     if counts:
         over = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
         kind = "geometric mean" if "y" in log else "mean"
         said.append(f"lines: {kind} over {over} seeds; bands: 95 % t-interval at each point")
     if few:
-        said.append(f"a line for each seed, without band, for fewer than {LEAST_SEEDS}: {', '.join(few)}")
+        said.append(f"a line for each seed, without band, for fewer than {FEW_SEEDS}: {', '.join(few)}")
     return said
 
 

@@ -33,7 +33,7 @@ def asked(args: Args) -> tuple[Any, Any]:
         reference=args.reference,
     )  # fmt: skip
     known = sorted({name for entry in found.chosen for name in (entry.opt, entry.name)})
-    if args.reference not in known and args.reference != "adam":
+    if args.reference is not None and args.reference not in known:
         raise unknown("optimizer of --reference", args.reference, known)
     metrics = sorted({problem.metric for problem in found.problems})
     if args.target is not None and len(metrics) > 1:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from bench.boards.entries import KINDS, OWN_VERSIONS, VERSIONS, Entry, Problem, differing, entries_of
+from bench.boards.entries import KINDS, OWN_VERSIONS, REFERENCES, VERSIONS, Entry, Problem, differing, entries_of
 from bench.config import settings_of
 from bench.errors import UserError, unknown
 from bench.store.record import RunResult
@@ -60,7 +60,7 @@ def collect(
     only: Mapping[str, str] | None = None,
     settings: str = "best",
     mixed_versions: bool = False,
-    reference: str = "adam",
+    reference: str | None = None,
 ) -> Collected:
     """The entries of some stores.
 
@@ -72,7 +72,7 @@ def collect(
         settings: of each optimizer on each problem: `best` takes the tuned settings, else the defaults, else those set
             by hand if there is one such; `tuned`, `default` or `all` takes what the name says.
         mixed_versions: let runs of several versions stand beside each other.
-        reference: optimizer that the others are compared with.
+        reference: optimizer that the others are compared with; None for each problem's own.
 
     Raises:
         UserError: nothing is left, a name is unknown, or versions are mixed.
@@ -102,7 +102,9 @@ def collect(
         for each in wanted or ():
             if each not in there:
                 raise unknown(f"{kind} in {stores.shown}", each, there)
-    runs = _filtered(runs, tasks, None if opts is None else {*opts, reference}, only or {})
+    runs = _filtered(
+        runs, tasks, None if opts is None else {*opts, *({reference} if reference else REFERENCES)}, only or {}
+    )
     if not any(opts is None or bare(run.config["opt"]) in opts for run in runs):
         raise UserError(f"no run in {stores.shown} has all of what --task, --opt and --only ask for")
     notes: list[str] = []

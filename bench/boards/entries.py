@@ -24,6 +24,9 @@ VERSIONS = ("task", "task_package", "contents", "torch", "lightning")
 OWN_VERSIONS = ("opt", "opt_package")
 """Versions that must be equal within an entry."""
 
+REFERENCES = ("adamw", "gd")
+"""Optimizers that others are compared with: on batches, and where each step sees all samples. Ours."""
+
 HUGE = 1e100
 """Greater values have no squares that are numbers, so they count as none. Ours."""
 
@@ -43,6 +46,7 @@ class Problem:
         metric, mode: what is compared, and whether it is better when smaller or greater.
         target: value of the metric on the selection split that counts as reached, or None.
         measures: whether the task measures something along the curve.
+        full_batch: whether each step sees all samples.
     """
 
     key: str
@@ -53,6 +57,12 @@ class Problem:
     mode: Mode
     target: float | None
     measures: bool
+    full_batch: bool = False
+
+    @property
+    def reference(self) -> str:
+        """The optimizer that others are compared with, if nobody says otherwise."""
+        return REFERENCES[self.full_batch]
 
 
 @dataclass
@@ -91,6 +101,13 @@ class Entry:
     tuned_elsewhere: bool = False
     name: str = ""
     conformance: str | None = None
+
+    @property
+    def refused(self) -> str | None:
+        """Why its settings cannot be compared with others, or None: they were chosen by what is not compared here."""
+        if self.study is not None and self.study.metric and self.study.metric != self.problem.metric:
+            return f"tuned for {self.study.metric}"
+        return None
 
     @property
     def study(self) -> StudyRecord | None:
@@ -226,7 +243,8 @@ def _problem(key: str, task: str, run: RunResult) -> Problem:
     words = [f"{name.rpartition('.')[2]} {word_of(value)}" for name, value in run.problem.items()]
     words += [f"not the whole task: {run.part}"] * bool(run.part)
     name = ", ".join([task, *words])
-    return Problem(key, name, task, run.part, run.metric, run.mode, run.target, run.measures)
+    full = run.config["trainer"].get("batch_size") == "full"
+    return Problem(key, name, task, run.part, run.metric, run.mode, run.target, run.measures, full)
 
 
 def _tell_apart(entries: Iterable[Entry]) -> None:

@@ -1,133 +1,141 @@
-"""Quality: the final metric at the tuned settings and a fixed budget, against a fixed reference."""
+"""Quality: the final metric at the tuned settings and a fixed budget, with a verdict against a fixed reference."""
+
+from collections.abc import Callable
+from typing import Any
 
 from bench.boards.collect import Collected
-from bench.boards.entries import Entry, Seed
+from bench.boards.entries import Entry, Problem, Seed
 from bench.boards.shared import (
     EVERY,
-    RANK,
+    VERDICTS,
     WHO,
+    against,
     budget_notes,
-    common_seeds,
-    compare,
+    coinciding,
     find_reference,
-    gaps_by_problem,
-    listed,
     lost,
     mean_interval,
     metric_of,
-    rank_values,
-    unresolved,
+    ordered,
+    verdict_columns,
+    verdict_values,
     who,
-)  # fmt: skip
-from bench.results import ranking
+)
 from bench.results.selection import CONVERGED, End
-from bench.results.stats import Interval
+from bench.results.sequential import Comparison
 from bench.results.table import Board, Column, Table
 
 
-def quality(found: Collected, reference: str = "adam") -> Board:
+def quality(found: Collected, reference: str | None = None) -> Board:
     """Final metric on the reporting split at the tuned settings and a fixed budget.
 
     Args:
         found: entries.
-        reference: optimizer that the others are compared with.
+        reference: optimizer that the others are compared with; None for each problem's own.
     """
-    tables = []
+    tables, effects = [], {}
     for problem, entries in found.problems.items():
         ref = find_reference(found, problem, reference)
         metric, above = metric_of(problem, entries, ref)
-        mode = problem.mode
-
-        def final(entry: Entry, seed: Seed, above: bool = above) -> End:
-            return entry.value(seed, above)
-
-        order, ranks, pairs = compare(entries, final, mode)
+        value, mode, log, floor = compared_by(problem, ref, above)
         rows = []
-        for i, rank in zip(order, ranks, strict=True):
-            entry = entries[i]
+        for entry in ordered(entries, value, mode, log):
             seeds = sorted(entry.runs)
+            compared = against(entry, ref, value, mode, log)
+            effects.setdefault(entry.name, {})[problem] = compared
+            row = who(entry) | verdict_values(entry, ref, compared)
+            if same := coinciding(entry, entries):
+                row["flags"] = [*row["flags"], f"same runs as {' and '.join(same)}"]
             rows.append(
-                who(entry) | rank_values(rank) | {
-                    "final": mean_interval(entry.values(seeds, above)) or lost(entry),
-                    "difference": _difference(entry, ref, above, mode),
-                    "best": mean_interval(entry.values(seeds, above, best=True)),
+                row | {
+                    "final": mean_interval(entry.values(seeds, above), above) or lost(entry),
+                    "best": mean_interval(entry.values(seeds, above, best=True), above),
                     "trials": len(entry.study.trials) if entry.study else None,
-                    "is_reference": entry is ref,
                 }
             )  # fmt: skip
-        named = f"{ref.name} ({ref.kind})" if ref is not None else "none"
-        better = "positive is better"
+        mean = "geometric mean" if above else "mean"
         columns = [
-            *RANK, *WHO,
-            Column("final", metric, ("at the last step, mean over seeds with 95 % t-interval;"
-                                     f" {'greater' if mode == 'max' else 'smaller'} is better")),
-            Column("difference", f"against {named}", f"paired by seed, mean with 95 % t-interval; {better}"),
+            *WHO,
+            Column("final", metric, (f"at the last step, {mean} over seeds with 95 % t-interval;"
+                                     f" {'greater' if problem.mode == 'max' else 'smaller'} is better")),
+            *verdict_columns(ref, mode, log, "steps to the target" if floor else metric),
             Column("best", "at the best step",
                    "the same at the step that was best on the selection split: secondary, and flattered by the choice"),
             Column("trials", "trials", "settings that were tried to find these"),
             *EVERY,
         ]  # fmt: skip
-        pairs_shown = listed(entries, pairs)
-        notes = unresolved(pairs_shown, [entries[i].name for i in order], "have no value")
+        notes = [floor] if floor else []
         notes += budget_notes(entries)
         if ref is None:
-            notes.append(f"the reference {reference} has no runs here, so there are no differences")
+            notes.append(f"the reference {reference or problem.reference} has no runs here, so there are no verdicts:"
+                         f" bench suite makes some, or choose another with --reference")  # fmt: skip
         elif ref.kind != "tuned":
-            notes.append(f"the reference {ref.name} is not tuned ({ref.kind}), so differences flatter what is tuned")
-        if any(isinstance(v, float) and v == CONVERGED for e in entries for v in e.values(e.runs, above)):
+            notes.append(f"the reference {ref.name} is not tuned ({ref.kind}), so verdicts flatter what is tuned")
+        if not floor and any(v == CONVERGED for e in entries for v in e.values(e.runs, above)):
             notes.append(f"losses below {CONVERGED:g} count as equal to it")
-        tables.append(Table(problem.name, columns, rows, notes, pairs_shown))
-    if len(tables) > 1 and any(find_reference(found, problem, reference) for problem in found.problems):
-        tables.insert(0, _overall(found, reference))
+        tables.append(Table(problem.name, columns, rows, notes))
+    if len(tables) > 1:
+        tables.insert(0, over_tasks(found, effects, reference))
     notes = [
-        (
-            "rows that share a rank are not told apart by paired t-tests over common seeds (Holm over all pairs of a"
-            " table, 5 % a table)"
-        ),
-        "a run that diverged is worse than any number, so a row with one has no mean",
-        (
-            "tuned settings were chosen by the metric on the selection split,"
-            " which for tasks without one is the training split"
-        ),
+        VERDICTS,
+        "tuned settings were chosen by the metric on the selection split,"
+        " which for tasks without one is the training split",
     ]
     return Board("quality", "Quality at a fixed budget", tables, notes)
 
 
-def _difference(entry: Entry, ref: Entry | None, above: bool, mode: str) -> Interval | str | None:
-    """The paired difference, or why there is none."""
-    if ref is None or entry is ref or None in entry.values(entry.runs, above):
-        return None
-    seeds = common_seeds(entry, ref)
-    if not seeds:
-        return "no common seeds"
-    return (
-        ranking.pair(entry.values(seeds, above), ref.values(seeds, above), mode).difference
-        or "the reference has no value"
-    )
+def compared_by(
+    problem: Problem, ref: Entry | None, above: bool
+) -> tuple[Callable[[Entry, Seed], End], str, bool, str | None]:
+    """What entries are compared by: value, mode, whether its effects are ratios, and why it is not the final metric.
+
+    Where the reference has reached the floor of the metric on half of its seeds or more, final values say nothing. Then
+    it is the steps to the target, of which a run that misses it has none.
+
+    Args:
+        problem: what was trained.
+        ref: the reference.
+        above: whether losses are taken above their infimum.
+    """
+    floor = [] if ref is None else [v == CONVERGED for v in ref.values(ref.runs, above)]
+    if ref is not None and problem.target is not None and 2 * sum(floor) >= len(floor) > 0:
+        return _steps, "min", True, (
+            f"{ref.name} is on the floor of the metric ({CONVERGED:g}) on {sum(floor)} of {len(floor)} seeds,"
+            " so rows are compared by the steps to the target"
+        )  # fmt: skip
+    return (lambda entry, seed: entry.value(seed, above)), problem.mode, above, None
 
 
-def _overall(found: Collected, reference: str) -> Table:
-    problems, gaps = gaps_by_problem(found, reference)
-    rows = []
-    for name, own in gaps.items():
-        there = {problem: own.get(problem, "no runs") for problem in problems}
-        lacking = [f"{problem.name}: {why}" for problem, why in there.items() if isinstance(why, str)]
-        known = [each for each in there.values() if not isinstance(each, str)]
-        interval = None if lacking else ranking.hierarchical_interval(known)
-        rows.append({"opt": name, "gap": interval, "tasks": len(own), "lacking": lacking})
-    rows.sort(key=lambda row: (row["gap"] is None, -row["gap"].mean if row["gap"] else 0.0, row["opt"]))
+def _steps(entry: Entry, seed: Seed) -> End:
+    steps = entry.runs[seed].steps_to_target
+    return None if steps is None or entry.runs[seed].status == "diverged" else float(max(1, steps))
+
+
+def over_tasks(
+    found: Collected, effects: dict[str, dict[Problem, Comparison | str | None]], reference: str | None
+) -> Table:
+    """The verdicts of each optimizer, task by task; effects of different tasks have no mean.
+
+    Args:
+        found: entries.
+        effects: by optimizer and problem.
+        reference: as for `quality`.
+    """
+    problems = [problem for problem in found.problems if find_reference(found, problem, reference) is not None]
+    rows: list[dict[str, Any]] = []
+    for name, own in sorted(effects.items()):
+        row: dict[str, Any] = {"opt": name}
+        for i, problem in enumerate(problems):
+            there = own.get(problem, "no runs")
+            row[f"task{i}"] = "reference" if there is None else there if isinstance(there, str) else there.verdict
+            if isinstance(there, Comparison):
+                row[f"effect{i}"] = there.effect
+        rows.append(row)
     columns = [
         Column("opt", "optimizer", "name"),
-        Column(
-            "gap",
-            f"gap to {reference} (in seed deviations)",
-            "paired difference in units of the deviation over seeds, mean over tasks; positive is better;"
-            " 95 % interval by a hierarchical paired bootstrap (tasks, then seeds)",
-            3,
+        *(
+            Column(f"task{i}", problem.name, "verdict against the reference of the task; see its own table")
+            for i, problem in enumerate(problems)
         ),
-        Column("tasks", "tasks", f"problems with runs of it, of the {len(problems)} that the reference has"),
-        Column("lacking", "no number, since", "an entry that lacks a task or diverged on it has no overall gap"),
     ]
-    few = f"{len(problems)} tasks say little about others"
-    few += ": the interval covers about 90 % (see results/statistics)" * (len(problems) == 2)
-    return Table("over all tasks", columns, rows, [few] * (1 < len(problems) < 10))
+    return Table("over all tasks", columns, rows)

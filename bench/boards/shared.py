@@ -1,33 +1,25 @@
-"""What all boards share: who a row is, its flags, the order of rows, and which of them are told apart.
+"""What all boards share: who a row is, its flags, the order of rows, and the verdict of each against the reference.
 
-A row's score, its interval and its place before or behind another depend on these two and on the fixed reference alone,
-not on who else is on the board. Only how many pairs are told apart at once (Holm) depends on the number of rows.
+All that a row says depends on the row and on the fixed reference alone, not on who else is on the board.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from itertools import combinations, pairwise
+from collections.abc import Callable, Sequence
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from bench.boards.collect import Collected
 from bench.boards.entries import KINDS, Entry, Problem, Seed
-from bench.results import ranking, stats
-from bench.results.ranking import Pair
-from bench.results.selection import End
+from bench.results import stats
+from bench.results.selection import CONVERGED, End
+from bench.results.sequential import LEAST_SEEDS, Comparison, advice, compare, differences
 from bench.results.stats import Interval
 from bench.results.table import Column
 from bench.run_summary import CAP_SHARE_TO_REPORT
 
-LEAST_SEEDS = 3
-"""Seeds below which a row has no rank."""
+FEW_SEEDS = 3
+"""Runs below which a row is provisional, and lines have no bands. Ours."""
 LOST = "diverged"
 """Said in place of a number that an entry has not, since a run diverged."""
-LEVEL = 0.05
-"""Probability that a table of equal rows tells any of them apart."""
 
 WHO = [
     Column("opt", "optimizer", "name, with the hyperparameters that tell it from others of the same name"),
@@ -58,7 +50,7 @@ def flags(entry: Entry) -> list[str]:
     caps = [run.cap_share for run in entry.runs.values() if run.cap_share is not None]
     several = [what for what, versions in entry.versions.items() if len(versions) > 1]
     return [
-        *["provisional"] * (len(entry.runs) < LEAST_SEEDS),
+        *["provisional"] * (len(entry.runs) < FEW_SEEDS),
         *["lr at boundary"] * bool(entry.study and entry.study.lr_at_boundary),
         *["tuning not finished"] * bool(entry.study and entry.study.missing),
         *["tuned elsewhere"] * entry.tuned_elsewhere,
@@ -90,118 +82,117 @@ def metric_of(problem: Problem, entries: Sequence[Entry], reference: Entry | Non
     return f"{'/'.join(split)} {problem.metric}{' above its infimum' * above}".strip(), above
 
 
-def find_reference(found: Collected, problem: Problem, name: str) -> Entry | None:
-    """The entry that the others are compared with: of this name, tuned before default before by hand."""
+def find_reference(found: Collected, problem: Problem, name: str | None) -> Entry | None:
+    """The entry that the others are compared with: of this name, tuned before default before by hand.
+
+    Args:
+        found: entries.
+        problem: of theirs.
+        name: of an optimizer or entry; None for the one of the problem (`Problem.reference`).
+    """
+    name = problem.reference if name is None else name
     own = [entry for entry in found.chosen if entry.problem == problem and name in (entry.opt, entry.name)]
     return min(own, key=lambda entry: (KINDS.index(entry.kind), entry.name), default=None)
 
 
-def _order(scores: Mapping[int, Sequence[End]], mode: str) -> list[int]:
-    """Entries by their own values: fewer lost runs first, then the better mean; then by place."""
+def ordered(entries: Sequence[Entry], value: Callable[[Entry, Seed], End], mode: str, log: bool) -> list[Entry]:
+    """Entries by their own values: fewer lost runs first, then the better mean (geometric, if log)."""
 
-    def key(i: int) -> tuple[float, float, int]:
-        there = [value for value in scores[i] if value is not None]
+    def key(entry: Entry) -> tuple[float, float]:
+        values = [value(entry, seed) for seed in sorted(entry.runs)]
+        there = [math.log(v) if log else v for v in values if v is not None]
         mean = math.fsum(there) / len(there) if there else math.inf
-        return 1 - len(there) / max(1, len(scores[i])), -mean if mode == "max" and there else mean, i
+        return 1 - len(there) / max(1, len(values)), -mean if mode == "max" and there else mean
 
-    return sorted(scores, key=key)
+    return sorted(entries, key=key)
 
 
-def compare(
-    entries: Sequence[Entry],
-    value: Callable[[Entry, Seed], End],
-    mode: str,
-    comparable: Callable[[Entry], bool] = lambda _: True,
-) -> tuple[list[int], list[ranking.Rank | None], dict[tuple[int, int], Pair]]:
-    """The order of the entries, ranks in that order, and all pairs that were compared, by index of the entries.
+def against(
+    entry: Entry, ref: Entry | None, value: Callable[[Entry, Seed], End], mode: str, log: bool
+) -> Comparison | str | None:
+    """An entry against the reference on the seeds that both have, or why they are not compared.
 
     Args:
-        entries: of a problem.
+        entry: of the reference's problem.
+        ref: the reference; None if it has no runs here.
         value: by entry and seed.
         mode: of the value.
-        comparable: whether an entry may have a rank.
+        log: whether the effect is a ratio.
     """
-    scores = {i: [value(entry, seed) for seed in sorted(entry.runs)] for i, entry in enumerate(entries)}
-    order = _order(scores, mode)
-    ranked = [i for i in order if len(scores[i]) >= LEAST_SEEDS and comparable(entries[i])]
-    order = [*ranked, *(i for i in order if i not in ranked)]
-    found: dict[tuple[int, int], Pair] = {}
-    places: dict[tuple[int, int], Pair] = {}
-    for (a, i), (b, j) in combinations(enumerate(ranked), 2):
-        seeds = common_seeds(entries[i], entries[j])
-        own = [[value(entries[k], seed) for seed in seeds] for k in (i, j)]
-        compared = ranking.pair(own[0], own[1], mode)
-        if len(seeds) < LEAST_SEEDS:
-            compared = replace(compared, p=1.0)
-        found[i, j] = places[a, b] = compared
-    ranks: list[ranking.Rank | None] = [*ranking.ranks(places, len(ranked), LEVEL)]
-    return order, ranks + [None] * (len(order) - len(ranked)), found
+    if ref is None or entry is ref:
+        return None
+    if why := entry.refused or ref.refused:
+        return f"not compared: {'the reference' * (not entry.refused)} {why}".replace("  ", " ")
+    seeds = common_seeds(entry, ref)
+    if not seeds:
+        return "no common seeds"
+    return compare([value(entry, seed) for seed in seeds], [value(ref, seed) for seed in seeds], mode, log=log)
 
 
-def listed(entries: Sequence[Entry], pairs: Mapping[tuple[int, int], Pair]) -> list[dict[str, Any]]:
-    """All pairs as a program reads them, with how many more seeds would resolve those that are not resolved."""
-    adjusted = ranking.holm([compared.p for compared in pairs.values()])
-    found = []
-    for ((i, j), compared), p in zip(pairs.items(), adjusted, strict=True):
-        resolved = p <= LEVEL and compared.sign != 0
-        seeds = None
-        if not resolved and compared.difference is not None:
-            seeds = ranking.seeds_to_resolve(compared.difference, LEVEL / len(pairs))
-        found.append(
-            {
-                "first": entries[i].name, "second": entries[j].name, "n": compared.n, "difference": compared.difference,
-                "p": compared.p, "p_holm": p, "resolved": resolved, "without_value": list(compared.lost),
-                "more_seeds": None if seeds is None else max(1, seeds - compared.n),
-            }
-        )  # fmt: skip
-    return found
+def verdict_values(entry: Entry, ref: Entry | None, found: Comparison | str | None) -> dict[str, Any]:
+    """The values of the columns `verdict_columns`."""
+    if not isinstance(found, Comparison):
+        return {"verdict": "reference" if entry is ref else found, "is_reference": entry is ref}
+    words: str = found.verdict
+    if words == "too few seeds":
+        words = f"too few seeds ({found.n} of {LEAST_SEEDS})"
+    more = advice(found.n, found.wins, found.losses) if not found.sign else None
+    return {
+        "verdict": words, "won": f"{found.wins} of {found.n}", "effect": found.effect,
+        "more": None if more is None else str(more[0]) if more[0] == more[1] else f"{more[0]} to {more[1]}",
+        "compared": {"n": found.n, "wins": found.wins, "losses": found.losses, "without_value": list(found.lost)},
+        "is_reference": False,
+    }  # fmt: skip
 
 
-def unresolved(pairs: Sequence[Mapping[str, Any]], order: Sequence[str], without: str) -> list[str]:
-    """In words, what more seeds would do for neighbours that are not told apart.
+def verdict_columns(ref: Entry | None, mode: str, log: bool, what: str) -> list[Column]:
+    """What each row says of itself against the reference.
 
     Args:
-        pairs: as `listed` gives them.
-        order: names of the rows.
-        without: what it means that runs have no value.
+        ref: the reference.
+        mode: of the value.
+        log: whether the effect is a ratio.
+        what: is compared.
     """
-    by_names = {(pair["first"], pair["second"]): pair for pair in pairs}
-    lines = []
-    for first, second in pairwise(order):
-        pair = by_names.get((first, second))
-        if pair is None or pair["resolved"]:
-            continue
-        if pair["n"] < LEAST_SEEDS:
-            what = f"run both on {LEAST_SEEDS} or more seeds that they share"
-        elif pair["difference"] is None:
-            what = (
-                f"{pair['without_value'][0]} runs of the first and {pair['without_value'][1]} of the second {without}"
-            )
-        elif pair["difference"].mean == 0:
-            what = "their values are the same"
-        elif pair["more_seeds"] is None:
-            what = "a difference this small would take thousands of seeds"
-        else:
-            seeds = float(f"{pair['more_seeds']:.2g}" if pair["more_seeds"] >= 100 else pair["more_seeds"])
-            what = (
-                f"some {seeds:,.0f} more seeds would tell with 80 % probability,"
-                " if difference and deviation are as these say"
-            )
-        lines.append(f"{first} and {second} are not told apart by {pair['n']} common seeds: {what}")
-    return lines
+    named = "the reference" if ref is None else f"{ref.name} ({ref.kind})"
+    if log:
+        kind, better = "ratio to", f"{'below' if mode == 'min' else 'above'} 1 is better"
+    else:
+        kind, better = "gain over", "positive is better"
+    return [
+        Column("verdict", f"against {named}", "better or worse on more than half of all seeds; 5 % a row, however many"
+               " seeds are added; nobody else on the board has a part in it"),
+        Column("won", "won", "seeds on which it is better, of those that both have"),
+        Column("effect", f"{kind} {named}",
+               f"{what}, paired by seed: median, with an interval that holds it with at least 96 %, however many seeds"
+               f" are added and whatever their distribution; none below {LEAST_SEEDS} seeds; {better}"),
+        Column("more", "seeds to tell", "seeds in all after which the verdict is told with 80 % probability, as far as"
+               " these seeds can say"),
+    ]  # fmt: skip
 
 
-def rank_values(rank: ranking.Rank | None) -> dict[str, Any]:
-    """The values of the columns `RANK`."""
-    if rank is None:
-        return {"rank": None, "places": None}
-    return {"rank": rank.rank, "places": f"{rank.low}" if rank.low == rank.high else f"{rank.low} to {rank.high}"}
+VERDICTS = (
+    f"verdicts: sign tests over common seeds, 5 % a row however often one looks; a run without a value is worse than"
+    f" any number; fewer than {LEAST_SEEDS} seeds decide nothing"
+)
 
 
-RANK = [
-    Column("rank", "rank", "entries whose difference is not resolved share one; none below 3 seeds"),
-    Column("places", "could be", "places that the resolved pairs leave open"),
-]
+def coinciding(entry: Entry, others: Sequence[Entry]) -> list[str]:
+    """Names of others whose runs are the same to rounding on half of the common seeds or more.
+
+    Args:
+        entry: whose runs.
+        others: of its problem.
+    """
+    return [other.name for other in others if other is not entry and other.opt != entry.opt and _same(entry, other)]
+
+
+def _same(first: Entry, second: Entry) -> bool:
+    seeds = common_seeds(first, second)
+    pairs = [(first.runs[seed].final, second.runs[seed].final) for seed in seeds]
+    values = [(a, b) for a, b in pairs if a is not None and b is not None and max(a, b) > CONVERGED]
+    equal = int((differences([a for a, _ in values], [b for _, b in values], "min") == 0).sum())
+    return len(seeds) >= FEW_SEEDS and 2 * equal >= len(seeds)
 
 
 def budget_notes(entries: Sequence[Entry]) -> list[str]:
@@ -223,44 +214,9 @@ def lost(entry: Entry) -> str:
     return f"{entry.diverged} of {len(entry.runs)} diverged" if entry.diverged else "a run without a value"
 
 
-def mean_interval(values: Sequence[End]) -> Interval | None:
-    """Mean with its t-interval; None if a value is missing, or there is none."""
+def mean_interval(values: Sequence[End], log: bool = False) -> Interval | None:
+    """Mean with its t-interval, geometric on a logarithmic scale; None if a value is missing, or there is none."""
     there = [value for value in values if value is not None]
-    return stats.t_interval(there) if there and len(there) == len(values) else None
-
-
-def gap(entry: Entry, ref: Entry, above: bool) -> NDArray[np.float64] | str:
-    """Standardised paired differences of an entry, shape (S,); in words why there are none.
-
-    A run that has no value on any seed, common or not, leaves the entry without a number.
-    """
-    seeds = common_seeds(entry, ref)
-    own, other = entry.values(seeds, above), ref.values(seeds, above)
-    if None in other:
-        return "the reference has no value"
-    if None in entry.values(entry.runs, above):
-        return LOST if entry.diverged else "a run has no value"
-    if len(seeds) < LEAST_SEEDS:
-        return f"{len(seeds)} common seeds"
-    found = ranking.standardised_gap(
-        [v for v in own if v is not None], [v for v in other if v is not None], entry.problem.mode
-    )
-    return "seeds do not differ" if found is None else found
-
-
-def gaps_by_problem(
-    found: Collected, reference: str
-) -> tuple[list[Problem], dict[str, dict[Problem, NDArray[np.float64] | str]]]:
-    """The problems of the reference, and by optimizer and problem the standardised gaps, or why there are none."""
-    problems: list[Problem] = []
-    gaps: dict[str, dict[Problem, NDArray[np.float64] | str]] = {}
-    for problem, entries in found.problems.items():
-        ref = find_reference(found, problem, reference)
-        if ref is None:
-            continue
-        problems.append(problem)
-        above = metric_of(problem, entries, ref)[1]
-        for entry in entries:
-            if entry is not ref:
-                gaps.setdefault(entry.name, {})[problem] = gap(entry, ref, above)
-    return problems, gaps
+    if not there or len(there) < len(values):
+        return None
+    return stats.geometric_interval(there) if log else stats.t_interval(there)

@@ -6,9 +6,20 @@ from dataclasses import replace
 
 from bench.boards.collect import Collected
 from bench.boards.entries import Entry, Seed
-from bench.boards.shared import EVERY, RANK, WHO, compare, listed, rank_values, unresolved, who
+from bench.boards.shared import (
+    EVERY,
+    VERDICTS,
+    WHO,
+    against,
+    find_reference,
+    ordered,
+    verdict_columns,
+    verdict_values,
+    who,
+)
 from bench.results import stats
 from bench.results.selection import End
+from bench.results.sequential import Comparison
 from bench.results.stats import MedianTime
 from bench.results.table import Board, Column, Table
 from bench.store.record import RunResult
@@ -30,12 +41,13 @@ def reached(run: RunResult, target: float | None, mode: str) -> tuple[int | None
     return None, None
 
 
-def speed(found: Collected, target: float | None = None) -> Board:
+def speed(found: Collected, target: float | None = None, reference: str | None = None) -> Board:
     """Steps and seconds to the target, and how many runs reach it.
 
     Args:
         found: entries.
         target: value of the metric on the selection split; the task's own by default.
+        reference: optimizer that the others are compared with; None for each problem's own.
     """
     tables, notes = [], []
     for problem, entries in found.problems.items():
@@ -47,30 +59,33 @@ def speed(found: Collected, target: float | None = None) -> Board:
 
         def steps(entry: Entry, seed: Seed, mode: str = mode) -> End:
             at = reached(entry.runs[seed], target, mode)[0]
-            return None if at is None else math.log(max(1, at))
+            return None if at is None else float(max(1, at))
 
         def may_rank(entry: Entry, mode: str = mode) -> bool:
             """A run that was stopped by time might have reached the target in the steps that others had."""
             return not any(r.status == "timeout" and reached(r, target, mode)[0] is None for r in entry.runs.values())
 
-        order, ranks, pairs = compare(entries, steps, "min", may_rank)
+        ref = find_reference(found, problem, reference)
         machines = sorted({name for entry in entries for name in entry.machines})
         rows = []
-        for i, rank in zip(order, ranks, strict=True):
-            entry = entries[i]
+        for entry in ordered(entries, steps, "min", True):
+            compared = against(entry, ref, steps, "min", True)
+            if isinstance(compared, Comparison) and ref is not None and not (may_rank(entry) and may_rank(ref)):
+                compared = "not compared: time stopped runs before the target"
             runs = list(entry.runs.values())
             at = [reached(run, target, mode) for run in runs]
             median = median_steps(entry, [step for step, _ in at])
             count = sum(step is not None for step, _ in at)
             rows.append(
-                who(entry) | rank_values(rank) | {
+                who(entry) | verdict_values(entry, ref, compared) | {
                     "reached": stats.share_interval(count, len(runs)), "count": f"{count} of {len(runs)}",
                     "steps": median, "budget": max(run.steps for run in runs),
                     **{f"seconds on {name}": _seconds(entry, name, target, mode) for name in machines},
                 }
             )  # fmt: skip
         columns = [
-            *RANK, *WHO,
+            *WHO,
+            *verdict_columns(ref, "min", True, "steps to the target"),
             Column("count", "reached", f"runs whose selection {problem.metric} reached {goal:g}"),
             Column("reached", "share", "of runs that reached the target, exact 95 % interval", 2),
             Column("steps", "median steps",
@@ -80,9 +95,7 @@ def speed(found: Collected, target: float | None = None) -> Board:
               for i, name in enumerate(machines, 1)),
             *EVERY,
         ]  # fmt: skip
-        pairs_shown = listed(entries, pairs)
-        own = unresolved(pairs_shown, [entries[i].name for i in order], "missed the target")
-        own += [f"{e.name} has no rank: time stopped runs before the target" for e in entries if not may_rank(e)]
+        own: list[str] = []
         if all(len(run.validations) <= 1 for entry in entries for run in entry.runs.values()):
             own.append(
                 "runs were evaluated once, at their end: steps and seconds say no more than who reached"
@@ -93,12 +106,8 @@ def speed(found: Collected, target: float | None = None) -> Board:
         own.append(f"machine: {'; '.join(numbered)}")
         if len(machines) > 1:
             own.append("seconds are compared within one type of machine only, so each has a column for its runs")
-        tables.append(Table(f"{problem.name}: {problem.metric} {goal:g}", columns, rows, own, pairs_shown))
-    ties = (
-        "ranks: paired t-tests of log steps, and of how many runs missed the target (Boschloo),"
-        " Holm over all pairs; a miss is worse than any number of steps"
-    )
-    return Board("speed", "Speed to a target", tables, [ties, *notes])
+        tables.append(Table(f"{problem.name}: {problem.metric} {goal:g}", columns, rows, own))
+    return Board("speed", "Speed to a target", tables, [VERDICTS, *notes])
 
 
 def median_steps(entry: Entry, reached: Sequence[float | None]) -> MedianTime:

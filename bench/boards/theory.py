@@ -9,7 +9,18 @@ import numpy as np
 
 from bench.boards.collect import Collected
 from bench.boards.entries import Entry, Seed
-from bench.boards.shared import EVERY, RANK, WHO, compare, listed, mean_interval, rank_values, unresolved, who
+from bench.boards.shared import (
+    EVERY,
+    VERDICTS,
+    WHO,
+    against,
+    find_reference,
+    mean_interval,
+    ordered,
+    verdict_columns,
+    verdict_values,
+    who,
+)
 from bench.boards.speed import median_steps
 from bench.errors import UserError
 from bench.papers.arms import Array
@@ -31,12 +42,13 @@ Tables = Callable[[str], Mapping[str, Columns]]
 """A run's tables by its id, as `Store.tables` gives them."""
 
 
-def theory(found: Collected, tables: Tables) -> Board:
+def theory(found: Collected, tables: Tables, reference: str | None = None) -> Board:
     """Steps to alignment 0.99, fitted rates, and whether the max-margin problem has a solution.
 
     Args:
         found: entries; those on tasks that measure something are shown.
         tables: reads a run's tables.
+        reference: optimizer that the others are compared with; None for each problem's own.
     """
     shown, missing = [], []
     for problem, all_entries in found.problems.items():
@@ -51,33 +63,33 @@ def theory(found: Collected, tables: Tables) -> Board:
         column = next((name for name in ALIGNMENTS if any(name in own for own in read.values())), None)
         if column is None:
             missing.append(f"{problem.name} measures no alignment, so that only its rate is shown")
-        entries = [replace(e, runs={s: r for s, r in e.runs.items() if _counts(r, read, column)}) for e in all_entries]
+        kept = [replace(e, runs={s: r for s, r in e.runs.items() if _counts(r, read, column)}) for e in all_entries]
         lost = [
             f"{e.name}: left out, since they have no measurements that can be read: {n} runs"
-            for e, left in zip(all_entries, entries, strict=True)
+            for e, left in zip(all_entries, kept, strict=True)
             if (n := len(e.runs) - len(left.runs))
         ]
-        entries = [entry for entry in entries if entry.runs]
+        entries = [entry for entry in kept if entry.runs]
 
         def first(run: RunResult, read: Any = read, column: str | None = column) -> float | None:
             return None if run.status == "diverged" else _first_aligned(read[run.run_id], column)
 
         def steps(entry: Entry, seed: Seed, first: Any = first) -> End:
             step = first(entry.runs[seed])
-            return None if step is None else math.log(max(1, step))
+            return None if step is None else max(1.0, step)
 
-        order, ranks, pairs = (
-            compare(entries, steps, "min") if column else (range(len(entries)), [None] * len(entries), {})
-        )
+        of = find_reference(found, problem, reference)
+        ref = next((e for e, whole in zip(kept, all_entries, strict=True) if whole is of and e.runs), None)
         rows = []
-        for i, rank in zip(order, ranks, strict=True):
-            entry, runs = entries[i], list(entries[i].runs.values())
+        for entry in ordered(entries, steps, "min", True) if column else entries:
+            runs = list(entry.runs.values())
+            verdict = verdict_values(entry, ref, against(entry, ref, steps, "min", True)) if column else {}
             own = [{} if run.status == "diverged" else read[run.run_id] for run in runs]
             at = [first(run) for run in runs]
             infima = [run.infimum or 0.0 for run in runs]
             rates = [loss_rate(each, infimum) for each, infimum in zip(own, infima, strict=True)]
             rows.append(
-                who(entry) | rank_values(rank) | {
+                who(entry) | verdict | {
                     "aligned": f"{sum(step is not None for step in at)} of {len(at)}" if column else None,
                     "steps": median_steps(entry, at) if column else None,
                     "alignment": mean_interval([_last(each, column) for each in own]) if column else None,
@@ -86,8 +98,9 @@ def theory(found: Collected, tables: Tables) -> Board:
                 }
             )  # fmt: skip
         columns = [
-            *(RANK if column else []), *WHO,
+            *WHO,
             *([
+                *verdict_columns(ref, "min", True, f"steps until {column} is {ALIGNED}"),
                 Column("aligned", "aligned", f"runs whose {column} reached {ALIGNED}"),
                 Column("steps", "median steps",
                        (f"optimizer steps until {column} is {ALIGNED}, 95 % interval from 6 runs on;"
@@ -105,18 +118,14 @@ def theory(found: Collected, tables: Tables) -> Board:
             Column("trials", "trials", "settings that were tried to find these"),
             *EVERY,
         ]  # fmt: skip
-        pairs_shown = listed(entries, pairs)
-        notes = unresolved(pairs_shown, [entries[i].name for i in order], "are not aligned")
+        notes: list[str] = []
         every = sorted({str(r.config["trainer"].get("measure_every") or "?") for e in entries for r in e.runs.values()})
         if column:
             notes.append(f"alignment is measured every {' or '.join(every)} steps, and steps are known no better")
         notes += _reasons(entries) + lost
-        shown.append(Table(problem.name, columns, rows, notes, pairs_shown))
+        shown.append(Table(problem.name, columns, rows, notes))
     none = ["no runs of a task of the theory: `bench suite theory` makes some"] * (not shown)
-    ties = (
-        "ranks: paired t-tests of log steps, and of how many runs are not aligned (Boschloo), Holm over all pairs;"
-        " settings were tuned for the loss, not for alignment"
-    )
+    ties = f"{VERDICTS}; settings were tuned for the loss, not for alignment"
     exponents = ["exponents: b of value ~ t^b over the last decade of steps t before rounding takes over"] * bool(shown)
     return Board("theory", "The theory's tasks", shown, [ties, *exponents, *missing, *none])
 

@@ -5,8 +5,9 @@ import math
 from bench.boards.collect import Collected
 from bench.boards.entries import HUGE, Entry
 from bench.boards.shared import EVERY, WHO, budget_notes, common_seeds, metric_of, who
-from bench.results import ranking, stats
+from bench.results import stats
 from bench.results.selection import best_index, equal_below, good_range
+from bench.results.sequential import compare
 from bench.results.stats import Interval
 from bench.results.table import Board, Column, Table
 
@@ -50,7 +51,8 @@ def tuning(found: Collected) -> Board:
                     " counts); at least, where it reaches the grid's edge")),
             Column("diverged_trials", "no score", "trials of which half of the seeds or more diverged, or that failed"),
             Column("gain", "tuned against default",
-                   "paired by seed on the reporting split, 95 % t-interval; positive: tuning helps"),
+                   "paired by seed on the reporting split: median gain, or ratio of losses above their infimum,"
+                   " with its interval from 7 seeds on"),
             *EVERY,
         ]  # fmt: skip
         lacking = sorted({entry.opt for entry in tuned if found.default_of(entry) is None})
@@ -117,5 +119,5 @@ def _gain(entry: Entry, found: Collected) -> Interval | str | None:
     if not seeds:
         return "no common seeds"
     above = metric_of(entry.problem, [entry, default], entry)[1]
-    pair = ranking.pair(entry.values(seeds, above), default.values(seeds, above), entry.problem.mode)
-    return pair.difference or f"{pair.lost[0]} tuned and {pair.lost[1]} default of {pair.n} runs have no value"
+    gain = compare(entry.values(seeds, above), default.values(seeds, above), entry.problem.mode, log=above)
+    return gain.effect or f"{gain.lost[0]} tuned and {gain.lost[1]} default of {gain.n} runs have no value"

@@ -80,7 +80,7 @@ SHARED_BY = Option("shared-by", "workers that share the trials, where lanes take
                    whole(1))  # fmt: skip
 SETTINGS = ("task", "opt", "trainer")
 
-BOARD_NAMES = ("quality", "speed", "tuning", "robustness", "theory")
+BOARD_NAMES = ("quality", "pairs", "speed", "tuning", "robustness", "theory")
 CHART_NAMES = ("curves", "sensitivity", "profile", "steps", "budget")
 FORMAT_NAMES = ("table", "md", "csv", "json", "tex", "html")
 
@@ -95,8 +95,8 @@ _CHOICE = (
     Option("only", "only runs with this setting (trainer.max_steps=1000, task.H=4), version (versions.torch=2.15.0) or"
            " engine", "NAME=VALUE", many=True),
     Option("mixed-versions", "compare runs of different versions all the same"),
-    Option("reference", "optimizer that the others are compared with (default adam)", "OPTIMIZER", default="adam",
-           completes="opt"),
+    Option("reference", "optimizer that the others are compared with (default adamw; gd where batches are full)",
+           "OPTIMIZER", completes="opt"),
     Option("target", "of the board `speed` and of profiles: a value of the metric (default: the task's)", "VALUE",
            finite),
 )  # fmt: skip
@@ -230,12 +230,12 @@ _ALL = (
         ),
     ),
     Command(
-        "leaderboard", "rank optimizers from the stored runs, with intervals and ties",
-        text="Rank optimizers from the stored runs: means and intervals over seeds, and one rank for those that are not"
-        " told apart.",
-        more="Boards: quality (final metric at the tuned settings), speed (steps and seconds to the target), tuning"
-        " (what a budget of trials gives), robustness (divergence, seeds), theory (alignment, rates). Exit code 1: a"
-        " run could not be read.",
+        "leaderboard", "compare optimizers from the stored runs, with verdicts and intervals",
+        text="Compare optimizers from the stored runs: means and intervals over seeds, and for each row a verdict"
+        " against the reference, which holds however many seeds are added.",
+        more="Boards: quality (final metric at the tuned settings), pairs (who beats whom), speed (steps and seconds to"
+        " the target), tuning (what a budget of trials gives), robustness (divergence, seeds), theory (alignment,"
+        " rates). Exit code 1: a run could not be read.",
         elsewhere={"seed": _ASK_ONLY, "seeds": _ASK_ONLY},
         options=(
             Option("board", "or `all`; default quality", "A,B", names, default=lambda: ["quality"],

@@ -40,6 +40,11 @@ class Interval:
     n: int
 
     @property
+    def bounded(self) -> bool:
+        """Whether the values bound the mean on either side."""
+        return math.isfinite(self.low) or math.isfinite(self.high)
+
+    @property
     def ends(self) -> tuple[float | None, float | None]:
         """Low and high as JSON can hold them: None for an infinite one."""
         low, high = (end if math.isfinite(end) else None for end in (self.low, self.high))
@@ -70,6 +75,26 @@ def t_interval(values: ArrayLike, level: float = 0.95) -> Interval:
         mean = float(array.mean())
         half = float(stdtrit(n - 1, (1 + level) / 2) * array.std(ddof=1) / math.sqrt(n))
     return Interval(mean, mean - half, mean + half, n)
+
+
+def geometric_interval(values: ArrayLike, level: float = 0.95) -> Interval:
+    """The geometric mean with the t-interval of the logarithms, which never holds a number below 0.
+
+    Args:
+        values: one for each seed, shape (N,) with N >= 1, positive.
+        level: share of such intervals that hold the true geometric mean, if logarithms are normal, in (0, 1).
+
+    Raises:
+        ValueError: there is no value, one is not positive, or the level is out of range.
+    """
+    array = np.asarray(values, dtype=np.float64)
+    if not (array > 0).all():
+        raise ValueError(f"values={values!r} must be positive numbers")
+    if array.size > 1 and are_equal(array):
+        return Interval(float(array.max()), float(array.max()), float(array.max()), array.size)
+    found = t_interval(np.log(array), level)
+    low, mean, high = (math.exp(x) if x < 709 else math.inf for x in (found.low, found.mean, found.high))
+    return Interval(mean, low if array.size > 1 else -math.inf, high, array.size)
 
 
 def are_equal(values: NDArray[np.float64]) -> bool:
