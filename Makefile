@@ -32,7 +32,7 @@ leaderboard:  ## refresh the boards in README.md from $BENCH_STORE, else ./runs
 	uv run bench leaderboard --board quality --task mnist --opt adam,adamw,sgd,sngd --into README.md
 	uv run bench leaderboard --board theory --into README.md
 
-statistics:  ## simulate what intervals cover and ranks find
+statistics:  ## simulate what verdicts and intervals promise
 	uv run python -m tools.statistics
 
 matrix:  ## check the optimizers of the package index, into results/conformance (half an hour)

@@ -78,7 +78,7 @@ def test_a_row_that_is_not_told_from_the_reference_says_how_many_seeds_would_do(
     )
     assert own["adamw"]["effect"].low < 0 < own["adamw"]["effect"].high
     assert (own["sgd"]["verdict"], own["sgd"]["won"], own["sgd"]["more"]) == (
-        "too few seeds (5 of 7)", "5 of 5", "7 to 10"
+        "too few seeds (5 of 7)", "5 of 5", "after 7 to 10"
     )  # fmt: skip
     assert not own["sgd"]["effect"].bounded
 

@@ -139,7 +139,7 @@ def verdict_values(entry: Entry, ref: Entry | None, found: Comparison | str | No
     more = advice(found.n, found.wins, found.losses) if not found.sign else None
     return {
         "verdict": words, "won": f"{found.wins} of {found.n}", "effect": found.effect,
-        "more": None if more is None else str(more[0]) if more[0] == more[1] else f"{more[0]} to {more[1]}",
+        "more": found.told or (more and f"after {' to '.join(map(str, sorted({*more})))}"),
         "compared": {"n": found.n, "wins": found.wins, "losses": found.losses, "without_value": list(found.lost)},
         "is_reference": False,
     }  # fmt: skip
@@ -166,8 +166,8 @@ def verdict_columns(ref: Entry | None, mode: str, log: bool, what: str) -> list[
         Column("effect", f"{kind} {named}",
                f"{what}, paired by seed: median, with an interval that holds it with at least 96 %, however many seeds"
                f" are added and whatever their distribution; none below {LEAST_SEEDS} seeds; {better}"),
-        Column("more", "seeds to tell", "seeds in all after which the verdict is told with 80 % probability, as far as"
-               " these seeds can say"),
+        Column("more", "told", "after how many seeds the verdict was told; or after how many in all it will be, with"
+               " 80 % probability as far as these seeds can say"),
     ]  # fmt: skip
 
 

@@ -6,7 +6,8 @@ value, since it diverged, is worse than every number, so it needs no test of its
 
 The test is sequential: at n seeds it asks for so many wins that the probability of ever getting them, at any n, is at
 most the level if neither is better (alpha spending, Lan and DeMets 1983, with a look after every seed). So seeds may be
-added until something is decided, and looking costs nothing.
+added until something is decided, and looking costs nothing. Seeds count in their order, and what the first n have
+decided stands: which seeds there are must not depend on their results.
 
 A second, smaller test asks who diverges more often, among the seeds on which one of the two diverged and the other did
 not. So no survivors can veto what the diverged runs say. `SHARES` splits the level of 5 % between the two tests.
@@ -110,10 +111,11 @@ class Comparison:
         wins, losses: seeds on which it gives the better, or the worse value; the others are ties.
         lost: how many runs of each have no value.
         verdict: see the module.
+        told: after how many seeds; None where nothing is decided.
         effect: median over seeds of the paired difference, oriented so that positive is better, or of the ratio of the
-            values on a logarithmic scale. Its ends exclude no effect if and only if the wins decide, and hold the true
-            median with at least 96 %, at all numbers of seeds together; they are infinite where the seeds do not bound
-            it. None if the median is no number.
+            values on a logarithmic scale. Its ends exclude no effect where the wins decide, and hold the true median
+            with at least 96 %, at all numbers of seeds together; they are infinite where the seeds do not bound it.
+            None if the median is no number.
     """
 
     n: int
@@ -121,6 +123,7 @@ class Comparison:
     losses: int
     lost: tuple[int, int]
     verdict: Verdict
+    told: int | None
     effect: Interval | None
 
     @property
@@ -133,7 +136,7 @@ def compare(first: Values, second: Values, mode: str, *, log: bool = False, test
     """Compare two optimizers on common seeds (same initialisation, same order of the batches).
 
     Args:
-        first: by common seed, shape (N,); None for a run without a value.
+        first: by common seed in their order, shape (N,); None for a run without a value.
         second: likewise.
         mode: whether values are better when smaller ("min") or greater ("max").
         log: whether the effect is a ratio, first over second; values must then be positive.
@@ -146,18 +149,23 @@ def compare(first: Values, second: Values, mode: str, *, log: bool = False, test
         raise ValueError(f"{len(first)} and {len(second)} values are no pairs")
     n, lost = len(first), (sum(x is None for x in first), sum(x is None for x in second))
     d = _gains(first, second, mode, log)
-    wins, losses = int((d > 0).sum()), int((d < 0).sum())
-    least = least_wins(n, SHARES[0], tests)
-    only = [int((d == end).sum()) for end in (math.inf, -math.inf)]  # the other diverged, it diverged
-    rarely = least_wins(sum(only), SHARES[1], tests)
-    verdict: Verdict = "no difference found"
-    if wins >= least or losses >= least:
-        verdict = "better" if wins >= least else "worse"
-    elif max(only) >= rarely:
-        verdict = "better" if only[0] >= rarely else "worse"
-    elif n < LEAST_SEEDS:
-        verdict = "too few seeds"
-    return Comparison(n, wins, losses, lost, verdict, _effect(d, mode, log))
+    sign, told = _first_told(d > 0, d < 0, SHARES[0], tests)
+    if not sign:  # who diverges more often, among the seeds on which one of the two did
+        only = np.flatnonzero(np.isinf(d))
+        sign, told = _first_told(d[only] > 0, d[only] < 0, SHARES[1], tests)
+        told = told and int(only[told - 1]) + 1
+    undecided: Verdict = "too few seeds" if n < LEAST_SEEDS else "no difference found"
+    verdict: Verdict = "better" if sign > 0 else "worse" if sign < 0 else undecided
+    return Comparison(n, int((d > 0).sum()), int((d < 0).sum()), lost, verdict, told, _effect(d, mode, log))
+
+
+def _first_told(won: NDArray[np.bool_], lost: NDArray[np.bool_], share: float, tests: int) -> tuple[int, int | None]:
+    """The sign that the first n seeds decide, for the least n at which they do, and that n; 0 and None if none do."""
+    least = np.array([least_wins(n, share, tests) for n in range(1, len(won) + 1)], dtype=int)
+    reached = [(np.flatnonzero(of.cumsum() >= least), sign) for of, sign in ((won, 1), (lost, -1))]
+    told = [(int(there[0]) + 1, sign) for there, sign in reached if there.size]
+    n, sign = min(told, default=(None, 0))
+    return sign, n
 
 
 def differences(first: ArrayLike, second: ArrayLike, mode: str) -> NDArray[np.float64]:
@@ -196,12 +204,11 @@ def _effect(d: NDArray[np.float64], mode: str, log: bool) -> Interval | None:
     n = len(d)
     if not n:
         return None
-    ordered, k = np.sort(d), least_wins(n)
+    ordered = np.sort(d)
     pair = ordered[(n - 1) // 2], ordered[n // 2]
     if not np.isfinite(pair).all():
         return None
-    middle = float((pair[0] + pair[1]) / 2)
-    low, high = (float(ordered[n - k]), float(ordered[k - 1])) if k <= n else (-math.inf, math.inf)
+    middle, (low, high) = float((pair[0] + pair[1]) / 2), _bounds(d)
     if not log:
         return Interval(middle, low, high, n)
     ends = [math.exp(min(x, 700.0)) if x > -math.inf else 0.0 for x in (low, middle, high)]
@@ -209,6 +216,20 @@ def _effect(d: NDArray[np.float64], mode: str, log: bool) -> Interval | None:
         ends = [1 / x if x else math.inf for x in reversed(ends)]
     ends = [math.inf if x >= math.exp(700.0) else x for x in ends]
     return Interval(ends[1], ends[0], ends[2], n)
+
+
+def _bounds(d: NDArray[np.float64]) -> tuple[float, float]:
+    """Ends of the values that the sign test has rejected after no number of seeds: a confidence sequence."""
+    low, high = -math.inf, math.inf
+    for n in range(LEAST_SEEDS, len(d) + 1):
+        k = least_wins(n)
+        if k <= n:
+            ordered = np.sort(d[:n])
+            ends = max(low, float(ordered[n - k])), min(high, float(ordered[k - 1]))
+            if ends[0] > ends[1]:  # less than 4 % of all sequences; the first verdict stands
+                break
+            low, high = ends
+    return low, high
 
 
 # -- many of them -----------------------------------------------------------------------------------------------------
