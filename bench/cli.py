@@ -391,6 +391,7 @@ def _in(module: str, *first: str) -> Command:
 _MAINS: dict[str, Command] = {
     "fit": _fit,
     "sweep": _in("bench.sweeps.cli"),
+    "race": _in("bench.race"),
     **{name: _in(f"bench.tuning.cli.{name}") for name in ("tune", "suite", "studies", "worker")},
     **{name: _in("bench.boards.cli", name) for name in ("leaderboard", "report", "plot")},
     "reproduce": _in("bench.papers.cli"),

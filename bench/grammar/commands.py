@@ -157,6 +157,28 @@ _ALL = (
         ),
     ),
     Command(
+        "race", "add seeds where verdicts are open, until all is told",
+        text="Compare optimizers on tasks with no more runs than the verdicts need: all start with a few seeds, and"
+        " each open pair gets the fewest more that can decide it, or none where a decision is unlikely.",
+        more="Each optimizer has one setting: --tuned, --opt.adam.lr 1e-3, or its defaults. Verdicts are those of"
+        " `bench leaderboard`, against a fixed reference, and hold however often seeds are added. Stored runs are used,"
+        " so an interrupted race goes on with the same command.",
+        positionals=(Option("task", "as `bench list tasks` prints it", "TASK", completes="task", most=0),),
+        groups=SETTINGS, elsewhere={"seed": "a race has several; write --seeds COUNT for those of the start"},
+        options=(
+            Option("opt", "two optimizers or more: adamw,sngd", "A,B", completes="opt", setting=True),
+            Option("reference", "optimizer that the others are compared with (default adamw; gd where batches are"
+                   " full)", "OPTIMIZER", completes="opt"),
+            Option("seeds", "how many all start with (default 5)", "N", whole(2), default=5),
+            Option("most", "seeds that a pair may have (default 50)", "N", whole(), default=50),
+            Option("budget", "what may be spent: a number of runs, those of the start included (200runs), or a time,"
+                   " after which no round begins (6h, 90min)", "COST", read_budget),
+            CONFIG, Option("tuned", "take the hyperparameters in configs/tuned/<task>/<optimizer>.yaml"),
+            *RUNNING, RUN_DEVICE, PRECISION, JSON, Option("dry-run", "list the runs of the start and stop"),
+            DATA, STORE,
+        ),
+    ),
+    Command(
         "tune", "find an optimizer's hyperparameters on a task, with many workers",
         text="Find an optimizer's hyperparameters on a task: trials on seeds of their own, chosen on validation, then"
         " the winner on fresh seeds. Writes TASK/OPT.yaml, which `bench fit --tuned` takes, and a plot of sensitivity.",

@@ -339,3 +339,21 @@ def advice(n: int, wins: int, losses: int) -> tuple[int, int] | None:
         return None
     low, high = (int(np.searchsorted(reached, share)) for share in (0.1, 0.9))
     return low, high
+
+
+GIVE_UP = 0.2
+"""Probability of a decision below which a race adds no seeds to a pair. Ours: it spends least for its power."""
+
+
+def next_seeds(n: int, wins: int, losses: int, most: int) -> int | None:
+    """How many seeds a race gives to an open pair next, so that it can be decided at once; None for no more.
+
+    Args:
+        n: seeds that are there.
+        wins: of one.
+        losses: of it.
+        most: seeds that a pair may have.
+    """
+    if n >= most or 2 * (wins + losses) < n or decided_at(n, wins, losses, most).sum() < GIVE_UP:
+        return None
+    return min(most, next_look(n, wins, losses))

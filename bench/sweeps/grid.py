@@ -56,7 +56,7 @@ def configurations(
         raise UserError(
             f"--seed {words['seed']}: a sweep has several; write --seeds {words['seed']},... or --seeds COUNT"
         )
-    common, own = _by_optimizer(words, names)
+    common, own = by_optimizer(words, names)
     grids: list[tuple[str, dict[str, list[Any]]]] = []
     for name in names:
         settings = common | own[name]
@@ -105,7 +105,7 @@ def folder_of(configs: Sequence[RunConfig]) -> Path:
     return Path(slug(configs[0].task)) / f"{names[:MOST_NAME].rstrip('-')}-{digest[:8]}"
 
 
-def _by_optimizer(words: Mapping[str, Any], names: Sequence[str]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+def by_optimizer(words: Mapping[str, Any], names: Sequence[str]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """Settings for all optimizers, and those for one alone."""
     common: dict[str, Any] = {}
     own: dict[str, dict[str, Any]] = {name: {} for name in names}
@@ -114,7 +114,7 @@ def _by_optimizer(words: Mapping[str, Any], names: Sequence[str]) -> tuple[dict[
         name, dot, option = rest.partition(".")
         if group == "opt" and dot:
             if name not in own:
-                raise unknown("optimizer in this sweep", name, names)
+                raise unknown("optimizer of --opt", name, names)
             own[name][f"opt.{option}"] = value
         else:
             common[key] = value

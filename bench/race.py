@@ -1,0 +1,233 @@
+"""`bench race`: a plan that adds seeds where verdicts are open, until all is told or the budget is spent.
+
+All start with a few seeds. After each round every open pair gets the fewest seeds that can decide it (`next_seeds`),
+and none where a decision is unlikely. Verdicts hold however often one looks (`bench.results.sequential`), so a race is
+as sure as a run with all the seeds at once.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from bench.errors import UserError, unknown
+from bench.grammar.commands import parse
+from bench.grammar.parse import Args
+
+if TYPE_CHECKING:
+    from bench.boards.collect import Collected
+    from bench.config import RunConfig
+    from bench.results.sequential import Comparison
+    from bench.store.record import RunResult
+
+MOST_SEEDS = 50
+"""Seeds that a pair may have, unless `--most` says otherwise. Ours."""
+
+
+@dataclass
+class Racer:
+    """An optimizer with its settings on a task.
+
+    Attributes:
+        config: with seed 0.
+        tuned_by: the study that its settings come from.
+        seeds: how many it has, 0 to seeds - 1.
+        history: after each round its number of seeds, and what they say against the reference.
+    """
+
+    config: "RunConfig"
+    tuned_by: str | None
+    seeds: int
+    history: list[tuple[int, "Comparison | str | None"]] = field(default_factory=list)
+
+    @property
+    def configs(self) -> list["RunConfig"]:
+        """Its runs."""
+        return [self.config.model_copy(update={"seed": seed, "data_seed": seed}) for seed in range(self.seeds)]
+
+
+def wanted(standing: Sequence["Comparison | str | None"], seeds: Sequence[int], most: int) -> list[int]:
+    """How many seeds each racer of a task should have next; the reference has as many as any open pair needs.
+
+    Args:
+        standing: of each against the reference; None for the reference itself, words where there is no comparison.
+        seeds: that each has.
+        most: seeds that a pair may have.
+    """
+    from bench.results.sequential import Comparison, next_seeds
+
+    found = [
+        (next_seeds(each.n, each.wins, each.losses, most) or n) if isinstance(each, Comparison) and not each.sign else n
+        for each, n in zip(standing, seeds, strict=True)
+    ]
+    most_wanted = max((n for each, n in zip(standing, found, strict=True) if each is not None), default=0)
+    return [max(n, most_wanted) if each is None else n for each, n in zip(standing, found, strict=True)]
+
+
+def main(words: list[str]) -> int:
+    """`bench race` with these words: 0 done, 130 stopped.
+
+    Raises:
+        UserError: the request cannot be carried out.
+    """
+    args = parse("race", words)
+    from bench.progress import doing
+
+    with doing("reading the settings"):
+        from bench.execute.blocks import check_all
+
+        racers = _racers(args)
+        every = [config for own in racers.values() for racer in own for config in racer.configs]
+        check_all(every, early=True)
+        _check_budget(args, len({config.run_id for config in every}))
+    if args.dry_run:
+        check_all(every)
+        shown = {config.run_id: {"task": config.task, "opt": config.opt, "seed": config.seed} for config in every}
+        text = "\n".join(f"{run_id}  {own['task']} {own['opt']} seed {own['seed']}" for run_id, own in shown.items())
+        print(json.dumps(shown) if args.json else text)
+        return 0
+    ended = _race(racers, args)
+    if ended is None:
+        return 130
+    found, why = ended
+    _show(racers, found, why, args)
+    return 0
+
+
+def _racers(args: Args) -> dict[str, list[Racer]]:
+    """By task, its racers; the reference is the first."""
+    from bench.config import on_device, resolve
+    from bench.grammar.values import parts
+    from bench.results.sequential import LEAST_SEEDS
+    from bench.settings import tuned_by
+    from bench.sweeps.grid import by_optimizer, settings_in
+    from optimizers import OPTIMIZERS
+    from tasks import TASKS
+
+    settings = (settings_in(args.config) if args.config else {}) | dict(args.of_runs)
+    names = list(dict.fromkeys(parts(str(settings.pop("opt", "")))))
+    if "seed" in settings or "data_seed" in settings:
+        raise UserError("--seed: a race has several and adds to them; write --seeds COUNT for those of the start")
+    if len(names) + (args.reference is not None and args.reference not in names) < 2:
+        raise UserError("--opt: a race needs two optimizers or more, such as --opt adam,sngd")
+    if args.most < max(args.seeds, LEAST_SEEDS):
+        raise UserError(f"--most {args.most}: fewer than {LEAST_SEEDS} seeds, or than --seeds, can decide nothing")
+    for kind, wanted_names, known in (("task", args.task, TASKS), ("optimizer", names, OPTIMIZERS)):
+        for name in wanted_names:
+            if name not in known:
+                raise unknown(kind, name, known)
+    places = {"data": args.data, "store": args.store}
+    racers: dict[str, list[Racer]] = {}
+    for task in dict.fromkeys(args.task):
+        full = TASKS[task].batch_size == "full"
+        reference = args.reference or ("gd" if full else "adamw")
+        if reference not in names and args.reference is None:
+            raise UserError(f"--opt: the reference of {task}, {reference}, does not race; add it or name --reference")
+        common, own = by_optimizer(settings, [*names, *([reference] if reference not in names else [])])
+        racers[task] = []
+        for name in sorted(own, key=lambda name: name != reference):
+            words = {**common, **own[name], "task": task, "opt": name, "seed": 0}
+            config = on_device(resolve(words, tuned=args.tuned, fallback=places))
+            racers[task].append(Racer(config, tuned_by(config) if args.tuned else None, args.seeds))
+    return racers
+
+
+def _check_budget(args: Args, first: int) -> None:
+    if args.budget is not None and args.budget.runs is not None and args.budget.runs < first:
+        raise UserError(f"--budget {args.budget.text}: the first {args.seeds} seeds of all are {first} runs already")
+
+
+def _race(racers: Mapping[str, list[Racer]], args: Args) -> tuple["Collected", str] | None:
+    """Round after round; what was found and why it ended, or None if it was stopped."""
+    begun = time.monotonic()
+    while True:
+        results = _results(racers, args)
+        if results is None:
+            return None
+        found = _compare(racers, results, args.reference)
+        after = {task: wanted([r.history[-1][1] for r in own], [r.seeds for r in own], args.most)
+                 for task, own in racers.items()}  # fmt: skip
+        more = sum(n - racer.seeds for task, own in racers.items()
+                   for racer, n in zip(own, after[task], strict=True))  # fmt: skip
+        if not more:
+            return found, "every verdict is told, or more seeds are unlikely to tell it"
+        budget = args.budget
+        if budget is not None and budget.runs is not None and budget.runs < len(results) + more:
+            return found, f"the budget of {budget.text} has no room for the {more} runs of the next round"
+        if budget is not None and budget.seconds is not None and time.monotonic() - begun > budget.seconds:
+            return found, f"the budget of {budget.text} is spent; the same command with another goes on"
+        for task, own in racers.items():
+            for racer, n in zip(own, after[task], strict=True):
+                racer.seeds = n
+
+
+def _results(racers: Mapping[str, list[Racer]], args: Args) -> "list[RunResult] | None":
+    from bench.execute import Effort
+    from bench.execute.command import results_of
+    from bench.progress import SweepProgress
+
+    results: list[RunResult] = []
+    for task, own in racers.items():
+        for study in dict.fromkeys(racer.tuned_by for racer in own):
+            configs = [config for racer in own if racer.tuned_by == study for config in racer.configs]
+            progress = SweepProgress(f"race {task}", own[0].config.task_spec.mode)
+            there = results_of(configs, progress, Effort.of(args), plan="race", tuned_by=study)
+            if there is None:
+                return None
+            results += there
+    return results
+
+
+def _compare(racers: Mapping[str, list[Racer]], results: "Sequence[RunResult]", reference: str | None) -> "Collected":
+    """The results as boards see them; each racer's history is told what its seeds say now."""
+    from bench.boards.collect import Collected
+    from bench.boards.entries import entries_of
+    from bench.boards.quality import compared_by
+    from bench.boards.shared import against, metric_of
+
+    by_id = {run.run_id: run for run in results}
+    entries = entries_of(results, by_id, [])
+    for own in racers.values():
+        places = {run.run_id: entry for entry in entries for run in entry.runs.values()}
+        mine = [places[racer.config.run_id] for racer in own]
+        ref = mine[0]
+        value, mode, log, _ = compared_by(ref.problem, ref, metric_of(ref.problem, mine, ref)[1])
+        for racer, entry in zip(own, mine, strict=True):
+            entry.name = entry.opt
+            racer.history.append((racer.seeds, against(entry, ref, value, mode, log)))
+    return Collected(entries, entries, entries, by_id)
+
+
+def _show(racers: Mapping[str, list[Racer]], found: "Collected", why: str, args: Args) -> None:
+    from bench.boards.quality import quality
+    from bench.results.render import as_json, text
+    from bench.results.table import Board, Column, Table
+
+    runs = sum(racer.seeds for own in racers.values() for racer in own)
+    reference = args.reference
+    boards = [quality(found, reference)]
+    rows: list[dict[str, Any]] = [
+        {"task": task, "opt": racer.config.opt, "bought": [_bought(n, standing) for n, standing in racer.history]}
+        for task, own in racers.items()
+        for racer in own[1:]
+    ]
+    columns = [
+        Column("task", "task", "name"),
+        Column("opt", "optimizer", "name"),
+        Column("bought", "what each round bought", "seeds: wins of them, and the verdict if there is one"),
+    ]
+    notes = [f"{runs} runs; {why}"]
+    boards.append(Board("race", "The race", [Table("seeds by round", columns, rows)], notes))
+    if args.json:
+        print(json.dumps({"runs": runs, "ended": why, "boards": as_json(boards)}))
+    else:
+        print(text(boards), end="")
+    sys.stdout.flush()
+
+
+def _bought(n: int, standing: "Comparison | str | None") -> str:
+    if standing is None or isinstance(standing, str):
+        return f"{n}: {standing}"
+    return f"{n}: won {standing.wins}" + f", {standing.verdict} (told at {standing.told})" * bool(standing.sign)
