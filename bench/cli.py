@@ -277,7 +277,7 @@ def _list_plans(args: Args) -> int:
 
 def _list_runs(args: Args) -> int:
     from bench import terminal
-    from bench.store import listing
+    from bench.browse import listing
     from bench.store.stores import Stores
 
     for status in args.status:
@@ -358,8 +358,8 @@ def _page_of_run(run_id: str, folders: Sequence[Path]) -> str | None:
 
     if not any(Store(folder).get(run_id) for folder in folders if folder.is_dir()):
         return None
-    from bench.store import show
-    from bench.store.compare import find
+    from bench.browse import show
+    from bench.browse.compare import find
 
     return "\n".join(show.lines(*find(run_id, [folder for folder in folders if folder.is_dir()])))
 
@@ -394,7 +394,7 @@ _MAINS: dict[str, Command] = {
     **{name: _in(f"bench.tuning.cli.{name}") for name in ("tune", "suite", "studies", "worker")},
     **{name: _in("bench.boards.cli", name) for name in ("leaderboard", "report", "plot")},
     "reproduce": _in("bench.papers.cli"),
-    **{name: _in("bench.store.cli", name) for name in ("sql", "merge", "diff")},
+    **{name: _in("bench.browse.cli", name) for name in ("sql", "merge", "diff")},
     "new": _in("bench.new"),
     "check": _in("bench.check.cli"),
     "list": _list,

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from bench.browse.listing import since
 from bench.errors import UserError
-from bench.store.listing import since
 from bench.store.load import Damaged, parse_record
 from bench.store.record import now
 from bench.store.store import Store

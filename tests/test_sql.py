@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-import bench.store.sql
+import bench.browse.sql
+from bench.browse.sql import VIEWS, ask
 from bench.errors import UserError
 from bench.store.block import DONE, RUNS
-from bench.store.sql import VIEWS, ask
 from bench.store.store import Store
 from bench.store.stores import Stores
 from tests.stored import WILD, add_block, add_run, add_study, begin, record
@@ -136,7 +136,7 @@ def test_a_view_may_be_named_in_any_way(filled, query):
 
 
 def test_tables_are_read_only_for_a_query_that_needs_them(filled, monkeypatch):
-    monkeypatch.setattr(bench.store.sql, "_parquet", None)
+    monkeypatch.setattr(bench.browse.sql, "_parquet", None)
     assert rows("select count(*) from runs", filled) == [(3,)]
     with pytest.raises(TypeError):
         rows("select count(*) from curves", filled)
@@ -369,7 +369,7 @@ def test_a_query_sees_nothing_but_the_stores(cli, filled, tmp_path, query):
 def test_the_settings_of_the_database_stay(filled, setting):
     import duckdb
 
-    views = bench.store.sql._Views(Stores([filled]), "select 1")
+    views = bench.browse.sql._Views(Stores([filled]), "select 1")
     con = views.connect()
     with pytest.raises(duckdb.Error):
         con.execute(f"set {setting}")

@@ -8,7 +8,7 @@ from bench.output import format_of, remark, stores_of, warn_of, write
 
 def _sql(words: list[str]) -> int:
     args = parse("sql", words)
-    from bench.store.sql import FORMATS, ask
+    from bench.browse.sql import FORMATS, ask
     from bench.store.stores import Stores
 
     kind = format_of(args, FORMATS)
@@ -39,7 +39,7 @@ def _merge(words: list[str]) -> int:
 
 def _diff(words: list[str]) -> int:
     args = parse("diff", words)
-    from bench.store.compare import compare, find, lines
+    from bench.browse.compare import compare, find, lines
 
     one, other = (find(word, stores_of(args)) for word in args.run)
     found = compare(one, other)

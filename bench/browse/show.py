@@ -5,12 +5,12 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from bench.browse.listing import begun_at, local, planned_by
 from bench.config import settings_of
 from bench.errors import UserError
 from bench.plugins import naming
 from bench.results.selection import CONVERGED
 from bench.run_summary import fit_words, remarks_on
-from bench.store.listing import begun_at, local, planned_by
 from bench.store.record import RESUMABLE, RunResult
 from bench.store.store import Store
 from bench.store.stores import Stores
