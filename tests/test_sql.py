@@ -204,7 +204,7 @@ def test_the_table_is_aligned_and_null_is_a_dash(cli, filled):
     answer = cli("sql", "select run_id, final, 100 * steps as n, null as x from runs order by run_id")
     assert answer == (
         0,
-        "run_id  final  n    x\na       0.25   300  -\nb       -      300  -\nc       -      300  -\n",
+        "run_id  final    n  x\na        0.25  300  -\nb           -  300  -\nc           -  300  -\n",
         "",
     )
 
@@ -213,7 +213,7 @@ def test_the_table_is_aligned_and_null_is_a_dash(cli, filled):
     ("kind", "text"),
     [
         ("table", "opt  n\nno rows\n"),
-        ("md", "| opt | n |\n| --- | --- |\n\nno rows\n"),
+        ("md", "| opt | n |\n| --- | ---: |\n\nno rows\n"),
         ("csv", "opt,n\n"),
         ("json", "[]\n"),
     ],

@@ -8,14 +8,15 @@ from bench.output import format_of, remark, stores_of, warn_of, write
 
 def _sql(words: list[str]) -> int:
     args = parse("sql", words)
-    from bench.browse.sql import FORMATS, ask
+    from bench.browse.sql import ask, written
+    from bench.results.render import STREAMS
     from bench.store.stores import Stores
 
-    kind = format_of(args, FORMATS)
+    kind = format_of(args, STREAMS)
     stores = Stores(stores_of(args))
     answer = ask(stores, args.query)
     code = warn_of(stores, answer.damaged)
-    write(args.out, FORMATS[kind](answer))
+    write(args.out, written(answer, kind, args.out))
     return code
 
 
