@@ -240,7 +240,8 @@ def _list(words: list[str]) -> int:
             raise UserError(f"{option.flag}: it chooses runs (`bench list runs`); leave it out to list {args.what}")
     if args.what == "plans":
         return _list_plans(args)
-    from bench.text import aligned
+    from bench.results.render import shown
+    from bench.results.table import Table
     from optimizers import OPTIMIZERS
     from tasks import TASKS
 
@@ -248,13 +249,14 @@ def _list(words: list[str]) -> int:
         rows = {name: TASKS.describe(name) or TASKS[name].title for name in TASKS}
     else:
         rows = {name: OPTIMIZERS.describe(name) or OPTIMIZERS[name].formula for name in OPTIMIZERS}
-    print(json.dumps(rows) if args.json else "\n".join(aligned([list(map(clean, row)) for row in rows.items()])))
+    print(json.dumps(rows) if args.json else "\n".join(shown(Table.facts(rows.items()))))
     return 0
 
 
 def _list_plans(args: Args) -> int:
-    from bench import terminal
     from bench.execute.plan import open_plans, progress_of
+    from bench.results.render import shown
+    from bench.results.table import Table
 
     found, code = list[tuple[str, int, int, Path]](), 0
     for store in stores_of(args):
@@ -269,15 +271,15 @@ def _list_plans(args: Args) -> int:
         print(json.dumps(found))
     elif found:
         rows = [[n, f"{stored} of {runs} runs stored", str(store)] for n, stored, runs, store in found]
-        print("\n".join(terminal.table([["plan", "progress", "store"], *rows], terminal.columns())))
+        print("\n".join(shown(Table.of(["plan", "progress", "store"], rows))))
     else:
         print(clean(f"no plans in {' and '.join(map(str, stores_of(args)))}"))
     return code
 
 
 def _list_runs(args: Args) -> int:
-    from bench import terminal
-    from bench.store import listing
+    from bench.browse import listing
+    from bench.results.render import shown as as_lines
     from bench.store.stores import Stores
 
     for status in args.status:
@@ -296,7 +298,7 @@ def _list_runs(args: Args) -> int:
     if args.json:
         print(json.dumps(plain(listing.as_json(shown, stores)), allow_nan=False))
     elif shown:
-        print("\n".join(terminal.table(listing.rows(shown), terminal.columns())))
+        print("\n".join(as_lines(listing.table(shown))))
     else:
         where = stores.shown or " and ".join(map(str, stores_of(args)))
         print(clean(f"no {'such ' * bool(stores.runs)}runs in {where}"))
@@ -358,8 +360,8 @@ def _page_of_run(run_id: str, folders: Sequence[Path]) -> str | None:
 
     if not any(Store(folder).get(run_id) for folder in folders if folder.is_dir()):
         return None
-    from bench.store import show
-    from bench.store.compare import find
+    from bench.browse import show
+    from bench.browse.compare import find
 
     return "\n".join(show.lines(*find(run_id, [folder for folder in folders if folder.is_dir()])))
 
@@ -395,7 +397,7 @@ _MAINS: dict[str, Command] = {
     **{name: _in(f"bench.tuning.cli.{name}") for name in ("tune", "suite", "studies", "worker")},
     **{name: _in("bench.boards.cli", name) for name in ("leaderboard", "report", "plot")},
     "reproduce": _in("bench.papers.cli"),
-    **{name: _in("bench.store.cli", name) for name in ("sql", "merge", "diff")},
+    **{name: _in("bench.browse.cli", name) for name in ("sql", "merge", "diff")},
     "new": _in("bench.new"),
     "check": _in("bench.check.cli"),
     "list": _list,

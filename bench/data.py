@@ -177,6 +177,8 @@ def _sets(spec: "TaskSpec", root: Path, chosen: Mapping[str, Any]) -> list[Mappi
 def _show(spec: "TaskSpec", root: Path, chosen: Mapping[str, Any]) -> list[FileState]:
     """Print the states of a task's files."""
     from bench.checks import option_error
+    from bench.results.render import shown
+    from bench.results.table import Table
     from tasks.core.files import DataError
 
     try:
@@ -189,16 +191,11 @@ def _show(spec: "TaskSpec", root: Path, chosen: Mapping[str, Any]) -> list[FileS
     text = is_text(spec)
     if text and (stand_in := spec.data_cls.find(root, **chosen).stand_in):
         print(f"  {stand_in}")
-    widths = [max(len(cell) for cell in column) for column in zip(*map(_cells, found), strict=True)]
+    rows = []
     for state in found:
-        cells = "  ".join(cell.ljust(width) for cell, width in zip(_cells(state), widths, strict=True))
-        print(f"  {cells}  {state.sha256 or ''}".rstrip())
-        if text and state.usable:
-            print(f"    tokenised: {'; '.join(state.cached) or 'not yet'}")
+        tokenised = f"tokenised: {'; '.join(state.cached) or 'not yet'}" if text and state.usable else ""
+        rows.append((state.path.name, state.size, state.state, state.sha256 or "", tokenised))
+    print("\n".join(shown(Table.of([""] * 5, rows), "  ")))
     if not all(state.usable for state in found):
         print(f"  copy what is missing there, or fetch it with: bench data prepare --task {spec.name} --data {root}")
     return found
-
-
-def _cells(state: FileState) -> tuple[str, str, str]:
-    return state.path.name, state.size, state.state

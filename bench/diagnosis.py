@@ -11,6 +11,3 @@ class Diagnosis:
     level: Literal["ok", "note", "FAIL"]
     subject: str
     text: str
-
-    def __str__(self) -> str:
-        return f"{self.level:<4}  {self.subject:<13}  {self.text}"

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Literal
 from bench.diagnosis import Diagnosis
 from bench.errors import first_line
 from bench.process import PACKAGES, ROOT
+from bench.results.render import shown
+from bench.results.table import Column, Table
 
 if TYPE_CHECKING:
     from tasks import TaskSpec
@@ -32,6 +34,7 @@ MODULES = (
     "optuna",
     "pyarrow.parquet",
 )
+COLUMNS = (Column("level", least=4), Column("subject", least=13), Column("text", wraps=True))
 LITTLE_DISK, LEAST_DISK = 2 * 2**30, 100 * 2**20
 
 
@@ -65,8 +68,8 @@ def examine(data: Path, store: Path) -> int:
             if isinstance(error, OSError) and error.filename:
                 advice = "permit it, or name another folder with --data or --store"
             found = [Diagnosis("FAIL", subject, f"could not be checked ({first_line(error)}); {advice}")]
-        for diagnosis in found:
-            print(diagnosis, flush=True)
+        for line in shown(Table.of(COLUMNS, ((each.level, each.subject, each.text) for each in found))):
+            print(line, flush=True)
         failed += sum(diagnosis.level == "FAIL" for diagnosis in found)
         if any(f.level == "FAIL" and f.subject in MALICIOUS for f in found):
             break  # all that follows would import it

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,7 +27,7 @@ def stores_of(args: Args) -> list[Path]:
     return args.store or [place("store")]
 
 
-def format_of(args: Args, formats: Mapping[str, object]) -> str:
+def format_of(args: Args, formats: Container[str]) -> str:
     """The format that was asked for, else that of the file's name, else a table."""
     ending = ENDINGS.get(args.out.suffix.lower(), "table") if args.out else "table"
     return args.format or (ending if ending in formats else "table")
@@ -58,6 +58,38 @@ def write(out: Path | None, content: bytes | str | Iterable[str]) -> None:
     except OSError as error:
         raise UserError(f"cannot write {out}: {error.strerror or error}; choose another file with -o") from None
     print(f"written to {out}", file=sys.stderr)
+
+
+def write_into(path: Path, texts: Mapping[str, str]) -> None:
+    """Write texts into a file, each between its markers: `<!-- leaderboard NAME -->` and `<!-- /leaderboard -->`.
+
+    Raises:
+        UserError: the file is not there, lacks a marker, or cannot be written.
+    """
+    from bench.store.files import replacing
+
+    if path.exists() and not path.is_file():  # a device may have no end
+        raise UserError(f"cannot write into {path}: it is no file")
+    try:
+        content = path.read_bytes().decode()
+        line = "\r\n" if "\r\n" in content else "\n"
+        for name, text in texts.items():
+            begin, end = f"<!-- leaderboard {name} -->", "<!-- /leaderboard -->"
+            head, found, rest = content.partition(begin)
+            old, closed, tail = rest.partition(end)
+            if not found or not closed or "<!-- leaderboard" in old:
+                raise UserError(
+                    f"{path} has no place for this board: put the lines {begin} and {end} there, in this order"
+                )
+            new = f"{begin}\n{text}{end}".replace("\n", line)
+            content = f"{head}{new}{tail}"
+        with replacing(path.resolve()) as temporary:
+            temporary.write_bytes(content.encode())
+            temporary.chmod(path.stat().st_mode)
+    except OSError as error:
+        raise UserError(f"cannot write into {path}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"cannot write into {path}: it is not text in UTF-8") from None
 
 
 def remark(kind: str, text: object) -> None:

@@ -11,9 +11,10 @@ from bench.execute.blocks import check_all
 from bench.execute.command import results_of
 from bench.grammar.parse import Args
 from bench.progress import SweepProgress
+from bench.results.render import shown
+from bench.results.table import Column, Table
 from bench.run_summary import remarks_on, result_json
 from bench.store.record import RunResult
-from bench.text import aligned
 
 if TYPE_CHECKING:
     from bench.results.stats import Interval
@@ -75,10 +76,9 @@ def lines(results: Sequence[RunResult], mean: "Interval | None") -> list[str]:
     """The results as a table, a row for each seed, and their mean."""
     first = results[0]
     metric = f"{first.split} {first.metric}"
-    rows = [["seed", "status", metric, "steps", "seconds", "run"]]
-    for run in results:
-        value = "-" if run.final is None else f"{run.final:.4g}"
-        rows.append([str(run.config["seed"]), run.status, value, str(run.steps), f"{run.wall_s:.1f}", run.run_id])
+    seconds = Column("wall_s", "time", unit="s", form=lambda seconds: f"{seconds:.1f}")
+    rows = ((run.config["seed"], run.status, run.final, run.steps, run.wall_s, run.run_id) for run in results)
+    table = Table.of(["seed", "status", metric, "steps", seconds, "run"], rows)
     if mean is None:
         said = f"no mean: {sum(run.status == 'diverged' for run in results)} of {len(results)} seeds diverged"
     elif mean.n == 1:
@@ -87,4 +87,4 @@ def lines(results: Sequence[RunResult], mean: "Interval | None") -> list[str]:
         said = f"{metric} {mean.mean:.4g} on average over {mean.n} seeds, 95 % t-interval"
         said += f" [{mean.low:.4g}, {mean.high:.4g}]"
     remarks = dict.fromkeys(f"note: {each}" for run in results for each in remarks_on(run))
-    return [*aligned(rows), said, *remarks]
+    return [*shown(table), said, *remarks]

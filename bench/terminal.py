@@ -1,20 +1,18 @@
-"""What a terminal can show: tables in its width, and a small plot."""
+"""What a terminal can show: its width and style, text broken into lines, and a small plot."""
 
 import math
 import os
 import shutil
 import sys
-import textwrap
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from bench.text import aligned, number, padded, width
+from bench.text import number, padded, width
 
 NARROWEST = 20
 """Columns that are always used, however few a terminal says it has. Ours."""
 _MOST = 1e300
 """Greater values are left out of a plot: the difference of two might not be a number. Ours."""
-_TIE = "\N{NO-BREAK SPACE}"
 _BRAILLE = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 """Bits of the dots of a braille character, by column and row."""
 
@@ -31,29 +29,36 @@ def is_unicode() -> bool:
     return (sys.stdout.encoding or "").lower().replace("-", "") in ("utf8", "utf16", "utf32")
 
 
-def table(rows: Sequence[Sequence[str]], wide: int | None) -> list[str]:
-    """A table, its head first. The columns that do not fit follow on lines of their own, indented; nothing is cut.
-
-    Args:
-        rows: with equally many cells.
-        wide: columns of the terminal; None for as many as are needed.
-    """
-    widths = [max(map(width, column)) for column in zip(*rows, strict=True)]
-    fitting = next((n for n in range(len(widths), 0, -1) if wide is None or sum(widths[:n]) + 2 * (n - 1) <= wide), 1)
-    lines: list[str] = []
-    for row, line in zip(rows, aligned([row[:fitting] for row in rows]), strict=True):
-        rest = [part for word in row[fitting:] for part in word.split("  ") if part]
-        lines += [line, *wrapped(rest, wide, "    ")]
-    return lines
+def is_styled() -> bool:
+    """Whether standard output shows bold letters: a terminal, unless NO_COLOR is set."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
 
 
 def wrapped(parts: Sequence[str], wide: int | None, indent: str, between: str = "  ") -> list[str]:
     """Parts in as many lines as they need, all indented; one is only broken if it is longer than a line."""
-    text = between.join(part.replace(" ", _TIE) for part in parts)
-    found = [text] if wide is None and text else textwrap.wrap(
-        text, max(NARROWEST, wide or 0) - len(indent), break_on_hyphens=False
-    )  # fmt: skip
-    return [indent + line.replace(_TIE, " ") for line in found]
+    if wide is None:
+        return [indent + between.join(parts)] if parts else []
+    room, lines = max(NARROWEST, wide) - len(indent), list[str]()
+    for part in parts:
+        if lines and width(lines[-1]) + len(between) + width(part) <= room:
+            lines[-1] += between + part
+        else:
+            lines += _broken(part, room)
+    return [indent + line for line in lines]
+
+
+def _broken(part: str, room: int) -> list[str]:
+    """Lines of so many columns, broken between words, and within one that is longer than a line."""
+    lines = [""]
+    for word in part.split(" "):
+        if lines[-1] and width(lines[-1]) + 1 + width(word) <= room:
+            lines[-1] += f" {word}"
+            continue
+        lines += [""] * bool(lines[-1])
+        for letter in word:
+            lines += [""] * (width(lines[-1] + letter) > room)
+            lines[-1] += letter
+    return lines
 
 
 class _Axis(NamedTuple):

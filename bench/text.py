@@ -3,7 +3,6 @@
 import html
 import math
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unicodedata import combining, east_asian_width
@@ -114,15 +113,10 @@ def width(text: str) -> int:
     return sum((east_asian_width(letter) in "WF") - bool(combining(letter)) + 1 for letter in text)
 
 
-def padded(text: str, columns: int) -> str:
-    """A text with blanks behind it, up to so many columns."""
-    return text + " " * (columns - width(text))
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of a table whose columns stand below each other; the rows have equally many cells."""
-    widths = [max(map(width, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(map(padded, row, widths)).rstrip() for row in rows]
+def padded(text: str, columns: int, *, right: bool = False) -> str:
+    """A text with blanks behind or, on the right, before it, up to so many columns."""
+    blanks = " " * (columns - width(text))
+    return blanks + text if right else text + blanks
 
 
 def duration(seconds: float) -> str:

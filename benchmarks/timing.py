@@ -5,6 +5,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 
+from bench.results.render import shown
+from bench.results.table import Table
+
 Timed = Callable[[], float]
 """Does its work and returns the seconds that it took, setting up left out."""
 
@@ -99,6 +102,5 @@ def short(number: float) -> str:
 
 def table(rows: list[Row]) -> str:
     """The rows under a header, in columns."""
-    lines = [["what", "baseline", "result", "spread", "bound", "verdict"], *(row.cells() for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+    heads = ["what", "baseline", "result", "spread", "bound", "verdict"]
+    return "\n".join(shown(Table.of(heads, (row.cells() for row in rows))))

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from bench.browse.listing import SORTS, STATUSES
 from bench.grammar.commands import COMMANDS
 from bench.grammar.complete import FILES, SCRIPTS, following
 from bench.papers.experiments import experiments
-from bench.store.listing import SORTS, STATUSES
 from optimizers import OPTIMIZERS
 from tasks import TASKS
 from tests.test_cli import FIT

@@ -69,11 +69,11 @@ def test_the_table_shows_settings_scores_verdicts_and_the_reference(cli, filled)
     assert (answer.code, answer.err) == (0, "")
     title, _, _, problem, _, head, first, second, *notes = answer.out.splitlines()
     assert (title, problem) == ("Quality at a fixed budget", "mnist, max_steps 100")
-    assert re.split(r"\s{2,}", head)[:6] == [
+    assert re.split(r"\s{2,}", head.strip())[:6] == [
         "optimizer", "settings", "test accuracy", "against adam (tuned)", "won", "gain over adam (tuned)"
     ]  # fmt: skip
-    assert re.split(r"\s{2,}", first)[:5] == ["adam", "tuned", "0.828 [0.7984, 0.8576]", "reference", "-"]
-    assert re.split(r"\s{2,}", second)[:6] == [
+    assert re.split(r"\s{2,}", first.strip())[:5] == ["adam", "tuned", "0.828 [0.7984, 0.8576]", "reference", "-"]
+    assert re.split(r"\s{2,}", second.strip())[:6] == [
         "sgd", "default", "0.718 [0.6793, 0.7567]", "too few seeds (5 of 7)", "0 of 5", "-0.11"
     ]  # fmt: skip
     assert "  note: not tuned, so at a disadvantage: sgd" in notes
@@ -208,7 +208,7 @@ def test_names_do_no_harm_to_markdown(cli, hostile):
 def test_names_do_no_harm_to_tex(cli, hostile):
     out = cli("leaderboard", "--board", "all", "--format", "tex").out
     lines = [line for line in out.splitlines() if not line.startswith("%")]
-    bodies = re.findall(r"\\begin\{tabular\}\{(l+)\}\n\\toprule\n(.*?)\\bottomrule", "\n".join(lines), re.DOTALL)
+    bodies = re.findall(r"\\begin\{tabular\}\{([lr]+)\}\n\\toprule\n(.*?)\\bottomrule", "\n".join(lines), re.DOTALL)
     assert len(bodies) > 10
     for columns, body in bodies:
         for line in body.splitlines():

@@ -13,12 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from bench.browse.listing import since
 from bench.errors import UserError
-from bench.store.listing import since
+from bench.results.render import text_lines
+from bench.results.table import Table
 from bench.store.load import Damaged, parse_record
 from bench.store.record import now
 from bench.store.store import Store
-from bench.terminal import plot, table, wrapped
+from bench.terminal import plot, wrapped
 from bench.text import width
 from tests.entered import keep, keep_block, made, seeds, study
 from tests.stored import WILD, add_run, begin, begin_block, record
@@ -32,10 +34,9 @@ def day(number: int) -> str:
 
 def rows(answer) -> list[list[str]]:
     """The cells of the lines, without the head."""
-    head, *lines = answer.out.splitlines()
-    starts = [match.start() for match in re.finditer(r"\S+", head)]
-    ends = [*starts[1:], None]
-    return [[line[a:b].strip() for a, b in zip(starts, ends, strict=True)] for line in lines]
+    _, *lines = answer.out.splitlines()
+    found = [re.split(r"\s{2,}", line, maxsplit=7) for line in lines]
+    return [[*row, *[""] * (8 - len(row))] for row in found]
 
 
 def names(answer) -> list[str]:
@@ -348,10 +349,10 @@ def test_nothing_is_wider_than_the_terminal_and_nothing_is_lost(cli, studied, mo
 
 
 def test_a_table_as_wide_as_the_terminal_stays_whole():
-    given = [["a", "b", "c"], ["1", "2 x  3 y", "4"]]
-    assert table(given, 14) == ["a  b         c", "1  2 x  3 y  4"]
-    assert table(given, 13) == ["a  b", "    c", "1  2 x  3 y", "    4"]
-    assert table(given, 5) == ["a", "    b  c", "1", "    2 x  3 y  4"]
+    given = Table.of(["a", "b", "c"], [("1", "2 x  3 y", "4")])
+    assert list(text_lines(given.columns, given.rows, 14)) == ["a  b         c", "1  2 x  3 y  4"]
+    assert list(text_lines(given.columns, given.rows, 13)) == ["a  b", "    c", "1  2 x  3 y", "    4"]
+    assert list(text_lines(given.columns, given.rows, 5)) == ["a", "    b  c", "1", "    2 x  3 y  4"]
 
 
 def test_a_part_is_not_broken_where_it_need_not_be():

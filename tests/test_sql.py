@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-import bench.store.sql
+import bench.browse.sql
+from bench.browse.sql import VIEWS, ask
 from bench.errors import UserError
 from bench.store.block import DONE, RUNS
-from bench.store.sql import VIEWS, ask
 from bench.store.store import Store
 from bench.store.stores import Stores
 from tests.stored import WILD, add_block, add_run, add_study, begin, record
@@ -136,7 +136,7 @@ def test_a_view_may_be_named_in_any_way(filled, query):
 
 
 def test_tables_are_read_only_for_a_query_that_needs_them(filled, monkeypatch):
-    monkeypatch.setattr(bench.store.sql, "_parquet", None)
+    monkeypatch.setattr(bench.browse.sql, "_parquet", None)
     assert rows("select count(*) from runs", filled) == [(3,)]
     with pytest.raises(TypeError):
         rows("select count(*) from curves", filled)
@@ -204,7 +204,7 @@ def test_the_table_is_aligned_and_null_is_a_dash(cli, filled):
     answer = cli("sql", "select run_id, final, 100 * steps as n, null as x from runs order by run_id")
     assert answer == (
         0,
-        "run_id  final  n    x\na       0.25   300  -\nb       -      300  -\nc       -      300  -\n",
+        "run_id  final    n  x\na        0.25  300  -\nb           -  300  -\nc           -  300  -\n",
         "",
     )
 
@@ -213,7 +213,7 @@ def test_the_table_is_aligned_and_null_is_a_dash(cli, filled):
     ("kind", "text"),
     [
         ("table", "opt  n\nno rows\n"),
-        ("md", "| opt | n |\n| --- | --- |\n\nno rows\n"),
+        ("md", "| opt | n |\n| --- | ---: |\n\nno rows\n"),
         ("csv", "opt,n\n"),
         ("json", "[]\n"),
     ],
@@ -369,7 +369,7 @@ def test_a_query_sees_nothing_but_the_stores(cli, filled, tmp_path, query):
 def test_the_settings_of_the_database_stay(filled, setting):
     import duckdb
 
-    views = bench.store.sql._Views(Stores([filled]), "select 1")
+    views = bench.browse.sql._Views(Stores([filled]), "select 1")
     con = views.connect()
     with pytest.raises(duckdb.Error):
         con.execute(f"set {setting}")

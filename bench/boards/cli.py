@@ -6,7 +6,7 @@ from typing import Any
 from bench.errors import UserError, unknown
 from bench.grammar.commands import BOARD_NAMES, CHART_NAMES, FORMAT_NAMES, parse
 from bench.grammar.parse import Args
-from bench.output import format_of, remark, stores_of, warn_of, write
+from bench.output import format_of, remark, stores_of, warn_of, write, write_into
 
 __all__ = ["BOARD_NAMES", "CHART_NAMES", "FORMAT_NAMES", "main"]
 
@@ -54,7 +54,7 @@ def _leaderboard(words: list[str]) -> int:
     if args.into is not None and args.out is not None:
         raise UserError(f"--into {args.into}: not allowed with --out; leave one of them out")
     from bench.boards import BOARDS
-    from bench.results.render import FORMATS, into
+    from bench.results.render import FORMATS, markdown, written
 
     kind = format_of(args, FORMATS)
     names = BOARD_NAMES if "all" in args.board else list(dict.fromkeys(args.board))
@@ -65,10 +65,10 @@ def _leaderboard(words: list[str]) -> int:
     boards = [BOARDS[name](what) for name in names]
     code = warn(stores, what.found)
     if args.into is not None:
-        into(args.into, boards)
+        write_into(args.into, {board.name: markdown([board], 4) for board in boards})
         print(f"written into {args.into}", file=sys.stderr)
     else:
-        write(args.out, FORMATS[kind](boards))
+        write(args.out, written(boards, kind, args.out))
     return code
 
 

@@ -66,14 +66,12 @@ class Report:
 
     def text(self) -> str:
         """The table, and what to do about failures."""
-        rows = [("check", "verdict", "measured", "at most", "")]
-        for v in self.verdicts:
-            tolerance = CHECKS[v.check].tolerance
-            rows.append((v.check, v.verdict, _number(v.measured), _number(tolerance), v.note))
-        widths = [max(len(row[i]) for row in rows) for i in range(4)]
-        lines = [
-            "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[4]]) for row in rows
-        ]
+        from bench.results.render import shown
+        from bench.results.table import Column, Table
+
+        numbers = (Column(title, title, digits=3, side="right") for title in ("measured", "at most"))
+        rows = ((v.check, v.verdict, v.measured, CHECKS[v.check].tolerance, v.note) for v in self.verdicts)
+        lines = shown(Table.of(["check", "verdict", *numbers, Column("note", wraps=True)], rows))
         for v in self.verdicts:
             if not v.ok:
                 check = CHECKS[v.check]
@@ -87,7 +85,7 @@ class Report:
             word: sum(v.verdict == word for v in self.verdicts) for word in ("pass", "fail", "error", "not applicable")
         }
         total = ", ".join(f"{n} {word}" for word, n in count.items() if n)
-        return "\n".join([line.rstrip() for line in lines] + ["", f"{self.name}: {total}"])
+        return "\n".join([*lines, "", f"{self.name}: {total}"])
 
     def as_json(self) -> dict[str, Any]:
         """All of it, as strict JSON can hold it."""
@@ -102,10 +100,6 @@ class Report:
             for name, value in self.options.items()
         }
         return plain({"name": self.name, "ok": self.ok, "options": options, **self.about, "verdicts": rows})
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.3g}"
 
 
 def write_verdict(store: Path, report: Report) -> Path:

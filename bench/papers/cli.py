@@ -22,11 +22,11 @@ def main(words: list[str]) -> int:
         from bench.papers.experiments import experiments, title
         from bench.papers.reproduce import ask, reproduce
         from bench.papers.reproduction import Version, claim_lines
+        from bench.results.render import shown
+        from bench.results.table import Table
 
     if args.list:
-        titles = {name: title(name) for name in experiments()}
-        width = max(map(len, titles), default=0)
-        print("\n".join(f"{name:<{width}}  {title}" for name, title in titles.items()))
+        print("\n".join(shown(Table.facts((name, title(name)) for name in experiments()))))
         return 0
     if args.name is None:
         raise UserError("name an experiment: bench reproduce NAME; see `bench reproduce --list`")

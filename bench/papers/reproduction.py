@@ -11,6 +11,8 @@ from typing import Any
 
 from bench.papers.experiments import Claim, Experiment, Settings
 from bench.papers.verdicts import Finding, number
+from bench.results.render import markdown_table, shown
+from bench.results.table import Column, Table
 from bench.store.record import RunResult
 from bench.text import duration, plain
 
@@ -115,18 +117,16 @@ def page(result: Reproduction) -> str:
         lines += [f"**Not the whole task: {part}.**", ""]
     lines += ["![figure](figure.png)", "", "## Claims", ""]
     rows = [
-        (f"**{finding.verdict}**", claim.name, claim.paper, finding.text, _effect(finding))
-        for claim, finding in result.claims
+        (finding.verdict, claim.name, claim.paper, finding.text, _effect(finding)) for claim, finding in result.claims
     ]
-    lines += markdown_table(
-        ("verdict", "claim", "the paper, in short", "here", "effect, 95 % interval over seeds"), rows
-    )
+    heads = ("claim", "the paper, in short", "here", "effect, 95 % interval over seeds")
+    lines += markdown_table(Table.of([Column("verdict", "verdict", markup="strong"), *heads], rows))
     if result.region:
         assert experiment.search is not None
         names = list(dict.fromkeys(name for _, there in result.region for name in there))
         lines += ["", "## Where the claims hold", "", experiment.search.why, ""]
-        rows = [(f"`{words(point)}`", *(_verdict(there, name) for name in names)) for point, there in result.region]
-        lines += markdown_table(("open constants", *names), rows)
+        rows = [(words(point), *(_verdict(there, name) for name in names)) for point, there in result.region]
+        lines += markdown_table(Table.of([Column("at", "open constants", markup="code"), *names], rows))
         for name in names:
             count = Counter(_verdict(there, name) for _, there in result.region)
             where = ", ".join(f"{verdict} at {n}" for verdict, n in count.most_common())
@@ -134,13 +134,14 @@ def page(result: Reproduction) -> str:
     lines += ["", "## Runs", ""]
     rows = [
         (
-            label, f"`{words(experiment.arms[label])}`", len(records), max(run.steps for run in records),
+            label, words(experiment.arms[label]), len(records), max(run.steps for run in records),
             ", ".join(f"{status} {n}" for status, n in Counter(run.status for run in records).items()),
             duration(sum(run.wall_s for run in records)),
         )
         for label, records in result.records.items()
     ]  # fmt: skip
-    lines += markdown_table(("arm", "settings", "seeds", "steps", "ended", "time in all"), rows)
+    settings = Column("settings", "settings", markup="code")
+    lines += markdown_table(Table.of(["arm", settings, "seeds", "steps", "ended", "time in all"], rows))
     shared = {
         name: x for name, x in experiment.common.items() if not any(name in own for own in experiment.arms.values())
     }
@@ -164,12 +165,6 @@ def page(result: Reproduction) -> str:
     return "\n".join([*lines, ""])
 
 
-def markdown_table(head: Sequence[Any], rows: Sequence[Sequence[Any]]) -> list[str]:
-    """The lines of a Markdown table."""
-    cells = [head, ["---"] * len(head), *rows]
-    return ["| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in cells]
-
-
 def _effect(finding: Finding) -> str:
     if finding.effect is None:
         return ""
@@ -190,8 +185,9 @@ def words(settings: Mapping[str, Any]) -> str:
 def claim_lines(result: Reproduction, folder: Path) -> list[str]:
     """What became of an experiment's claims, and where the output is."""
     lines = [f"{result.name}: {result.experiment.title}"]
-    for claim, finding in result.claims:
-        lines += [f"  {finding.verdict:<10} {claim.name}: {claim.paper}", f"{'':13}{finding.text}"]
+    pairs = ((finding.verdict, claim, finding.text) for claim, finding in result.claims)
+    rows = [row for verdict, claim, text in pairs for row in ((verdict, f"{claim.name}: {claim.paper}"), ("", text))]
+    lines += shown(Table.facts(rows, least=9), "  ")
     if result.version.quick:
         lines.append("note: this is the quick version; its verdicts are no evidence")
     lines += [f"note: not the whole task: {part}" for part in result.parts]

@@ -1,4 +1,8 @@
-"""Boards as text: for a terminal, as Markdown, CSV, JSON, TeX and HTML; names may hold anything and do no harm."""
+"""Tables as text: for a terminal, as Markdown, CSV, JSON, TeX and HTML; names may hold anything and do no harm.
+
+A format has one writer. Those for a terminal, Markdown, CSV and JSON take rows one by one, and all but the first keep
+none of them.
+"""
 
 import csv
 import html
@@ -6,51 +10,173 @@ import io
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, is_dataclass, replace
+from decimal import Decimal
+from numbers import Number
 from pathlib import Path
 from typing import Any
 
-from bench.errors import UserError
-from bench.results.stats import Interval, MedianTime
 from bench.results.table import Board, Column, Table
-from bench.store.files import replacing
-from bench.text import aligned, cell, clean, in_csv, in_markdown, in_tex, plain
+from bench.terminal import NARROWEST, columns, is_styled, wrapped
+from bench.text import cell, clean, in_csv, in_markdown, in_tex, padded, plain, width
+
+Row = Mapping[str, Any]
 
 
-def _rows(table: Table) -> list[list[str]]:
-    return [[cell(row.get(column.key), column.digits) for column in table.columns] for row in table.rows]
+def _head(column: Column) -> str:
+    return clean(f"{column.title} ({column.unit})" if column.unit else column.title)
 
 
-def _head(table: Table) -> list[str]:
-    return [clean(column.title) for column in table.columns]
+def _word(column: Column, row: Row) -> str:
+    value = row.get(column.key)
+    return cell(value if column.form is None or value is None else column.form(value), column.digits)
 
 
-def _shown(table: Table) -> Table:
+def _is_number(value: Any) -> bool:
+    return is_dataclass(value) or (isinstance(value, Number) and not isinstance(value, bool))
+
+
+def _sided(table: Table) -> list[Column]:
+    """The columns, each with its side."""
+    numeric = {c.key: any(_is_number(row.get(c.key)) for row in table.rows) for c in table.columns}
+    return [replace(c, side=c.side or ("right" if numeric[c.key] else "left")) for c in table.columns]
+
+
+def _telling(table: Table) -> Table:
     """The table without columns that say nothing in any row, or no more than the number of runs."""
 
-    def says(key: str, row: Mapping[str, Any]) -> bool:
+    def says(key: str, row: Row) -> bool:
         usual = {"completed": row.get("n")} if key == "runs" else None
         return row.get(key) not in (None, [], {}, usual)
 
     said = [c for c in table.columns if c.key in ("rank", "opt") or any(says(c.key, row) for row in table.rows)]
-    return Table(table.title, said, table.rows, table.notes, table.pairs)
+    return replace(table, columns=said)
 
 
-# -- text for people --------------------------------------------------------------------------------------------------
+# -- for a terminal ---------------------------------------------------------------------------------------------------
 
 
-def text(boards: Sequence[Board]) -> str:
-    """For a terminal."""
+def shown(table: Table, indent: str = "") -> list[str]:
+    """A table's lines for standard output: in its width and with a bold head if it is a terminal."""
+    wide = columns()
+    wide = None if wide is None else max(NARROWEST, wide - len(indent))
+    return [indent + line for line in text_lines(_sided(table), table.rows, wide, styled=is_styled())]
+
+
+def text_lines(own: Sequence[Column], rows: Iterable[Row], wide: int | None, *, styled: bool = False) -> Iterator[str]:
+    """A table's lines. Columns that do not fit follow on lines of their own, indented; nothing is cut.
+
+    Args:
+        own: columns, each with its side.
+        rows: their values.
+        wide: columns of the terminal; None for as many as are needed.
+        styled: show the head bold.
+    """
+    head, words = list(map(_head, own)), [[_word(c, row) for c in own] for row in rows]
+    every = [head, *words] if any(head) else words
+    widths = [max([c.least, *(width(row[i]) for row in every)]) for i, c in enumerate(own)]
+    fitting, left = len(own), sum(widths[:-1]) + 2 * (len(own) - 1)
+    if wide is not None:
+        if own[-1].wraps and left + min(NARROWEST, widths[-1]) <= wide:
+            widths[-1] = min(widths[-1], wide - left)
+        else:
+            fitting = next((n for n in range(fitting, 0, -1) if sum(widths[:n]) + 2 * (n - 1) <= wide), 1)
+            widths[0] = min(widths[0], wide)
+    draw = _drawer([(n, c.side == "right") for n, c in zip(widths[:fitting], own, strict=False)], wide, styled)
+    for row in every:
+        yield from draw(row[:fitting], row is head)
+        yield from wrapped([part for word in row[fitting:] for part in word.split("  ") if part], wide, "    ")
+    if any(head) and not words:
+        yield "no rows"
+
+
+def _drawer(
+    places: Sequence[tuple[int, bool]], wide: int | None, styled: bool
+) -> Callable[[Sequence[str], bool], list[str]]:
+    """What draws a row into columns, each with its width and whether its words stand on the right."""
+    if wide is None:
+        return lambda row, _: [
+            "  ".join(padded(word, n, right=right) for word, (n, right) in zip(row, places, strict=True)).rstrip()
+        ]
+    from rich.console import Console
+    from rich.table import Table as Grid
+    from rich.text import Text
+
+    # Rich would obey FORCE_COLOR in a pipe; a `Text` has no markup.
+    console = Console(
+        file=io.StringIO(), width=wide, force_terminal=styled, force_jupyter=False, legacy_windows=False,
+        color_system="standard" if styled else None,
+    )  # fmt: skip
+
+    def draw(row: Sequence[str], bold: bool) -> list[str]:
+        grid = Grid.grid(padding=(0, 2, 0, 0))
+        for n, right in places:
+            grid.add_column(width=n, justify="right" if right else "left", overflow="fold")
+        grid.add_row(*(Text(word, style="bold" * bold) for word in row))
+        with console.capture() as drawn:
+            console.print(grid)
+        return [line.rstrip() for line in drawn.get().removesuffix("\n").split("\n")]
+
+    return draw
+
+
+def text(boards: Sequence[Board], wide: int | None = None, *, styled: bool = False) -> str:
+    """For a terminal of so many columns."""
+
+    def said(words: str) -> list[str]:
+        return wrapped(clean(words).split(" "), wide, "", " ")
+
+    def headed(words: str, rule: str) -> list[str]:
+        title = said(words)
+        return [*title, rule * max(map(width, title))]
+
     lines: list[str] = []
     for board in boards:
-        lines += [board.title, "=" * len(board.title), ""]
-        for table in map(_shown, board.tables):
-            lines += [clean(table.title), "-" * len(clean(table.title))]
-            lines += aligned([_head(table), *_rows(table)])
-            lines += [f"  note: {clean(note)}" for note in table.notes] + [""]
-        lines += [*(f"note: {clean(note)}" for note in board.notes), ""]
+        lines += [*headed(board.title, "="), ""]
+        for table in map(_telling, board.tables):
+            lines += headed(table.title, "-")
+            lines += text_lines(_sided(table), table.rows, wide, styled=styled)
+            lines += [*(line for note in table.notes for line in said(f"  note: {note}")), ""]
+        lines += [*(line for note in board.notes for line in said(f"note: {note}")), ""]
     return "\n".join(lines).rstrip() + "\n"
+
+
+# -- for pages --------------------------------------------------------------------------------------------------------
+
+
+def markdown_lines(own: Sequence[Column], rows: Iterable[Row]) -> Iterator[str]:
+    """A table's lines as Markdown."""
+
+    def line(words: Iterable[str]) -> str:
+        return f"| {' | '.join(words)} |"
+
+    def word(column: Column, row: Row) -> str:
+        said = _word(column, row)
+        if row.get(column.key) is None or column.markup is None:
+            return in_markdown(said)
+        return f"**{in_markdown(said)}**" if column.markup == "strong" else _code(said)
+
+    yield line(map(in_markdown, map(_head, own)))
+    yield line("---:" if c.side == "right" else "---" for c in own)
+    empty = True
+    for row in rows:
+        yield line(word(c, row) for c in own)
+        empty = False
+    if empty:
+        yield from ("", "no rows")
+
+
+def _code(word: str) -> str:
+    """Code in a cell of a Markdown table, between more backticks than it has in a row."""
+    ticks = "`" * (1 + max(map(len, re.findall("`+", word)), default=0))
+    between = " " * (len(ticks) > 1)
+    return f"{ticks}{between}{word}{between}{ticks}".replace("|", "\\|")
+
+
+def markdown_table(table: Table) -> list[str]:
+    """A table's lines as Markdown, without title and notes."""
+    return list(markdown_lines(_sided(table), table.rows))
 
 
 def markdown(boards: Sequence[Board], level: int = 2) -> str:
@@ -62,11 +188,9 @@ def markdown(boards: Sequence[Board], level: int = 2) -> str:
     """
     lines: list[str] = []
     for board in boards:
-        lines += [f"{'#' * level} {board.title}", ""]
-        for table in map(_shown, board.tables):
-            lines += [f"**{in_markdown(table.title)}**", ""]
-            head, *rows = [" | ".join(map(in_markdown, row)) for row in (_head(table), *_rows(table))]
-            lines += [f"| {row} |" for row in (head, " | ".join(["---"] * len(table.columns)), *rows)]
+        lines += [f"{'#' * level} {in_markdown(board.title)}", ""]
+        for table in map(_telling, board.tables):
+            lines += [f"**{in_markdown(table.title)}**", "", *markdown_table(table)]
             lines += ["", *(f"* {in_markdown(note)}" for note in table.notes), ""]
         lines += [*(f"{in_markdown(note)[0].upper()}{in_markdown(note)[1:]}.  " for note in board.notes), ""]
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip() + "\n"
@@ -76,12 +200,13 @@ def tex(boards: Sequence[Board]) -> str:
     """As LaTeX tables with booktabs."""
     lines = ["% needs \\usepackage{booktabs}"]
     for board in boards:
-        for table in map(_shown, board.tables):
+        for table in map(_telling, board.tables):
+            own = _sided(table)
             lines += [
                 "\\begin{table}", "\\centering", f"\\caption{{{in_tex(board.title)}: {in_tex(table.title)}}}",
-                f"\\begin{{tabular}}{{{'l' * len(table.columns)}}}", "\\toprule",
-                " & ".join(map(in_tex, _head(table))) + " \\\\", "\\midrule",
-                *(" & ".join(map(in_tex, row)) + " \\\\" for row in _rows(table)),
+                f"\\begin{{tabular}}{{{''.join(str(c.side)[0] for c in own)}}}", "\\toprule",
+                " & ".join(in_tex(_head(c)) for c in own) + " \\\\", "\\midrule",
+                *(" & ".join(in_tex(_word(c, row)) for c in own) + " \\\\" for row in table.rows),
                 "\\bottomrule", "\\end{tabular}", *(f"% {clean(note)}" for note in (*table.notes, *board.notes)),
                 "\\end{table}", "",
             ]  # fmt: skip
@@ -90,23 +215,24 @@ def tex(boards: Sequence[Board]) -> str:
 
 def html_tables(boards: Sequence[Board]) -> str:
     """As an HTML page of plain tables; `bench report` makes one with plots."""
+
+    def said(words: str) -> str:
+        return html.escape(clean(words))
+
     parts = ['<!doctype html><html lang="en"><meta charset="utf-8"><title>Leaderboard</title>']
     for board in boards:
-        parts.append(f"<h2>{html.escape(board.title)}</h2>")
-        for table in map(_shown, board.tables):
-            head = "".join(
-                f'<th scope="col" title="{html.escape(clean(c.help))}">{html.escape(clean(c.title))}</th>'
-                for c in table.columns
-            )
-            body = "".join(
-                "<tr>" + "".join(f"<td>{html.escape(word)}</td>" for word in row) + "</tr>" for row in _rows(table)
-            )
+        parts.append(f"<h2>{said(board.title)}</h2>")
+        for table in map(_telling, board.tables):
+            own = table.columns
+            head = "".join(f'<th scope="col" title="{said(c.help)}">{said(_head(c))}</th>' for c in own)
+            rows = ("".join(f"<td>{said(_word(c, row))}</td>" for c in own) for row in table.rows)
+            body = "".join(f"<tr>{row}</tr>" for row in rows)
             parts.append(
-                f"<table><caption>{html.escape(clean(table.title))}</caption>"
-                f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+                f"<table><caption>{said(table.title)}</caption><thead><tr>{head}</tr></thead>"
+                f"<tbody>{body}</tbody></table>"
             )
-            parts.append("<ul>" + "".join(f"<li>{html.escape(clean(n))}</li>" for n in table.notes) + "</ul>")
-        parts.append("".join(f"<p>{html.escape(clean(note))}</p>" for note in board.notes))
+            parts.append("<ul>" + "".join(f"<li>{said(note)}</li>" for note in table.notes) + "</ul>")
+        parts.append("".join(f"<p>{said(note)}</p>" for note in board.notes))
     return "\n".join([*parts, "</html>", ""])
 
 
@@ -115,107 +241,120 @@ def html_tables(boards: Sequence[Board]) -> str:
 
 def as_json(boards: Sequence[Board]) -> list[dict[str, Any]]:
     """As strict JSON can hold them: numbers are finite or null, intervals are mean, low, high and n."""
+
+    def described(c: Column) -> dict[str, Any]:
+        unit = {"unit": c.unit} if c.unit else {}
+        return {"key": c.key, "title": c.title, "help": c.help, "digits": c.digits, **unit}
+
+    def held(table: Table) -> dict[str, Any]:
+        rows, pairs = list(map(_values, table.rows)), list(map(_values, table.pairs))
+        columns = list(map(described, table.columns))
+        return {"title": table.title, "columns": columns, "notes": table.notes, "rows": rows, "pairs": pairs}
+
     return plain(
-        [
-            {
-                "board": board.name, "title": board.title, "notes": board.notes,
-                "tables": [
-                    {
-                        "title": table.title, "columns": [asdict(c) for c in table.columns], "notes": table.notes,
-                        "rows": [_values(row) for row in table.rows], "pairs": [_values(pair) for pair in table.pairs],
-                    }
-                    for table in board.tables
-                ],
-            }
-            for board in boards
-        ]
-    )  # fmt: skip
+        [{"board": b.name, "title": b.title, "notes": b.notes, "tables": list(map(held, b.tables))} for b in boards]
+    )
 
 
-def _values(row: dict[str, Any]) -> dict[str, Any]:
-    return {k: _finite(asdict(v)) if isinstance(v, Interval | MedianTime) else v for k, v in row.items()}
+def _values(row: Row) -> dict[str, Any]:
+    return {key: _finite(value) if is_dataclass(value) else value for key, value in row.items()}
 
 
-def _finite(ends: dict[str, Any]) -> dict[str, Any]:
-    return {key: value if value is not None and math.isfinite(value) else None for key, value in ends.items()}
+def _finite(ends: Any) -> dict[str, Any]:
+    """An interval or a median time by name."""
+    return {key: x if x is not None and math.isfinite(x) else None for key, x in asdict(ends).items()}
+
+
+def other_json(value: Any) -> Any:
+    """What JSON has no form for."""
+    return float(value) if isinstance(value, Decimal) else str(value)
 
 
 def json_text(boards: Sequence[Board]) -> str:
     """See `as_json`."""
-    return json.dumps(as_json(boards), indent=1, allow_nan=False) + "\n"
+    return json.dumps(as_json(boards), indent=1, allow_nan=False, default=other_json) + "\n"
+
+
+def json_lines(rows: Iterable[Row]) -> Iterator[str]:
+    """Rows as a list of objects in strict JSON."""
+    before = "["
+    for row in rows:
+        yield f"{before}\n {json.dumps(plain(_values(row)), allow_nan=False, default=other_json)}"
+        before = ","
+    yield "[]\n" if before == "[" else "\n]\n"
+
+
+def csv_lines(own: Sequence[Column], rows: Iterable[Row]) -> Iterator[str]:
+    """Rows as CSV; what is not there, or no number, is an empty field."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+
+    def line(values: Iterable[Any]) -> str:
+        file.seek(0)
+        file.truncate()
+        writer.writerow(map(in_csv, values))
+        return file.getvalue()
+
+    yield line(clean(c.key) for c in own)
+    for row in rows:
+        yield line(_in_csv(c, row) for c in own)
+
+
+def _in_csv(column: Column, row: Row) -> Any:
+    value = row.get(column.key)
+    if isinstance(value, Number):
+        return value if value == value else None
+    return None if value in (None, [], {}) else _word(column, row)
 
 
 def comma_separated(boards: Sequence[Board]) -> str:
     """As CSV, a row for each row of each table; an interval takes three columns."""
-    keys: dict[str, None] = {}
+    own: dict[str, Column] = {key: Column(key) for key in ("board", "table")}
     records: list[dict[str, Any]] = []
     for board in boards:
         for table in board.tables:
-            for row in table.rows:
-                record: dict[str, Any] = {"board": board.name, "table": clean(table.title)}
-                for column in table.columns:
-                    record |= _flat(column, row.get(column.key))
-                records.append(record)
-            keys |= dict.fromkeys(("board", "table"))
+            mine = [{"board": board.name, "table": table.title} for _ in table.rows]
             for column in table.columns:
-                keys |= dict.fromkeys(key for row in table.rows for key in _flat(column, row.get(column.key)))
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(keys)
-    for record in records:
-        writer.writerow([in_csv(record.get(key)) for key in keys])
-    return file.getvalue()
+                for row, record in zip(table.rows, mine, strict=True):
+                    flat = _flat(column.key, row.get(column.key))
+                    record |= flat
+                    own |= {key: own.get(key, replace(column, key=key)) for key in flat}
+            records += mine
+    return "".join(csv_lines(list(own.values()), records))
 
 
-def _flat(column: Column, value: Any) -> dict[str, Any]:
-    key = clean(column.key)
-    if isinstance(value, Interval):
-        value = {"mean": value.mean, "low": value.low, "high": value.high}
-        return {key if k == "mean" else f"{key}_{k}": x for k, x in _finite(value).items()}
-    if isinstance(value, MedianTime):
-        ends = {"median": value.median, "low": value.low, "high": value.high}
-        return {key if k == "median" else f"{key}_{k}": x for k, x in _finite(ends).items()}
-    return {key: value if isinstance(value, int | float) else None if value in (None, [], {}) else cell(value)}
+def _flat(key: str, value: Any) -> dict[str, Any]:
+    """An interval as three values; anything else as itself."""
+    if not is_dataclass(value):
+        return {key: value}
+    (_, middle), *rest = _finite(value).items()
+    return {key: middle} | {f"{key}_{name}": end for name, end in rest if name in ("low", "high")}
 
+
+# -- all formats ------------------------------------------------------------------------------------------------------
 
 FORMATS: dict[str, Callable[[Sequence[Board]], str]] = {
-    "table": text,
-    "md": markdown,
-    "csv": comma_separated,
-    "json": json_text,
-    "tex": tex,
-    "html": html_tables,
-}
+    "table": text, "md": markdown, "csv": comma_separated, "json": json_text, "tex": tex, "html": html_tables
+}  # fmt: skip
 """All formats by name."""
 
 
-def into(path: Path, boards: Sequence[Board]) -> None:
-    """Write boards as Markdown into a file, each between its markers.
+def written(boards: Sequence[Board], kind: str, out: Path | None) -> str:
+    """Boards in a format for a file, or for standard output, in whose width a table is shown."""
+    if kind == "table" and out is None:
+        return text(boards, columns(), styled=is_styled())
+    return FORMATS[kind](boards)
 
-    The markers are `<!-- leaderboard NAME -->` and `<!-- /leaderboard -->`.
 
-    Raises:
-        UserError: the file is not there, lacks a marker, or cannot be written.
-    """
-    if path.exists() and not path.is_file():  # a device may have no end
-        raise UserError(f"cannot write into {path}: it is no file")
-    try:
-        content = path.read_bytes().decode()
-        line = "\r\n" if "\r\n" in content else "\n"
-        for board in boards:
-            begin, end = f"<!-- leaderboard {board.name} -->", "<!-- /leaderboard -->"
-            head, found, rest = content.partition(begin)
-            old, closed, tail = rest.partition(end)
-            if not found or not closed or "<!-- leaderboard" in old:
-                raise UserError(
-                    f"{path} has no place for this board: put the lines {begin} and {end} there, in this order"
-                )
-            new = f"{begin}\n{markdown([board], 4)}{end}".replace("\n", line)
-            content = f"{head}{new}{tail}"
-        with replacing(path.resolve()) as temporary:
-            temporary.write_bytes(content.encode())
-            temporary.chmod(path.stat().st_mode)
-    except OSError as error:
-        raise UserError(f"cannot write into {path}: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise UserError(f"cannot write into {path}: it is not text in UTF-8") from None
+STREAMS = ("table", "md", "csv", "json")
+"""Formats whose rows may come one by one."""
+
+
+def stream(own: Sequence[Column], rows: Iterable[Row], kind: str, out: Path | None) -> Iterator[str]:
+    """A table in one of `STREAMS`, piece by piece; each column has its side."""
+    if kind in ("csv", "json"):
+        yield from csv_lines(own, rows) if kind == "csv" else json_lines(rows)
+        return
+    wide, styled = (columns(), is_styled()) if out is None else (None, False)
+    for line in markdown_lines(own, rows) if kind == "md" else text_lines(own, rows, wide, styled=styled):
+        yield f"{line}\n"

@@ -1,1 +1,1 @@
-"""The store: runs in folders, and what is asked of them: merge, diff, SQL."""
+"""The store: runs in folders; several of them as one, and merged."""

@@ -20,7 +20,8 @@ from scipy.special import bdtr
 from bench import drawing
 from bench.config import settings_of
 from bench.errors import UserError
-from bench.papers.reproduction import markdown_table, words
+from bench.papers.reproduction import words
+from bench.results.render import csv_lines, markdown_table, shown
 from bench.results.selection import (
     CONVERGED,
     USABLE_FACTOR,
@@ -35,9 +36,10 @@ from bench.results.selection import (
     seed_median,
     selected,
 )
+from bench.results.table import Column, Table
 from bench.store.record import FINISHED, RunResult
 from bench.sweeps.sensitivity_plot import make
-from bench.text import plain
+from bench.text import clean, plain
 
 
 @dataclass(frozen=True)
@@ -249,17 +251,12 @@ def lines(sweep: Sensitivity) -> list[str]:
     """The table for a terminal: a block for each curve, with `*` at the best."""
     text = []
     for curve in sweep.curves:
-        rows = [_head(sweep, curve), *_rows(curve)]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        text += [curve.name, *("  ".join(map(str.rjust, row, widths)) for row in rows), *_summary(sweep, curve), ""]
+        text += [clean(curve.name), *shown(_table(sweep, curve)), *_summary(sweep, curve), ""]
     return [*text, *_notes(sweep)]
 
 
-def _head(sweep: Sensitivity, curve: Curve) -> list[str]:
-    return ["", curve.x, f"median {sweep.metric}", "middle half of the seeds", "95 % interval", "diverged"]
-
-
-def _rows(curve: Curve) -> list[list[str]]:
+def _table(sweep: Sensitivity, curve: Curve) -> Table:
+    heads = (curve.x, f"median {sweep.metric}", "middle half of the seeds", "95 % interval", "diverged")
     rows = {
         point.x: [
             "*" if i == curve.best else "", _text(point.x, 4), _number(point.median), _range(point.quartiles),
@@ -267,7 +264,8 @@ def _rows(curve: Curve) -> list[list[str]]:
         ]
         for i, point in enumerate(curve.points)
     } | {x: ["", _text(x, 4), status, "-", "-", "-"] for x, status in curve.unscored.items()}  # fmt: skip
-    return [rows[x] for x in (sorted(rows) if all(map(_is_number, rows)) else rows)]
+    own = [Column("best"), *(Column(str(i), head, side="right") for i, head in enumerate(heads))]
+    return Table.of(own, [rows[x] for x in (sorted(rows) if all(map(_is_number, rows)) else rows)])
 
 
 def _number(value: End) -> str:
@@ -343,14 +341,13 @@ def write(folder: Path, sweep: Sensitivity, command: str = "bench sweep") -> lis
     try:
         folder.mkdir(parents=True, exist_ok=True)
         md.write_text(_page(sweep, command), "utf-8")
+        own = [Column(name, form=_hashable) for name in (*names, *facts, "final_excess")]
+        rows = (
+            settings_of(run.config) | {fact: getattr(run, fact) for fact in facts} | {"final_excess": run.excess()}
+            for run in sweep.results
+        )
         with table.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow([*names, *facts, "final_excess"])
-            for result in sweep.results:
-                own = settings_of(result.config)
-                writer.writerow(
-                    [*(own.get(name) for name in names), *(getattr(result, fact) for fact in facts), result.excess()]
-                )
+            file.writelines(csv_lines(own, rows))
         with drawing.house_style():
             figure = make(sweep, CONVERGED)
             for path, fact in ((png, "Software"), (pdf, "CreationDate")):
@@ -384,7 +381,7 @@ def _page(sweep: Sensitivity, command: str) -> str:
     row = len(seeds) > 1 and seeds == list(range(seeds[0], seeds[-1] + 1))
     lines = [f"# {sweep.metric} against {sweep.x}", "", f"Made by `{command}`.", "", "![figure](sensitivity.png)"]
     for curve in sweep.curves:
-        lines += ["", f"## {curve.name}", "", *markdown_table(_head(sweep, curve), _rows(curve)), ""]
+        lines += ["", f"## {curve.name}", "", *markdown_table(_table(sweep, curve)), ""]
         lines += [f"* {line}" for line in _summary(sweep, curve)]
     lines += [
         "", "## Runs", "",

@@ -14,9 +14,11 @@ from bench.config import NoBooleans
 from bench.errors import UserError, unknown
 from bench.grammar.values import configs_folder, refuse_too_many
 from bench.progress import doing
+from bench.results.render import shown
+from bench.results.table import Column, Table
 from bench.strict_yaml import read_yaml
 from bench.sweeps import sensitivity
-from bench.text import aligned, duration
+from bench.text import duration
 from bench.tuning import tuned
 from bench.tuning.progress import TuningProgress, spoken
 from bench.tuning.studies import Studies
@@ -235,18 +237,18 @@ def measured(places: Mapping[str, Any], threads: int) -> Callable[[StudySpec], f
 
 def plan_lines(steps: Sequence[Step], workers: int) -> list[str]:
     """The plan for a terminal."""
-    rows = [["task", "optimizer", "study", "trials stored", "fresh seeds stored", "runs to do", "about"]]
-    for step in steps:
-        rows.append(
-            [
-                step.spec.task, step.spec.opt, step.spec.name, f"{step.trials[1]}/{step.trials[0]}",
-                f"{step.fresh[1]}/{step.fresh[0]}", str(step.runs_left), duration(step.seconds / workers),
-            ]
-        )  # fmt: skip
+    rows = [
+        (
+            step.spec.task, step.spec.opt, step.spec.name, f"{step.trials[1]}/{step.trials[0]}",
+            f"{step.fresh[1]}/{step.fresh[0]}", step.runs_left, duration(step.seconds / workers),
+        )
+        for step in steps
+    ]  # fmt: skip
+    heads = ("task", "optimizer", "study", "trials stored", "fresh seeds stored", "runs to do", "about")
     seconds = sum(step.seconds for step in steps) / workers
     runs = sum(step.runs_left for step in steps)
     return [
-        *aligned(rows),
+        *shown(Table.of(heads, rows)),
         f"{runs} runs to do, about {duration(seconds)} with {workers} workers,"
         " one run after the other in each (lanes take less); more if the best of a grid lies at its edge",
     ]
@@ -311,30 +313,16 @@ def result_lines(found: Sequence[StudyResult]) -> list[str]:
         own = [each for each in found if each.study.spec.task == task]
         metric = f"{own[0].study.spec.metric}{' above its infimum' * own[0].above_infimum}"
         rows = [
-            [
-                "optimizer",
-                "trials",
-                "best",
-                f"selection {metric}",
-                f"fresh seeds: {metric}",
-                "95 % t-interval",
-                "at edge",
-                "gradients",
-            ]
-        ]
-        for each in own:
-            interval = each.fresh_interval
-            rows.append(
-                [
-                    each.study.spec.opt, str(len(each.scored) + len(each.refined)),
-                    "none" if each.best is None else spoken(each.best.point),
-                    "-" if each.score is None else f"{each.score:.4g}",
-                    "-" if interval is None else f"{interval.mean:.4g}",
-                    "-" if interval is None or interval.n < 2 else f"[{interval.low:.4g}, {interval.high:.4g}]",
-                    "yes" if each.lr_at_boundary else "no", f"{each.cost['trial_gradient_evaluations']:,}",
-                ]
-            )  # fmt: skip
-        lines += [task, *aligned(rows), ""]
+            (
+                each.study.spec.opt, len(each.scored) + len(each.refined),
+                "none" if each.best is None else spoken(each.best.point), each.score, each.fresh_interval,
+                each.lr_at_boundary, each.cost["trial_gradient_evaluations"],
+            )
+            for each in own
+        ]  # fmt: skip
+        heads = ["optimizer", "trials", "best", f"selection {metric}", f"fresh seeds: {metric} [95 % t-interval]"]
+        gradients = Column("gradients", "gradients", form=lambda count: f"{count:,}")
+        lines += [task, *shown(Table.of([*heads, "at edge", gradients], rows)), ""]
     return lines
 
 

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from bench.results.render import shown
+from bench.results.table import Table
 from bench.run_summary import CAP_SHARE_TO_REPORT
 from bench.sweeps import sensitivity
 from bench.text import duration, plain
@@ -11,7 +13,7 @@ from bench.tuning.space import Range, point_key
 from bench.tuning.study_result import StudyResult
 
 
-def lines(found: StudyResult, shown: sensitivity.Sensitivity | None) -> list[str]:
+def lines(found: StudyResult, analysed: sensitivity.Sensitivity | None) -> list[str]:
     """The table for a terminal."""
     spec, best = found.study.spec, found.best
     kinds = {kind: sum(trial.kind == kind for trial in found.scored) for kind in ("extension", "top-up")}
@@ -23,31 +25,23 @@ def lines(found: StudyResult, shown: sensitivity.Sensitivity | None) -> list[str
     more = [f"{len(found.refined)} refinements by TPE"] * bool(found.refined)
     more += [f"{failed} failed"] * bool(failed) + [f"{pruned} pruned (--prune)"] * bool(pruned)
     more += [f"{found.missing} not done yet"] * bool(found.missing)
-    text = [
-        *(sensitivity.lines(shown) if shown else []),
-        "",
-        f"study    {found.study.name}: {', '.join([counts, *more])}",
-    ]
+    facts = [("study", f"{found.study.name}: {', '.join([counts, *more])}")]
     if best is None:
-        text.append("best     none: no trial has a score")
+        facts.append(("best", "none: no trial has a score"))
     else:
         select = f"selection {spec.metric}{found.metric_suffix}"
         kind = "" if best.kind == "design" else f" ({best.kind})"
-        text.append(
-            f"best     {spoken(best.point)}{kind}: {select} {found.score:.4g}, median of seeds"
-            f" {seeds_in_words(spec.seeds)}, which flatters it"
-        )
-        text.append(f"fresh    {_fresh(found)}")
+        chosen = f"{found.score:.4g}, median of seeds {seeds_in_words(spec.seeds)}, which flatters it"
+        facts.append(("best", f"{spoken(best.point)}{kind}: {select} {chosen}"))
+        facts.append(("fresh", _fresh(found)))
         edge = "yes: the optimum may lie outside of what was tried" if found.lr_at_boundary else "no"
-        text.append(f"edge     lr_at_boundary: {edge}")
+        facts.append(("edge", f"lr_at_boundary: {edge}"))
     cost = found.cost
-    text.append(
-        f"cost     trials {duration(cost['trial_seconds'])} and {cost['trial_gradient_evaluations']:,} gradient"
-        f" evaluations (of a batch), fresh seeds {duration(cost['fresh_seconds'])} and"
-        f" {cost['fresh_gradient_evaluations']:,}"
-    )
-    text += [f"note     {note}" for note in _notes(found)]
-    return text
+    trials = f"trials {duration(cost['trial_seconds'])} and {cost['trial_gradient_evaluations']:,} gradient evaluations"
+    fresh = f"fresh seeds {duration(cost['fresh_seconds'])} and {cost['fresh_gradient_evaluations']:,}"
+    facts.append(("cost", f"{trials} (of a batch), {fresh}"))
+    facts += [("note", note) for note in _notes(found)]
+    return [*(sensitivity.lines(analysed) if analysed else []), "", *shown(Table.facts(facts, least=7))]
 
 
 def _notes(found: StudyResult) -> list[str]:

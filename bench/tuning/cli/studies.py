@@ -6,7 +6,6 @@ from typing import Any
 from bench.errors import RunFailed, UserError
 from bench.grammar.commands import parse
 from bench.output import note
-from bench.text import clean
 from bench.tuning.cli.shared import open_studies, show, warn_of
 
 
@@ -19,6 +18,8 @@ def main(words: list[str]) -> int:
     args = parse("studies", words)
     if args.budget is not None and args.name is None:
         raise UserError(f"--budget {args.budget}: name a study: bench studies NAME --budget {args.budget}")
+    from bench.results.render import shown
+    from bench.results.table import Table
     from bench.tuning.progress import counted, spoken
     from bench.tuning.studies import NoDatabase
     from bench.tuning.study_result import study_result
@@ -54,14 +55,16 @@ def main(words: list[str]) -> int:
         print(json.dumps(rows))
     elif not rows:
         print(f"no studies in {studies.shown}")
-    width = max(map(len, rows), default=0)
+    lines = []
     for name, row in rows.items():
         if "error" in row:
             note(f"{name} cannot be shown: {row['error']}")
-        elif not args.json:
-            score = "" if row["score"] is None else f"best {row['best']}: {row['score']:.4g}"
-            fresh = "" if row["fresh"] is None else f", fresh seeds {row['fresh']:.4g}"
-            counts = f"{row['trials']} of {counted(row['trials'] + row['missing'], 'trial')}"
-            counts += f", {row['running']} running" * bool(row["running"])
-            print(clean(f"{name:<{width}}  {counts:<16}  {score}{fresh}".rstrip()))
+            continue
+        score = "" if row["score"] is None else f"best {row['best']}: {row['score']:.4g}"
+        fresh = "" if row["fresh"] is None else f", fresh seeds {row['fresh']:.4g}"
+        counts = f"{row['trials']} of {counted(row['trials'] + row['missing'], 'trial')}"
+        counts += f", {row['running']} running" * bool(row["running"])
+        lines.append((name, counts, score + fresh))
+    if lines and not args.json:
+        print("\n".join(shown(Table.of([""] * 3, lines))))
     return int(damaged or any("error" in row for row in rows.values()))

@@ -7,10 +7,12 @@ from typing import Any
 
 from bench.config import settings_of
 from bench.errors import unknown_run
+from bench.results.render import shown
+from bench.results.table import Column, Table
 from bench.store.record import RunResult
 from bench.store.store import Store
 from bench.store.stores import Stores
-from bench.text import aligned, cell, plain
+from bench.text import cell, plain
 
 _RESULTS = (
     "status", "reason", "metric", "split", "final", "best", "best_step", "metrics", "steps", "skipped",
@@ -105,17 +107,15 @@ def lines(found: Mapping[str, Any]) -> list[str]:
         return [
             f"{_named(found, 0)} and {_named(found, 1)} are equal in settings, versions, environment, results and curve"
         ]
-    shown = [["", _named(found, 0), _named(found, 1)]]
-    same: list[str] = []
+    rows, same = list[tuple[str, Any, Any]](), list[str]()
     for part in ("settings", "versions", "environment", "results"):
         if found[part]:
-            shown += [
-                [part, "", ""],
-                *([f"  {cell(name)}", *(cell(value, 8) for value in pair)] for name, pair in found[part].items()),
-            ]
+            rows += [(part, "", ""), *((f"  {name}", *pair) for name, pair in found[part].items())]
         else:
             same.append(part)
-    return [*aligned(shown), _curve_line(found["curve"]), *([f"equal: {', '.join(same)}"] if same else [])]
+    named = (Column(str(i), _named(found, i), digits=8, side="left") for i in range(2))
+    table = Table.of([Column("name"), *named], rows)
+    return [*shown(table), _curve_line(found["curve"]), *([f"equal: {', '.join(same)}"] if same else [])]
 
 
 def _named(found: Mapping[str, Any], which: int) -> str:

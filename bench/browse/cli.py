@@ -8,14 +8,15 @@ from bench.output import format_of, remark, stores_of, warn_of, write
 
 def _sql(words: list[str]) -> int:
     args = parse("sql", words)
-    from bench.store.sql import FORMATS, ask
+    from bench.browse.sql import ask, written
+    from bench.results.render import STREAMS
     from bench.store.stores import Stores
 
-    kind = format_of(args, FORMATS)
+    kind = format_of(args, STREAMS)
     stores = Stores(stores_of(args))
     answer = ask(stores, args.query)
     code = warn_of(stores, answer.damaged)
-    write(args.out, FORMATS[kind](answer))
+    write(args.out, written(answer, kind, args.out))
     return code
 
 
@@ -39,7 +40,7 @@ def _merge(words: list[str]) -> int:
 
 def _diff(words: list[str]) -> int:
     args = parse("diff", words)
-    from bench.store.compare import compare, find, lines
+    from bench.browse.compare import compare, find, lines
 
     one, other = (find(word, stores_of(args)) for word in args.run)
     found = compare(one, other)

@@ -5,23 +5,24 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from bench.browse.listing import begun_at, local, planned_by
 from bench.config import settings_of
 from bench.errors import UserError
 from bench.plugins import naming
+from bench.results.render import shown
 from bench.results.selection import CONVERGED
+from bench.results.table import Table
 from bench.run_summary import fit_words, remarks_on
-from bench.store.listing import begun_at, local, planned_by
 from bench.store.record import RESUMABLE, RunResult
 from bench.store.store import Store
 from bench.store.stores import Stores
 from bench.terminal import columns, is_unicode, plot, wrapped
-from bench.text import aligned, cell, duration, word_of
+from bench.text import cell, duration, word_of
 
 WIDE, HIGH = 72, 12
 """The most columns and lines of a plot. Ours."""
 MOST = 50_000
 """A longer curve is drawn from every second step, or fewer. Ours."""
-_LEFT = 11
 
 
 def lines(run: RunResult, store: Store) -> list[str]:
@@ -38,20 +39,19 @@ def lines(run: RunResult, store: Store) -> list[str]:
         ("the trained model writes", [f"  | {cell(line)}" for line in (run.specimen or "").split("\n") if line]),
         ("notes", [part for note in _notes(run) for part in wrapped(cell(note).split(" "), wide, "  ", " ")]),
     ]
-    shown = [cell(f"{run.run_id}: {run.status}"), *_facts(run, store, wide)]
+    page = [cell(f"{run.run_id}: {run.status}"), *_facts(run, store)]
     for title, part in more:
         if part:
-            shown += ["", f"{title}:", *part]
-    shown += ["", "commands:"]
-    shown += [line for what, words in _commands(run, store).items() for line in (f"  # {what}", f"  {words}")]
-    return shown
+            page += ["", f"{title}:", *part]
+    page += ["", "commands:"]
+    return page + [line for what, words in _commands(run, store).items() for line in (f"  # {what}", f"  {words}")]
 
 
 def _word(value: Any) -> str:
     return "none" if value is None else cell(word_of(value))
 
 
-def _facts(run: RunResult, store: Store, wide: int | None) -> list[str]:
+def _facts(run: RunResult, store: Store) -> list[str]:
     config, study = run.config, _study(run, store) or planned_by(run)
     seeds = f"{config['seed']}" + f", order of samples {config['data_seed']}" * (config["data_seed"] != config["seed"])
     evaluated = f" with evaluations, {_seconds(run.train_s)} without" if run.train_s else ""
@@ -72,12 +72,7 @@ def _facts(run: RunResult, store: Store, wide: int | None) -> list[str]:
         "versions": versions,
         "lies in": str(store.place(run.run_id)),
     }
-    found: list[str] = []
-    for name, text in facts.items():
-        if text:
-            first, *rest = wrapped(cell(text).split(" "), wide, " " * (_LEFT + 2), " ")
-            found += [f"  {name:<{_LEFT}}{first.strip()}", *rest]
-    return found
+    return shown(Table.facts([(name, text) for name, text in facts.items() if text], least=9), "  ")
 
 
 def _study(run: RunResult, store: Store) -> str | None:
@@ -105,7 +100,7 @@ def _result(run: RunResult) -> list[str]:
                 found.setdefault(f"{split} {metric}", ["-", "-"])[at] = cell(value, 6)
     if found:
         head = ["", "last step", "best step" if run.best_step is None else f"best step ({run.best_step})"]
-        return aligned([head, *([f"  {cell(name)}", *values] for name, values in found.items())])
+        return shown(Table.of(head, ([f"  {name}", *values] for name, values in found.items())))
     if run.validations:
         step, last = run.validations[-1]["step"], {**run.validations[-1]}
         text = ", ".join(f"{cell(k)} {cell(v, 6)}" for k, v in last.items() if k not in ("step", "train_s"))

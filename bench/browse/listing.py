@@ -16,14 +16,19 @@ from typing import Any, get_args
 from bench.config import settings_of
 from bench.errors import UserError, unknown
 from bench.results.selection import above_infimum, best_index, equal_below, final_value, seed_median
+from bench.results.table import Column, Table
 from bench.run_summary import result_json
 from bench.store.block import RUNS, Block
 from bench.store.record import RunResult, Status
 from bench.store.stores import Stores
-from bench.text import cell, comparable, duration, number, word_of
+from bench.text import comparable, duration, number, word_of
 from optimizers.plugins import bare, slug
 
-HEAD = ("run", "status", "begun", "time", "steps", "seed", "result", "settings")
+COLUMNS = (
+    Column("run", "run"), Column("status", "status"), Column("begun", "begun"), Column("time", "time", side="right"),
+    Column("steps", "steps", side="right"), Column("seed", "seed"), Column("result", "result"),
+    Column("settings", "settings"),
+)  # fmt: skip
 _FORM = "%Y-%m-%dT%H:%M:%SZ"
 _UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 _STUDY = "study "
@@ -311,9 +316,9 @@ def _words(run: RunResult) -> dict[str, str]:
 # -- in words ---------------------------------------------------------------------------------------------------------
 
 
-def rows(found: Iterable[Line]) -> list[list[str]]:
-    """The table, its head first; names may hold anything."""
-    return [list(HEAD), *([cell(word) for word in _cells(line)] for line in found)]
+def table(found: Iterable[Line]) -> Table:
+    """Lines as a table."""
+    return Table.of(COLUMNS, map(_cells, found))
 
 
 def _cells(line: Line) -> list[str]:

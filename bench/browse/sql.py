@@ -11,23 +11,24 @@ The database lies in memory, only statements that read are taken, and DuckDB its
 query can neither change a store nor see the rest of the machine.
 """
 
-import csv
 import glob
-import io
 import json
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from decimal import Decimal
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.config import settings_of
 from bench.errors import UserError
+from bench.results.render import other_json, stream
+from bench.results.table import Column
 from bench.store.block import Block
 from bench.store.load import Damaged, is_there
 from bench.store.record import RunResult
 from bench.store.stores import Stores
 from bench.store.tables import CURVE_FIELDS
-from bench.text import aligned, cell, clean, in_csv, in_markdown, plain
+from bench.text import clean, plain
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -50,6 +51,8 @@ VIEWS = {
     },
 }  # fmt: skip
 """Columns of each view, with their types; `measurements` has one more for each thing that was measured."""
+_NUMBER = re.compile(r"(U?(TINY|SMALL|BIG|HUGE)?INT(EGER)?|FLOAT|DOUBLE|DECIMAL\(.*\))$")
+"""DuckDB's types of numbers."""
 _FILES = {"curves": "curve", "measurements": "measurements"}
 
 
@@ -289,67 +292,26 @@ def _json(value: Any) -> str:
 # -- what a query gave, as text ---------------------------------------------------------------------------------------
 
 
-def text(answer: Answer) -> Iterator[str]:
-    """For a terminal, piece by piece, as the other formats."""
-    rows = [list(map(clean, answer.names)), *(_words(row) for row in answer.rows)]
-    for line in aligned(rows):
-        yield f"{line}\n"
-    if len(rows) == 1:
-        yield "no rows\n"
+def written(answer: Answer, kind: str, out: Path | None) -> Iterator[str]:
+    """The answer in a format (`bench.results.render.STREAMS`), piece by piece; in JSON a column of it is what it holds.
 
-
-def markdown(answer: Answer) -> Iterator[str]:
-    """As a table of Markdown."""
-    yield f"| {' | '.join(map(in_markdown, answer.names))} |\n"
-    yield f"| {' | '.join('---' for _ in answer.names)} |\n"
-    empty = True
-    for row in answer.rows:
-        yield f"| {' | '.join(map(in_markdown, _words(row)))} |\n"
-        empty = False
-    if empty:
-        yield "\nno rows\n"
-
-
-def comma_separated(answer: Answer) -> Iterator[str]:
-    """As CSV; NULL is an empty field."""
-    line = io.StringIO()
-    writer = csv.writer(line, lineterminator="\n")
-    for rows in ([answer.names], answer.rows):
-        for row in rows:
-            known = (
-                None if x is None else x if isinstance(x, int | float | Decimal) else cell(_flat(x)) for x in plain(row)
-            )
-            writer.writerow(map(in_csv, known))
-            yield line.getvalue()
-            line.seek(0)
-            line.truncate()
-
-
-def json_text(answer: Answer) -> Iterator[str]:
-    """As a list of objects in strict JSON; a column of JSON comes as what it holds."""
-    is_json = [kind == "JSON" for kind in answer.kinds]
-    before = "["
-    for row in answer.rows:
-        values = [json.loads(x) if own and x is not None else x for x, own in zip(row, is_json, strict=True)]
-        record = plain(dict(zip(answer.names, values, strict=True)))
-        yield f"{before}\n {json.dumps(record, allow_nan=False, default=_as_json)}"
-        before = ","
-    yield "[]\n" if before == "[" else "\n]\n"
-
-
-def _as_json(value: Any) -> Any:
-    return float(value) if isinstance(value, Decimal) else str(value)
-
-
-def _words(row: tuple[Any, ...]) -> list[str]:
-    return [cell(_flat(value), 6) for value in row]
+    Args:
+        answer: what a query gave.
+        kind: the format.
+        out: the file that it is for; None for standard output.
+    """
+    own = [
+        Column(name, name, digits=6, form=_flat, side="right" if _NUMBER.match(type_) else "left")
+        for name, type_ in zip(answer.names, answer.kinds, strict=True)
+    ]
+    rows = (dict(zip(answer.names, row, strict=True)) for row in answer.rows)
+    held = [name for name, type_ in zip(answer.names, answer.kinds, strict=True) if type_ == "JSON"]
+    if kind == "json" and held:
+        rows = (row | {name: json.loads(row[name]) for name in held if row[name] is not None} for row in rows)
+    return stream(own, rows, kind, out)
 
 
 def _flat(value: Any) -> Any:
     """Lists and structures as JSON."""
     nested = isinstance(value, list | tuple | dict)
-    return json.dumps(plain(value), ensure_ascii=False, default=_as_json) if nested else value
-
-
-FORMATS = {"table": text, "md": markdown, "csv": comma_separated, "json": json_text}
-"""All formats by name."""
+    return json.dumps(plain(value), ensure_ascii=False, default=other_json) if nested else value

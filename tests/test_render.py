@@ -1,0 +1,223 @@
+"""The one Table in all formats: values that mean harm stay values, programs read back what was written, nothing is
+wider than its terminal, and who needs no terminal imports no rich."""
+
+import csv
+import io
+import json
+import math
+import os
+import pty
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+
+from bench.results.render import (
+    FORMATS,
+    STREAMS,
+    csv_lines,
+    json_lines,
+    markdown_table,
+    shown,
+    stream,
+    text,
+    text_lines,
+)
+from bench.results.stats import Interval, MedianTime
+from bench.results.table import Board, Column, Table
+from bench.text import cell, clean, plain, width
+
+VALUES: dict[str, Any] = {
+    "newlines": "a\nb\r\nc\u2028d", "escapes": "\x1b[31mred\x1b[0m \x9b2J \x1b]0;title\x07", "bar": "a|b \\| c",
+    "script": "</td><script>alert(1)</script>", "formula": "=cmd()|' /C calc'!A0", "plus": "+1+1", "at": "@SUM(1)",
+    "markup": "[red]not red[/red] [link=http://x]x[/link]", "link": "[x](javascript:alert(1)) ![x](y) `code` *a*",
+    "long": "x" * 300, "wide": "漢字" * 70, "tex": "\\input{x} %$&#_^~{}", "backwards": "\u202eabc", "half": "\ud800",
+    "nan": math.nan, "infinity": -math.inf, "none": None, "no": False, "great": 2**70, "small": -1.5e-300,
+    "interval": Interval(0.5, 0.25, 0.75, 5), "open": Interval(0.5, -math.inf, math.inf, 1),
+    "time": MedianTime(math.inf, 3.0, math.inf, 100.0), "list": ["a\n", "b|"], "counts": {"<b>": 2}, "empty": [],
+}  # fmt: skip
+"""What may stand in a cell, by what is wrong with it."""
+HARM = "\x1b[31m<script>alert(2)</script>|=1\n[red]"
+COLUMNS = [
+    Column("opt", HARM, HARM), Column("value", HARM, unit="s|"), Column("code", HARM, markup="code"),
+    Column("strong", HARM, markup="strong"), Column("again", "the same again", wraps=True),
+]  # fmt: skip
+TABLE = Table(
+    HARM,
+    COLUMNS,
+    [{"opt": name, **dict.fromkeys(("value", "code", "strong", "again"), x)} for name, x in VALUES.items()],
+    [HARM],
+)
+BOARD = Board("quality", HARM, [TABLE], [HARM])
+
+
+class Page(HTMLParser):
+    """The tags and the cells of a page."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags, self.rows = set[str](), list[list[str]]()
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        if tag == "tr":
+            self.rows.append([])
+        elif tag in ("td", "th"):
+            self.rows[-1].append("")
+
+    def handle_data(self, data: str) -> None:
+        if self.rows and self.rows[-1]:
+            self.rows[-1][-1] += data if self.lasttag in ("td", "th") else ""
+
+
+def reads_html(page: str) -> None:
+    found = Page(page)
+    assert not {"script", "b", "a", "img"} & found.tags
+    body = found.rows[1:]
+    assert [row[0] for row in body] == list(VALUES)
+    assert [row[1] for row in body] == [cell(value) for value in VALUES.values()]
+
+
+def reads_csv(content: str) -> None:
+    rows = list(csv.DictReader(io.StringIO(content)))
+    assert [row["opt"] for row in rows] == list(VALUES)
+    assert not any(str(word)[:1] in ("=", "+", "@", "\t") for row in rows for word in row.values())
+    assert not any(word[:1] == "-" and float(word) > 0 for row in rows for word in row.values() if word)
+    assert [float(row["value"]) for row in rows if row["opt"] in ("infinity", "small")] == [-math.inf, -1.5e-300]
+    own = {row["opt"]: row for row in rows}
+    assert own["formula"]["value"] == "'" + VALUES["formula"]
+    assert (own["nan"]["value"], own["none"]["value"], own["great"]["value"]) == ("", "", str(2**70))
+    assert [own["interval"][f"value{end}"] for end in ("", "_low", "_high")] == ["0.5", "0.25", "0.75"]
+    assert [own["open"][f"value{end}"] for end in ("", "_low", "_high")] == ["0.5", "", ""]
+
+
+def reads_json(content: str) -> None:
+    (board,) = json.loads(content, parse_constant=lambda token: pytest.fail(f"{token} is not JSON"))
+    own = {row["opt"]: row["value"] for row in board["tables"][0]["rows"]}
+    assert own["interval"] == {"mean": 0.5, "low": 0.25, "high": 0.75, "n": 5}
+    assert own["time"] == {"median": None, "low": 3, "high": None, "last": 100}
+    assert {name: own[name] for name in VALUES if name not in ("interval", "open", "time")} == {
+        name: plain(value) for name, value in VALUES.items() if name not in ("interval", "open", "time")
+    }
+    assert [column.get("unit") for column in board["tables"][0]["columns"]] == [None, "s|", None, None, None]
+
+
+def reads_markdown(page: str) -> None:
+    lines = [line for line in page.splitlines() if line.startswith("|")]
+    assert len(lines) == 2 + len(VALUES)
+    assert {len(re.findall(r"(?<!\\)(?:\\\\)*\|", re.sub(r"`[^`]*`", "", line))) for line in lines} <= {6}
+    outside = re.sub(r"(`+).*?(?<!`)\1(?!`)", "", page)
+    assert not re.search(r"<|(?<!\\)\]\(|(?<!\\)!\[", outside)
+
+
+def reads_tex(page: str) -> None:
+    lines = page.partition("\\midrule\n")[2].partition("\\bottomrule")[0].splitlines()
+    assert len(lines) == len(VALUES)
+    assert {len(re.findall(r"(?<!\\)&", line)) for line in lines} == {len(COLUMNS) - 1}
+    assert not any(re.search(r"(?<!\\)[#$%_<>|]|\\input", line) for line in lines)
+
+
+def reads_text(page: str) -> None:
+    assert [line.split()[0] for line in page.splitlines()[6 : 6 + len(VALUES)]] == list(VALUES)
+    assert "[red]not red[/red] [link=http://x]x[/link]" in page
+
+
+READERS: dict[str, Callable[[str], None]] = {
+    "table": reads_text, "md": reads_markdown, "csv": reads_csv, "json": reads_json, "tex": reads_tex,
+    "html": reads_html,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_what_means_harm_does_none_in_any_format(kind):
+    page = FORMATS[kind]([BOARD])
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u202e\ud800-\udfff]", page.replace("\\u", ""))
+    READERS[kind](page)
+
+
+@pytest.mark.parametrize("kind", STREAMS)
+def test_rows_may_come_one_by_one(kind):
+    own = [Column("opt", "opt", side="left"), Column("value", "value", side="right")]
+    content = "".join(stream(own, iter(TABLE.rows), kind, None))
+    assert "\x1b" not in content
+    if kind == "json":
+        assert [row["opt"] for row in json.loads(content)] == list(VALUES)
+    else:
+        assert len(content.splitlines()) == len(VALUES) + (2 if kind == "md" else 1)
+
+
+@pytest.mark.parametrize("write", [csv_lines, lambda _, rows: json_lines(rows)])
+def test_programs_are_told_each_row_before_the_next_is_asked_for(write):
+    def rows():
+        for number in range(3):
+            asked.append(number)
+            yield {"x": number}
+
+    asked = []
+    lines = write([Column("x")], rows())
+    next(lines)
+    next(lines)
+    assert len(asked) < 3
+
+
+@pytest.mark.parametrize("wide", [20, 60, 100])
+@pytest.mark.parametrize("styled", [False, True])
+def test_nothing_is_wider_than_the_terminal_and_nothing_is_lost(wide, styled):
+    page = re.sub(r"\x1b\[[0-9;]*m", "", text([BOARD], wide, styled=styled))
+    assert max(map(width, page.splitlines())) <= wide
+    for value in VALUES.values():
+        assert re.sub(r"\s", "", cell(value)) in re.sub(r"\s", "", page)
+
+
+@pytest.mark.parametrize("wide", [20, 33, 34, 60])
+def test_the_last_column_goes_over_several_lines_where_there_is_room(wide):
+    table = Table.facts([("one", "a b " * 30), ("two three", "word")], least=12)
+    lines = list(text_lines(table.columns, table.rows, wide))
+    assert max(map(len, lines)) <= wide
+    assert lines[-1] == ("two three     word" if wide >= 34 else "    word")
+
+
+def test_numbers_stand_on_the_right_and_words_on_the_left():
+    rows = [("a", 1, 0.5, Interval(0.5, 0.25, 0.75, 3), True), ("bcd", 100, None, "diverged", False)]
+    table = Table.of(["name", "n", "x", "interval", "is"], rows)
+    assert shown(table) == [
+        "name    n    x          interval  is",
+        "a       1  0.5  0.5 [0.25, 0.75]  yes",
+        "bcd   100    -          diverged  no",
+    ]
+    assert markdown_table(table)[1] == "| --- | ---: | ---: | ---: | --- |"
+
+
+def test_a_table_of_no_rows_says_so():
+    assert shown(Table.of(["a", "b"], [])) == ["a  b", "no rows"]
+    assert shown(Table.of(["", ""], [])) == []
+
+
+@pytest.mark.parametrize(("more", "bold"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)])
+def test_a_terminal_gets_a_bold_head_unless_it_wants_none(more, bold):
+    program = "from bench.results.render import *; print(*shown(Table.of(['head'], [['[red]x']])), sep='\\n')"
+    usual = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "NO_COLOR")}
+    ours, theirs = pty.openpty()
+    subprocess.run([sys.executable, "-c", program], stdout=theirs, env=usual | {"TERM": "xterm"} | more, check=True)
+    os.close(theirs)
+    said = os.read(ours, 1000).decode()
+    os.close(ours)
+    assert said.replace("\r", "") == ("\x1b[1mhead  \x1b[0m" if bold else "head") + "\n[red]x\n"
+
+
+@pytest.mark.parametrize("words", [["--help"], ["lst"], ["list", "tasks"], ["show", "mnist"], ["completion", "bash"]])
+def test_a_pipe_needs_no_rich_whatever_the_environment_asks_for(words):
+    program = (
+        "import sys\nfrom bench.cli import main\n"
+        "try:\n    main(sys.argv[1:])\n"
+        "finally:\n    assert not {'rich', 'torch', 'numpy'} & {*sys.modules}\n"
+    )
+    command = [sys.executable, "-c", program, *words]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"FORCE_COLOR": "1"}, check=False)
+    assert "AssertionError" not in done.stderr
+    assert "\x1b" not in done.stdout + clean(done.stderr)
