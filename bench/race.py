@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from bench.config import RunConfig
     from bench.results.sequential import Comparison
     from bench.store.record import RunResult
+    from bench.tuned import TunedBy
 
 MOST_SEEDS = 50
 """Seeds that a pair may have, unless `--most` says otherwise. Ours."""
@@ -38,7 +39,7 @@ class Racer:
     """
 
     config: "RunConfig"
-    tuned_by: str | None
+    tuned_by: "TunedBy | None"
     seeds: int
     history: list[tuple[int, "Comparison | str | None"]] = field(default_factory=list)
 

@@ -60,6 +60,8 @@ def remarks_on(result: RunResult) -> list[str]:
         lines.append("the schedule is left out, since this optimizer finds its own step size or does without one")
     if result.part:
         lines.append(f"not the whole task: {result.part}")
+    if result.tuned_on == "train" != result.split:
+        lines.append(f"its settings were chosen on training samples, and its {result.split} samples are ranked")
     lines += [f"nothing is compared with {name}, which is {reason}" for name, reason in result.unsolved.items()]
     if result.cap_share is not None and result.cap_share > CAP_SHARE_TO_REPORT:
         lines.append(

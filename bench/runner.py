@@ -34,6 +34,7 @@ from bench.stop import StopRequest
 from bench.store.attempt import Attempt
 from bench.store.record import RunResult, now
 from bench.store.store import Store
+from bench.tuned import TunedBy
 from optimizers import TASK_VALUE
 from tasks.core.data import TaskData
 from tasks.core.files import DataError
@@ -51,7 +52,7 @@ def run(
     rerun: bool = False,
     progress: bool | Callable[[int, str], Progress] = True,
     stop: StopRequest | None = None,
-    tuned_by: str | None = None,
+    tuned_by: TunedBy | None = None,
     plan: str | None = None,
 ) -> RunResult:
     """Train as configured and store the result; or return it, if the store has it.
@@ -65,7 +66,7 @@ def run(
         progress: show a progress bar on standard error; or what makes another display, from the total of steps and a
             label.
         stop: by which somebody else may ask the run to stop; it listens to signals as well.
-        tuned_by: the study that its hyperparameters come from, for the record.
+        tuned_by: where its hyperparameters come from, for the record.
         plan: what the run is made for (`RunResult.plan`).
 
     Raises:
@@ -79,7 +80,7 @@ def run(
 
 def _run(
     config: RunConfig, rerun: bool, progress: bool | Callable[[int, str], Progress], stop: StopRequest | None,
-    tuned_by: str | None, plan: str | None, resume: bool,
+    tuned_by: TunedBy | None, plan: str | None, resume: bool,
 ) -> RunResult:  # fmt: skip
     """`run`, from a checkpoint or not."""
     config = on_device(config)
@@ -196,14 +197,15 @@ def _load(data_cls: Any, config: RunConfig, options: Mapping[str, Any]) -> TaskD
     return data
 
 
-def new_result(config: RunConfig, task: Task, plan: str | None = None, tuned_by: str | None = None) -> RunResult:
-    """The record of a run that is about to begin, what it is made for, and the study of its hyperparameters."""
+def new_result(config: RunConfig, task: Task, plan: str | None = None, tuned_by: TunedBy | None = None) -> RunResult:
+    """The record of a run that is about to begin, what it is made for, and where its hyperparameters come from."""
+    study, tuned_on = tuned_by or (None, None)
     return RunResult(
-        **described(config), versions=versions(config), split=task.data.report,
+        **described(config), versions=versions(config), split=task.data.report, select_split=task.data.select,
         part="; ".join(filter(None, (task.part, task.data.part))) or None, environment=environment(config),
         facts=task.data.facts() | task.facts(),
         unscheduled=config.trainer.is_scheduled and config.opt_spec.traits.unscheduled,
-        begun=now(), plan=plan, tuned_by=tuned_by,
+        begun=now(), plan=plan, tuned_by=study, tuned_on=tuned_on,
     )  # fmt: skip
 
 

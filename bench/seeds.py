@@ -15,6 +15,7 @@ from bench.results.render import shown
 from bench.results.table import Column, Table
 from bench.run_summary import remarks_on, result_json
 from bench.store.record import RunResult
+from bench.tuned import TunedBy
 
 if TYPE_CHECKING:
     from bench.results.stats import Interval
@@ -23,13 +24,13 @@ ONE_RUN = ("resume", "rerun")
 """Options of `bench fit` that are for one run."""
 
 
-def fit_seeds(config: RunConfig, args: Args, tuned_by: str | None) -> int:
+def fit_seeds(config: RunConfig, args: Args, tuned_by: TunedBy | None) -> int:
     """Train with each seed and print the results: 0 done, 130 stopped.
 
     Args:
         config: the run with any seed.
         args: of `bench fit`.
-        tuned_by: the study that its hyperparameters come from.
+        tuned_by: where its hyperparameters come from.
 
     Raises:
         UserError: a run cannot be made, or an option is for one run alone.

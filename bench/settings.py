@@ -6,7 +6,7 @@ from typing import Any
 from bench.config import RunConfig, TrainerOptions, resolve, settings_of
 from bench.options import task_options
 from bench.text import comparable, plain
-from bench.tuned import read_tuned, tuned_file
+from bench.tuned import TunedBy, read_tuned, tuned_file
 
 _SAME_RESULT = ("micro_batch_size", "checkpoint_seconds", "max_seconds", "devices", "num_nodes", "strategy")
 """Trainer options that do not change what is compared."""
@@ -60,10 +60,11 @@ def _differing(own: dict[str, Any], usual: dict[str, Any]) -> dict[str, Any]:
     return {k: plain(v) for k, v in own.items() if k not in usual or comparable(v) != comparable(usual[k])}
 
 
-def tuned_by(config: RunConfig) -> str | None:
+def tuned_by(config: RunConfig) -> TunedBy | None:
     """The study that found a configuration's hyperparameters, if they are the tuned ones of its task and optimizer.
 
-    If the study's runs had another budget, or other versions of task and optimizer, a line on standard error says so.
+    If the study's runs had another budget, or other versions of task and optimizer, or were compared on training
+    samples where held-out ones are ranked, a line on standard error says so.
     """
     path = tuned_file(config.task, config.opt)
     if resolve({"task": config.task, "opt": config.opt}, tuned=True).opt_options != config.opt_options:
@@ -78,4 +79,10 @@ def tuned_by(config: RunConfig) -> str | None:
         other = [f"{mark}{k} {v}, not {then.get(k)}" for k, v in now.items() if then and v != then.get(k)]
         if other:
             print(f"bench: tuned {what} (here {'; '.join(other)}): other settings may be better", file=sys.stderr)
-    return provenance.study or path.name
+    if provenance.select_split == "train" and not config.task_spec.ranks_training:
+        print(
+            f"bench: tuned on training samples, and {config.task} ranks held-out ones: other settings may be better;"
+            f" `bench tune --task {config.task} --opt {config.opt}` finds them",
+            file=sys.stderr,
+        )
+    return TunedBy(provenance.study or path.name, provenance.select_split)

@@ -1,9 +1,9 @@
 """Tuned settings: the files `tuned/TASK/OPT.yaml`, where they lie and what they hold."""
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, StringConstraints, TypeAdapter, ValidationError
 
 from bench.errors import UserError
 from bench.grammar.values import configs_folder
@@ -11,6 +11,14 @@ from bench.strict_yaml import flatten_yaml, read_yaml
 from optimizers.plugins import slug
 
 _Value = int | float | str | bool | None
+_Name = Annotated[str, StringConstraints(min_length=1, max_length=500)]
+
+
+class TunedBy(NamedTuple):
+    """Where tuned settings come from: the study, and the split on which it chose, None where that is not known."""
+
+    study: _Name
+    split: _Name | None
 
 
 def tuned_file(task: str, opt: str) -> Path:
@@ -38,6 +46,7 @@ class Provenance(BaseModel):
     Attributes:
         study: that found them.
         settings, versions: of its runs.
+        select_split: on which its trials were compared; None where the file does not say it.
     """
 
     model_config = ConfigDict(extra="allow", strict=True)
@@ -45,6 +54,7 @@ class Provenance(BaseModel):
     study: str | None = None
     settings: dict[str, _Value | list[_Value]] = {}
     versions: dict[str, int | str] = {}
+    select_split: _Name | None = None
 
 
 class Tuned(BaseModel):

@@ -21,7 +21,7 @@ _PAPER_B = "Deora, Ghaderi, Taheri, Thrampoulidis (TMLR 2024); open constants ar
 
 
 def _theory(**options: Any) -> TaskSpec:
-    """A synthetic task of the theory: the full batch in float64, ranked by its loss; options win."""
+    """A synthetic task of the theory: the full batch in float64, ranked by a loss; options win."""
     defaults: dict[str, Any] = {
         "metric": "loss", "mode": "min", "target": None, "budget": {"max_steps": 2000}, "batch_size": "full",
         "precision": "64-true", "steps_per_call": 200, "measure_every": 20, "lanes": True,
@@ -70,6 +70,7 @@ TASKS = Registry(
             source=_PAPER_A,
             version=2,
             measures=_MEASURES_A,
+            ranks_training=True,
         ),
         _theory(
             name="synthetic_joint",
@@ -78,6 +79,7 @@ TASKS = Registry(
             data="tasks.theory.synthetic_joint:MixtureTokenData",
             source=_PAPER_A,
             measures=f"{_MEASURES_A}, norm_u, alignment_u, distance_u",
+            ranks_training=True,
         ),
         _theory(
             name="mha_dm1",
@@ -85,7 +87,7 @@ TASKS = Registry(
             module="tasks.theory.multihead:MultiHeadClassifier",
             data="tasks.theory.multihead:MixtureData",
             source=_PAPER_B,
-            version=2,
+            version=3,
             measures=f"{_MEASURES_B}, attn_score, off_relevant",
             steps_per_call=40,
         ),
@@ -95,7 +97,7 @@ TASKS = Registry(
             module="tasks.theory.multihead:MultiHeadClassifier",
             data="tasks.theory.multihead:PlantedData",
             source=_PAPER_B,
-            version=2,
+            version=3,
             measures=f"{_MEASURES_B}, align_W, align_U",
             budget={"max_steps": 1000},
             steps_per_call=20,
@@ -108,6 +110,7 @@ TASKS = Registry(
             source="Bhojanapalli et al., Low-Rank Bottleneck in Multi-head Attention Models (ICML 2020), theorem 1;"
             " sizes and distributions are ours",
             measures="error, divergence, construction_error, construction_divergence",
+            ranks_training=True,
         ),
         TaskSpec(
             name="mnist",

@@ -143,6 +143,17 @@ def test_settings_that_were_tuned_for_another_metric_are_not_compared(store):
     assert ([row["opt"] for row in grid.rows], grid.notes) == (["adam"], ["sgd is not compared: tuned for loss"])
 
 
+def test_settings_that_training_data_chose_are_not_compared_on_held_out_data(store):
+    keep(store, *seeds("adam", HIGH), *seeds("adamw", HIGH, tuned_by="elsewhere", tuned_on="train"))
+    tuned(store, "sgd", LOW, select_split="train")
+    own = rows("quality", store)
+    why = "not compared: tuned on training data, and held-out data are compared"
+    assert (own["sgd"]["verdict"], own["adamw"]["verdict"]) == (why, why)
+    other = [*seeds("gd", HIGH, split="train", **LOSS), *seeds("ngd", LOW, split="train", tuned_on="train", **LOSS)]
+    keep(store, *other)
+    assert rows("quality", store, tasks=["synthetic"], reference="gd")["ngd"]["verdict"] == "better"
+
+
 def test_on_the_floor_of_the_metric_rows_are_compared_by_steps_to_the_target(store):
     def runs(opt: str, steps: list[int | None]) -> list[RunResult]:
         floor = {"metrics": {"final": {"loss": 1e-20, "excess": 1e-20}}}

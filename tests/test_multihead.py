@@ -11,6 +11,7 @@ from torch.autograd import gradcheck
 
 import tasks.theory.multihead
 from bench.options import read_options
+from tasks.core.seeding import derive_seed
 from tasks.theory.multihead import Heads, MixtureData, MultiHeadClassifier, PlantedData, SequenceData
 from tasks.theory.saturated import logistic_loss
 
@@ -174,9 +175,9 @@ def test_with_a_constant_step_many_heads_slow_attention_by_their_number(H: int) 
 
 def test_the_mixture_has_the_papers_sizes_and_its_constants() -> None:
     data = MixtureData()
-    assert data.sizes == {"train": 100, "test": 300}
+    assert data.sizes == {"train": 100, "val": 300, "test": 300}
     assert data.batch("train", ALL)[0].shape == (100, 10, 20)
-    assert (data.select, data.report, data.f_star) == ("train", "test", 0.0)
+    assert (data.select, data.report, data.f_star) == ("val", "test", 0.0)
     means = torch.cat([data.mu, data.nu])
     torch.testing.assert_close(means @ means.T, torch.eye(7, dtype=torch.float64), rtol=0, atol=1e-14)
     scaled = MixtureData(S=3.0, nu_norm=0.5, M=4)
@@ -214,14 +215,14 @@ def test_planted_labels_are_the_signs_of_the_planted_head() -> None:
     assert data.planted is not None
     W, U = data.planted
     assert (float(W.norm()), float(U.norm())) == pytest.approx((2.5, 4.0))
-    for split, n in (("train", 300), ("test", 200)):
+    for split, n in (("train", 300), ("val", 200), ("test", 200)):
         tokens, signs, labels = data.batch(split, ALL)
         assert tokens.shape == (n, 4, 3)
         assert torch.equal(signs, plain_output(tokens, W[None], U[None]).sign())
         assert torch.equal(labels, (signs > 0).long())
         assert float(tokens.mean()) == pytest.approx(0, abs=0.1)
         assert float(tokens.std()) == pytest.approx(1, abs=0.1)
-    assert PlantedData().sizes == {"train": 1000, "test": 3000}
+    assert PlantedData().sizes == {"train": 1000, "val": 3000, "test": 3000}
 
 
 def test_the_margin_keeps_only_clear_samples_in_the_order_drawn() -> None:
@@ -230,7 +231,7 @@ def test_the_margin_keeps_only_clear_samples_in_the_order_drawn() -> None:
     scores = [plain_output(data.batch("train", ALL)[0], *(p[None] for p in clear.planted)) for data in (every, clear)]
     assert float(scores[0].abs().min()) < 0.1
     assert float(scores[1].abs().min()) >= 1.0
-    assert clear.sizes == {"train": 200, "test": 50}
+    assert clear.sizes == {"train": 200, "val": 50, "test": 50}
     kept = scores[0].abs() >= 1.0
     assert torch.equal(clear.batch("train", slice(int(kept.sum())))[0], every.batch("train", ALL)[0][kept])
 
@@ -238,10 +239,54 @@ def test_the_margin_keeps_only_clear_samples_in_the_order_drawn() -> None:
 @pytest.mark.parametrize("cls", [MixtureData, PlantedData])
 def test_a_problem_belongs_to_its_seed(cls: type[MixtureData] | type[PlantedData]) -> None:
     first, again, other = cls(seed=4), cls(seed=4), cls(seed=5)
-    for split in ("train", "test"):
+    for split in ("train", "val", "test"):
         assert all(map(torch.equal, first.batch(split, ALL), again.batch(split, ALL)))
         assert not torch.equal(first.batch(split, ALL)[0], other.batch(split, ALL)[0])
-    assert not torch.equal(first.batch("train", slice(50))[0], first.batch("test", slice(50))[0])
+    rows = torch.cat([first.batch(split, slice(50))[0] for split in ("train", "val", "test")]).flatten(1)
+    assert len(rows.unique(dim=0)) == len(rows) == 150  # no sequence is in two splits
+
+
+@pytest.mark.parametrize("seed", [0, 7])
+def test_the_mixture_draws_training_and_test_sequences_as_it_did_without_a_selection_split(seed: int) -> None:
+    def stream(purpose: str) -> torch.Generator:
+        return torch.Generator().manual_seed(derive_seed(seed, purpose))
+
+    data = MixtureData(seed=seed, n=30, n_test=20, T=6, zeta=0.3, d=9, M=4, S=1.5, nu_norm=0.5, sigma=0.3)
+    means = torch.linalg.qr(torch.randn(9, 6, generator=stream("means"), dtype=torch.float64)).Q.T
+    mu, nu = 1.5 * means[:2], 0.5 * means[2:]
+    for split, n in (("train", 30), ("test", 20)):
+        generator = stream(split)
+        labels = torch.randint(0, 2, (n,), generator=generator)
+        relevant = torch.rand(n, 6, generator=generator, dtype=torch.float64).argsort(dim=1) < 2
+        kinds = torch.randint(0, 4, (n, 6), generator=generator)
+        noise = torch.randn(n, 6, 9, generator=generator, dtype=torch.float64)
+        tokens = torch.where(relevant[..., None], mu[labels][:, None], nu[kinds] + 0.3 * noise)
+        assert all(map(torch.equal, data.batch(split, ALL), (tokens, 2 * labels.double() - 1, labels)))
+        if split == "train":
+            assert torch.equal(data.relevant_NT, relevant.double())
+
+
+@pytest.mark.parametrize("margin", [0.0, 0.5])
+def test_a_planted_problem_draws_training_and_test_sequences_as_it_did_without_a_selection_split(margin: float) -> None:
+    def stream(purpose: str) -> torch.Generator:
+        return torch.Generator().manual_seed(derive_seed(3, purpose))
+
+    data = PlantedData(seed=3, n=30, n_test=20, T=4, d=3, W_norm=2.0, U_norm=4.0, margin=margin)
+    generator = stream("head")
+    W = torch.randn(3, 3, generator=generator, dtype=torch.float64)
+    U = torch.randn(4, 3, generator=generator, dtype=torch.float64)
+    W, U = W * (2.0 / W.norm()), U * (4.0 / U.norm())
+    assert data.planted is not None
+    assert all(map(torch.equal, data.planted, (W, U)))
+    for split, n in (("train", 30), ("test", 20)):
+        generator, kept, signs = stream(split), torch.empty(0, 4, 3, dtype=torch.float64), torch.empty(0)
+        while len(kept) < n:
+            tokens = torch.randn(n, 4, 3, generator=generator, dtype=torch.float64)
+            scores = plain_output(tokens, W[None], U[None])
+            clear = scores.abs() >= margin
+            kept, signs = torch.cat([kept, tokens[clear]]), torch.cat([signs, scores[clear].sign()])
+        expected = kept[:n], signs[:n].double(), (signs[:n] > 0).long()
+        assert all(map(torch.equal, data.batch(split, ALL), expected))
 
 
 def test_batches_are_the_rows_asked_for_in_the_dtype_asked_for() -> None:

@@ -34,6 +34,7 @@ from bench.progress import Advance, RunInPlan, SweepProgress
 from bench.stop import StopRequest
 from bench.store.record import RunResult
 from bench.store.store import Store
+from bench.tuned import TunedBy
 from tests.daemons import until
 from tests.slow import GATE, HELD, SLOW
 from tests.test_kills import leftovers, outcome
@@ -102,6 +103,15 @@ def test_a_plan_says_how_its_runs_are_made(cli, here: Path) -> None:
     assert (plan.engine, plan.width, plan.shares, plan.name) == ("lightning", None, 3, name)
     assert cli(*join).code == 0
     assert {run.engine for run in Store(here / "runs").runs()} == {"lightning"}
+
+
+def test_a_plan_says_where_tuned_settings_come_from(here: Path) -> None:
+    config = resolve({"task": "synthetic", "opt": "ngd", "device": "cpu", "store": here / "runs"})
+    for tuned_by in (None, TunedBy("a study", "val"), TunedBy("ngd.yaml", None)):
+        plan = Plan("fit", [config], tuned_by=tuned_by)
+        plan.keep()
+        assert load(plan.name, {"data": here, "store": here / "runs"}).tuned_by == tuned_by
+        plan.forget()
 
 
 def test_an_experiment_is_a_plan_too(cli, here: Path) -> None:

@@ -15,8 +15,8 @@ from tests.tiny import ROOT
 IDS = {
     "synthetic": "6ae396a53d",
     "synthetic_joint": "d69001ca58",
-    "mha_dm1": "2d64791134",
-    "mha_planted": "9c190ef006",
+    "mha_dm1": "173c084fec",
+    "mha_planted": "d900bf1517",
     "attention_matrix": "3739220f85",
     "mnist": "d0a35a67ab",
     "cifar10": "71103dfe77",

@@ -108,6 +108,21 @@ def test_a_resumed_run_equals_an_uninterrupted_one(cli, interrupt, fake_mnist, s
     assert len(read_curve(store / killed.run_id)) == 40
 
 
+def test_a_resumed_run_keeps_the_weights_that_were_best_on_the_selection_split(cli, interrupt, store, tmp_path):
+    words = (
+        "fit", "--task", "mha_dm1", "--task.n", "20", "--opt", "adam", "--opt.lr", "0.5", "--trainer.max_steps", "200",
+        "--trainer.val_every", "10", "--device", "cpu",
+    )  # fmt: skip
+    assert cli(*words, "--store", tmp_path / "whole").code == 0
+    whole = only_run(tmp_path / "whole")
+    assert (whole.select_split, whole.split) == ("val", "test")
+    interrupt(120)
+    assert cli(*words).code == 130
+    assert whole.best_step < only_run(store).steps < 200
+    assert cli(*words).code == 0
+    assert outcome(store) == outcome(tmp_path / "whole")
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_run_says_how_to_go_on(cli, interrupt, store, number):
     before = signal.getsignal(number)

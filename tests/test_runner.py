@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -25,7 +26,7 @@ from tasks import TASKS
 from tasks.core.order import BatchOrder
 from tests import tiny
 from tests.equivalence import Case, build, by_suite, config_of, distance
-from tests.stored import read_curve
+from tests.stored import read_curve, read_tables
 
 pytestmark = pytest.mark.numeric
 
@@ -69,6 +70,31 @@ def test_the_best_step_reports_the_test_metric_that_a_run_ended_there_reports(st
     assert long.metrics["best"] == short.metrics["final"]
     best = max(row["accuracy"] for row in long.validations)
     assert next(row["step"] for row in long.validations if row["accuracy"] == best) == long.best_step
+
+
+@pytest.mark.parametrize("task", ["mha_dm1", "mha_planted"])
+def test_the_selection_split_decides_the_best_step_and_nothing_of_training_or_of_what_is_reported(
+    task: str, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def made(folder: str) -> tuple[RunResult, list[Any]]:
+        words = {"task__n": 10, "task__n_test": 15, "trainer__max_steps": 100, "trainer__val_every": 5}
+        result = fit(store / folder, task, "adam", opt__lr=1.0, **words)
+        return result, list(read_tables(store / folder / result.run_id).values())
+
+    now, tables = made("now")
+    monkeypatch.setattr(TASKS[task].data_cls, "select", "train")
+    before, earlier = made("before")
+    assert (now.select_split, before.select_split, now.split, before.split) == ("val", "train", "test", "test")
+    for table, other in zip(tables, earlier, strict=True):
+        assert table.keys() == other.keys()
+        assert all(np.array_equal(table[name], other[name], equal_nan=True) for name in table)
+    assert (now.run_id, now.final, now.steps) == (before.run_id, before.final, before.steps)
+    assert now.metrics["final"] == before.metrics["final"]
+    losses = {name: [row["loss"] for row in run.validations] for name, run in (("now", now), ("before", before))}
+    assert not {*losses["now"]} & {*losses["before"]}
+    for run in (now, before):
+        assert min(run.validations, key=lambda row: row["loss"])["step"] == run.best_step
+    assert now.best_step != before.best_step  # held-out loss grows while the training loss falls
 
 
 def test_the_first_validation_at_the_target_is_the_time_to_target(store: Path) -> None:

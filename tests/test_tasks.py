@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms import v2
 
-from tasks import BatchRandomness, derive_seed
+from tasks import TASKS, BatchRandomness, derive_seed
 from tasks.core.dropout import BatchDropout, use_batch_dropout
 from tasks.core.order import BatchOrder
 from tasks.core.split import split_hash, validation_rows
@@ -53,6 +53,15 @@ def test_the_split_is_the_published_one() -> None:
     held_out, rest = validation_rows(1000, 100, "x")
     assert sorted([*held_out.tolist(), *rest.tolist()]) == list(range(1000))
     assert len(held_out) == 100
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_what_is_ranked_does_not_choose_unless_the_training_loss_is_ranked_on_purpose(name: str) -> None:
+    spec = TASKS[name]
+    data = spec.data_cls
+    assert spec.ranks_training == (name in ("synthetic", "synthetic_joint", "attention_matrix"))
+    assert (data.select, data.report) == ("train", "train") if spec.ranks_training else data.select != data.report
+    assert spec.ranks_training or "train" not in (data.select, data.report)
 
 
 def test_seeds_are_the_same_on_every_machine() -> None:

@@ -27,10 +27,12 @@ from bench.execute.pool import Pool
 from bench.execute.slots import Slot, slots
 from bench.machine import lives
 from bench.store.store import Store
+from bench.store.stores import Stores
 from bench.tuning.progress import TuningProgress
 from bench.tuning.space import point_key
 from bench.tuning.studies import Studies
 from bench.tuning.study import Study
+from bench.tuning.study_result import study_result
 from bench.tuning.trials import Request, StudySpec
 from bench.tuning.tune import make_spec
 from bench.tuning.workers import Workers
@@ -190,6 +192,53 @@ def test_from_a_command_to_tuned_settings(cli, here: Path, store: Path, monkeypa
     assert {key: replayed[key] for key in ("best", "score", "tried")} == {
         key: found[key] for key in ("best", "score", "tried")
     }
+
+
+def test_settings_are_chosen_on_the_selection_split(cli, sqlite_url: str, store: Path) -> None:
+    words = {"task": "mha_dm1", "task.n": "10", "opt": "gd", "opt.lr": "1,10,100,1000", "trainer.max_steps": "100"}
+    study = begin(sqlite_url, 4, report=False, **words)
+    answer = cli("worker", "--study", study.name, "--storage", sqlite_url, "--store", store, "--engine", "lanes")
+    assert answer.code == 0, answer.err
+    trials = {run.config["opt_options"]["lr"]: run for run in Store(store).runs()}
+    assert {(run.select_split, run.split) for run in trials.values()} == {("val", "test")}
+    training = {lr: Store(store).tables(run.run_id)["curve"]["loss"][-1] for lr, run in trials.items()}
+    chosen = {lr: run.validations[-1]["loss"] for lr, run in trials.items()}
+    assert min(training, key=training.__getitem__) == 1000  # which was crowned
+    assert min(chosen, key=chosen.__getitem__) == 10
+    found = study_result(study)
+    assert (found.best and found.best.point, found.score, found.select_split) == ({"opt.lr": 10}, chosen[10], "val")
+
+
+@pytest.mark.deep
+def test_tuned_settings_say_which_split_chose_them(cli, here: Path, store: Path) -> None:
+    of_runs = ("--task", "mha_planted", "--task.n", 10, "--opt", "gd", "--trainer.max_steps", 20, "--device", "cpu")
+    words = ("--opt.lr", "0.1,1", "--seeds", 1, "--report_seeds", 1)
+    answer = cli("tune", *of_runs, *words, "--json")
+    assert answer.code == 0, answer.err
+    (record,) = Stores([store]).studies
+    assert record.select_split == "val"
+    assert yaml.safe_load((here / "tuned/mha_planted/gd.yaml").read_text())["provenance"]["select_split"] == "val"
+    for engine, seeds in (("lanes", (5, 6)), ("lightning", (7, 8))):
+        fit = cli("fit", *of_runs, "--tuned", "--seeds", ",".join(map(str, seeds)), "--engine", engine)
+        assert fit.code == 0, fit.err
+        assert "training samples" not in fit.err
+        tuned = [run for run in Store(store).runs() if run.config["seed"] in seeds]
+        assert {(run.engine, run.tuned_by, run.tuned_on) for run in tuned} == {(engine, record.name, "val")}
+
+
+def test_settings_that_training_samples_chose_are_noted_where_held_out_ones_are_ranked(cli, store: Path) -> None:
+    note = "tuned on training samples, and mha_dm1 ranks held-out ones: other settings may be better; `bench tune"
+    words = ("--opt", "gd", "--tuned", "--trainer.max_steps", 2, "--device", "cpu")
+    old = cli("fit", "--task", "mha_dm1", *words)  # shipped settings, of version 2
+    assert old.code == 0, old.err
+    assert note in old.err
+    assert "note: its settings were chosen on training samples, and its test samples are ranked" in old.out
+    ranked = cli("fit", "--task", "synthetic", *words)
+    assert ranked.code == 0, ranked.err
+    assert "training samples" not in ranked.err + ranked.out
+    assert {run.config["task"]: (run.select_split, run.tuned_on) for run in Store(store).runs()} == {
+        "mha_dm1": ("val", "train"), "synthetic": ("train", "train")
+    }  # fmt: skip
 
 
 @pytest.mark.deep

@@ -107,6 +107,9 @@ class Entry:
         """Why its settings cannot be compared with others, or None: they were chosen by what is not compared here."""
         if self.study is not None and self.study.metric and self.study.metric != self.problem.metric:
             return f"tuned for {self.study.metric}"
+        chosen_on = {self.study.select_split} if self.study else {run.tuned_on for run in self.runs.values()}
+        if "train" in chosen_on and any(run.split not in ("", "train") for run in self.runs.values()):
+            return "tuned on training data, and held-out data are compared"
         return None
 
     @property

@@ -15,7 +15,7 @@ from bench.store.stores import Stores
 from bench.text import cell, plain
 
 _RESULTS = (
-    "status", "reason", "metric", "split", "final", "best", "best_step", "metrics", "steps", "skipped",
+    "status", "reason", "metric", "split", "select_split", "final", "best", "best_step", "metrics", "steps", "skipped",
     "steps_to_target", "cap_share", "part", "facts", "engine",
 )  # fmt: skip
 

@@ -37,8 +37,9 @@ if TYPE_CHECKING:
 VIEWS = {
     "runs": {
         "run_id": "varchar", "task": "varchar", "opt": "varchar", "status": "varchar", "reason": "varchar",
-        "seed": "bigint", "data_seed": "bigint", "metric": "varchar", "split": "varchar", "final": "double",
-        "best": "double", "best_step": "bigint", "steps": "bigint", "skipped": "bigint", "steps_to_target": "bigint",
+        "seed": "bigint", "data_seed": "bigint", "metric": "varchar", "split": "varchar",
+        "select_split": "varchar", "final": "double", "best": "double", "best_step": "bigint", "steps": "bigint",
+        "skipped": "bigint", "steps_to_target": "bigint",
         "seconds_to_target": "double", "wall_s": "double", "train_s": "double", "cap_share": "double",
         "part": "varchar", "engine": "varchar", "machine": "varchar", "torch": "varchar", "versions": "json",
         "settings": "json", "metrics": "json", "study": "varchar", "begun": "timestamp", "plan": "varchar",

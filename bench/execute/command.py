@@ -12,10 +12,11 @@ from bench.execute.plan import forget_finished, missing
 from bench.progress import SweepProgress, doing
 from bench.store.record import RunResult
 from bench.store.store import Store
+from bench.tuned import TunedBy
 
 
 def results_of(
-    configs: Sequence[RunConfig], progress: SweepProgress, effort: Effort, *, plan: str, tuned_by: str | None = None
+    configs: Sequence[RunConfig], progress: SweepProgress, effort: Effort, *, plan: str, tuned_by: TunedBy | None = None
 ) -> list[RunResult] | None:
     """The results of runs, in their order, after making those that the store does not have; None if it was stopped.
 
@@ -26,7 +27,7 @@ def results_of(
         progress: shows how far they are.
         effort: how they are made.
         plan: what the runs are made for (`RunResult.plan`).
-        tuned_by: the study that their hyperparameters come from.
+        tuned_by: where their hyperparameters come from.
 
     Raises:
         UserError: data are missing, the store cannot be written, or a run cannot be made.

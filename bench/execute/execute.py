@@ -21,6 +21,7 @@ from bench.execute.slots import Slot, sharing, slots
 from bench.grammar.values import Memory
 from bench.progress import Advance, SweepProgress
 from bench.stop import StopRequest
+from bench.tuned import TunedBy
 
 STOPPED = "bench: stopped; what is finished is stored, and the same command goes on"
 
@@ -31,7 +32,7 @@ def execute(
     effort: Effort | None = None,
     *,
     plan: str = "runs",
-    tuned_by: str | None = None,
+    tuned_by: TunedBy | None = None,
     stop: StopRequest | None = None,
 ) -> bool:
     """Make the runs that the store does not have; False if a signal asked to stop.
@@ -44,7 +45,7 @@ def execute(
         progress: shows how far they are.
         effort: how they are made.
         plan: what the runs are made for (`RunResult.plan`).
-        tuned_by: the study that their hyperparameters come from (`RunResult.tuned_by`).
+        tuned_by: where their hyperparameters come from (`RunResult.tuned_by`).
         stop: by which somebody else may ask to stop; it listens to signals as well.
 
     Raises:

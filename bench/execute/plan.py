@@ -31,6 +31,7 @@ from bench.store.load import Damaged, read
 from bench.store.record import Json, Name, RunId, is_file_name
 from bench.store.store import Store
 from bench.text import clean
+from bench.tuned import TunedBy
 from optimizers.plugins import slug
 
 PLAN, CUTS = "plan.json", "cuts.json"
@@ -51,7 +52,7 @@ class Stored(TypedDict):
     """What `plan.json` holds: the settings of runs in dotted form, those that all share apart."""
 
     title: Name
-    tuned_by: Name | None
+    tuned_by: TunedBy | None
     engine: Engine
     width: Positive | None
     shares: Positive
@@ -70,7 +71,7 @@ class Plan:
         engine: `lanes`, `lightning` (one run after the other), or what is faster.
         width: lanes of a block at most; measured by default.
         shares: how many processes are to share them.
-        tuned_by: the study that their hyperparameters come from (`RunResult.tuned_by`).
+        tuned_by: where their hyperparameters come from (`RunResult.tuned_by`).
     """
 
     title: str
@@ -78,7 +79,7 @@ class Plan:
     engine: Engine = "auto"
     width: int | None = None
     shares: int = 1
-    tuned_by: str | None = None
+    tuned_by: TunedBy | None = None
 
     @cached_property
     def by_id(self) -> dict[str, RunConfig]:

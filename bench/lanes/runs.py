@@ -33,6 +33,7 @@ from bench.store.attempt import Attempt
 from bench.store.claims import start_beating
 from bench.store.record import RunResult
 from bench.store.store import Store
+from bench.tuned import TunedBy
 from bench.watch import Watch, look
 
 Grid = Sequence[Sequence[RunConfig]]
@@ -66,7 +67,7 @@ def make_lanes(grid: Grid, *, compiled: bool = False, solved: bool = False) -> L
 
 def train_block(
     grid: Grid, stop: StopRequest, progress: SweepProgress, *, compiled: bool = False, plan: str | None = None,
-    tuned_by: str | None = None,
+    tuned_by: TunedBy | None = None,
 ) -> list[RunResult] | None:  # fmt: skip
     """Train the runs of a block and store them together; None if a signal asked to stop.
 
@@ -78,7 +79,7 @@ def train_block(
         progress: hears how it goes.
         compiled: whether the optimizer's update goes through `torch.compile`.
         plan: what the runs are made for (`RunResult.plan`).
-        tuned_by: the study that their hyperparameters come from.
+        tuned_by: where their hyperparameters come from.
 
     Raises:
         RunBusy: another process trains this block now, or has just done so.
@@ -91,7 +92,7 @@ def train_block(
 
 
 def _train_block(
-    grid: Grid, stop: StopRequest, progress: SweepProgress, compiled: bool, plan: str | None, tuned_by: str | None,
+    grid: Grid, stop: StopRequest, progress: SweepProgress, compiled: bool, plan: str | None, tuned_by: TunedBy | None,
     resume: bool,
 ) -> list[RunResult] | None:  # fmt: skip
     """`train_block`, from a checkpoint or not."""

@@ -121,6 +121,8 @@ class RunResult:
         chosen: settings, in dotted form, that differ from those of `bench fit --task TASK --opt OPT`.
         versions: of the suite, its libraries, and the specs.
         metric: name of the metric that is compared, and of the split it is reported on (`accuracy`, `test`).
+        select_split: the split on which its evaluations were made and its best step was chosen (`TaskData.select`);
+            empty where that is not known. Where it is `train` and `split` is not, training data chose.
         mode: whether the metric is better when smaller (`min`) or greater (`max`).
         target: value of the metric on the selection split that counts as reached, or None.
         measures: whether the task measures something along the curve.
@@ -143,6 +145,7 @@ class RunResult:
         engine: what trained it: `lightning`, a run for itself, or `lanes`, many runs of a task as one program.
         unscheduled: a schedule was asked for, and left out since the optimizer does without.
         tuned_by: the study that its hyperparameters were taken from (`--tuned`), or None.
+        tuned_on: the split on which that study chose them; None where there is none, or it is not known.
         thinned: whether the curve has fewer rows than the run has steps.
         specimen: what the trained model made, for a person to look at (`Task.specimen`), or None; lanes make none.
         begun: when the training began, in UTC; empty where that is not known. A run that goes on keeps it.
@@ -162,6 +165,7 @@ class RunResult:
     versions: Facts = field(default_factory=dict)
     metric: str = ""
     split: str = ""
+    select_split: str = ""
     mode: Literal["min", "max"] = "min"
     target: float | None = None
     measures: bool = False
@@ -186,6 +190,7 @@ class RunResult:
     engine: str = "lightning"
     unscheduled: bool = False
     tuned_by: str | None = None
+    tuned_on: str | None = None
     thinned: bool = False
     specimen: str | None = None
     begun: Moment | Literal[""] = ""

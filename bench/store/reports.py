@@ -54,6 +54,7 @@ class StudyRecord:
         lr_at_boundary: whether the winner lies at the edge of what was tried.
         missing: points that are still to be tried.
         metric: name of what is compared; empty where that is not known.
+        select_split: the split on which its trials were compared; empty where that is not known.
     """
 
     __pydantic_config__ = _STRICT
@@ -71,6 +72,7 @@ class StudyRecord:
     lr_at_boundary: bool
     missing: Count = 0
     metric: Annotated[str, StringConstraints(max_length=500)] = ""
+    select_split: Annotated[str, StringConstraints(max_length=500)] = ""
 
     @property
     def run_ids(self) -> set[str]:

@@ -51,6 +51,12 @@ class StudyResult:
         return [run for trial in (*self.scored, *self.refined) for run in trial.runs]
 
     @property
+    def select_split(self) -> str:
+        """The split on which its trials were compared; empty where their records do not say it."""
+        splits = {run.select_split for run in self.runs}
+        return splits.pop() if len(splits) == 1 else ""
+
+    @property
     def score(self) -> End:
         """The winner's score on the seeds of the trials, which flatters it."""
         return None if self.best is None else self.scores[point_key(self.best.point)]

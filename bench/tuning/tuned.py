@@ -56,6 +56,7 @@ def tuned_yaml(found: StudyResult) -> str:
             "how": f"bench tune: {'half-decade log grid' if spec.sampler == 'grid' else 'Halton sequence'};"
             " score: median over the tuning seeds of the last evaluation during training of"
             f" {run.metric}{found.metric_suffix} on the selection split",
+            "select_split": found.select_split or None,
             "settings": settings,
             "trials": len(found.scored) + len(found.refined),
             **{kind.replace("-", "_"): n for kind, n in kinds.items() if n},
@@ -158,6 +159,7 @@ def remember(found: StudyResult, store: Path) -> None:
         ],
         winner=found.best.runs[0].run_id if found.best is not None and found.best.runs else None,
         lr_at_boundary=found.lr_at_boundary, missing=found.missing, metric=spec.metric,
+        select_split=found.select_split,
     )  # fmt: skip
     path = study_path(store, found.study.name)
     with disk_errors(store):

@@ -16,8 +16,9 @@ class TaskData(ABC):
 
     Attributes:
         sizes: number of samples by split; "train" is always there.
-        select: the split on which runs are compared while training ("train" where the task has no other).
-        report: the split whose metric is the run's result.
+        select: the split that chooses: settings in tuning, and a run's best step. Held-out samples that are not those
+            of `report`; "train" where the task has no others, or ranks the training loss (`TaskSpec.ranks_training`).
+        report: the split whose metric is the run's result. Boards rank it.
         also: splits that are evaluated in the end beside `report`.
         part: what part of the data this is ("10,000 of 55,000 training samples"), or None for the whole.
         lengths: tokens of each row of "train", int64 on the CPU, for samples that are padded to their batch's longest;

@@ -22,6 +22,8 @@ class TaskSpec:
         data: `module:Class` of the `tasks.TaskData`.
         metric: what is compared: a name that the task's metrics have.
         mode: whether the metric is better when greater ("max") or smaller ("min").
+        ranks_training: the training samples are what is ranked, on purpose: its source's claim is about optimization.
+            Its data then select and report on "train". All other tasks rank held-out samples.
         target: value of the metric on the selection split for time-to-target, or None.
         budget: default `max_epochs` or `max_steps`.
         source: where model and constants come from.
@@ -65,6 +67,7 @@ class TaskSpec:
     datasets: tuple[str, ...] = ()
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     files: str = ""
+    ranks_training: bool = False
     package: str | None = None
 
     def dataset_in(self, root: Path) -> str | None:

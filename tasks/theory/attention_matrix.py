@@ -47,7 +47,7 @@ class AttentionMatrixData(TaskData):
             and d = 1, where every W gives the second column the weights 1/2, 1/2.
     """
 
-    select = report = "train"
+    select = report = "train"  # the columns of P are all there is: nothing to generalise to
 
     def __init__(
         self,

@@ -34,7 +34,10 @@ _MOST_DRAWS = 100
 
 
 class SequenceData(TaskData):
-    """Sequences of tokens with binary labels, in the splits "train" and "test".
+    """Sequences of tokens with binary labels, in the splits "train", "val" and "test".
+
+    The paper asks which heads generalise, so test sequences are ranked, and settings are chosen on a split of its own:
+    as many sequences as the test split has (ours), each split from a stream of random numbers of its own.
 
     Args:
         splits: samples by split.
@@ -45,8 +48,6 @@ class SequenceData(TaskData):
         coarse_NTd: the test tokens, in float32 where they are float64, for what is measured along the curve.
     """
 
-    select = "train"
-    report = "test"
     f_star = 0.0
 
     def __init__(
@@ -91,7 +92,7 @@ class MixtureData(SequenceData):
         root: unused; nothing is read.
         seed: decides means and samples.
         n: number of training sequences, at least 1; the paper's 100.
-        n_test: number of test sequences, at least 1; the paper's 300.
+        n_test: number of test sequences, at least 1; the paper's 300. The selection split has as many (ours).
         T: tokens per sequence, at least 2; the paper's 10.
         zeta: share of relevant tokens, in (0, 1] with round(zeta T) at least 1; the paper's 0.1.
         d: width of a token, at least M + 2 (ours: the paper leaves it open).
@@ -139,7 +140,8 @@ class MixtureData(SequenceData):
             return (tokens, 2 * labels.double() - 1, labels), relevant.double()
 
         train, relevant_NT = draw("train", n)
-        super().__init__({"train": train, "test": draw("test", n_test)[0]}, relevant_NT=relevant_NT)
+        held_out = {split: draw(split, n_test)[0] for split in ("val", "test")}
+        super().__init__({"train": train, **held_out}, relevant_NT=relevant_NT)
 
 
 class PlantedData(SequenceData):
@@ -151,7 +153,7 @@ class PlantedData(SequenceData):
         root: unused; nothing is read.
         seed: decides planted head and samples.
         n: number of training sequences, at least 1; the paper's 1000.
-        n_test: number of test sequences, at least 1; the paper's 3000.
+        n_test: number of test sequences, at least 1; the paper's 3000. The selection split has as many (ours).
         T: tokens per sequence, at least 2 (ours: the paper leaves it open).
         d: width of a token, at least 1 (ours: the paper leaves it open).
         W_norm: Frobenius norm of W*, in [0, inf): how sharp its attention is (ours: the paper leaves it open).
@@ -198,7 +200,8 @@ class PlantedData(SequenceData):
             tokens, labels = (torch.cat(parts)[:n] for parts in zip(*kept, strict=True))
             return tokens, 2 * labels.double() - 1, labels
 
-        super().__init__({"train": draw("train", n), "test": draw("test", n_test)}, planted=(W, U))
+        sizes = {"train": n, "val": n_test, "test": n_test}
+        super().__init__({split: draw(split, size) for split, size in sizes.items()}, planted=(W, U))
 
 
 def _generator(seed: int, purpose: str) -> torch.Generator:
