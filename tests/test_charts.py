@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from matplotlib.colors import rgb_to_hsv, to_rgb
 from PIL import Image
 from scipy.stats import beta, t
 
@@ -20,8 +21,10 @@ from bench.boards.collect import collect
 from bench.boards.curves import MOST_POINTS, curves, steps
 from bench.errors import UserError
 from bench.results.chart import Panel, Trace, caption
-from bench.results.draw import picture
+from bench.results.draw import harmless, picture
+from bench.results.embed import embed
 from bench.results.selection import CONVERGED
+from bench.results.styles import styles
 from bench.store.files import write_json
 from bench.store.reports import StudyRecord, study_path
 from bench.store.stores import Stores
@@ -405,6 +408,36 @@ def test_a_caption_says_once_what_holds_for_all_panels():
     one, other = (Panel(f"c{k}", "", "", "", "", [], f"bands: x\nonly {k}\nand {k}") for k in range(2))
     assert caption([one, other]) == "Bands: x. (a): only 0; and 0. (b): only 1; and 1."
     assert caption([one]) == "Bands: x; only 0; and 0."
+
+
+def test_settings_of_an_optimizer_are_shades_of_its_colour_and_differ_in_dash():
+    series = {"adam": "adam", "sgd a": "sgd", "sgd b": "sgd", "sgd c": "sgd", "ngd": "ngd"}
+    found = styles(series, ["other"])
+    assert (found["adam"], found["ngd"].color) == (styles({"adam": "adam"})["adam"], "#009E73")
+    shades = [found[f"sgd {word}"].color for word in "abc"]
+    hues, _, brightness = zip(*(rgb_to_hsv(to_rgb(shade)) for shade in shades), strict=True)
+    assert max(hues) - min(hues) < 0.02
+    assert len({*shades}) == 3
+    assert list(brightness) == sorted(brightness)
+    assert len({(style.color, str(style.linestyle)) for style in found.values()}) == len(found) == 6
+
+
+def test_a_name_has_its_style_whoever_else_is_drawn(store):
+    for opt in ("adam", "sgd", "sps"):
+        add_run(store, opt=opt)
+    every, few = (curves(asked(store, opts=opts)).series for opts in (None, ["sps"]))
+    assert few["sps"] == "sps"
+    assert set(every) == {"adam", "sgd", "sps"}
+    assert styles(curves(asked(store)).shown.series)["sps"] == styles(every)["sps"]
+
+
+@pytest.mark.parametrize("word", ["$x_$", "\ufffe\uffff", "a\ud800b", "]]>", "--&amp;"])
+def test_any_name_can_be_embedded(store, word):
+    add_run(store, opt=f"s {word}")
+    chart = curves(asked(store))
+    svg = embed(chart, replace(chart.panels[0], x=word, y=word)).svg
+    (group,) = (each for each in ElementTree.fromstring(svg).iter("g") if each.get("class") == "series")
+    assert group.get("data-name") == harmless(chart.panels[0].traces[0].name)
 
 
 def test_the_commands_words_become_a_figure(store, tmp_path, capsys):

@@ -377,8 +377,8 @@ def test_a_click_in_the_legend_hides_a_series_and_shows_it_again(chromium: Chrom
 
 def test_a_pointer_near_a_line_is_told_its_name_and_the_nearest_values(chromium: Chromium, store, tmp_path):
     for seed in range(3):
-        add_run(store, seed=seed, loss=[4.0, 2.0, 1.0])
-        add_run(store, opt="adam", seed=seed, loss=[400.0, 200.0, 100.0])
+        add_run(store, seed=seed, loss=[4000.0, 2000.0, 1000.0])
+        add_run(store, opt="adam", seed=seed, loss=[4.0, 2.0, 1.0])
     path = tmp_path / "a.html"
     path.write_text(report(asked(store)), "utf-8")
     # The last point of the line, from the page's own geometry.
@@ -393,7 +393,7 @@ def test_a_pointer_near_a_line_is_told_its_name_and_the_nearest_values(chromium:
         settle(tab)
         x, y = tab.evaluate(place)
         tip = "document.querySelector('#curves-0 .tip:not([hidden])')?.textContent"
-        for away, told in ((3, "sgd: 3, 1"), (-150, None)):
+        for away, told in ((3, "sgd: 3, 1000"), (-150, None)):
             tab.call("Input.dispatchMouseEvent", type="mouseMoved", x=x + min(away, 0), y=y - max(away, 0))
             settle(tab)
             assert tab.evaluate(tip) == told

@@ -157,6 +157,11 @@ def empty_figure(width: float, height: float) -> "Figure":
     return figure
 
 
+def harmless(words: str) -> str:
+    """Words that any file can hold, XML among them."""
+    return re.sub("[\ufffe\uffff]", " ", clean(words))
+
+
 class Legend:
     """The styles of a chart's names, and a line for each of those that are drawn.
 
@@ -177,7 +182,7 @@ class Legend:
 
     def text(self, words: str) -> str:
         """Words as matplotlib must be told them: those that are no formulas must not be taken for one."""
-        return words if self._formulas else re.sub("[\ufffe\uffff]", " ", clean(words)).replace("$", r"\$")
+        return words if self._formulas else harmless(words).replace("$", r"\$")
 
     def looks(self, name: str) -> dict[str, Any]:
         """How lines of this name are drawn."""

@@ -2,14 +2,14 @@
 
 import re
 from dataclasses import dataclass
+from functools import partial
 from io import BytesIO
 from typing import Any
 from xml.etree import ElementTree
 
 from bench.results.chart import Chart, Panel
-from bench.results.draw import Legend, draw_panel, empty_figure, house_style, label_axes
+from bench.results.draw import Legend, draw_panel, empty_figure, harmless, house_style, label_axes
 from bench.results.styles import on_dark
-from bench.text import clean
 
 _WIDTH, _HEIGHT = 3.6, 2.5
 """Inches: on a phone, letters are as large as in print, and two panels stand beside each other on a desk."""
@@ -63,13 +63,13 @@ def embed(chart: Chart, panel: Panel) -> Embedded:
     _clean(root, panel.key, legend.names)
     box = (72 * x for x in (_WIDTH * place.x0, _HEIGHT * (1 - place.y1), _WIDTH * place.x1, _HEIGHT * (1 - place.y0)))
     facts = {"box": box, "x": limits[0], "y": limits[1]}
-    root.attrib |= {f"data-{name}": " ".join(f"{value:.6g}" for value in own) for name, own in facts.items()}
-    label = f"{clean(panel.title)}: {clean(panel.y)} against {clean(panel.x)}"
+    root.attrib |= {f"data-{name}": " ".join(f"{value:.9g}" for value in own) for name, own in facts.items()}
+    label = f"{harmless(panel.title)}: {harmless(panel.y)} against {harmless(panel.x)}"
     root.attrib |= {"data-log": panel.log, "role": "img", "aria-label": label}
     looks = [(name, legend.styles[name]) for name in legend.names]
     return Embedded(
         ElementTree.tostring(root, encoding="unicode"),
-        [Series(i, clean(name), _variable(s.color), _dash(s.linestyle)) for i, (name, s) in enumerate(looks)],
+        [Series(i, harmless(name), _variable(s.color), _dash(s.linestyle)) for i, (name, s) in enumerate(looks)],
     )
 
 
@@ -103,7 +103,7 @@ def _clean(root: ElementTree.Element, key: str, names: list[str]) -> None:
         else:
             own.pop("id", None)
         if series:
-            own |= {"class": "series", "data-series": series, "data-name": clean(names[int(series)])}
+            own |= {"class": "series", "data-series": series, "data-name": harmless(names[int(series)])}
         if _LINK in own:
             own["href"] = own.pop(_LINK).replace("#", f"#{key}-")
         if "clip-path" in own:
@@ -111,7 +111,12 @@ def _clean(root: ElementTree.Element, key: str, names: list[str]) -> None:
         if "style" in own:
             own["style"] = _variable(own["style"].replace("font-family: 'DejaVu Sans'", "").strip("; "))
         for name in own.keys() & {"d", "x", "y", "transform", "width", "height"}:
-            own[name] = _NUMBER.sub(lambda found: f"{float(found[0]):.2f}", own[name].replace(" \n", " ").strip())
+            digits = 3 if name == "d" and "fill: none" in own.get("style", "") else 2  # lines tell values
+            own[name] = _NUMBER.sub(partial(_rounded, digits), own[name].replace(" \n", " ").strip())
+
+
+def _rounded(digits: int, found: re.Match[str]) -> str:
+    return f"{float(found[0]):.{digits}f}"
 
 
 def _referred(value: str) -> list[str]:
