@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from scipy import stats as reference
 
 from bench.boards import BOARDS
-from bench.boards.charts import steps
 from bench.boards.cli import main as results
+from bench.boards.curves import steps
 from bench.boards.entries import HUGE
 from bench.errors import UserError
 from bench.results.render import json_text
@@ -582,7 +582,7 @@ def test_what_anybodys_plug_ins_brought_is_shown_without_them(store, tmp_path, m
         "--task somebody.tasks:Thing --opt evil.py:X --device cpu --trainer.max_steps 100"
         in Path("report.html").read_text()
     )
-    assert steps(asked_of(found(store), Stores([store])))[0].traces  # of the method that needs the loss
+    assert steps(asked_of(found(store), Stores([store]))).panels[0].traces  # of the method that needs the loss
     (own,) = json.loads(Path("own.json").read_text())[0]["tables"]
     assert [row["opt"] for row in own["rows"]] == ["evil.py:X"]
 

@@ -2,23 +2,29 @@
 
 import math
 from dataclasses import asdict, replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from matplotlib.colors import rgb_to_hsv, to_rgb
 from PIL import Image
 from scipy.stats import beta, t
 
 from bench.boards import Asked
-from bench.boards.chart_figure import caption, draw
-from bench.boards.charts import CHARTS, MOST_POINTS, Chart, Trace, budget, curves, profile, sensitivity, steps
+from bench.boards.charts import CHARTS, budget, profile, sensitivity
 from bench.boards.cli import CHART_NAMES
 from bench.boards.cli import main as results
 from bench.boards.collect import collect
+from bench.boards.curves import MOST_POINTS, curves, steps
 from bench.errors import UserError
-from bench.output import write
+from bench.results.chart import Panel, Trace, caption
+from bench.results.draw import harmless, picture
+from bench.results.embed import embed
 from bench.results.selection import CONVERGED
+from bench.results.styles import styles
 from bench.store.files import write_json
 from bench.store.reports import StudyRecord, study_path
 from bench.store.stores import Stores
@@ -27,7 +33,8 @@ from tests.entered import made
 from tests.stored import put
 
 HOSTILE = "ev_il$x^$ <script>alert(1)</script> \"q\" 'a' [/bold] ü 漢 %{x} <b>"
-"""A name that means harm to a page, a formula, a terminal and Plotly."""
+"""A name that means harm to a page, a formula and a terminal."""
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 def add_run(
@@ -89,7 +96,7 @@ def asked(store: Path, target: float | None = None, **options: Any) -> Asked:
     return Asked(collect(stores, **options), stores.tables, target=target)
 
 
-def trace(chart: Chart, name: str) -> Trace:
+def trace(chart: Panel, name: str) -> Trace:
     (found,) = (trace for trace in chart.traces if trace.name == name)
     return found
 
@@ -101,7 +108,7 @@ def test_a_curve_is_the_mean_over_seeds_with_its_t_interval(store):
     losses = np.array([[2.0, 1.5], [2.5, 1.0], [3.0, 2.0]])
     for seed, loss in enumerate(losses):
         add_run(store, seed=seed, loss=loss)
-    (chart,) = curves(asked(store))
+    (chart,) = curves(asked(store)).panels
     found = trace(chart, "sgd")
     assert chart.log == ""
     assert found.x.tolist() == [1, 2]
@@ -117,7 +124,7 @@ def test_means_are_geometric_on_a_logarithmic_axis(store):
     losses = np.array([[1.0, 1e-3], [1.0, 1e-5], [2.0, 1e-4]])
     for seed, loss in enumerate(losses):
         add_run(store, seed=seed, loss=loss)
-    (chart,) = curves(asked(store))
+    (chart,) = curves(asked(store)).panels
     found = trace(chart, "sgd")
     assert chart.log == "y"
     logs = np.log(losses)
@@ -132,7 +139,7 @@ def test_means_are_geometric_on_a_logarithmic_axis(store):
 def test_two_seeds_are_two_lines_without_bands(store):
     for seed in range(2):
         add_run(store, seed=seed, loss=[1.0, 0.5 + seed])
-    (chart,) = curves(asked(store))
+    (chart,) = curves(asked(store)).panels
     assert [(line.name, line.band) for line in chart.traces] == [("sgd", None)] * 2
     assert "a line for each seed" in chart.note
 
@@ -141,7 +148,7 @@ def test_a_curve_ends_with_the_first_seed_that_diverged(store):
     for seed in range(3):
         add_run(store, seed=seed, loss=[1.0, 0.9, 0.8, 0.7])
     add_run(store, seed=3, loss=[1.0, 9.0, float("nan")], status="diverged", final=None)
-    (chart,) = curves(asked(store))
+    (chart,) = curves(asked(store)).panels
     assert trace(chart, "sgd").x.tolist() == [1, 2]
     assert "drawn to step 2, after which not all of the runs have values: sgd" in chart.note
 
@@ -149,7 +156,7 @@ def test_a_curve_ends_with_the_first_seed_that_diverged(store):
 def test_a_run_that_converged_keeps_its_last_value(store):
     for seed, loss in enumerate(([3.0, 2.0, 1.0, 1.0], [3.0, 2.0], [3.0, 2.0, 2.0])):
         add_run(store, seed=seed, loss=loss)
-    (chart,) = curves(asked(store))
+    (chart,) = curves(asked(store)).panels
     np.testing.assert_allclose(trace(chart, "sgd").y, [3, 2, 5 / 3, 5 / 3])
     assert "after which" not in chart.note
 
@@ -158,7 +165,7 @@ def test_runs_without_common_steps_are_named_and_not_drawn(store):
     add_run(store, seed=0, loss=[float("nan"), 1.0])
     add_run(store, seed=1, loss=[1.0, float("nan")], status="timeout")
     add_run(store, opt="adam")
-    (chart,) = curves(asked(store))
+    (chart,) = curves(asked(store)).panels
     assert {line.name for line in chart.traces} == {"adam"}
     assert "sgd is not drawn" in chart.note
 
@@ -166,7 +173,7 @@ def test_runs_without_common_steps_are_named_and_not_drawn(store):
 @pytest.mark.parametrize("task", ["mnist", "synthetic"])
 def test_long_curves_are_thinned_and_keep_their_ends(store, task):
     add_run(store, task, loss=np.linspace(3, 2, 5000))
-    (chart,) = curves(asked(store))
+    (chart,) = curves(asked(store)).panels
     x = chart.traces[0].x
     assert len(x) <= MOST_POINTS
     assert (x[0], x[-1]) == (1, 5000)
@@ -178,7 +185,7 @@ def test_long_curves_are_thinned_and_keep_their_ends(store, task):
 def test_a_loss_is_drawn_above_its_infimum_and_not_below_what_counts_as_converged(store):
     for seed in range(3):
         add_run(store, "synthetic", seed=seed, loss=[1.25, 0.26, 0.25], facts={"f_star": 0.25})
-    (chart,) = curves(asked(store))
+    (chart,) = curves(asked(store)).panels
     np.testing.assert_allclose(trace(chart, "sgd").y, [1, 0.01, CONVERGED])
     assert chart.y == "training loss above its infimum"
     assert "losses below 1e-16 are drawn there" in chart.note
@@ -188,9 +195,9 @@ def test_another_column_of_either_table_can_be_drawn(store):
     for seed in range(3):
         at = {"step": [0, 20], "alignment": [0.5, 0.75]}
         add_run(store, "synthetic", seed=seed, measured=at, more={"grad_norm": [3.0, 2.0]})
-    (chart,) = curves(asked(store), "alignment")
+    (chart,) = curves(asked(store), "alignment").panels
     assert trace(chart, "sgd").y.tolist() == [0.75]  # there is no step 0 on a logarithmic axis
-    (chart,) = curves(asked(store), "grad_norm")
+    (chart,) = curves(asked(store), "grad_norm").panels
     assert trace(chart, "sgd").y.tolist() == [3, 2]
 
 
@@ -203,7 +210,7 @@ def test_a_column_that_is_not_there_is_refused_with_the_nearest(store):
 def test_a_band_far_wider_than_the_lines_is_cut_off(store):
     for seed, loss in enumerate(([1.0, 1e-15], [1.0, 1e-2], [1.0, 1e-8])):
         add_run(store, seed=seed, loss=loss)
-    (chart,) = curves(asked(store))
+    (chart,) = curves(asked(store)).panels
     assert chart.limits is not None
     found = trace(chart, "sgd")
     assert found.band is not None
@@ -223,7 +230,7 @@ def tuned(store: Path, scores: dict[float, float | None], **changes: Any) -> Ask
 
 
 def test_sensitivity_shows_each_trial_and_names_those_without_a_score(store):
-    (chart,) = sensitivity(tuned(store, {1.0: 0.5, 0.1: 0.75, 10.0: None, 0.01: 0.25}))
+    (chart,) = sensitivity(tuned(store, {1.0: 0.5, 0.1: 0.75, 10.0: None, 0.01: 0.25})).panels
     found = trace(chart, "sgd")
     assert found.x.tolist() == [0.01, 0.1, 1]
     assert found.y.tolist() == [0.25, 0.75, 0.5]
@@ -234,19 +241,19 @@ def test_sensitivity_shows_each_trial_and_names_those_without_a_score(store):
 
 
 def test_no_line_joins_the_trials_of_a_search_over_two_settings(store):
-    (chart,) = sensitivity(tuned(store, {1.0: 0.5, 0.1: 0.75}, axes=["opt.lr", "opt.momentum"]))
+    (chart,) = sensitivity(tuned(store, {1.0: 0.5, 0.1: 0.75}, axes=["opt.lr", "opt.momentum"])).panels
     assert [(found.name, len(found.x)) for found in chart.traces] == [("sgd", 1)] * 2
     assert "searched opt.lr, opt.momentum" in chart.note
 
 
 def test_a_search_that_no_logarithm_shows_is_named(store):
-    (chart,) = sensitivity(tuned(store, {0.0: 0.5, 0.1: 0.75}))
+    (chart,) = sensitivity(tuned(store, {0.0: 0.5, 0.1: 0.75})).panels
     assert not chart.traces
     assert "sgd is not drawn, since opt.lr is no positive number" in chart.note
 
 
 def test_the_budget_begins_where_no_trial_can_be_without_a_score(store):
-    (chart,) = budget(tuned(store, {1.0: 0.5, 0.1: 0.75, 10.0: None}))
+    (chart,) = budget(tuned(store, {1.0: 0.5, 0.1: 0.75, 10.0: None})).panels
     found = trace(chart, "sgd")
     # Of three, one without a score: two draws are {0.5, 0.75}, {0.5, -}, {0.75, -}.
     assert found.x.tolist() == [2, 3]
@@ -257,7 +264,7 @@ def test_the_budget_begins_where_no_trial_can_be_without_a_score(store):
 @pytest.mark.parametrize("kind", ["sensitivity", "budget"])
 def test_nothing_tuned_is_said(store, kind):
     add_run(store)
-    (chart,) = CHARTS[kind](asked(store))
+    (chart,) = CHARTS[kind](asked(store)).panels
     assert not chart.traces
     assert "no optimizer was tuned" in chart.note
 
@@ -268,7 +275,7 @@ def test_nothing_tuned_is_said(store, kind):
 def test_a_profile_is_the_share_of_runs_at_the_target_with_its_exact_interval(store):
     for seed, at in enumerate((25, 50, 50, None)):
         add_run(store, seed=seed, steps=100, steps_to_target=at)
-    (chart,) = profile(asked(store))
+    (chart,) = profile(asked(store)).panels
     found = trace(chart, "sgd")
     assert found.x.tolist() == [0, 0.25, 0.25, 0.5, 0.5, 1]
     assert found.y.tolist() == [0, 0, 0.25, 0.25, 0.75, 0.75]
@@ -276,12 +283,12 @@ def test_a_profile_is_the_share_of_runs_at_the_target_with_its_exact_interval(st
     low = [0.0, beta.ppf(0.025, 1, 4), beta.ppf(0.025, 3, 2)]
     high = [beta.ppf(0.975, k + 1, 4 - k) for k in (0, 1, 3)]
     np.testing.assert_allclose(found.band, [np.repeat(low, 2), np.repeat(high, 2)])
-    assert chart.limits == (0, 1)
+    assert chart.limits == (-0.03, 1.03)
 
 
 def test_the_budget_of_a_run_that_diverged_is_that_of_the_others(store):
     add_run(store, seed=0, steps=10, status="diverged", final=None)
-    (chart,) = profile(asked(store))
+    (chart,) = profile(asked(store)).panels
     assert "budget: 100 steps" in chart.note
     assert trace(chart, "sgd").y.tolist() == [0, 0]
 
@@ -291,7 +298,7 @@ def test_profiles_of_several_problems_are_also_shown_together(store):
         add_run(store, seed=seed, steps=100, steps_to_target=50)
         add_run(store, seed=seed, words={"task.n_train": 100}, steps=100)
     add_run(store, opt="adam", steps=100)
-    *each, together = profile(asked(store))
+    *each, together = profile(asked(store)).panels
     assert len(each) == 2
     assert together.key == "profile-all"
     assert trace(together, "sgd").y.tolist() == [0, 0, 0.5, 0.5]
@@ -301,10 +308,10 @@ def test_profiles_of_several_problems_are_also_shown_together(store):
 def test_a_target_can_be_given_and_is_looked_for_in_the_evaluations(store):
     rows = [{"step": 10, "train_s": 1.0, "loss": 0.5}, {"step": 50, "train_s": 2.0, "loss": 0.1}]
     add_run(store, "synthetic", steps=100, validations=rows)
-    (chart,) = profile(asked(store))
+    (chart,) = profile(asked(store)).panels
     assert not chart.traces
     assert "no target" in chart.note
-    (chart,) = profile(asked(store, target=0.2))
+    (chart,) = profile(asked(store, target=0.2)).panels
     assert trace(chart, "sgd").x.tolist() == [0, 0.5, 0.5, 1]
 
 
@@ -316,7 +323,7 @@ def test_steps_are_of_methods_that_compute_them_or_are_capped(store):
         add_run(store, opt="sps", seed=seed, more={"raw_step": [4.0, 2.0], "applied_step": [1.0, 1.0]}, cap_share=0.5)
         add_run(store, opt="sngd", seed=seed, cap_share=0.0)
         add_run(store, opt="ps", seed=seed, words={"trainer.batch_size": 100})
-    (chart,) = steps(asked(store))
+    (chart,) = steps(asked(store)).panels
     assert {found.name for found in chart.traces} == {"sps raw", "sps applied", "ps raw", "ps applied"}
     np.testing.assert_allclose(trace(chart, "sps raw").y, [4, 2])
     np.testing.assert_allclose(trace(chart, "sps applied").y, [1, 1])
@@ -325,7 +332,7 @@ def test_steps_are_of_methods_that_compute_them_or_are_capped(store):
 
 def test_no_such_method_is_said(store):
     add_run(store, cap_share=0.0)
-    (chart,) = steps(asked(store))
+    (chart,) = steps(asked(store)).panels
     assert not chart.traces
     assert "no optimizer here computes its step size" in chart.note
 
@@ -358,7 +365,7 @@ def everything(store: Path) -> Asked:
 
 @pytest.mark.parametrize("kind", CHARTS)
 def test_every_number_can_be_drawn_and_every_chart_has_a_note(store, kind):
-    charts = CHARTS[kind](everything(store))
+    charts = CHARTS[kind](everything(store)).panels
     assert len({chart.key for chart in charts}) == len(charts) >= 2
     for chart in charts:
         assert chart.note
@@ -378,31 +385,59 @@ def test_the_command_line_knows_all_charts():
 
 @pytest.mark.matrix(keep=2)
 @pytest.mark.parametrize("kind", CHARTS)
-def test_a_figure_is_drawn_and_the_same_every_time(store, tmp_path, kind, recwarn):
-    charts = CHARTS[kind](everything(store))
-    for ending in (".png", ".pdf", ".svg"):
-        first, second = tmp_path / f"a{ending}", tmp_path / "new" / f"b{ending}"
-        write(first, draw(first, charts))
-        write(second, draw(second, charts))
-        assert first.read_bytes() == second.read_bytes()
-        assert first.stat().st_size > 5000
-    with Image.open(tmp_path / "a.png") as image:
+def test_a_figure_is_drawn_and_the_same_every_time(store, kind, recwarn):
+    chart = CHARTS[kind](everything(store)).shown
+    for ending in (".png", ".pdf", ".SVG"):
+        image = picture(chart, ending)
+        assert image == picture(chart, ending)
+        assert len(image) > 5000
+    with Image.open(BytesIO(picture(chart, ".png"))) as image:
         assert image.info["dpi"] == pytest.approx((300, 300), abs=0.1)
         assert image.width in (990, 2040)
     assert not recwarn.list
-    assert not list(tmp_path.rglob("*.tmp"))
 
 
-def test_names_are_no_formulas_and_no_tags_in_an_svg(store, tmp_path):
-    (tmp_path / "a.svg").write_bytes(draw(tmp_path / "a.svg", profile(everything(store))))
-    svg = (tmp_path / "a.svg").read_text("utf-8")
+def test_names_are_no_formulas_and_no_tags_in_an_svg_and_stay_words(store):
+    svg = picture(profile(everything(store)).shown, ".svg").decode()
     assert "<script" not in svg
+    words = ["".join(text.itertext()) for text in ElementTree.fromstring(svg).iter(f"{SVG}text")]
+    assert any("ev_il$x^$ <script>alert(1)</script> \"q\" 'a' [/bold]" in text for text in words)
 
 
 def test_a_caption_says_once_what_holds_for_all_panels():
-    one, other = (Chart(f"c{k}", "", "", "", "", [], f"bands: x\nonly {k}\nand {k}") for k in range(2))
+    one, other = (Panel(f"c{k}", "", "", "", "", [], f"bands: x\nonly {k}\nand {k}") for k in range(2))
     assert caption([one, other]) == "Bands: x. (a): only 0; and 0. (b): only 1; and 1."
     assert caption([one]) == "Bands: x; only 0; and 0."
+
+
+def test_settings_of_an_optimizer_are_shades_of_its_colour_and_differ_in_dash():
+    series = {"adam": "adam", "sgd a": "sgd", "sgd b": "sgd", "sgd c": "sgd", "ngd": "ngd"}
+    found = styles(series, ["other"])
+    assert (found["adam"], found["ngd"].color) == (styles({"adam": "adam"})["adam"], "#009E73")
+    shades = [found[f"sgd {word}"].color for word in "abc"]
+    hues, _, brightness = zip(*(rgb_to_hsv(to_rgb(shade)) for shade in shades), strict=True)
+    assert max(hues) - min(hues) < 0.02
+    assert len({*shades}) == 3
+    assert list(brightness) == sorted(brightness)
+    assert len({(style.color, str(style.linestyle)) for style in found.values()}) == len(found) == 6
+
+
+def test_a_name_has_its_style_whoever_else_is_drawn(store):
+    for opt in ("adam", "sgd", "sps"):
+        add_run(store, opt=opt)
+    every, few = (curves(asked(store, opts=opts)).series for opts in (None, ["sps"]))
+    assert few["sps"] == "sps"
+    assert set(every) == {"adam", "sgd", "sps"}
+    assert styles(curves(asked(store)).shown.series)["sps"] == styles(every)["sps"]
+
+
+@pytest.mark.parametrize("word", ["$x_$", "\ufffe\uffff", "a\ud800b", "]]>", "--&amp;"])
+def test_any_name_can_be_embedded(store, word):
+    add_run(store, opt=f"s {word}")
+    chart = curves(asked(store))
+    svg = embed(chart, replace(chart.panels[0], x=word, y=word)).svg
+    (group,) = (each for each in ElementTree.fromstring(svg).iter("g") if each.get("class") == "series")
+    assert group.get("data-name") == harmless(chart.panels[0].traces[0].name)
 
 
 def test_the_commands_words_become_a_figure(store, tmp_path, capsys):

@@ -3,6 +3,7 @@
 import math
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import matplotlib
@@ -10,14 +11,17 @@ import numpy as np
 import pytest
 import yaml
 from matplotlib.colors import to_hex, to_rgb
+from matplotlib.figure import Figure
 from matplotlib.text import Text
 from PIL import Image
 from pydantic import ValidationError
 
-from bench.drawing import DPI, LABELS, draw, make
 from bench.errors import UserError
 from bench.papers.arms import Arm
+from bench.papers.figure_chart import LABELS, describe
 from bench.papers.figures import MOST_POINTS, FigureSpec, Guide, Panel, lines
+from bench.results import draw as drawing
+from bench.results.draw import DPI, write_pictures
 
 STEPS = np.arange(0, 501, 10.0)
 
@@ -60,6 +64,14 @@ panels:
 """)
 )
 SIX = FigureSpec(panels=[Panel(y="distance"), Panel(y="loss", log="y")], ordered=True)
+
+
+def make(spec: FigureSpec, arms: Mapping[str, Arm], **options: str) -> Figure:
+    return drawing.make(describe(spec, arms, **options))
+
+
+def draw(spec: FigureSpec, arms: Mapping[str, Arm], folder: Path) -> list[Path]:
+    return write_pictures(describe(spec, arms), folder / "figure")
 
 
 def texts(figure) -> list[Text]:
@@ -420,5 +432,5 @@ def test_a_description_that_makes_no_sense_is_refused(description):
 
 
 def test_nothing_imports_matplotlib_before_something_is_drawn():
-    code = "import sys, bench.drawing, bench.papers.reproduce; assert 'matplotlib' not in sys.modules"
+    code = "import sys, bench.results.draw, bench.papers.reproduce; assert 'matplotlib' not in sys.modules"
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, cwd=Path(__file__).parents[1])

@@ -92,7 +92,7 @@ def test_the_page_is_whole_and_in_order(hostile):
     assert len(ids) == len(set(ids))
     links = [link["href"] for link in read.of("a")]
     assert all(link and link[0] == "#" and link[1:] in ids for link in links)
-    assert {f"#{name}" for name in (*BOARDS, *CHARTS, "main", "made")} <= set(links)
+    assert {f"#{name}" for name in ("quality", "speed", "tuning", *CHARTS, "main", "made")} <= set(links)
     for label in (a["aria-labelledby"] for _, a in read.tags if "aria-labelledby" in a):
         assert label in ids
 
@@ -116,8 +116,8 @@ def test_notes_of_boards_tables_and_charts_are_shown(store):
     for board in (make(what) for make in BOARDS.values()):
         for note in (*board.notes, *(note for table in board.tables for note in table.notes)):
             assert re.sub(r"\s+", " ", note) in text
-    for chart in (chart for make in CHARTS.values() for chart in make(what)):
-        for line in chart.note.splitlines():
+    for panel in (panel for make in CHARTS.values() for panel in make(what).panels):
+        for line in panel.note.splitlines():
             assert re.sub(r"\s+", " ", line) in text
 
 
@@ -226,7 +226,7 @@ def test_each_row_leads_to_its_command_versions_and_machine(store):
 def test_names_are_words_and_nothing_else(hostile):
     read = Reader(hostile)
     assert HOSTILE in read.text
-    assert len(read.scripts) == 4
+    assert len(read.scripts) == 1
     assert not read.of("b")
     assert not [name for _, attributes in read.tags for name in attributes if name.startswith("on")]
 
@@ -237,7 +237,7 @@ def test_no_script_but_the_pages_own_may_run_and_nothing_may_be_loaded(hostile):
     assert policy is not None
     rules = {name: value for name, _, value in (rule.strip().partition(" ") for rule in policy.split(";"))}
     assert rules["default-src"] == "'none'"
-    digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in read.scripts[2:]]
+    digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in read.scripts]
     assert rules["script-src"].split() == [f"'sha256-{digest}'" for digest in digests]
     assert "http" not in policy
     for _, attributes in read.tags:
@@ -245,11 +245,51 @@ def test_no_script_but_the_pages_own_may_run_and_nothing_may_be_loaded(hostile):
         assert not str(attributes.get("href", "")).startswith(("http", "//"))
 
 
-def test_data_in_scripts_cannot_end_them(hostile):
-    data, styles, *_ = Reader(hostile).scripts
-    assert "<" not in data + styles
-    assert HOSTILE in json.loads(styles)
-    assert {chart["key"] for chart in json.loads(data)} >= {"curves-0", "profile-0"}
+def test_each_series_is_a_group_with_its_name_and_a_line_of_the_legend(store):
+    what = everything(store)
+    text = report(what)
+    figures = {own["id"]: body for own, body in figures_of(text)}
+    panels = [panel for make in CHARTS.values() for panel in make(what).panels]
+    assert list(figures) == [panel.key for panel in panels if panel.traces]
+    for panel in panels:
+        names = {trace.name for trace in panel.traces}
+        groups = [own for own in Reader(figures.get(panel.key, "")).of("g") if own.get("class") == "series"]
+        assert {own["data-name"] for own in groups} == names
+        parts = sum(1 + (trace.band is not None) for trace in panel.traces)
+        assert len(groups) == parts
+        numbers = {own["data-name"]: own["data-series"] for own in groups}
+        buttons = [own["data-series"] for own in Reader(figures.get(panel.key, "")).of("button")]
+        assert sorted(buttons) == sorted(map(str, numbers.values()))
+    for word in ("<script>alert", 'data-name="ev_il$x^$ <', "<!--", "<metadata", "<style>*"):
+        assert word not in text
+    assert "optimizer steps</text>" in text  # words, not outlines
+
+
+def figures_of(text: str) -> list[tuple[dict[str, str], str]]:
+    """The figures of a page: their ids, and what they hold."""
+    return [({"id": key}, body) for key, body in re.findall(r'<figure id="([^"]+)">(.*?)</figure>', text, re.S)]
+
+
+def test_what_has_nothing_to_show_is_one_line_at_the_end(store):
+    for seed in range(3):
+        add_run(store, seed=seed, cap_share=0.0)
+    read = Reader(report(asked(store)))
+    ids = {attributes.get("id") for _, attributes in read.tags}
+    assert ids >= {"quality", "curves", "profile"}
+    assert not ids & {"theory", "tuning", "sensitivity", "steps", "budget"}
+    (line,) = re.findall(r"Without anything to show: .*", read.text)
+    assert "Tuning budget (Not drawn" not in line
+    for word in (
+        "Sensitivity",
+        "Step sizes",
+        "no optimizer was tuned here",
+        "no optimizer here computes its step size",
+    ):
+        assert word in line
+
+
+def test_a_page_is_small(hostile):
+    assert len(hostile) < 400_000
 
 
 def test_code_that_a_store_names_is_not_imported(store, tmp_path):
@@ -321,26 +361,43 @@ def test_a_script_that_gets_into_the_page_does_not_run(chromium: Chromium, shown
         assert any("Content Security Policy" in complaint for complaint in tab.complaints)
 
 
-def test_every_chart_is_drawn_with_all_its_lines(chromium: Chromium, shown):
-    data = json.loads(Reader(shown.read_text("utf-8")).scripts[0])
-    drawn = [chart for chart in data if chart["traces"]]
-    assert {chart["key"].partition("-")[0] for chart in drawn} == set(CHARTS)
+def test_a_click_in_the_legend_hides_a_series_and_shows_it_again(chromium: Chromium, shown):
+    line = "getComputedStyle(document.querySelector('#curves-0 [data-series=\"1\"].series')).display"
+    other = "getComputedStyle(document.querySelector('#curves-1 [data-series=\"1\"].series')).display"
     with chromium.page(shown) as tab:
-        for chart in drawn:
-            lines = (
-                f'document.getElementById("{chart["key"]}")'
-                '.querySelectorAll(".scatterlayer .trace .lines path.js-line")'
-            )
-            bands = sum(trace["band"] is not None for trace in chart["traces"])
-            assert tab.evaluate(f"{lines}.length") >= len(chart["traces"])
-            assert tab.evaluate(f'document.querySelectorAll("#{chart["key"]} .fills path.js-fill").length') == bands
-            looks = tab.evaluate(f"[...{lines}].map((line) => line.style.stroke + line.style.strokeDasharray)")
-            named = {trace["name"] for trace in chart["traces"]}
-            assert len(set(looks)) >= len(named)
-            legend = tab.evaluate(
-                f'[...document.querySelectorAll("#{chart["key"]} .legendtext")].map((e) => e.textContent)'
-            )
-            assert set(legend) == named
+        assert tab.evaluate(line) == "inline"
+        tab.evaluate("document.querySelectorAll('#curves-0 .legend button')[1].focus()")
+        for pressed, display in (("false", "none"), ("true", "inline")):
+            tab.press("Enter", "\r")
+            assert tab.evaluate("document.activeElement.ariaPressed") == pressed
+            assert tab.evaluate(line) == display
+            assert tab.evaluate(other) == "inline"
+        assert tab.complaints == []
+
+
+def test_a_pointer_near_a_line_is_told_its_name_and_the_nearest_values(chromium: Chromium, store, tmp_path):
+    for seed in range(3):
+        add_run(store, seed=seed, loss=[4000.0, 2000.0, 1000.0])
+        add_run(store, opt="adam", seed=seed, loss=[4.0, 2.0, 1.0])
+    path = tmp_path / "a.html"
+    path.write_text(report(asked(store)), "utf-8")
+    # The last point of the line, from the page's own geometry.
+    place = """(() => {
+        const path = document.querySelector('#curves-0 .series[data-name="sgd"] > path'), svg = path.ownerSVGElement;
+        svg.scrollIntoView();
+        const [x, y] = path.getAttribute("d").trim().split(/ ?[ML] /).at(-1).split(" ").map(Number);
+        const at = new DOMPoint(x, y).matrixTransform(svg.getScreenCTM());
+        return [at.x, at.y];
+    })()"""
+    with chromium.page(path) as tab:
+        settle(tab)
+        x, y = tab.evaluate(place)
+        tip = "document.querySelector('#curves-0 .tip:not([hidden])')?.textContent"
+        for away, told in ((3, "sgd: 3, 1000"), (-150, None)):
+            tab.call("Input.dispatchMouseEvent", type="mouseMoved", x=x + min(away, 0), y=y - max(away, 0))
+            settle(tab)
+            assert tab.evaluate(tip) == told
+        assert tab.complaints == []
 
 
 @pytest.mark.parametrize("key", [("Enter", "\r"), (" ", " ")])
@@ -389,8 +446,8 @@ def colours(tab: Page, path: Path) -> tuple[float, list[Any]]:
     with Image.open(path) as image:
         bright = ImageStat.Stat(image.convert("L")).mean[0]
     script = (
-        '[...document.querySelectorAll("#curves-0 .legendtext, #curves-0 path.js-line")]'
-        ".map((e) => e.style.fill + e.style.stroke)"
+        '[...document.querySelectorAll("#curves-0 > svg text, #curves-0 .series > path")]'
+        ".map((e) => getComputedStyle(e).fill + getComputedStyle(e).stroke)"
     )
     return bright, tab.evaluate(script)
 
@@ -411,17 +468,6 @@ def test_light_and_dark_differ_and_the_button_changes_them_until_the_page_is_lef
             assert tab.complaints == []
     assert seen[False][0] > 200 > 60 > seen[True][0]
     assert seen[False][1] != seen[True][1]
-
-
-def test_a_chart_can_be_kept_as_an_image(chromium: Chromium, shown):
-    with chromium.page(shown) as tab:
-        image = tab.evaluate(
-            'Plotly.toImage(document.getElementById("curves-0"), {format: "png", width: 300, height: 200})'
-        )
-        assert image.startswith("data:image/png;base64,")
-        assert tab.complaints == []
-        buttons = '[...document.querySelectorAll("#curves-0 .modebar-btn")].map((button) => button.dataset.title)'
-        assert tab.evaluate(buttons) == ["Download plot as a PNG", "Reset axes"]  # none that sends the data away
 
 
 def test_a_rows_name_leads_to_its_command(chromium: Chromium, shown):

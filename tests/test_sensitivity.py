@@ -10,13 +10,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from matplotlib.text import Text
 from PIL import Image
 
 from bench.errors import UserError
+from bench.results import draw
 from bench.store.record import RunResult
 from bench.sweeps import sensitivity
-from bench.sweeps.sensitivity import Curve, Point, Sensitivity, analyse, as_json, lines, make, write
+from bench.sweeps.sensitivity import Curve, Point, Sensitivity, analyse, as_json, lines, write
+from bench.sweeps.sensitivity_plot import describe
 
 SEEDS = 6
 
@@ -51,6 +54,10 @@ def grid(*medians: float | None, first=0.1) -> list[RunResult]:
 def only(results, varied=("opt.lr",), mode="min") -> Curve:
     (curve,) = analyse(results, varied, mode).curves
     return curve
+
+
+def make(sweep: Sensitivity) -> Figure:
+    return draw.make(describe(sweep))
 
 
 def point(*finals: float | None, mode="min") -> Point:
@@ -238,7 +245,7 @@ def test_optimizers_alone_can_be_compared(varied, tmp_path):
 
 def test_a_single_value_and_seed_has_a_table_and_a_figure(tmp_path):
     sweep = analyse(at(0.1, 1.5), ["opt.lr"], "min")
-    assert sweep.curves[0] == Curve("gd", "opt.lr", [Point(0.1, 1, 0, 1.5, (1.5, 1.5), None)], 0, None)
+    assert sweep.curves[0] == Curve("gd", "opt.lr", [Point(0.1, 1, 0, 1.5, (1.5, 1.5), None)], 0, None, opt="gd")
     assert lines(sweep)[-2] == "best opt.lr 0.1: median train loss 1.5"
     write(tmp_path, sweep)
 
@@ -312,7 +319,8 @@ def test_json_is_strict_and_says_what_the_table_says():
         "x": "opt.lr", "varied": ["opt.lr"], "metric": "train/loss", "mode": "min",
         "runs": {"completed": 2, "diverged": 2},
         "curves": [{
-            "name": "gd", "x": "opt.lr", "best": 0, "usable": [0, 0], "at_edge": True, "may_be_wider": True,
+            "name": "gd", "opt": "gd", "x": "opt.lr", "best": 0, "usable": [0, 0], "at_edge": True,
+            "may_be_wider": True,
             "unscored": {}, "points": [
                 {"x": 0.1, "seeds": 2, "diverged": 0, "median": 1.5, "quartiles": [1, 2], "interval": None,
                  "choice": None},

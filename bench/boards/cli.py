@@ -7,6 +7,7 @@ from bench.errors import UserError, unknown
 from bench.grammar.commands import BOARD_NAMES, CHART_NAMES, FORMAT_NAMES, parse
 from bench.grammar.parse import Args
 from bench.output import format_of, remark, stores_of, warn_of, write, write_into
+from bench.text import cell
 
 __all__ = ["BOARD_NAMES", "CHART_NAMES", "FORMAT_NAMES", "main"]
 
@@ -90,17 +91,19 @@ def _plot(words: list[str]) -> int:
         raise UserError(f"--out is missing; write bench plot {args.chart} -o {args.chart}.pdf (or .png, .svg)")
     if args.y is not None and args.chart != "curves":
         raise UserError(f"--y {args.y}: only curves have columns to choose from, not {args.chart}")
-    from bench.boards.chart_figure import check_ending, draw
     from bench.boards.charts import CHARTS, curves
+    from bench.results.draw import check_ending, picture
 
     check_ending(args.out)
     stores, what = asked(args)
-    charts = curves(what, args.y) if args.y is not None else CHARTS[args.chart](what)
+    chart = curves(what, args.y) if args.y is not None else CHARTS[args.chart](what)
     code = warn(stores, what.found)
-    write(args.out, draw(args.out, charts, [entry.name for entry in what.found.chosen]))
-    for chart in charts:
-        if not chart.traces:
-            remark("note", f"{chart.title}: not drawn, since {chart.note}")
+    empty = [panel for panel in chart.panels if not panel.traces]
+    if len(empty) == len(chart.panels):
+        raise UserError("nothing to draw: " + "; ".join(f"{cell(p.title)}: {cell(p.note)}" for p in empty))
+    write(args.out, picture(chart.shown, args.out.suffix))
+    for panel in empty:
+        remark("note", f"{panel.title}: not drawn, since {panel.note}")
     return code
 
 

@@ -2,7 +2,6 @@
 
 import base64
 import hashlib
-import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -10,10 +9,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from bench import __version__, drawing
+from bench import __version__
 from bench.boards import BOARDS, Asked, Board
-from bench.boards.charts import CHARTS, Chart
+from bench.boards.charts import CHARTS
 from bench.boards.entries import Entry
+from bench.results.chart import Chart
+from bench.results.embed import embed, variables
 from bench.results.stats import Interval, MedianTime
 from bench.results.table import Column, Table
 from bench.run_summary import fit_words
@@ -29,11 +30,6 @@ KINDS = {
     "budget": ("Tuning budget", "What is to be expected of the best of k trials."),
 }  # fmt: skip
 """What a reader is told of each kind of charts."""
-LINES = {"#000000": "#f2f2f2", "#0072B2": "#3a93d0"}
-"""Colours of lines that a dark page would swallow, and what takes their place there."""
-_SYMBOLS = {
-    "s": "square", "^": "triangle-up", "D": "diamond", "v": "triangle-down", "P": "cross", "*": "star", "X": "x"
-}  # fmt: skip
 
 
 def page(asked: Asked, runs: int, stores: Sequence[str], damaged: int = 0) -> str:
@@ -46,14 +42,14 @@ def page(asked: Asked, runs: int, stores: Sequence[str], damaged: int = 0) -> st
         damaged: how many runs and records could not be read at all.
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
-    from plotly.offline import get_plotlyjs
 
     asked = replace(asked, tables=cache(asked.tables))  # charts and boards look at the same runs
     entries = asked.found.entries
     made = {run.run_id: i for i, entry in enumerate(entries) for run in entry.runs.values()}
     boards = [_board(make(asked), made) for make in BOARDS.values()]
-    charts = {kind: make(asked) for kind, make in CHARTS.items()}
+    kinds = [_kind(kind, make(asked)) for kind, make in CHARTS.items()]
     damaged += len({*asked.found.damaged})  # which boards and charts may have found more of
+    light, dark = variables("".join(panel["svg"] for kind in kinds for panel in kind["panels"]))
     environment = Environment(
         loader=PackageLoader("bench.boards", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True
@@ -61,13 +57,10 @@ def page(asked: Asked, runs: int, stores: Sequence[str], damaged: int = 0) -> st
     environment.filters |= {"digest": _digest, "clean": cell}
     return environment.get_template("page.html.j2").render(
         version=__version__, runs=runs, shown=len(made), stores=stores, damaged=damaged,
-        notes=list(map(cell, asked.found.notes)), boards=boards, reference=asked.reference,
-        kinds=[{"key": kind, "title": KINDS[kind][0], "help": KINDS[kind][1], "charts": own}
-               for kind, own in charts.items()],
-        data=_in_script([_values(chart) for own in charts.values() for chart in own]),
-        styles=_in_script(_styles([trace.name for own in charts.values() for chart in own for trace in chart.traces],
-                                  [entry.name for entry in entries])),
-        entries=[_made(i, entry) for i, entry in enumerate(entries)], plotly=get_plotlyjs(),
+        notes=list(map(cell, asked.found.notes)), reference=asked.reference,
+        boards=[board for board in boards if board["tables"]], kinds=[kind for kind in kinds if kind["panels"]],
+        empty=[each for each in (*boards, *kinds) if not each.get("tables") and not each.get("panels")],
+        light=light, dark=dark, entries=[_made(i, entry) for i, entry in enumerate(entries)],
     )  # fmt: skip
 
 
@@ -76,18 +69,16 @@ def _digest(script: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 
-def _in_script(value: Any) -> str:
-    """JSON that cannot end the script that it stands in."""
-    return json.dumps(value, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
-
-
 # -- tables -----------------------------------------------------------------------------------------------------------
 
 
 def _board(board: Board, made: dict[str, int]) -> dict[str, Any]:
+    """A board's tables that have rows; what is to be said of the others stands with its notes."""
+    bare = [f"{table.title}: nothing to show" for table in board.tables if not table.rows]
+    notes = [note for table in board.tables if not table.rows for note in table.notes]
     return {
-        "key": board.name, "title": board.title, "notes": list(map(cell, board.notes)),
-        "tables": [_table(table, made) for table in board.tables],
+        "key": board.name, "title": board.title, "notes": list(map(cell, (*board.notes, *bare, *notes))),
+        "tables": [_table(table, made) for table in board.tables if table.rows],
     }  # fmt: skip
 
 
@@ -126,43 +117,19 @@ def _sort_key(value: Any) -> str:
 # -- charts -----------------------------------------------------------------------------------------------------------
 
 
-def _values(chart: Chart) -> dict[str, Any]:
-    """A chart as the page's script draws it."""
-    traces = [
-        {
-            "name": cell(trace.name), "x": _numbers(trace.x), "y": _numbers(trace.y), "marks": trace.marks,
-            "band": [_numbers(end) for end in trace.band] if trace.band is not None else None,
-        }
-        for trace in chart.traces
-    ]  # fmt: skip
-    return {
-        "key": chart.key, "x": cell(chart.x), "y": cell(chart.y), "log": chart.log, "limits": chart.limits,
-        "traces": traces
-    }  # fmt: skip
-
-
-def _numbers(values: Iterable[float]) -> list[float]:
-    """With the digits that a screen shows."""
-    return [float(f"{value:.5g}") for value in values]
-
-
-def _styles(names: Iterable[str], entries: Iterable[str]) -> dict[str, dict[str, str]]:
-    """Colours on light and dark, dashes and symbols by name; the same for an entry in all charts.
-
-    Args:
-        names: of all traces.
-        entries: names of the entries.
-    """
-    styles = drawing.entry_styles(entries, names)
-    return {
-        cell(name): {
-            "light": style.color, "dark": LINES.get(style.color, style.color),
-            "symbol": _SYMBOLS.get(style.marker, "circle"),
-            "dash": ("solid" if style.linestyle == "solid"
-                     else ",".join(f"{2 * part:g}px" for part in style.linestyle[1])),
-        }
-        for name, style in styles.items()
-    }  # fmt: skip
+def _kind(kind: str, chart: Chart) -> dict[str, Any]:
+    """The panels of a chart that have something to show, and why the others have not."""
+    bare: dict[str, list[str]] = {}
+    for panel in chart.panels:
+        if not panel.traces:
+            bare.setdefault(cell(panel.note), []).append(cell(panel.title))
+    notes = [f"{', '.join(titles)}: {why}" for why, titles in bare.items()]
+    panels = [
+        {"key": panel.key, "title": cell(panel.title), "notes": list(map(cell, panel.note.splitlines()))}
+        | vars(embed(chart, panel))
+        for panel in chart.shown.panels
+    ]
+    return {"key": kind, "title": KINDS[kind][0], "help": KINDS[kind][1], "notes": notes, "panels": panels}
 
 
 # -- how rows were made -----------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """What a figure shows: its description, as it is read from YAML, and the lines that it makes of arms.
 
-`bench/drawing.py` draws it.
+`figure_chart.py` makes a chart of them.
 """
 
 import math
@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from bench.config import NoBooleans
 from bench.errors import UserError
 from bench.papers.arms import Arm, Array
+from bench.results.chart import thinned
 
 MOST_POINTS = 2000
 
@@ -179,19 +180,5 @@ def _mean_line(x: Array, y: Array, panel: Panel) -> Line:
     last = len(x) - 1 - there[:, ::-1].argmax(1)[there.any(1)]
     ended = (float(x[last.min()]), float(mean[last.min()])) if last.min() < len(x) - 1 else None
     low, high = np.fmin.reduce(y, axis=0), np.fmax.reduce(y, axis=0)
-    some = _thin(x, "x" in panel.log)
+    some = thinned(x, "x" in panel.log, MOST_POINTS)
     return Line(x[some], mean[some], (low[some], high[some]) if len(last) > 1 else None, ended)
-
-
-def _thin(x: Array, log: bool) -> np.ndarray:
-    """The indices of at most MOST_POINTS points, evenly in x (in log x), or in their order where x falls."""
-    n = len(x)
-    if n <= MOST_POINTS:
-        return np.arange(n)
-    if np.any(np.diff(x) < 0):
-        return np.linspace(0, n - 1, MOST_POINTS).round().astype(int)
-    position = np.log(x) if log else x
-    wanted = np.linspace(position[0], position[-1], MOST_POINTS)
-    some = np.searchsorted(position, wanted)
-    some[-1] = n - 1
-    return np.unique(some)

@@ -11,7 +11,6 @@ import numpy as np
 
 from bench.checks import check_places
 from bench.config import RunConfig, decided, on_device, resolve, settings_of
-from bench.drawing import draw
 from bench.errors import UserError, unknown
 from bench.execute import Effort
 from bench.execute.blocks import check_all
@@ -21,9 +20,11 @@ from bench.output import check_output, writing
 from bench.papers.arms import Arm
 from bench.papers.claims import judge
 from bench.papers.experiments import Experiment, Settings, load
+from bench.papers.figure_chart import describe
 from bench.papers.reproduction import Reproduction, Version, as_json, page
 from bench.papers.verdicts import Finding
 from bench.progress import SweepProgress, doing
+from bench.results.draw import write_pictures
 from bench.store.record import RunResult
 from bench.store.store import Store
 from bench.store.tables import TABLES, write_parquet
@@ -186,7 +187,7 @@ def reproduce(
     region = [(point, _judge(there, collect(own)[0])) for point, there, own in asked.points]
     result = Reproduction(name, experiment, version, findings, records, without, region)
     with doing("drawing"), writing(folder):
-        draw(experiment.figure, arms, folder, watermark="quick" if version.quick else "")
+        write_pictures(describe(experiment.figure, arms, watermark="quick" if version.quick else ""), folder / "figure")
         _write_data(records, Path(places["store"]), folder)
         (folder / "claims.json").write_text(json.dumps(as_json(result), indent=1, allow_nan=False) + "\n", "utf-8")
         (folder / "report.md").write_text(page(result), "utf-8")

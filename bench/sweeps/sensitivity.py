@@ -10,17 +10,16 @@ import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import bdtr
 
-from bench import drawing
 from bench.config import settings_of
 from bench.errors import UserError
 from bench.papers.reproduction import words
+from bench.results.draw import write_pictures
 from bench.results.render import csv_lines, markdown_table, shown
 from bench.results.selection import (
     CONVERGED,
@@ -38,7 +37,7 @@ from bench.results.selection import (
 )
 from bench.results.table import Column, Table
 from bench.store.record import FINISHED, RunResult
-from bench.sweeps.sensitivity_plot import make
+from bench.sweeps.sensitivity_plot import describe
 from bench.text import clean, plain
 
 
@@ -78,6 +77,7 @@ class Curve:
         usable: indices of the ends of the stretch around the best with medians nearly as good; None where x does not
             take several numbers.
         unscored: values of x that were tried and of which no run has ended, with what became of them.
+        opt: the optimizer's name.
     """
 
     name: str
@@ -86,6 +86,7 @@ class Curve:
     best: int | None
     usable: tuple[int, int] | None
     unscored: Mapping[Any, str] = field(default_factory=dict)
+    opt: str = ""
 
     @property
     def at_edge(self) -> bool:
@@ -173,7 +174,7 @@ def analyse(results: Sequence[RunResult], varied: Sequence[str], mode: Mode) -> 
         found = [_point(at, ends[at], mode) for at in (sorted(ends) if numeric else ends)]
         curve = _curve(", ".join(key), axes[key[0]].x, found, mode, numeric, least)
         left = {at: status for at, status in unscored.get(key, {}).items() if at not in ends}
-        curves.append(replace(curve, unscored=left))
+        curves.append(replace(curve, unscored=left, opt=key[0]))
     xs = [point.x for curve in curves for point in curve.points] if numeric else [0]
     log = min(xs) > 0 and max(xs) > 9.99 * min(xs)  # a decade or more
     x = " or ".join(dict.fromkeys(axis.x for axis in axes.values()))
@@ -335,7 +336,7 @@ def write(folder: Path, sweep: Sensitivity, command: str = "bench sweep") -> lis
     Raises:
         UserError: the folder cannot be written.
     """
-    md, table, png, pdf = paths = [folder / f"sensitivity.{kind}" for kind in ("md", "csv", "png", "pdf")]
+    md, table = (folder / f"sensitivity.{kind}" for kind in ("md", "csv"))
     names = ["opt", *(name for name in sweep.varied if name != "opt"), "seed"]
     facts = ["status", "final", "best", "steps_to_target", "run_id"]
     try:
@@ -348,16 +349,11 @@ def write(folder: Path, sweep: Sensitivity, command: str = "bench sweep") -> lis
         )
         with table.open("w", encoding="utf-8", newline="") as file:
             file.writelines(csv_lines(own, rows))
-        with drawing.house_style():
-            figure = make(sweep, CONVERGED)
-            for path, fact in ((png, "Software"), (pdf, "CreationDate")):
-                image = BytesIO()  # matplotlib's own writing of a PDF fails without an OSError on a full disk
-                figure.savefig(image, format=path.suffix[1:], dpi=drawing.DPI, metadata={fact: None})
-                path.write_bytes(image.getvalue())
+        pictures = write_pictures(describe(sweep, CONVERGED), folder / "sensitivity")
     except OSError as error:
         reason = error.strerror or error
         raise UserError(f"cannot write to {folder}: {reason}; choose another with --out DIR") from None
-    return paths
+    return [md, table, *pictures]
 
 
 def replaced(folder: Path, run_ids: Collection[str]) -> str | None:

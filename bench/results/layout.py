@@ -1,12 +1,10 @@
-"""What every figure needs beside its lines: limits and ticks of axes, legends that fit, wrapped text, a watermark."""
+"""What every figure needs beside its lines: ticks of axes, legends that fit, wrapped text, a watermark."""
 
 import math
 import re
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from bench.errors import UserError
-from bench.papers.arms import Array
 
 if TYPE_CHECKING:
     from matplotlib.axis import Axis
@@ -16,18 +14,6 @@ if TYPE_CHECKING:
 
 SMALL, NORMAL = 7.0, 8.0
 """Font sizes in points."""
-
-
-def axis_limits(values: Sequence[Array], log: bool, margin: float, floor: float | None = None) -> tuple[float, float]:
-    """An axis's limits: a floor above the lowest value cuts it off, except where that would leave nothing."""
-    low, high = min(float(v.min()) for v in values), max(float(v.max()) for v in values)
-    cut = floor is not None and low < floor < high
-    low = floor if cut and floor is not None else low
-    a, b = (math.log(low), math.log(high)) if log else (low, high)
-    pad = margin * (b - a) or (0.5 if log else 0.1 * abs(b) or 1)
-    pad = min(pad, 2) if log else pad
-    a, b = (a if cut else a - pad), b + pad
-    return (math.exp(a), math.exp(b)) if log else (a, b)
 
 
 def set_ticks(axis: "Axis", log: bool) -> None:

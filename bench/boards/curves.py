@@ -1,0 +1,242 @@
+"""Charts over optimizer steps: columns of the runs' tables, and step sizes."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
+from typing import Any
+
+import numpy as np
+from scipy.special import stdtrit
+
+from bench.boards import Asked
+from bench.boards.entries import Entry, Problem
+from bench.boards.shared import FEW_SEEDS
+from bench.errors import UserError, unknown
+from bench.papers.arms import Table
+from bench.results.chart import Array, Chart, Panel, Trace, thinned
+from bench.results.selection import CONVERGED
+
+MOST_POINTS = 200
+"""Points of a line at most: no screen and no print shows more."""
+SPAN = 10
+"""Values whose greatest is more than so many times their least get a logarithmic axis. Ours."""
+WORDS = {
+    "loss": "training loss", "grad_norm": "norm of the gradient", "alignment": "alignment (cosine)",
+    "raw_step": "step size before its cap", "applied_step": "step size", "distance": "distance of directions",
+    "test_loss": "test loss", "train_error": "training error (fraction)", "test_error": "test error (fraction)",
+}  # fmt: skip
+"""What axes call columns; another is called by its name."""
+
+
+def series(asked: Asked, of: Iterable[str] = ("",)) -> dict[str, str]:
+    """The names of all entries, shown or not, by optimizer: each has one style in all charts.
+
+    Args:
+        asked: the entries.
+        of: what follows the name, where an entry has several lines.
+    """
+    ends = [f" {word}".rstrip() for word in of]
+    pairs = sorted({(entry.opt, entry.name) for entry in asked.found.chosen})
+    return {name + end: opt for opt, name in pairs for end in ends}
+
+
+def curves(asked: Asked, column: str = "loss") -> Chart:
+    """A column of the runs' tables against optimizer steps: means over seeds with pointwise t-intervals.
+
+    The training loss is taken above its infimum where the runs know that, and not below `CONVERGED`.
+
+    Args:
+        asked: the entries, and how to read tables.
+        column: of the curve, or else of the measurements.
+
+    Raises:
+        UserError: no run has this column.
+    """
+    panels, known = [], set()
+    for i, (problem, entries) in enumerate(asked.found.problems.items()):
+        lines, words, facts = {}, WORDS.get(column, column), []
+        infima = {run.run_id: run.infimum for entry in entries for run in entry.runs.values()}
+        above = column == "loss" and None not in infima.values()
+        for entry in entries:
+            read = _tables(asked, entry)
+            known |= {name for tables in read.values() for table in tables.values() for name in table}
+            lines[entry.name] = _held(_columns(read, column), [run.status for run in entry.runs.values()])
+            if column == "loss":
+                own = zip(lines[entry.name], read, strict=True)
+                lines[entry.name] = [line and _clipped(line, infima[run_id] if above else None) for line, run_id in own]
+        every = [line for own in lines.values() for line in own if line is not None]
+        if column == "loss" and any((values == CONVERGED).any() for _, values in every):
+            facts.append(f"losses below {CONVERGED:g} are drawn there")
+        words += " above its infimum" * above
+        panels.append(_over_steps(f"curves-{i}", problem, f"{words}: {problem.name}", words, lines, facts))
+    if column not in known and (known or column != "loss"):
+        raise unknown("column", column, sorted(known - {"step"}))
+    return Chart(panels, series(asked))
+
+
+def _clipped(line: "Line", infimum: Any) -> "Line":
+    """A loss above its infimum and not below `CONVERGED`; if the infimum is not known, losses below 0 stay."""
+    at, values = line
+    if infimum is None and (values < 0).any():
+        return line
+    return at, np.maximum(values - (infimum or 0.0), CONVERGED)
+
+
+def steps(asked: Asked) -> Chart:
+    """Step sizes of the methods that choose them, before and after their cap, against optimizer steps.
+
+    Args:
+        asked: the entries, and how to read tables.
+    """
+    panels = []
+    for i, (problem, entries) in enumerate(asked.found.problems.items()):
+        shown = [entry for entry in entries if _chooses(entry)]
+        title = f"step sizes: {problem.name}"
+        if not shown:
+            why = "no optimizer here computes its step size or caps it"
+            panels.append(nothing(f"steps-{i}", title, "optimizer steps", "step size", why))
+            continue
+        lines, facts = {}, []
+        for entry in shown:
+            read = _tables(asked, entry)
+            lines[f"{entry.name} applied"] = _columns(read, "applied_step")
+            lines[f"{entry.name} raw"] = _columns(read, "raw_step")
+            caps = [run.cap_share for run in entry.runs.values() if run.cap_share is not None]
+            if any(caps):
+                facts.append(f"{entry.name}: {100 * sum(caps) / len(caps):.3g} % of the steps are at the cap")
+        panels.append(_over_steps(f"steps-{i}", problem, title, "step size", lines, facts))
+    return Chart(panels, series(asked, ("applied", "raw")))
+
+
+def _chooses(entry: Entry) -> bool:
+    """Whether the method computes its step from the loss, or its cap has ever bound."""
+    return any("needs_loss" in run.traits or run.cap_share for run in entry.runs.values())
+
+
+Line = tuple[Array, Array]
+"""Steps and values of a run, shape (P,) each, P > 0; only finite values."""
+
+
+def _tables(asked: Asked, entry: Entry) -> dict[str, Mapping[str, Table]]:
+    """The tables of an entry's runs by id; none of a run whose tables are damaged, which is noted."""
+    read: dict[str, Mapping[str, Table]] = {}
+    for run in entry.runs.values():
+        try:
+            read[run.run_id] = asked.tables(run.run_id)
+        except UserError as error:
+            read[run.run_id] = {}
+            asked.found.damaged.append(str(error))
+    return read
+
+
+def _columns(read: Mapping[str, Mapping[str, Table]], column: str) -> list[Line | None]:
+    """The column of each run; None for one that has no value of it."""
+    lines: list[Line | None] = []
+    for tables in read.values():
+        table = next((tables[name] for name in ("curve", "measurements") if column in tables.get(name, {})), None)
+        there = np.isfinite(table[column]) if table is not None else np.zeros(0, bool)
+        lines.append((table["step"][there], table[column][there]) if table is not None and there.any() else None)
+    return lines
+
+
+def _held(lines: Sequence[Line | None], statuses: Sequence[str]) -> list[Line | None]:
+    """The lines, where those of runs that converged before others ended go on with their last value."""
+    longest = max((line[0] for line in lines if line is not None), key=lambda at: at[-1], default=np.empty(0))
+    found = []
+    for line, status in zip(lines, statuses, strict=True):
+        if line is not None and status == "completed":
+            later = longest[longest > line[0][-1]]
+            line = np.append(line[0], later), np.append(line[1], np.full(len(later), line[1][-1]))
+        found.append(line)
+    return found
+
+
+def _over_steps(
+    key: str,
+    problem: Problem,
+    title: str,
+    y: str,
+    lines: Mapping[str, Sequence[Line | None]],
+    facts: Sequence[str] = (),
+) -> Panel:
+    """A panel of means over seeds, for each name over the steps at which all of its runs have values."""
+    whole = {name: there for name, own in lines.items() if (there := [line for line in own if line is not None])}
+    common = {name: _common(own) for name, own in whole.items()}
+    # The theory's rates are powers of the steps.
+    log = ("x" if problem.measures else "") + log_axis([values for _, values in common.values()])
+    traces, notes, seeds, early = [], [], {}, {}
+    for name, (at, values) in common.items():
+        last = max(float(own[0][-1]) for own in whole[name])
+        shown = ((values > 0).all(0) | ("y" not in log)) & ((at > 0) | ("x" not in log))
+        if not shown.any():
+            notes.append(f"{name} is not drawn, since there is no step at which all of its runs have values")
+            continue
+        at, values, seeds[name] = at[shown], values[:, shown], len(values)
+        if at[-1] < last:
+            early.setdefault(f"{at[-1]:.0f}", []).append(name)
+        traces += _means(name, at, values, log)
+    notes += [
+        f"drawn to step {at}, after which not all of the runs have values: {', '.join(of)}" for at, of in early.items()
+    ]
+    missing = {name: sum(line is None for line in own) for name, own in lines.items()}
+    notes += [f"{name}: {n} of {len(lines[name])} runs have no such values" for name, n in missing.items() if n]
+    notes = [*_bands(seeds, log), *facts, *notes]
+    return Panel(key, title, "optimizer steps", y, log, traces, "\n".join(notes), _room(traces, log))
+
+
+def _common(lines: Sequence[Line]) -> Line:
+    """Steps at which all runs have values, shape (P,), and the values, shape (S, P)."""
+    at = reduce(np.intersect1d, [own for own, _ in lines])
+    return at, np.array([values[np.searchsorted(own, at)] for own, values in lines])
+
+
+def log_axis(values: Sequence[Array]) -> str:
+    """Whether values get a logarithmic axis: `y`, or nothing."""
+    every = np.concatenate([np.ravel(each) for each in values]) if values else np.empty(0)
+    positive = every[every > 0]
+    return "y" if positive.size and every.min() >= 0 and positive.max() > SPAN * positive.min() else ""
+
+
+def _means(name: str, at: Array, values: Array, log: str) -> list[Trace]:
+    """The mean with its t-interval at each point, or a line for each of too few seeds."""
+    some = thinned(at, "x" in log, MOST_POINTS)
+    at, values, n = at[some], values[:, some], len(values)
+    if n < FEW_SEEDS:
+        return [Trace(name, at, row) for row in values]
+    own = np.log(values) if "y" in log else values
+    mean, half = own.mean(0), float(stdtrit(n - 1, 0.975)) * own.std(0, ddof=1) / math.sqrt(n)
+    low, middle, high = (np.exp(np.clip(x, -690, 690)) if "y" in log else x for x in (mean - half, mean, mean + half))
+    return [Trace(name, at, middle, (low, high))]
+
+
+def _bands(seeds: Mapping[str, int], log: str) -> list[str]:
+    """What lines and bands are, in words."""
+    few = [name for name, n in seeds.items() if n < FEW_SEEDS]
+    counts = sorted({n for n in seeds.values() if n >= FEW_SEEDS})
+    said = []
+    if counts:
+        over = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+        kind = "geometric mean" if "y" in log else "mean"
+        said.append(f"lines: {kind} over {over} seeds; bands: 95 % t-interval at each point")
+    if few:
+        said.append(f"a line for each seed, without band, for fewer than {FEW_SEEDS}: {', '.join(few)}")
+    return said
+
+
+def _room(traces: Sequence[Trace], log: str) -> tuple[float, float] | None:
+    """Limits of y where a band is so wide that the lines could not be told apart; it is then cut off."""
+    if not traces:
+        return None
+    to, back = (np.log, np.exp) if "y" in log else (np.asarray, float)
+    low, high = min(to(t.y).min() for t in traces), max(to(t.y).max() for t in traces)
+    ends = [to(end) for t in traces for end in t.band or ()]
+    room = (high - low) / 2 or (1.0 if "y" in log else abs(high) / 2 or 1.0)
+    if not ends or (min(e.min() for e in ends) >= low - room and max(e.max() for e in ends) <= high + room):
+        return None
+    limits = max(low - room, min(e.min() for e in ends)), min(high + room, max(e.max() for e in ends))
+    return float(back(min(limits[0], low))), float(back(max(limits[1], high)))
+
+
+def nothing(key: str, title: str, x: str, y: str, why: str) -> Panel:
+    """A panel that has nothing to show."""
+    return Panel(key, title, x, y, "", [], why)

@@ -1,0 +1,162 @@
+"""The chart of an experiment: its figure's description and its arms become lines, guides and a caption."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from bench.errors import UserError, unknown
+from bench.papers.arms import Arm, Array
+from bench.papers.figures import FigureSpec, Guide, Line, Panel, lines
+from bench.results import chart
+from bench.results.chart import axis_limits, letter
+
+LABELS = {
+    "step": "optimizer steps $t$",
+    "loss": "training loss",
+    "grad_norm": "norm of the gradient",
+    "raw_step": "step size before its cap",
+    "applied_step": "step size",
+    "distance": "distance of directions\n" + r"$\|\,W/\|W\| - W_\mathrm{mm}/\|W_\mathrm{mm}\|\,\|$",
+    "alignment": r"alignment of $W$ with $W_\mathrm{mm}$ (cosine)",
+    "norm_W": r"$\|W\|$",
+    "off_optimal": "1 \N{MINUS SIGN} softmax weight\non the optimal token",
+    "on_optimal": "softmax weight\non the optimal token",
+    "test_loss": "test loss",
+    "train_error": "training error (fraction)",
+    "test_error": "test error (fraction)",
+    "attn_score": "softmax mass on\nrelevant tokens",
+    "off_relevant": "1 \N{MINUS SIGN} softmax mass on\nrelevant tokens",
+    "avg_norm_W": r"$H^{-1}\,\sum_h\,\|W_h\|$",
+    "avg_norm_U": r"$H^{-1/2}\,\sum_h\,\|U_h\|$",
+    "align_W": r"alignment of $W$ with the planted head (cosine)",
+    "align_U": r"alignment of $U$ with the planted head (cosine)",
+    "distance_u": "distance of directions\n" + r"$\|\,u/\|u\| - u_\mathrm{mm}/\|u_\mathrm{mm}\|\,\|$",
+    "min_margin": "smallest margin",
+    "mean_margin": "mean margin",
+    "entropy": "entropy of attention (nats)",
+}
+"""What the axes call the columns that are known; another column is called by its name."""
+
+
+def describe(spec: FigureSpec, arms: Mapping[str, Arm], *, watermark: str = "") -> chart.Chart:
+    """The chart. Arms with one label, in different panels, share a style and a line in the legend.
+
+    Args:
+        spec: what to draw.
+        arms: by key, in the legend's order.
+        watermark: large and pale across the figure.
+
+    Raises:
+        UserError: an arm is unknown, has no runs or lacks a column; labels do not tell arms apart.
+    """
+    if not arms:
+        raise UserError("there are no arms to draw")
+    words = _Words(spec)
+    chosen = [_chosen(panel, arms) for panel in spec.panels]
+    panels = [_panel(k, panel, chosen[k], words) for k, panel in enumerate(spec.panels)]
+    labels = dict.fromkeys(arm.label for own in chosen for arm in own)
+    return chart.Chart(
+        panels, {label: label for label in labels}, spec.columns, words.text(), spec.ordered, formulas=True,
+        watermark=watermark,
+    )  # fmt: skip
+
+
+def _panel(k: int, panel: Panel, arms: Sequence[Arm], words: "_Words") -> chart.Panel:
+    """Lines, bands and guides, of which `words` is told."""
+    drawn: list[tuple[str, Line]] = []
+    traces: list[chart.Trace] = []
+    for arm in arms:
+        own, seeds = lines(panel, arm)
+        words.add(k, arm, own, seeds)
+        drawn += [(arm.label, line) for line in own]
+        traces += [chart.Trace(arm.label, line.x, line.y, line.band, "some", cross=line.ended) for line in own]
+        if not own:
+            traces.append(chart.Trace(arm.label, np.empty(0), np.empty(0), marks="some"))
+    ends = [values for _, line in drawn for values in line.band or (line.y,)]
+    limits = axis_limits(ends, "y" in panel.log, 0.05, panel.floor)
+    guides = [chart.Guide(g.label, *_guide_points(g, drawn[0][1], panel, limits)) for g in panel.guides if drawn]
+    x, y = (LABELS.get(column, column.replace("$", r"\$")) for column in (panel.x, panel.y))
+    return chart.Panel(f"panel-{k}", panel.title, x, y, panel.log, traces, limits=limits, guides=guides)
+
+
+def _chosen(panel: Panel, arms: Mapping[str, Arm]) -> list[Arm]:
+    """The arms of a panel."""
+    keys = list(arms) if panel.arms is None else panel.arms
+    for key in keys:
+        if key not in arms:
+            raise unknown("arm", key, arms)
+    chosen = [replace(arms[key], label=arms[key].label.removeprefix(panel.strip)) for key in keys]
+    for label, count in Counter(arm.label for arm in chosen).items():
+        if count > 1:
+            raise UserError(f"{count} arms of the panel of {panel.y!r} are called {label!r}; choose one with `arms`")
+    return chosen
+
+
+def _guide_points(guide: Guide, line: Line, panel: Panel, y_range: tuple[float, float]) -> tuple[Array, Array]:
+    """The guide's points inside of the panel."""
+    log_x = "x" in panel.log
+    position = np.log(line.x) if log_x else line.x
+    low, high = position.min(), position.max()
+    x = np.linspace((low + high) / 2, high, 200)
+    x = np.exp(x) if log_x else x
+    k = int(np.abs(position - (low + 3 * high) / 4).argmin())
+    with np.errstate(all="ignore"):
+        y = line.y[k] * (x / line.x[k]) ** guide.slope
+        inside = (y >= y_range[0]) & (y <= y_range[1])
+    return x[inside], y[inside]
+
+
+class _Words:
+    """Collects what the caption must say of the lines."""
+
+    def __init__(self, spec: FigureSpec) -> None:
+        self.spec = spec
+        self.seeds: dict[str, dict[str, list[int]]] = {}  # panels by arm and number of seeds
+        self.bands = self.ended = False
+        self.facts: dict[str, list[int]] = {}
+        for k, panel in enumerate(spec.panels):
+            if (panel.smooth or 1) > 1:
+                self.facts.setdefault(f"running mean over at most {panel.smooth} rows", []).append(k)
+
+    def add(self, k: int, arm: Arm, drawn: Sequence[Line], seeds: int) -> None:
+        """Note the lines of an arm in a panel."""
+        of = "" if seeds == len(arm.tables) else f" of {len(arm.tables)}"
+        self.seeds.setdefault(arm.label, {}).setdefault(f"{seeds}{of}", []).append(k)
+        self.bands |= any(line.band is not None for line in drawn)
+        floor = self.spec.panels[k].floor
+        self.ended |= any(line.ended is not None and (floor is None or line.ended[1] >= floor) for line in drawn)
+        panels = self.facts.setdefault("a line for each seed", [])
+        if len(drawn) > 1 and k not in panels:
+            panels.append(k)
+
+    def text(self) -> str:
+        """The caption, in one paragraph."""
+        parts = [self._seeds()]
+        for fact, panels in self.facts.items():
+            where = "All" if len(panels) == len(self.spec.panels) else ", ".join(f"({letter(k)})" for k in panels)
+            parts += [f"{where}: {fact}."] if panels else []
+        if self.ended:
+            parts.append(
+                "\N{MULTIPLICATION SIGN}: the first seed has no more values; the line goes on with the others."
+            )
+        if any(panel.guides for panel in self.spec.panels):
+            parts.append("Grey: rates to compare with, no fits.")
+        return " ".join(parts)
+
+    def _seeds(self) -> str:
+        tally = Counter(count for counts in self.seeds.values() for count, panels in counts.items() for _ in panels)
+        most = max(tally, key=lambda count: (tally[count], int(count.split()[0])))
+        others = []
+        for label, counts in self.seeds.items():
+            for count, panels in counts.items():
+                where = "" if len(counts) == 1 else " in " + ", ".join(f"({letter(k)})" for k in panels)
+                others += [f"{label}{where}: {count}"] * (count != most)
+        number = f"{most} seed{'' if most == '1' else 's'}" + (f" ({', '.join(others)})" if others else "")
+        if not self.bands:
+            return f"Lines: {number}."
+        logs = {"y" in panel.log for panel in self.spec.panels}
+        mean = "geometric mean" if logs == {True} else "mean"
+        aside = ", geometric where y is logarithmic" if logs == {True, False} else ""
+        return f"Lines: {mean} over {number}{aside}; bands: minimum to maximum over seeds."

@@ -1,0 +1,153 @@
+"""What a plot shows, as data: `draw.py` draws it for papers, `embed.py` for the browser."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A curve.
+
+    Attributes:
+        name: what the legend calls it; traces of one name share colour, dash and marker.
+        x, y: shape (P,), and positive on logarithmic axes; NaN in y interrupts the line.
+        band: lower and upper end, shape (P,) each; NaN interrupts it; None for no band.
+        marks: a marker at each point, at six of them, or none.
+        joined: whether a line joins the points; if not, the band is a bar at each of them.
+        cross, ring: a point that is marked so.
+    """
+
+    name: str
+    x: Array
+    y: Array
+    band: tuple[Array, Array] | None = None
+    marks: Literal["", "some", "all"] = ""
+    joined: bool = True
+    cross: tuple[float, float] | None = None
+    ring: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
+class Guide:
+    """A thin grey line to compare with: its name in the legend, and its points."""
+
+    name: str
+    x: Array
+    y: Array
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes.
+
+    Attributes:
+        key: a word for files and anchors, unique on a page.
+        title: what it shows, of which problem.
+        x, y: what the axes say, with unit.
+        log: which axes are logarithmic: "", "x", "y" or "xy".
+        traces: in the order of drawing; none where there is nothing to show, and the note says why.
+        note: what bands are, how many seeds, what was left out: a line for each.
+        limits, x_limits: of y and x; None for what the data need.
+        x_ticks, y_ticks: words at places; None for numbers.
+        guides: lines to compare with.
+        empty: what stands in the panel if no trace has a value.
+        share: of the height, where panels are stacked.
+    """
+
+    key: str
+    title: str
+    x: str
+    y: str
+    log: str
+    traces: list[Trace]
+    note: str = ""
+    limits: tuple[float, float] | None = None
+    x_limits: tuple[float, float] | None = None
+    x_ticks: Mapping[float, str] | None = None
+    y_ticks: Mapping[float, str] | None = None
+    guides: Sequence[Guide] = ()
+    empty: str = "no values"
+    share: float = 1
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A plot.
+
+    Attributes:
+        panels: row by row.
+        series: in the legend's order, all names that have a style, drawn or not, and the group of each: those of a
+            group (an optimizer) share a colour, and differ in shade and dash. A name that is missing is its own group.
+        columns: panels a row, 1 to 3.
+        caption: stands below the panels; by default their notes.
+        ordered: the names are steps of one quantity: colours from a sequence.
+        stacked: the panels stand below each other over one x axis.
+        formulas: the words hold formulas between dollars, as their author meant it.
+        watermark: large and pale across the figure.
+    """
+
+    panels: list[Panel]
+    series: Mapping[str, str] = field(default_factory=dict)
+    columns: int = 2
+    caption: str = ""
+    ordered: bool = False
+    stacked: bool = False
+    formulas: bool = False
+    watermark: str = ""
+
+    @property
+    def shown(self) -> "Chart":
+        """The chart without panels that have nothing to show."""
+        return replace(self, panels=[panel for panel in self.panels if panel.traces])
+
+
+def letter(k: int) -> str:
+    """What the k-th panel is called: a, b, ..., z, aa."""
+    return chr(ord("a") + k) if k < 26 else f"{letter(k // 26 - 1)}{letter(k % 26)}"
+
+
+def caption(panels: Sequence[Panel]) -> str:
+    """The panels' notes as sentences: what holds for all once, and the rest after the letters of its panels."""
+    letters: dict[str, list[str]] = {}
+    for k, panel in enumerate(panels):
+        for line in panel.note.splitlines():
+            letters.setdefault(line, []).append(f"({letter(k)})")
+    notes: dict[str, list[str]] = {}
+    for line, of in letters.items():
+        notes.setdefault("" if len(of) == len(panels) else ", ".join(of), []).append(line)
+    words = {of: "; ".join(own) for of, own in notes.items()}
+    return " ".join(f"{of}: {own}." if of else f"{own[0].upper()}{own[1:]}." for of, own in words.items())
+
+
+def axis_limits(values: Iterable[Array], log: bool, margin: float, floor: float | None = None) -> tuple[float, float]:
+    """An axis's limits: a floor above the lowest value cuts it off, except where that would leave nothing."""
+    every = np.concatenate([np.ravel(each) for each in values] or [np.empty(0)])
+    every = every[np.isfinite(every)]
+    if not every.size:
+        return (1.0, 10.0) if log else (0.0, 1.0)
+    low, high = float(every.min()), float(every.max())
+    cut = floor is not None and low < floor < high
+    low = floor if cut and floor is not None else low
+    a, b = (math.log(low), math.log(high)) if log else (low, high)
+    pad = margin * (b - a) or (0.5 if log else 0.1 * abs(b) or 1)
+    pad = min(pad, 2) if log else pad
+    a, b = (a if cut else a - pad), b + pad
+    return (math.exp(a), math.exp(b)) if log else (a, b)
+
+
+def thinned(x: Array, log: bool, most: int) -> NDArray[np.intp]:
+    """Indices of at most `most` points, evenly over the axis, or in their order where x falls; both ends stay."""
+    if len(x) <= most:
+        return np.arange(len(x))
+    if np.any(np.diff(x) < 0):
+        return np.linspace(0, len(x) - 1, most).round().astype(int)
+    place = np.log(x) if log else x
+    wanted = np.linspace(place[0], place[-1], most)
+    return np.unique(np.append(np.searchsorted(place, wanted[:-1]), len(x) - 1))

@@ -1,0 +1,275 @@
+"""How a chart looks: from its description to PNG, PDF and SVG that print well.
+
+Matplotlib is imported only when something is drawn, since its import takes most of a second.
+"""
+
+import math
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bench.errors import UserError
+from bench.results.chart import Array, Chart, Panel, Trace, axis_limits, caption, letter
+from bench.results.layout import NORMAL, SMALL, add_legend, add_watermark, set_ticks, size_inches, wrap_text
+from bench.results.styles import GUIDE_DASHES, styles
+from bench.text import clean
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+DPI = 300
+ONE_COLUMN, TWO_COLUMNS = 3.3, 6.8
+"""Widths in inches of a figure with one panel a row and with more."""
+_ROWS = {1: 2.25, 2: 2.2, 3: 1.85}
+"""Inches that a row of so many panels is high."""
+_STACK = 2.9
+"""Inches that stacked panels are high together."""
+ENDINGS: dict[str, dict[str, Any]] = {
+    ".png": {"Software": None},
+    ".pdf": {"CreationDate": None},
+    ".svg": {"Date": None},
+}
+"""The kinds of file, and what of their metadata would differ from one time to the next."""
+
+_RC = {
+    "font.family": "DejaVu Sans",  # comes with matplotlib, so that figures are the same everywhere
+    "mathtext.fontset": "dejavusans",
+    "font.size": NORMAL,
+    "axes.titlesize": NORMAL,
+    "axes.labelsize": NORMAL,
+    "xtick.labelsize": SMALL,
+    "ytick.labelsize": SMALL,
+    "legend.fontsize": SMALL,
+    "figure.labelsize": SMALL,
+    "lines.linewidth": 1.2,
+    "axes.linewidth": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.formatter.use_mathtext": True,
+    "axes.formatter.limits": (-4, 5),
+    "axes.formatter.useoffset": False,
+    "pdf.fonttype": 42,  # fonts that journals accept
+    "svg.fonttype": "none",  # words that can be searched for
+    "svg.hashsalt": "bench",
+}
+
+
+def check_ending(path: Path) -> None:
+    """Refuse a file that cannot be drawn.
+
+    Raises:
+        UserError: its name ends in something else than .png, .pdf or .svg.
+    """
+    if path.suffix.lower() not in ENDINGS:
+        raise UserError(f"-o {path}: the name of a figure must end in .png, .pdf or .svg")
+
+
+def picture(chart: Chart, ending: str) -> bytes:
+    """What a file with this chart holds; the same chart gives the same bytes.
+
+    Args:
+        chart: what to draw.
+        ending: .png, .pdf or .svg.
+
+    Raises:
+        UserError: a formula is not legal.
+    """
+    image, kind = BytesIO(), ending.lower()
+    with house_style():
+        make(chart).savefig(image, format=kind[1:], dpi=DPI, metadata=ENDINGS[kind])
+    return image.getvalue()
+
+
+def write_pictures(chart: Chart, stem: Path) -> list[Path]:
+    """Write `STEM.png` (300 dpi) and `STEM.pdf` into a folder that is made if it is not there.
+
+    Raises:
+        UserError: a formula is not legal; then nothing is written.
+    """
+    images = {stem.with_suffix(ending): picture(chart, ending) for ending in (".png", ".pdf")}
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    for path, image in images.items():
+        path.write_bytes(image)
+    return list(images)
+
+
+@contextmanager
+def house_style() -> Iterator[None]:
+    """Our settings instead of the user's, who may have a matplotlibrc."""
+    import matplotlib.style
+
+    with matplotlib.style.context(["default", _RC]), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # a name may hold anything
+        yield
+
+
+def make(chart: Chart) -> "Figure":
+    """The figure, not yet written, with title, legend and caption.
+
+    Raises:
+        UserError: a formula is not legal.
+    """
+    columns = min(chart.columns, len(chart.panels))
+    rows = math.ceil(len(chart.panels) / columns)
+    width = ONE_COLUMN if columns == 1 else TWO_COLUMNS
+    height = _STACK if chart.stacked else rows * _ROWS[columns]
+    shares = [panel.share for panel in chart.panels] if chart.stacked else [1.0] * rows
+    with house_style():
+        figure = empty_figure(width, height)
+        panels = list(figure.subplots(rows, columns, squeeze=False, sharex=chart.stacked, height_ratios=shares).flat)
+        legend = Legend(chart)
+        for k, (axes, panel) in enumerate(zip(panels, chart.panels, strict=False)):
+            draw_panel(axes, panel, legend)
+            title = f"({letter(k)}) " * (len(chart.panels) > 1 and not chart.stacked) + legend.text(panel.title)
+            high = height * shares[k // columns] / sum(shares) - 0.5
+            label_axes(axes, panel, legend, (width / columns - 0.7, high))
+            axes.set_title(wrap_text(figure, title.strip(), NORMAL, width / columns - 0.7), loc="left")
+        for axes in panels[len(chart.panels) :]:
+            axes.remove()
+        figure.align_labels()
+        words = legend.text(chart.caption or caption(chart.panels))
+        artists = [
+            add_legend(figure, legend.handles),
+            figure.supxlabel(wrap_text(figure, words, SMALL, width - 0.1), x=0.05 / width, ha="left", color="0.25"),
+        ]
+        extra = sum(size_inches(figure, artist)[1] for artist in artists) + 0.1
+        figure.set_size_inches(width, round(height + extra, 2))
+        if chart.watermark:
+            add_watermark(figure, chart.watermark)
+        return figure
+
+
+def empty_figure(width: float, height: float) -> "Figure":
+    """A figure without anything in it; call it within `house_style`."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def harmless(words: str) -> str:
+    """Words that any file can hold, XML among them."""
+    return re.sub("[\ufffe\uffff]", " ", clean(words))
+
+
+class Legend:
+    """The styles of a chart's names, and a line for each of those that are drawn.
+
+    Attributes:
+        styles: by name.
+        names: those that are drawn, in order.
+        guides: lines of guides, by name.
+    """
+
+    def __init__(self, chart: Chart) -> None:
+        traces = [trace for panel in chart.panels for trace in panel.traces]
+        self.styles = styles(chart.series, [trace.name for trace in traces], chart.ordered)
+        self.names = [name for name in self.styles if any(trace.name == name for trace in traces)]
+        self.guides: dict[str, Line2D] = {}
+        self._marked = {trace.name for trace in traces if trace.marks}
+        self._joined = {trace.name for trace in traces if trace.joined}
+        self._formulas = chart.formulas
+
+    def text(self, words: str) -> str:
+        """Words as matplotlib must be told them: those that are no formulas must not be taken for one."""
+        return words if self._formulas else harmless(words).replace("$", r"\$")
+
+    def looks(self, name: str) -> dict[str, Any]:
+        """How lines of this name are drawn."""
+        style = self.styles[name]
+        looks: dict[str, Any] = dict(color=style.color, linestyle=style.linestyle if name in self._joined else "none")
+        return looks | (dict(marker=style.marker, markersize=3) if name in self._marked else {})
+
+    @property
+    def handles(self) -> "list[Line2D]":
+        """The lines that the legend shows."""
+        from matplotlib.lines import Line2D
+
+        own = [Line2D([], [], label=self.text(name), **self.looks(name)) for name in self.names]
+        return own + list(self.guides.values())
+
+
+def draw_panel(axes: "Axes", panel: Panel, legend: Legend) -> None:
+    """Draw lines, bands, marks and guides; call it within `house_style`.
+
+    What belongs to a name has the gid `series-N`, with its place in the legend.
+    """
+    from matplotlib.lines import Line2D
+
+    log_x, log_y = "x" in panel.log, "y" in panel.log
+    axes.set(xscale="log" if log_x else "linear", yscale="log" if log_y else "linear")
+    there = [trace for trace in panel.traces if np.isfinite(trace.y).any()]
+    limits = panel.limits or axis_limits([end for trace in there for end in trace.band or (trace.y,)], log_y, 0.05)
+    axes.set_ylim(*limits)
+    axes.set_xlim(*(panel.x_limits or axis_limits([trace.x for trace in panel.traces], log_x, 0.02)))
+    pale = min(0.18, 0.9 / max(1, len(there)))  # so that lines can be seen through many bands
+    for i, trace in enumerate(there):
+        whole = bool(np.all((trace.y >= limits[0]) & (trace.y <= limits[1]) | np.isnan(trace.y)))
+        gid = f"series-{legend.names.index(trace.name)}"
+        at = _marked(trace.x, log_x, i / len(there)) if trace.marks == "some" else None
+        axes.plot(
+            trace.x, trace.y, **legend.looks(trace.name), markevery=at, zorder=3 + 0.01 * i, solid_capstyle="butt",
+            clip_on=not whole, gid=gid, label=legend.text(trace.name),
+        )  # fmt: skip
+        _draw_beside(axes, trace, legend.styles[trace.name].color, pale, gid)
+    for guide in panel.guides:
+        number = list(legend.guides).index(guide.name) if guide.name in legend.guides else len(legend.guides)
+        thin: dict[str, Any] = dict(color="0.35", linestyle=GUIDE_DASHES[number % len(GUIDE_DASHES)], lw=0.8)
+        axes.plot(guide.x, guide.y, **thin, zorder=4)
+        legend.guides.setdefault(guide.name, Line2D([], [], label=legend.text(guide.name), **thin))
+    set_ticks(axes.xaxis, log_x)
+    set_ticks(axes.yaxis, log_y)
+    if not there:
+        axes.set_yticks([])
+        axes.text(0.5, 0.5, panel.empty, transform=axes.transAxes, ha="center", va="center", color="0.4")
+    _name_ticks(axes, panel, legend)
+
+
+def label_axes(axes: "Axes", panel: Panel, legend: Legend, room: tuple[float, float]) -> None:
+    """The labels, in lines that fit a panel so many inches wide and high."""
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    axes.set_xlabel(wrap_text(figure, legend.text(panel.x), NORMAL, room[0]))
+    axes.set_ylabel(wrap_text(figure, legend.text(panel.y), NORMAL, room[1]))
+
+
+def _draw_beside(axes: "Axes", trace: Trace, color: str, pale: float, gid: str) -> None:
+    """Draw what a trace has beside its line: a band or bars, a cross, a ring."""
+    beside: dict[str, Any] = dict(color=color, gid=gid)
+    if trace.band is not None and trace.joined:
+        axes.fill_between(trace.x, *trace.band, **beside, alpha=pale, linewidth=0, zorder=2)
+    elif trace.band is not None:
+        axes.vlines(trace.x, *trace.band, **beside, alpha=0.35, lw=3, zorder=2)
+    if trace.cross is not None:
+        axes.plot(*trace.cross, **beside, marker="x", markersize=5, markeredgewidth=1.1, zorder=5)
+    if trace.ring is not None:
+        axes.plot(*trace.ring, **beside, marker="o", markersize=7, fillstyle="none", clip_on=False)
+
+
+def _marked(x: Array, log: bool, phase: float) -> list[int]:
+    """The points that carry a marker: six, evenly over the line, at another place for each arm."""
+    if len(x) < 3:
+        return list(range(len(x)))
+    position = np.log(x) if log else x
+    wanted = position[0] + (position[-1] - position[0]) * (np.arange(6) + 0.1 + 0.8 * phase) / 6
+    return sorted({int(np.abs(position - value).argmin()) for value in wanted})
+
+
+def _name_ticks(axes: "Axes", panel: Panel, legend: Legend) -> None:
+    """Words in place of numbers, where the panel has them."""
+    if panel.y_ticks is not None:
+        axes.set_yticks(list(panel.y_ticks), list(map(legend.text, panel.y_ticks.values())))
+    if panel.x_ticks is not None:
+        words = list(map(legend.text, panel.x_ticks.values()))
+        long = sum(map(len, words)) > 30
+        axes.set_xticks(list(panel.x_ticks), words, rotation=30 * long, ha="right" if long else "center")

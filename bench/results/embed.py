@@ -1,0 +1,123 @@
+"""A panel of a chart as SVG within a page: words stay words, colours follow the page, each series is a group."""
+
+import re
+from dataclasses import dataclass
+from functools import partial
+from io import BytesIO
+from typing import Any
+from xml.etree import ElementTree
+
+from bench.results.chart import Chart, Panel
+from bench.results.draw import Legend, draw_panel, empty_figure, harmless, house_style, label_axes
+from bench.results.styles import on_dark
+
+_WIDTH, _HEIGHT = 3.6, 2.5
+"""Inches: on a phone, letters are as large as in print, and two panels stand beside each other on a desk."""
+_SVG, _LINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}href"
+_DROPPED = (f"{_SVG}metadata", f"{_SVG}style")
+_NUMBER, _COLOUR = re.compile(r"-?\d+\.\d{3,}"), re.compile(r"#([0-9a-f]{6})")
+
+
+@dataclass(frozen=True)
+class Series:
+    """A line of the legend: its number in the SVG, its name, colour and dashes as CSS has them."""
+
+    number: int
+    name: str
+    color: str
+    dash: str
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """A panel for a page: the SVG, and what its legend shows."""
+
+    svg: str
+    legend: list[Series]
+
+
+def embed(chart: Chart, panel: Panel) -> Embedded:
+    """The panel without title, legend and caption, which are the page's; the same panel gives the same text.
+
+    What belongs to a series is in groups of the class `series`, with its number and name as `data-series` and
+    `data-name`. The root has what turns places into values: the box of the axes in its own units, their limits, and
+    which are logarithmic.
+    """
+    legend, image = Legend(Chart([panel], chart.series, ordered=chart.ordered, formulas=chart.formulas)), BytesIO()
+    with house_style():
+        import matplotlib
+
+        matplotlib.rcParams["path.simplify"] = False  # a pointer is told of every point
+        matplotlib.rcParams["axes.formatter.use_mathtext"] = False
+        matplotlib.rcParams["svg.hashsalt"] = panel.key
+        figure = empty_figure(_WIDTH, _HEIGHT)
+        axes = figure.subplots()
+        draw_panel(axes, panel, legend)
+        label_axes(axes, panel, legend, (_WIDTH - 0.7, _HEIGHT - 0.5))
+        if engine := figure.get_layout_engine():
+            engine.execute(figure)
+        figure.set_layout_engine("none")  # the layout stands: without it, saving need not draw twice
+        figure.savefig(image, format="svg", transparent=True, metadata={"Date": None})
+        place, limits = axes.get_position(), (axes.get_xlim(), axes.get_ylim())
+    root = ElementTree.fromstring(image.getvalue())
+    _clean(root, panel.key, legend.names)
+    box = (72 * x for x in (_WIDTH * place.x0, _HEIGHT * (1 - place.y1), _WIDTH * place.x1, _HEIGHT * (1 - place.y0)))
+    facts = {"box": box, "x": limits[0], "y": limits[1]}
+    root.attrib |= {f"data-{name}": " ".join(f"{value:.9g}" for value in own) for name, own in facts.items()}
+    label = f"{harmless(panel.title)}: {harmless(panel.y)} against {harmless(panel.x)}"
+    root.attrib |= {"data-log": panel.log, "role": "img", "aria-label": label}
+    looks = [(name, legend.styles[name]) for name in legend.names]
+    return Embedded(
+        ElementTree.tostring(root, encoding="unicode"),
+        [Series(i, harmless(name), _variable(s.color), _dash(s.linestyle)) for i, (name, s) in enumerate(looks)],
+    )
+
+
+def variables(text: str) -> tuple[dict[str, str], dict[str, str]]:
+    """The CSS variables for the colours of a page's SVG, on light and on dark."""
+    light = {f"--c{code}": f"#{code}" for code in sorted({*re.findall(r"var\(--c([0-9a-f]{6})\)", text)})}
+    return light, {name: on_dark(colour) for name, colour in light.items()}
+
+
+def _variable(colour: str) -> str:
+    return _COLOUR.sub(r"var(--c\1)", colour.lower())
+
+
+def _dash(linestyle: Any) -> str:
+    return "none" if isinstance(linestyle, str) else " ".join(f"{1.2 * part:g}" for part in linestyle[1])
+
+
+def _clean(root: ElementTree.Element, key: str, names: list[str]) -> None:
+    """Make matplotlib's SVG a part of a page: ids that no other panel has, no style for all, nothing superfluous."""
+    used = {match for each in root.iter() for value in each.attrib.values() for match in _referred(value)}
+    for name in ("width", "height", "version"):
+        root.attrib.pop(name, None)
+    for each in root.iter():
+        for child in [child for child in each if child.tag in _DROPPED]:
+            each.remove(child)
+        each.tag = each.tag.removeprefix(_SVG)
+        each.text, each.tail = each.text if (each.text or "").strip() else None, None
+        own, series = each.attrib, each.attrib.get("id", "").partition("series-")[2]
+        if own.get("id") in used:
+            own["id"] = f"{key}-{own['id']}"
+        else:
+            own.pop("id", None)
+        if series:
+            own |= {"class": "series", "data-series": series, "data-name": harmless(names[int(series)])}
+        if _LINK in own:
+            own["href"] = own.pop(_LINK).replace("#", f"#{key}-")
+        if "clip-path" in own:
+            own["clip-path"] = own["clip-path"].replace("#", f"#{key}-")
+        if "style" in own:
+            own["style"] = _variable(own["style"].replace("font-family: 'DejaVu Sans'", "").strip("; "))
+        for name in own.keys() & {"d", "x", "y", "transform", "width", "height"}:
+            digits = 3 if name == "d" and "fill: none" in own.get("style", "") else 2  # lines tell values
+            own[name] = _NUMBER.sub(partial(_rounded, digits), own[name].replace(" \n", " ").strip())
+
+
+def _rounded(digits: int, found: re.Match[str]) -> str:
+    return f"{float(found[0]):.{digits}f}"
+
+
+def _referred(value: str) -> list[str]:
+    return re.findall(r"^(?:url\()?#([^)]+)", value)
