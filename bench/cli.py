@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
@@ -20,6 +21,10 @@ from bench.machine import is_main_process
 from bench.output import remark, stores_of, warn_of
 from bench.text import clean, plain
 from optimizers.plugins import PluginError, foreign
+
+
+_TRAINING = ("fit", "sweep", "reproduce", "tune", "suite", "worker")
+"""The commands that train."""
 
 
 def program() -> NoReturn:
@@ -46,17 +51,43 @@ def _exit_code(words: list[str]) -> int:
     except BrokenPipeError:  # `bench list tasks | head`
         code = 0
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still to be flushed must not break too
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+    except Exception as error:
+        full = _disk_full(error)
+        short = full or _memory_short(error, words)
+        if short is None:
             raise
-        where = f" ({error.filename})" if error.filename else ""
-        print(f"bench: error: the disk is full{where}{MAKE_ROOM}", file=sys.stderr)
+        remark("error", short)
         code = RunFailed.exit_code
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if full:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
         print("bench: interrupted", file=sys.stderr)
         code = 130
     return code
+
+
+def _disk_full(error: Exception) -> str | None:
+    """What is said of a full disk; None of another error."""
+    if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return None
+    where = f" ({error.filename})" if error.filename else ""
+    return f"the disk is full{where}{MAKE_ROOM}"
+
+
+def _memory_short(error: Exception, words: Sequence[str]) -> str | None:
+    """What is said where memory is short, in torch's words or Python's; None of another error."""
+    from bench.memory import ran_out
+
+    if not ran_out(error):
+        return None
+    asked = re.search(r"allocate (\d[\d.]* ?[A-Za-z]+)", str(error))
+    amount = f" for {asked[1]}" if asked else ""
+    todo = (
+        "make the task or the batch smaller (--task.*, --trainer.batch_size, --trainer.micro_batch_size)"
+        if any(name in words for name in _TRAINING)
+        else "end other programs, or ask for less"
+    )
+    return f"not enough memory{amount}; {todo}"
 
 
 def _dispatch(words: list[str]) -> int:
