@@ -193,6 +193,7 @@ def _stored_config(run_id: str, settings: dict[str, Any], places: dict[str, Path
     from bench.plugins import allowed
     from bench.store.record import RESUMABLE
     from bench.store.store import Store
+    from bench.store.stores import no_store
     from optimizers.plugins import bare
 
     named = {kind: [str(settings.pop(kind))] for kind in ("task", "opt") if kind in settings}
@@ -206,7 +207,7 @@ def _stored_config(run_id: str, settings: dict[str, Any], places: dict[str, Path
     result = kept.get(run_id)
     if result is None:
         if not kept.folder.is_dir():
-            raise UserError(f"there is no store {store}; name it with --store DIR")
+            raise no_store(store, "name it with --store DIR")
         raise unknown_run(run_id, (run.run_id for run in kept.runs()), f"the store {store}")
     for kind, (name,) in named.items():
         if bare(name) != bare(result.config[kind]):

@@ -722,11 +722,10 @@ def test_a_merge_names_its_stores(cli, words):
     assert "word '': it names no folder" in fails(cli, "merge", *words)
 
 
-@pytest.mark.parametrize("below", ["file", "file/below"])
-def test_a_store_that_cannot_be_written(cli, tmp_path, below):
+def test_a_store_that_cannot_be_written(cli, tmp_path):
     (tmp_path / "file").write_text("")
-    error = fails(cli, *FIT, "--store", tmp_path / below)
-    assert f"cannot write to the store {tmp_path / below}" in error
+    error = fails(cli, *FIT, "--store", tmp_path / "file" / "below")
+    assert f"cannot write to the store {tmp_path / 'file' / 'below'}" in error
     assert "choose another with --store DIR" in error
 
 
