@@ -233,11 +233,24 @@ def _stored_config(run_id: str, settings: dict[str, Any], places: dict[str, Path
 
 
 def _stored_result(config: Any) -> Any:
-    """The finished run of this configuration, found without importing what trains."""
+    """The finished run of this configuration, found without importing what trains.
+
+    Raises:
+        RunFailed: its tables are damaged.
+    """
     from bench.config import on_device
+    from bench.store.load import Damaged
     from bench.store.store import Store
 
-    return Store(config.store).result_of(on_device(config))
+    store = Store(config.store)
+    result = store.result_of(on_device(config))
+    block = store.find(result.run_id) if result is not None else None
+    try:
+        if block is not None:
+            block.check_ends()
+    except Damaged as error:
+        raise RunFailed(f"run {config.run_id} is stored, but damaged: {error}; --rerun trains it again") from None
+    return result
 
 
 def _dry_run(config: Any, *, as_json: bool) -> int:
@@ -357,9 +370,8 @@ def _show(words: list[str]) -> int:
     path = Path(name)
     folders = [path.parent] if path.name != name and path.parent.is_dir() else stores_of(args)
     likely = name.count("/") != 1 or path.is_absolute()  # experiments are called PAPER/EXPERIMENT, and read statistics
-    if likely and (page := _page_of_run(path.name, folders)):
-        print(page)
-        return 0
+    if likely and (code := _show_run(path.name, folders)) is not None:
+        return code
     from bench.papers.experiments import experiments, load
 
     if name in experiments():
@@ -367,9 +379,8 @@ def _show(words: list[str]) -> int:
 
         print(describe_experiment(name, load(name)))
         return 0
-    if not likely and (page := _page_of_run(path.name, folders)):
-        print(page)
-        return 0
+    if not likely and (code := _show_run(path.name, folders)) is not None:
+        return code
     from bench.store.stores import Stores
 
     stores = Stores([folder for folder in folders if folder.is_dir()])
@@ -384,8 +395,8 @@ def _show(words: list[str]) -> int:
     raise unknown("task, optimizer, experiment or run", name, [*TASKS, *OPTIMIZERS, *experiments()])
 
 
-def _page_of_run(run_id: str, folders: Sequence[Path]) -> str | None:
-    """What is shown of a run, or None if no store has it."""
+def _show_run(run_id: str, folders: Sequence[Path]) -> int | None:
+    """Show a run: the exit code, 1 if its tables cannot be read; None if no store has it."""
     from bench.store.store import Store
 
     if not any(Store(folder).get(run_id) for folder in folders if folder.is_dir()):
@@ -393,7 +404,9 @@ def _page_of_run(run_id: str, folders: Sequence[Path]) -> str | None:
     from bench.store import show
     from bench.store.compare import find
 
-    return "\n".join(show.lines(*find(run_id, [folder for folder in folders if folder.is_dir()])))
+    lines, whole = show.lines(*find(run_id, [folder for folder in folders if folder.is_dir()]))
+    print("\n".join(lines))
+    return 0 if whole else RunFailed.exit_code
 
 
 def _doctor(words: list[str]) -> int:
