@@ -22,7 +22,6 @@ from bench.output import remark, stores_of, warn_of
 from bench.text import clean, plain
 from optimizers.plugins import PluginError, foreign
 
-
 _TRAINING = ("fit", "sweep", "reproduce", "tune", "suite", "worker")
 """The commands that train."""
 
