@@ -1,9 +1,7 @@
 """The program: everything that runs, stores, ranks and shows."""
 
-from typing import Any
 
-
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> str:  # nothing is imported here: `__main__` is not yet there to hear Ctrl-C
     # On first use, since looking it up takes half of the time that a usage error takes.
     if name == "__version__":
         from importlib.metadata import version

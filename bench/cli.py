@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
@@ -20,6 +21,9 @@ from bench.machine import is_main_process
 from bench.output import remark, stores_of, warn_of
 from bench.text import clean, plain
 from optimizers.plugins import PluginError, foreign
+
+_TRAINING = ("fit", "sweep", "reproduce", "tune", "suite", "worker")
+"""The commands that train."""
 
 
 def program() -> NoReturn:
@@ -46,17 +50,43 @@ def _exit_code(words: list[str]) -> int:
     except BrokenPipeError:  # `bench list tasks | head`
         code = 0
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still to be flushed must not break too
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+    except Exception as error:
+        full = _disk_full(error)
+        short = full or _memory_short(error, words)
+        if short is None:
             raise
-        where = f" ({error.filename})" if error.filename else ""
-        print(f"bench: error: the disk is full{where}{MAKE_ROOM}", file=sys.stderr)
+        remark("error", short)
         code = RunFailed.exit_code
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if full:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
         print("bench: interrupted", file=sys.stderr)
         code = 130
     return code
+
+
+def _disk_full(error: Exception) -> str | None:
+    """What is said of a full disk; None of another error."""
+    if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return None
+    where = f" ({error.filename})" if error.filename else ""
+    return f"the disk is full{where}{MAKE_ROOM}"
+
+
+def _memory_short(error: Exception, words: Sequence[str]) -> str | None:
+    """What is said where memory is short, in torch's words or Python's; None of another error."""
+    from bench.memory import ran_out
+
+    if not ran_out(error):
+        return None
+    asked = re.search(r"allocate (\d[\d.]* ?[A-Za-z]+)", str(error))
+    amount = f" for {asked[1]}" if asked else ""
+    todo = (
+        "make the task or the batch smaller (--task.*, --trainer.batch_size, --trainer.micro_batch_size)"
+        if any(name in words for name in _TRAINING)
+        else "end other programs, or ask for less"
+    )
+    return f"not enough memory{amount}; {todo}"
 
 
 def _dispatch(words: list[str]) -> int:
@@ -162,6 +192,7 @@ def _stored_config(run_id: str, settings: dict[str, Any], places: dict[str, Path
     from bench.plugins import allowed
     from bench.store.record import RESUMABLE
     from bench.store.store import Store
+    from bench.store.stores import no_store
     from optimizers.plugins import bare
 
     named = {kind: [str(settings.pop(kind))] for kind in ("task", "opt") if kind in settings}
@@ -175,7 +206,7 @@ def _stored_config(run_id: str, settings: dict[str, Any], places: dict[str, Path
     result = kept.get(run_id)
     if result is None:
         if not kept.folder.is_dir():
-            raise UserError(f"there is no store {store}; name it with --store DIR")
+            raise no_store(store, "name it with --store DIR")
         raise unknown_run(run_id, (run.run_id for run in kept.runs()), f"the store {store}")
     for kind, (name,) in named.items():
         if bare(name) != bare(result.config[kind]):
@@ -201,11 +232,24 @@ def _stored_config(run_id: str, settings: dict[str, Any], places: dict[str, Path
 
 
 def _stored_result(config: Any) -> Any:
-    """The finished run of this configuration, found without importing what trains."""
+    """The finished run of this configuration, found without importing what trains.
+
+    Raises:
+        RunFailed: its tables are damaged.
+    """
     from bench.config import on_device
+    from bench.store.load import Damaged
     from bench.store.store import Store
 
-    return Store(config.store).result_of(on_device(config))
+    store = Store(config.store)
+    result = store.result_of(on_device(config))
+    block = store.find(result.run_id) if result is not None else None
+    try:
+        if block is not None:
+            block.check_ends()
+    except Damaged as error:
+        raise RunFailed(f"run {config.run_id} is stored, but damaged: {error}; --rerun trains it again") from None
+    return result
 
 
 def _dry_run(config: Any, *, as_json: bool) -> int:
@@ -327,9 +371,8 @@ def _show(words: list[str]) -> int:
     path = Path(name)
     folders = [path.parent] if path.name != name and path.parent.is_dir() else stores_of(args)
     likely = name.count("/") != 1 or path.is_absolute()  # experiments are called PAPER/EXPERIMENT, and read statistics
-    if likely and (page := _page_of_run(path.name, folders)):
-        print(page)
-        return 0
+    if likely and (code := _show_run(path.name, folders)) is not None:
+        return code
     from bench.papers.experiments import experiments, load
 
     if name in experiments():
@@ -337,9 +380,8 @@ def _show(words: list[str]) -> int:
 
         print(describe_experiment(name, load(name)))
         return 0
-    if not likely and (page := _page_of_run(path.name, folders)):
-        print(page)
-        return 0
+    if not likely and (code := _show_run(path.name, folders)) is not None:
+        return code
     from bench.store.stores import Stores
 
     stores = Stores([folder for folder in folders if folder.is_dir()])
@@ -354,8 +396,8 @@ def _show(words: list[str]) -> int:
     raise unknown("task, optimizer, experiment or run", name, [*TASKS, *OPTIMIZERS, *experiments()])
 
 
-def _page_of_run(run_id: str, folders: Sequence[Path]) -> str | None:
-    """What is shown of a run, or None if no store has it."""
+def _show_run(run_id: str, folders: Sequence[Path]) -> int | None:
+    """Show a run: the exit code, 1 if its tables cannot be read; None if no store has it."""
     from bench.store.store import Store
 
     if not any(Store(folder).get(run_id) for folder in folders if folder.is_dir()):
@@ -363,7 +405,9 @@ def _page_of_run(run_id: str, folders: Sequence[Path]) -> str | None:
     from bench.browse import show
     from bench.browse.compare import find
 
-    return "\n".join(show.lines(*find(run_id, [folder for folder in folders if folder.is_dir()])))
+    lines, whole = show.lines(*find(run_id, [folder for folder in folders if folder.is_dir()]))
+    print("\n".join(lines))
+    return 0 if whole else RunFailed.exit_code
 
 
 def _doctor(words: list[str]) -> int:

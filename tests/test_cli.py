@@ -17,6 +17,7 @@ from bench.config import resolve
 from bench.describe import _keys
 from bench.options import optimizer_options, task_options
 from bench.papers.experiments import experiments, load
+from bench.store.store import Store
 from optimizers import OPTIMIZERS
 from tasks import TASKS
 from tests.stored import read_curve
@@ -721,11 +722,10 @@ def test_a_merge_names_its_stores(cli, words):
     assert "word '': it names no folder" in fails(cli, "merge", *words)
 
 
-@pytest.mark.parametrize("below", ["file", "file/below"])
-def test_a_store_that_cannot_be_written(cli, tmp_path, below):
+def test_a_store_that_cannot_be_written(cli, tmp_path):
     (tmp_path / "file").write_text("")
-    error = fails(cli, *FIT, "--store", tmp_path / below)
-    assert f"cannot write to the store {tmp_path / below}" in error
+    error = fails(cli, *FIT, "--store", tmp_path / "file" / "below")
+    assert f"cannot write to the store {tmp_path / 'file' / 'below'}" in error
     assert "choose another with --store DIR" in error
 
 
@@ -793,3 +793,35 @@ def test_a_full_disk_behind_standard_output_is_said() -> None:
         ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
     assert ended.returncode == 1
     assert ended.stderr == "bench: error: the disk is full; make room, then give the same command again\n"
+
+
+@pytest.mark.parametrize("command", ["fit", "sweep"])
+def test_memory_that_is_short_is_one_line(cli, store, command) -> None:
+    words = ["--task", "synthetic", "--opt", "ngd", "--task.n", 10**15, "--trainer.max_steps", 5, "--device", "cpu"]
+    answer = cli(command, *words, *(["--opt.lr", "1,2", "--seeds", 1] if command == "sweep" else []))
+    assert answer.code == 1
+    assert answer.err.splitlines()[-1] == (
+        "bench: error: not enough memory for 8000000000000000 bytes; make the task or the batch smaller"
+        " (--task.*, --trainer.batch_size, --trainer.micro_batch_size)"
+    )
+    assert "Traceback" not in answer.err
+    assert list(Store(store).runs()) == []
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (MemoryError(), "not enough memory; end other programs, or ask for less"),
+        (MemoryError("Unable to allocate 7.28 TiB for an array"), "not enough memory for 7.28 TiB; end other programs"),
+        (RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB."), "not enough memory for 2.00 GiB; end other"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "not enough memory; end other programs, or ask for less"),
+    ],
+)
+def test_memory_that_is_short_anywhere_is_one_line(cli, monkeypatch, error, said) -> None:
+    def dispatch(words: object) -> int:
+        raise error
+
+    monkeypatch.setattr("bench.cli._dispatch", dispatch)
+    answer = cli("list", "tasks")
+    assert (answer.code, answer.out, answer.err.count("\n")) == (1, "", 1)
+    assert answer.err.startswith(f"bench: error: {said}")

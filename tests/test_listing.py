@@ -501,7 +501,7 @@ def test_a_run_that_has_a_name_of_the_suite_does_not_hide_it(cli, store):
 def test_a_table_that_is_damaged_is_said_in_its_place(cli, store):
     (add_run(store, "a") / "done" / "curve.parquet").write_bytes(b"PAR1")
     answer = cli("show", "a")
-    assert answer.code == 0
+    assert answer.code == 1
     assert "cannot read the tables of run a" in answer.out
 
 

@@ -85,13 +85,13 @@ def test_a_store_is_copied_whole(cli, source, tmp_path):
     assert digest(source) == before
 
 
-def test_merging_again_or_with_itself_changes_nothing(cli, source, tmp_path):
+def test_merging_again_changes_nothing(cli, source, tmp_path):
     dest = tmp_path / "dest"
     (source / "studies.db").touch()
     kill(begin(source, record("k", status="running")))
     assert cli("merge", source, dest).code == 0
     before = digest(dest), digest(source)
-    for words in ((source, dest), (source, source, dest), (dest, dest), (dest, source), (source, source)):
+    for words in ((source, dest), (source, source, dest), (dest, source)):
         answer = cli("merge", *words)
         assert (answer.code, answer.err) == (0, "")
         assert answer.out.startswith("0 runs copied, ")
@@ -520,8 +520,9 @@ def test_what_a_killed_merge_left_goes_even_if_nothing_is_new(cli, source, tmp_p
 def test_a_destination_below_a_file(cli, source, tmp_path, name):
     (tmp_path / "file").touch()
     answer = cli("merge", source, tmp_path / name)
-    assert (answer.code, answer.out) == (1, "")
-    assert answer.err == f"bench: error: cannot write to the store {tmp_path / name}: Not a directory\n"
+    assert (answer.code, answer.out) == (2, "")
+    why = "Not a directory; name another DEST"
+    assert answer.err == f"bench: error: cannot write to the store {tmp_path / name}: {why}\n"
 
 
 def test_a_destination_that_may_only_be_read(cli, source, tmp_path, monkeypatch):
@@ -534,8 +535,9 @@ def test_a_destination_that_may_only_be_read(cli, source, tmp_path, monkeypatch)
     with monkeypatch.context() as locked:
         locked.setattr(Path, "mkdir", refuse)
         answer = cli("merge", source, tmp_path / "dest")
-    assert (answer.code, answer.out) == (1, "")
-    assert answer.err == f"bench: error: cannot write to the store {tmp_path / 'dest'}: Read-only file system\n"
+    assert (answer.code, answer.out) == (2, "")
+    why = "Read-only file system; name another DEST"
+    assert answer.err == f"bench: error: cannot write to the store {tmp_path / 'dest'}: {why}\n"
     assert digest(tmp_path / "dest") == before
 
 
@@ -558,7 +560,10 @@ def test_stores_that_cannot_be_merged(cli, source, tmp_path):
     before = digest(source)
     assert "bench merge needs SOURCE" in fails()
     assert "bench merge needs DEST" in fails(source)
-    assert f"there is no store {tmp_path / 'nowhere'}" in fails(tmp_path / "nowhere", source)
+    assert f"there is no store {tmp_path / 'nowhere'}; name one that is there" in fails(tmp_path / "nowhere", source)
+    same = source / ".." / source.name
+    for words in ((source, source), (same, source), (source, tmp_path, source)):
+        assert "is source and destination; name another store as one of them" in fails(*words)
     assert f"lies in the store {source}" in fails(source, source / "dest")
     assert f"{source / 'a'} is the folder of a run" in fails(source / "a", tmp_path / "dest")
     assert digest(source) == before

@@ -2,6 +2,7 @@
 
 import gc
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -121,3 +122,26 @@ def test_the_code_of_the_end_is_the_commands(words: tuple[str, ...], code: int, 
     assert (done.returncode, bool(done.stdout)) == (code, code == 0)
     assert done.stderr.startswith(said)
     assert bool(done.stderr) is bool(said)
+
+
+SCRIPT = Path(sys.executable).with_name("bench")
+
+
+@pytest.mark.parametrize("module", ["typing", "bench.errors", "bench.grammar.commands", "bench.cli"])
+@pytest.mark.parametrize("start", [[SCRIPT], [sys.executable, "-P", "-m", "bench"]], ids=["script", "module"])
+def test_ctrl_c_while_the_program_imports_is_one_line(start: list[object], module: str, tmp_path: Path) -> None:
+    """`sitecustomize` interrupts the import of a module."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, signal, sys\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "class Interrupts:\n"
+        "    def find_spec(name, path=None, target=None):\n"
+        f"        if name == {module!r} and 'bench' in sys.modules:\n"
+        "            signal.raise_signal(signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupts)\n"
+        f"sys.modules.pop({module!r}, None)\n"
+    )
+    words = [*map(str, start), "list", "tasks"]
+    env = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "bench: interrupted\n")

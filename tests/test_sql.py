@@ -3,10 +3,14 @@
 import csv
 import io
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from threading import Timer
 
 import pytest
 
@@ -327,6 +331,19 @@ def test_a_query_leaves_the_store_as_it_is(filled):
     before = {path: path.stat().st_mtime_ns for path in filled.rglob("*")}
     rows("select count(*) from runs, curves, measurements, trials", filled)
     assert {path: path.stat().st_mtime_ns for path in filled.rglob("*")} == before
+
+
+@pytest.mark.timeout(120)
+def test_ctrl_c_ends_a_query_that_computes(cli, filled):
+    interrupt = Timer(1, os.kill, (os.getpid(), signal.SIGINT))
+    interrupt.start()
+    try:
+        began = time.monotonic()
+        answer = cli("sql", "select count(*) from range(100000000000) a, range(1000) b")
+    finally:
+        interrupt.cancel()
+    assert answer == (130, "", "bench: interrupted\n")
+    assert time.monotonic() - began < 30
 
 
 @pytest.mark.parametrize("words", [("sql", "--help"), ("merge", "--help"), ("diff", "--help"), ("sql", "from runs")])

@@ -206,6 +206,24 @@ def test_a_run_with_a_damaged_record_is_trained_again(cli, store):
     assert json.loads(path.read_text())["final"] == whole["final"]
 
 
+@pytest.mark.parametrize(
+    ("name", "harm"),
+    [("curve", "empty"), ("curve", "cut"), ("curve", "gone"), ("measurements", "empty"), ("measurements", "cut")],
+)
+def test_a_stored_run_with_damaged_tables_is_named_and_trained_again(cli, store, name, harm):
+    assert cli(*FIT).code == 0
+    (folder,) = store.iterdir()
+    path = folder / "done" / f"{name}.parquet"
+    path.unlink() if harm == "gone" else os.truncate(path, 0 if harm == "empty" else path.stat().st_size - 1)
+    answer = cli(*FIT)
+    assert (answer.code, answer.out, answer.err.count("\n")) == (1, "", 1)
+    assert answer.err.startswith(f"bench: error: run {folder.name} is stored, but damaged: {path}: ")
+    assert answer.err.endswith("; --rerun trains it again\n")
+    assert cli("show", folder.name).code == 1
+    assert cli(*FIT, "--rerun").code == 0
+    assert cli(*FIT).code == cli("show", folder.name).code == 0
+
+
 def test_a_copied_store_reads(cli, store, tmp_path):
     cli(*FIT)
     shutil.copytree(store, tmp_path / "copy")

@@ -286,3 +286,33 @@ def test_help_and_usage_errors_import_nothing_slow(words: str, code: int) -> Non
     done = subprocess.run([sys.executable, "-c", program, *words.split()], capture_output=True, text=True, check=False)
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr
+
+
+# -- a store that is a file -------------------------------------------------------------------------------------------
+
+RUN = "--task synthetic --opt sgd"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "list runs", "list plans", "leaderboard", "report", "plot curves -o x.png", "sql select", "diff a b", "show a",
+        "studies", "doctor", f"sweep {RUN} --opt.lr 1,2", f"tune {RUN}", "suite theory", "worker --plan x",
+        f"fit {RUN}", "fit --resume x", "reproduce deora2024/fig2", "check sgd",
+    ],
+)  # fmt: skip
+def test_a_store_that_is_a_file_is_said_everywhere(cli, tmp_path, monkeypatch, words) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    line = f"bench: error: --store (or BENCH_STORE) '{file}': it is a file and no folder; name one, or"
+    for more in (["--store", str(file)], []):
+        answer = cli(*words.split(), *more)
+        assert (answer.code, answer.out, answer.err.count("\n")) == (2, "", 1)
+        assert answer.err.startswith(line)
+        monkeypatch.setenv("BENCH_STORE", str(file))
+
+
+def test_the_path_of_a_run_in_a_file_is_no_run(cli, tmp_path) -> None:
+    (tmp_path / "file").touch()
+    answer = cli("diff", tmp_path / "file" / "a", "b")
+    assert answer == (2, "", f"bench: error: the store {tmp_path / 'file'} is a file and no folder; name another\n")

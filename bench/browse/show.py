@@ -25,9 +25,14 @@ MOST = 50_000
 """A longer curve is drawn from every second step, or fewer. Ours."""
 
 
-def lines(run: RunResult, store: Store) -> list[str]:
-    """The page, as wide as the terminal; names in the record may hold anything."""
+def lines(run: RunResult, store: Store) -> tuple[list[str], bool]:
+    """The page, as wide as the terminal, and whether all could be read; names in the record may hold anything."""
     wide = columns()
+    try:
+        tables, damaged = store.tables(run.run_id), None
+    except UserError as error:
+        tables, damaged = {}, str(error)
+    curve = _curve(run, tables.get("curve", {}), wide or 80) if damaged is None else [f"  {cell(damaged)}"]
     settings = {name: value for name, value in settings_of(run.config).items() if name not in ("task", "opt")}
     chosen = {name: value for name, value in settings.items() if name in run.chosen}
     usual = {name: value for name, value in settings.items() if name not in run.chosen}
@@ -35,7 +40,7 @@ def lines(run: RunResult, store: Store) -> list[str]:
         ("result", _result(run)),
         ("settings beyond the defaults", [f"  --{cell(name)} {_word(value)}" for name, value in chosen.items()]),
         ("other settings", wrapped([f"{cell(k)} {_word(v)}" for k, v in usual.items()], wide or 80, "  ")),
-        (f"training loss{' above its infimum' * (run.infimum is not None)}", _curve(run, store, wide or 80)),
+        (f"training loss{' above its infimum' * (run.infimum is not None)}", curve),
         ("the trained model writes", [f"  | {cell(line)}" for line in (run.specimen or "").split("\n") if line]),
         ("notes", [part for note in _notes(run) for part in wrapped(cell(note).split(" "), wide, "  ", " ")]),
     ]
@@ -44,7 +49,8 @@ def lines(run: RunResult, store: Store) -> list[str]:
         if part:
             page += ["", f"{title}:", *part]
     page += ["", "commands:"]
-    return page + [line for what, words in _commands(run, store).items() for line in (f"  # {what}", f"  {words}")]
+    page += [line for what, words in _commands(run, store).items() for line in (f"  # {what}", f"  {words}")]
+    return page, damaged is None
 
 
 def _word(value: Any) -> str:
@@ -113,11 +119,7 @@ def _by_split(metrics: Mapping[str, Any], split: str) -> dict[str, dict[str, Any
     return {split: own} | {name: value for name, value in metrics.items() if isinstance(value, dict)}
 
 
-def _curve(run: RunResult, store: Store, wide: int) -> list[str]:
-    try:
-        curve = store.tables(run.run_id).get("curve", {})
-    except UserError as error:
-        return [f"  {cell(str(error))}"]
+def _curve(run: RunResult, curve: Mapping[str, Any], wide: int) -> list[str]:
     if not len(curve.get("step", ())):
         return []
     every = slice(None, None, 1 + len(curve["step"]) // MOST)

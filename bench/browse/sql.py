@@ -17,6 +17,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from bench.config import settings_of
@@ -54,6 +55,8 @@ VIEWS = {
 """Columns of each view, with their types; `measurements` has one more for each thing that was measured."""
 _NUMBER = re.compile(r"(U?(TINY|SMALL|BIG|HUGE)?INT(EGER)?|FLOAT|DOUBLE|DECIMAL\(.*\))$")
 """DuckDB's types of numbers."""
+_PATIENCE = 1.0
+"""Seconds in which DuckDB should end what is interrupted. Ours."""
 _FILES = {"curves": "curve", "measurements": "measurements"}
 
 
@@ -143,7 +146,7 @@ class _Views:
                 rows = {"runs": self._runs, "trials": self._trials}[name]() if name in self._used else []
                 self._load(con, name, rows)
         self.ready = True
-        con.execute(f"create temp table answer as from (\n{query.strip().rstrip(';')}\n)")
+        _interruptibly(con, f"create temp table answer as from (\n{query.strip().rstrip(';')}\n)")
         columns = con.execute("select column_name, column_type from (describe temp.answer)").fetchall()
         con.execute("from temp.answer")
         rows = (row for rows in iter(lambda: con.fetchmany(10_000), []) for row in rows)
@@ -256,6 +259,28 @@ class _Views:
         ids = pa.array([run_id] * len(columns["step"]), pa.string())
         values = {name: pa.array(column, from_pandas=True) for name, column in columns.items()}  # NaN becomes null
         return [pa.table({"run_id": ids, **values, "step": columns["step"].astype(np.int64)})]
+
+
+def _interruptibly(con: "DuckDBPyConnection", statement: str) -> None:
+    """Carry a statement out, so that Ctrl-C ends it: DuckDB computes without a look at Python's signals."""
+    broken: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            con.execute(statement)
+        except BaseException as error:
+            broken.append(error)
+
+    thread = Thread(target=work, daemon=True)  # the program does not wait for it in the end
+    thread.start()
+    try:
+        thread.join()
+    except BaseException:
+        con.interrupt()
+        thread.join(_PATIENCE)
+        raise
+    if broken:
+        raise broken[0]
 
 
 def _keep(con: "DuckDBPyConnection", name: str, rows: "pa.Table", columns: str = "*") -> None:

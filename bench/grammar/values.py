@@ -186,17 +186,28 @@ def place(name: str, given: str | None = None) -> Path:
     """The folder that `--data` or `--store` names, else its variable, else the usual one.
 
     Raises:
-        UserError: it is empty, which would be the folder that one happens to be in.
+        UserError: it is empty, which would be the folder that one happens to be in; or the store is a file.
     """
     text, variable = given, f"BENCH_{name.upper()}"
     if text is None:
         text = os.environ.get(variable, FOLDERS[name])
     try:
-        return folder(text)
+        found = folder(text)
+        if name == "store" and is_no_folder(found):
+            raise ValueError("it is a file and no folder")
+        return found
     except ValueError as error:
         raise UserError(
             f"--{name} (or {variable}) {text[:100]!r}: {error}; name one, or leave it out for ./{FOLDERS[name]}"
         ) from None
+
+
+def is_no_folder(path: Path) -> bool:
+    """Whether something is there, and is no folder."""
+    try:
+        return path.exists() and not path.is_dir()
+    except OSError:  # it lies where we may not look
+        return False
 
 
 def folder(text: str) -> Path:

@@ -22,7 +22,7 @@ from pathlib import Path
 from bench.store.claims import is_alive
 from bench.store.load import Damaged, is_there, parse_record, read_bytes
 from bench.store.record import RunResult
-from bench.store.tables import TABLES, Columns, read_parquet, read_raw, rows_of
+from bench.store.tables import TABLES, Columns, has_ends, read_parquet, read_raw, rows_of
 
 STUDIES, CHECKS, PLANS = "studies", "checks", "plans"
 """The folders of a store with records that are no runs (`bench.store.reports`)."""
@@ -105,6 +105,18 @@ class Block:
         if self.done:
             return results_in(self.folder) == self.at
         return results_in(self.folder) is None and any(path == self.at for _, path in attempts(self.folder)[:1])
+
+    def check_ends(self) -> None:
+        """Look whether the tables of a finished block are there and were not cut, in no time.
+
+        Raises:
+            Damaged: one is not, or was.
+        """
+        if not self.done:
+            return
+        there = {name: has_ends(self.at / f"{name}.parquet") for name in TABLES}
+        if not there["curve"] and any(run.steps and not run.thinned for run in self.runs.values()):
+            raise Damaged(self.at / "curve.parquet", "it is not there")
 
     def check_tables(self) -> None:
         """Look whether the tables of a finished block can be there, without reading their values.

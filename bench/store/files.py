@@ -59,8 +59,12 @@ def disk_errors(store: Path) -> Iterator[None]:
 
 
 @contextmanager
-def making(store: Path) -> Iterator[None]:
+def making(store: Path, todo: str = "choose another with --store DIR") -> Iterator[None]:
     """Make errors of the first that is written to a store into the one line that a user sees.
+
+    Args:
+        store: its folder.
+        todo: what the user can do.
 
     Raises:
         UserError: the store cannot be made or written.
@@ -72,9 +76,7 @@ def making(store: Path) -> Iterator[None]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             with disk_errors(store):
                 raise
-        raise UserError(
-            f"cannot write to the store {store}: {error.strerror}; choose another with --store DIR"
-        ) from None
+        raise UserError(f"cannot write to the store {store}: {error.strerror}; {todo}") from None
 
 
 def link(path: Path, to: Path) -> None:

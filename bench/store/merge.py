@@ -10,7 +10,7 @@ import os
 import time
 import zipfile
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from uuid import uuid4
@@ -19,11 +19,11 @@ from bench.errors import RunBusy, UserError
 from bench.store.attempt import commit, ended, prepare, write_records
 from bench.store.block import CHECKPOINT, DONE, RUNS, Block, attempts, blocks_in, name_of, read_block
 from bench.store.claims import beating, is_alive
-from bench.store.files import copy, disk_errors, remove, replacing
+from bench.store.files import copy, disk_errors, making, remove, replacing
 from bench.store.load import Damaged, is_there, read_bytes
 from bench.store.reports import CheckRecord, StudyRecord, read_report, reports_in
 from bench.store.store import Store
-from bench.store.stores import HOW_TO_FILL
+from bench.store.stores import no_store
 from bench.store.tables import TABLES, write_columns
 
 _WORKPLACE = ".merging-"
@@ -63,13 +63,15 @@ def merge(sources: Sequence[Path], into: Path, say: Callable[[str], object]) -> 
         say: shows how far it is.
 
     Raises:
-        UserError: a source is no store, or the destination lies in one.
+        UserError: a source is no store, or the destination is or lies in one, or cannot be written.
         RunFailed: the disk is full or gone.
     """
     into = into.resolve()
     for source in sources:
         if not source.is_dir():
-            raise UserError(f"there is no store {source}; {HOW_TO_FILL}")
+            raise no_store(source, "name one that is there")
+        if source.resolve() == into:
+            raise UserError(f"{source} is source and destination; name another store as one of them")
         if source.resolve() in into.parents:
             raise UserError(
                 f"{into} lies in the store {source}, which would take it for a damaged run; choose a folder outside"
@@ -80,8 +82,7 @@ def merge(sources: Sequence[Path], into: Path, say: Callable[[str], object]) -> 
     merging = _Merging(into)
     try:
         for source in dict.fromkeys(source.resolve() for source in sources):
-            if source != into:
-                merging.store(source, say)
+            merging.store(source, say)
     finally:
         merging.close()
     return merging.merged
@@ -115,13 +116,19 @@ class _Merging:
                 continue
             self.merged.damaged += block.damaged
             try:
-                with disk_errors(self.into):
+                with self._writing():
                     self._block(block)
             except Damaged as error:
                 self.merged.damaged.append(error)
-        with disk_errors(self.into):
+        with self._writing():
             self.merged.studies += sum(self._report(*found) for found in reports_in(source, StudyRecord).items())
             self.merged.checks += sum(self._report(*found) for found in reports_in(source, CheckRecord).items())
+
+    def _writing(self) -> AbstractContextManager[None]:
+        """Make errors of the disk into one line, which says until something is written that it cannot be."""
+        if self.merged.copied or self.merged.studies or self.merged.checks:
+            return disk_errors(self.into)
+        return making(self.into, "name another DEST")
 
     def _clean(self) -> None:
         """Remove what killed processes have left."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.errors import UserError
+from bench.grammar.values import is_no_folder
 from bench.store.block import Block
 from bench.store.load import Damaged
 from bench.store.record import RunResult
@@ -31,7 +32,7 @@ class Stores:
     def __init__(self, folders: Sequence[Path]) -> None:
         for folder in folders:
             if not folder.is_dir():
-                raise UserError(f"there is no store {folder}; {HOW_TO_FILL}")
+                raise no_store(folder)
         self.stores = [Store(folder) for folder in dict.fromkeys(folder.resolve() for folder in folders)]
         self.shown = " and ".join(map(str, folders))
 
@@ -111,6 +112,13 @@ class Stores:
 HOW_TO_FILL = (
     "train something first: `bench fit --task synthetic --opt ngd`, or for a fair comparison `bench suite theory`"
 )
+
+
+def no_store(folder: Path, todo: str = HOW_TO_FILL) -> UserError:
+    """The error for a folder that is not there, or is none."""
+    if is_no_folder(folder):
+        return UserError(f"the store {folder} is a file and no folder; name another")
+    return UserError(f"there is no store {folder}; {todo}")
 
 
 def _order(run: RunResult) -> tuple[bool, str]:
