@@ -210,7 +210,7 @@ def _show(racers: Mapping[str, list[Racer]], found: "Collected", why: str, args:
     reference = args.reference
     boards = [quality(found, reference)]
     rows: list[dict[str, Any]] = [
-        {"task": task, "opt": racer.config.opt, "bought": [_bought(n, standing) for n, standing in racer.history]}
+        {"task": task, "opt": racer.config.opt, "bought": [_bought(n, said) for n, said in dict(racer.history).items()]}
         for task, own in racers.items()
         for racer in own[1:]
     ]

@@ -133,6 +133,20 @@ def test_seeds_without_deviation_are_told_apart_and_equal_ones_are_one_method(st
     assert own["sgd"]["flags"] == []
 
 
+def test_runs_that_converged_or_differ_on_the_way_are_not_the_same(store):
+    on_the_way = [{"step": 50, "train_s": 1.0, "accuracy": 0.3}]
+    keep(store, *seeds("adam", [0.5] * 5), *seeds("sgd", [0.5] * 5, validations=on_the_way))
+    keep(store, *(replace(run, validations=[on_the_way[0] | {"accuracy": 0.4}]) for run in seeds("adamw", [0.5] * 5)))
+    floor = {"metrics": {"final": {"loss": 1.0, "excess": 0.0}}}
+    keep(store, *seeds("gd", [1.0] * 5, **LOSS, **floor), *seeds("ngd", [1.0] * 5, **LOSS, **floor))
+    own = rows("quality", store, tasks=["mnist"])
+    assert [own[opt]["flags"] for opt in ("sgd", "adamw")] == [["same runs as adam"], ["same runs as adam"]]
+    assert own["adam"]["flags"] == ["same runs as adamw and sgd"]
+    table = board("quality", store, tasks=["synthetic"], reference="gd").tables[-1]
+    assert all(row["flags"] == [] for row in table.rows)
+    assert "the task has no target: take a smaller budget" in table.notes[0]
+
+
 def test_settings_that_were_tuned_for_another_metric_are_not_compared(store):
     tuned(store, "adam", HIGH, metric="accuracy")
     tuned(store, "sgd", LOW, metric="loss")

@@ -37,7 +37,7 @@ def quality(found: Collected, reference: str | None = None) -> Board:
     for problem, entries in found.problems.items():
         ref = find_reference(found, problem, reference)
         metric, above = metric_of(problem, entries, ref)
-        value, mode, log, floor = compared_by(problem, ref, above)
+        value, mode, log, said = compared_by(problem, ref, above)
         rows = []
         for entry in ordered(entries, value, mode, log):
             seeds = sorted(entry.runs)
@@ -58,20 +58,20 @@ def quality(found: Collected, reference: str | None = None) -> Board:
             *WHO,
             Column("final", metric, (f"at the last step, {mean} over seeds with 95 % t-interval;"
                                      f" {'greater' if problem.mode == 'max' else 'smaller'} is better")),
-            *verdict_columns(ref, mode, log, "steps to the target" if floor else metric),
+            *verdict_columns(ref, mode, log, "steps to the target" if said and problem.target is not None else metric),
             Column("best", "at the best step",
                    "the same at the step that was best on the selection split: secondary, and flattered by the choice"),
             Column("trials", "trials", "settings that were tried to find these"),
             *EVERY,
         ]  # fmt: skip
-        notes = [floor] if floor else []
+        notes = [said] if said else []
         notes += budget_notes(entries)
         if ref is None:
             notes.append(f"the reference {reference or problem.reference} has no runs here, so there are no verdicts:"
                          f" bench suite makes some, or choose another with --reference")  # fmt: skip
         elif ref.kind != "tuned":
             notes.append(f"the reference {ref.name} is not tuned ({ref.kind}), so verdicts flatter what is tuned")
-        if not floor and any(v == CONVERGED for e in entries for v in e.values(e.runs, above)):
+        if any(v == CONVERGED for e in entries for v in e.values(e.runs, above)):
             notes.append(f"losses below {CONVERGED:g} count as equal to it")
         tables.append(Table(problem.name, columns, rows, notes))
     if len(tables) > 1:
@@ -98,12 +98,13 @@ def compared_by(
         above: whether losses are taken above their infimum.
     """
     floor = [] if ref is None else [v == CONVERGED for v in ref.values(ref.runs, above)]
-    if ref is not None and problem.target is not None and 2 * sum(floor) >= len(floor) > 0:
-        return _steps, "min", True, (
-            f"{ref.name} is on the floor of the metric ({CONVERGED:g}) on {sum(floor)} of {len(floor)} seeds,"
-            " so rows are compared by the steps to the target"
-        )  # fmt: skip
-    return (lambda entry, seed: entry.value(seed, above)), problem.mode, above, None
+    said = None
+    if ref is not None and 2 * sum(floor) >= len(floor) > 0:
+        said = f"{ref.name} is on the floor of the metric ({CONVERGED:g}) on {sum(floor)} of {len(floor)} seeds"
+        if problem.target is not None:
+            return _steps, "min", True, f"{said}, so rows are compared by the steps to the target"
+        said += ", where nothing is better, and the task has no target: take a smaller budget"
+    return (lambda entry, seed: entry.value(seed, above)), problem.mode, above, said
 
 
 def _steps(entry: Entry, seed: Seed) -> End:

@@ -15,6 +15,7 @@ from bench.results.sequential import LEAST_SEEDS, Comparison, advice, compare, d
 from bench.results.stats import Interval
 from bench.results.table import Column
 from bench.run_summary import CAP_SHARE_TO_REPORT
+from bench.store.record import RunResult
 
 FEW_SEEDS = 3
 """Runs below which a row is provisional, and lines have no bands. Ours."""
@@ -189,10 +190,25 @@ def coinciding(entry: Entry, others: Sequence[Entry]) -> list[str]:
 
 def _same(first: Entry, second: Entry) -> bool:
     seeds = common_seeds(first, second)
-    pairs = [(first.runs[seed].final, second.runs[seed].final) for seed in seeds]
-    values = [(a, b) for a, b in pairs if a is not None and b is not None and max(a, b) > CONVERGED]
-    equal = int((differences([a for a, _ in values], [b for _, b in values], "min") == 0).sum())
+    equal = sum(_equal_runs(first.runs[seed], second.runs[seed]) for seed in seeds)
     return len(seeds) >= FEW_SEEDS and 2 * equal >= len(seeds)
+
+
+def _equal_runs(first: RunResult, second: RunResult) -> bool:
+    """Whether all that was evaluated is equal to rounding, and not since both runs have converged."""
+    if first.status != "completed" or second.status != "completed" or first.final is None or second.final is None:
+        return False
+    ends = [(first.excess(), first.final), (second.excess(), second.final)]
+    if min(abs(final if excess is None else excess) for excess, final in ends) <= CONVERGED:
+        return False
+    pairs = [(first.final, second.final)]
+    for one, other in zip(first.validations, second.validations, strict=False):
+        pairs += [(one[name], other[name]) for name in one.keys() & other.keys() - _OF_THE_RUN]
+    return not differences([a for a, _ in pairs], [b for _, b in pairs], "min").any()
+
+
+_OF_THE_RUN = {"step", "train_s"}
+"""What an evaluation says of time."""
 
 
 def budget_notes(entries: Sequence[Entry]) -> list[str]:

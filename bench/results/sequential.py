@@ -211,11 +211,14 @@ def _effect(d: NDArray[np.float64], mode: str, log: bool) -> Interval | None:
     middle, (low, high) = float((pair[0] + pair[1]) / 2), _bounds(d)
     if not log:
         return Interval(middle, low, high, n)
-    ends = [math.exp(min(x, 700.0)) if x > -math.inf else 0.0 for x in (low, middle, high)]
-    if mode == "min":
-        ends = [1 / x if x else math.inf for x in reversed(ends)]
-    ends = [math.inf if x >= math.exp(700.0) else x for x in ends]
-    return Interval(ends[1], ends[0], ends[2], n)
+    if low == -math.inf and high == math.inf:
+        return Interval(_exp(middle if mode == "max" else -middle), low, high, n)
+    ends = (low, middle, high) if mode == "max" else (-high, -middle, -low)
+    return Interval(_exp(ends[1]), _exp(ends[0]), _exp(ends[2]), n)
+
+
+def _exp(x: float) -> float:
+    return math.exp(x) if x < 709 else math.inf
 
 
 def _bounds(d: NDArray[np.float64]) -> tuple[float, float]:
