@@ -590,6 +590,8 @@ def test_damaged_records_are_named_and_trained_again(kept, content):
     train(attempt)
     attempt.end(results())
     assert all_there(kept)
+    assert (attempt.folder / "done.unreadable" / "runs.jsonl").read_bytes() == content
+    shutil.rmtree(attempt.folder / "done.unreadable")
     assert no_leftovers(kept.folder)
 
 

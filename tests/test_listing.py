@@ -23,7 +23,7 @@ from bench.store.store import Store
 from bench.terminal import plot, wrapped
 from bench.text import width
 from tests.entered import keep, keep_block, made, seeds, study
-from tests.stored import WILD, add_run, begin, begin_block, record
+from tests.stored import WILD, add_run, begin, begin_block, kill, record
 
 FIT = ("fit", "--task", "synthetic", "--opt", "sngd", "--device", "cpu", "--trainer.max_steps", 20)
 
@@ -496,6 +496,16 @@ def test_a_run_that_has_a_name_of_the_suite_does_not_hide_it(cli, store):
     add_run(store, "adam")
     assert "search space:" in cli("show", "adam").out
     assert cli("show", store / "adam").out.startswith("adam: completed\n")
+
+
+@pytest.mark.parametrize("content", [None, b"", b"[]\n", b'["loss"]\n\xff\xff\xff\xff\xff\xff\xff\x7f', b"\xff" * 90])
+def test_a_killed_run_has_the_steps_of_its_curve(cli, store, content):
+    attempt = begin(store, record("a", steps=0))
+    kill(attempt)
+    if content is not None:
+        (attempt.path / "curve.raw").write_bytes(content)
+    (run,) = json.loads(cli("list", "runs", "--json").out)
+    assert (run["status"], run["steps"]) == ("killed", 3 if content is None else 0)
 
 
 def test_a_table_that_is_damaged_is_said_in_its_place(cli, store):

@@ -547,7 +547,7 @@ def test_a_full_disk_at_the_end_is_one_line_and_costs_no_run(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("bench.papers.reproduce.draw", full)
+        patch.setattr("bench.papers.reproduce.write_pictures", full)
         answer = cli("reproduce", "nobody/tiny")
     assert answer.code == 2
     assert "cannot write to reproduced/nobody/tiny: No space left on device" in answer.err.splitlines()[-1]

@@ -206,6 +206,44 @@ def test_a_run_with_a_damaged_record_is_trained_again(cli, store):
     assert json.loads(path.read_text())["final"] == whole["final"]
 
 
+def misplaced(done: Path) -> None:
+    """Another run's results in place of the block's own."""
+    other = add_run(done.parents[2] / "elsewhere", "another-run")
+    shutil.rmtree(done)
+    shutil.copytree(other / "done", done)
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda done: os.truncate(done / "runs.jsonl", 200),
+        lambda done: (done / "runs.jsonl").write_text('{"config": null}\n'),
+        lambda done: [path.unlink() for path in done.iterdir()],
+        lambda done: (shutil.rmtree(done), done.write_text("notes")),
+        misplaced,
+    ],
+    ids=["cut", "no configuration", "empty", "file", "another run"],
+)  # fmt: skip
+def test_what_stands_in_place_of_a_run_is_put_aside(cli, store, harm):
+    assert cli(*FIT).code == 0
+    (folder,) = store.iterdir()
+    done = folder / "done"
+    for name in ("done.unreadable", "done.unreadable-2"):
+        harm(done)
+        before = snapshot(done) if done.is_dir() else done.read_bytes()
+        answer = cli(*FIT)
+        assert answer.code == 0
+        (line,) = (line for line in answer.err.splitlines() if "put aside" in line)
+        assert line.startswith(f"bench: warning: {done} cannot be used (")
+        assert line.endswith(f"); it is put aside as {name}, and the training goes on")
+        aside = folder / name
+        after = {done / path.relative_to(aside): text for path, text in snapshot(aside).items()}
+        assert (after if aside.is_dir() else aside.read_bytes()) == before
+        assert Store(store).contents().damaged == []
+        assert "already stored" in cli(*FIT).err
+    assert {path.name for path in folder.iterdir()} == {"done", "done.unreadable", "done.unreadable-2"}
+
+
 @pytest.mark.parametrize(
     ("name", "harm"),
     [("curve", "empty"), ("curve", "cut"), ("curve", "gone"), ("measurements", "empty"), ("measurements", "cut")],

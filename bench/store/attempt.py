@@ -3,10 +3,12 @@
 import errno
 import json
 import os
+import sys
 import time
 import traceback
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
@@ -28,7 +30,7 @@ from bench.store.files import copy, disk_errors, link, making, remove, replacing
 from bench.store.load import Damaged, is_there, parse_record
 from bench.store.record import RunResult
 from bench.store.tables import CURVE_FIELDS, TABLES, RawTable, write_raw
-from bench.text import plain
+from bench.text import clean, plain
 
 if TYPE_CHECKING:
     import numpy as np
@@ -42,7 +44,8 @@ def begin(store: Path, runs: Sequence[RunResult], *, resume: bool = True, again:
         store: its folder; made if needed.
         runs: records as they begin, in the order in which they train beside each other.
         resume: go on from the checkpoint of the attempt before, if it left one.
-        again: train although the block has results; they stay until there are others, and so do damaged ones.
+        again: train although the block has results; they stay until there are others, and so do damaged ones. Else
+            what stands in their place and cannot be read is put aside, and a line says so.
 
     Raises:
         RunBusy: another process trains the block now, or has just done so.
@@ -85,6 +88,8 @@ def begin(store: Path, runs: Sequence[RunResult], *, resume: bool = True, again:
             raise RunBusy(f"{what} has just been trained by another process") from None
         raise
     try:
+        if not again and ended(folder) == before and _put_aside(folder):  # nobody else ends the block from here on
+            before = ended(folder)
         attempt = Attempt(store, path, runs, before)
     except BaseException:
         remove(path)
@@ -379,6 +384,34 @@ def ended(folder: Path) -> tuple[int, int] | None:
     results = results_in(folder)
     found = None if results is None else is_there(results / RUNS)
     return None if found is None else (found.st_ino, found.st_mtime_ns)
+
+
+def _put_aside(folder: Path) -> bool:
+    """Rename `done` if it holds nothing that can be read as results of this block, and say so; whether it did.
+
+    It may be what somebody else has misplaced, such as another run's results.
+    """
+    done = folder / DONE
+    if not os.path.lexists(done):
+        return False
+    why = f"it has no {RUNS}"
+    if results_in(folder) == done:
+        try:
+            block = read_block(folder)
+        except Damaged as error:
+            why = error.why
+        else:
+            if block is None or block.runs or not block.damaged:
+                return False
+            why = block.damaged[0].why
+    names = (f"{DONE}.unreadable{f'-{n}' * (n > 1)}" for n in count(1))
+    aside = next(folder / name for name in names if not os.path.lexists(folder / name))
+    with suppress(OSError):  # then it is replaced in the end
+        done.rename(aside)
+        text = f"{done} cannot be used ({why}); it is put aside as {aside.name}, and the training goes on"
+        print(f"bench: warning: {clean(text)}", file=sys.stderr)
+        return True
+    return False
 
 
 def _is_sound(folder: Path) -> bool:

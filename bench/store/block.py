@@ -7,8 +7,9 @@
 `runs.jsonl` has a record a line, in the order in which the runs train beside each other. One atomic rename puts `done`
 into its place, with all that is in it; then the attempts are removed. A rename puts an attempt into its place too, so
 only one of two processes gets it. Results that are being replaced (`--rerun`) lie in `replaced` for a moment, and count
-as long as there is no `done`. Nobody reads attempts that a process which was killed in between has left. A block of one
-run has the name of the run, any other a digest of its ids.
+as long as there is no `done`. What stands there and is none of the block's results is put aside as `done.unreadable`. Nobody
+reads that, nor attempts that a process which was killed in between has left. A block of one run has the name of the
+run, any other a digest of its ids.
 """
 
 import hashlib
@@ -22,7 +23,7 @@ from pathlib import Path
 from bench.store.claims import is_alive
 from bench.store.load import Damaged, is_there, parse_record, read_bytes
 from bench.store.record import RunResult
-from bench.store.tables import TABLES, Columns, has_ends, read_parquet, read_raw, rows_of
+from bench.store.tables import TABLES, Columns, has_ends, last_step, read_parquet, read_raw, rows_of
 
 STUDIES, CHECKS, PLANS = "studies", "checks", "plans"
 """The folders of a store with records that are no runs (`bench.store.reports`)."""
@@ -203,8 +204,10 @@ def _unfinished(folder: Path) -> Block | None:
     records, damaged = _records(path / RUNS, text)
     if not alive:
         where = "" if is_there(path / CHECKPOINT) else ", before its first checkpoint"
+        steps = last_step(path / "curve.raw", len(records))  # the record has those of when it was written
+        reason = f"its process ended without a word{where}"
         records = [
-            replace(run, status="killed", reason=f"its process ended without a word{where}")
+            replace(run, status="killed", reason=reason, steps=max(run.steps, steps))
             if run is not None and run.status == "running"
             else run
             for run in records

@@ -7,6 +7,7 @@ sorted by run and step.
 
 import json
 import os
+import struct
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -176,6 +177,29 @@ def read_raw(path: Path, runs: int, which: int) -> Columns:
     rows = np.concatenate(found) if found else np.empty((0, 1 + len(names)))
     rows[~np.isfinite(rows)] = np.nan
     return dict(zip(("step", *names), rows.T.copy(), strict=True))
+
+
+def last_step(path: Path, runs: int) -> int:
+    """The last step of a table that grows, from its last row alone; 0 if there is none that can be read.
+
+    Args:
+        path: of the file.
+        runs: how many train together, L.
+    """
+    if is_there(path) is None:
+        return 0
+    try:
+        with path.open("rb") as file:
+            names, offset = _header(file)
+            width = 8 * (1 + runs * len(names))
+            rows = (file.seek(0, os.SEEK_END) - offset) // width
+            if not names or rows < 1:
+                return 0
+            file.seek(offset + width * (rows - 1))
+            (step,) = struct.unpack("=d", file.read(8))
+    except (OSError, struct.error):
+        return 0
+    return int(step) if 0 <= step < 2**53 else 0
 
 
 def write_raw(raw: Path, path: Path, runs: Sequence[tuple[str, int, int]], total: int) -> dict[str, int]:
