@@ -27,10 +27,9 @@ bench:  ## measure speed against baselines
 smoke:  ## train one short run
 	uv run bench fit --task synthetic --opt ngd --trainer.max_steps 200
 
-# Not the whole quality board: what is left out misleads, until reference results are here.
-leaderboard:  ## refresh the boards in README.md from $BENCH_STORE, else ./runs
-	uv run bench leaderboard --board quality --task mnist --opt adam,adamw,sgd,sngd --into README.md
-	uv run bench leaderboard --board theory --into README.md
+leaderboard:  ## race what the README's board shows, and write it there
+	uv run bench race synthetic --opt gd,ngd,ps,adam,adamw --trainer.max_steps 50
+	uv run bench leaderboard --task synthetic --only trainer.max_steps=50 --settings default --into README.md
 
 statistics:  ## simulate what verdicts and intervals promise
 	uv run python -m tools.statistics
