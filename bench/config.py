@@ -254,7 +254,10 @@ def resolve(
         if isinstance(settings.get(key), bool):  # `opt: no` of a YAML file
             raise UserError(f"--{key} {settings[key]!r}: it takes a name, and {NO_BOOLEAN}")
         if not settings.get(key):
-            raise UserError(f"--{key} is missing; see `bench list {'tasks' if key == 'task' else 'optimizers'}`")
+            prefixes = ("task", "opt", "trainer")
+            strange = [name for name in settings if name not in _TOP and name.partition(".")[0] not in prefixes]
+            also = f"; unknown here: {', '.join(strange)}" if strange else ""
+            raise UserError(f"--{key} is missing; see `bench list {'tasks' if key == 'task' else 'optimizers'}`{also}")
     task, opt = str(settings.pop("task")), str(settings.pop("opt"))
     if task not in TASKS:
         raise unknown("task", task, TASKS)

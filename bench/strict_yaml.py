@@ -141,13 +141,15 @@ def flatten_yaml(path: Path) -> dict[str, Any]:
     """Settings of a YAML file in dotted form; `task` and `opt` are names or mappings with `name`.
 
     Raises:
-        UserError: the file is missing, no YAML, or no mapping.
+        UserError: the file is missing, no YAML, or no mapping; or `trainer` is none.
     """
     content = read_yaml(path)
     flat: dict[str, Any] = {}
     for key, value in content.items():
         if isinstance(value, dict):
             own = {str(key) if n == "name" and key in ("task", "opt") else f"{key}.{n}": v for n, v in value.items()}
+        elif key == "trainer" and value is not None:
+            raise UserError(f"{path}: trainer is a section and takes a mapping, such as `trainer: {{max_steps: 100}}`")
         else:
             own = {str(key): value}
         if twice := sorted(own.keys() & flat.keys()):

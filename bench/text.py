@@ -16,10 +16,17 @@ _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u2
 A terminal would obey the former two; no file can hold the latter.
 """
 
+_KINDS = {"integer": "a whole number", "number": "a number", "string": "text", "boolean": "true or false"}
+"""What pydantic calls kinds of values, and what people do."""
+
 
 def why_wrong(message: str) -> str:
-    """What pydantic says of a value, as the rest of a sentence: `it must be a valid integer`."""
-    return (message[0].lower() + message[1:]).replace("input should", "it must", 1)
+    """What pydantic says of a value, as the rest of a sentence: `it must be a whole number`."""
+    text = (message[0].lower() + message[1:]).replace("input should", "it must", 1)
+    for kind, words in _KINDS.items():
+        if text.startswith(f"it must be a valid {kind}"):
+            return f"it must be {words}"  # what follows says how it was tried
+    return text
 
 
 def plain(value: Any) -> Any:

@@ -733,11 +733,10 @@ def test_numbers_may_be_words(test):
         ("slope", {"y": "los"}, "unknown column 'los'; did you mean 'loss'?"),
         ("trend", {"factor": "task.h"}, "unknown setting of a 'task.h'; did you mean 'task.H'?"),
         ("reaches", {"belo": 1}, "unknown argument of reaches 'belo'; did you mean 'below'?"),
-        ("reaches", {"measure": None}, "reaches: measure=None: it must be a valid string"),
+        ("reaches", {"measure": None}, "reaches: measure=None: it must be text"),
         ("reaches", {"arms": "a"}, "reaches: arms='a': it must be a valid list"),
         ("reaches", {"arms": []}, "reaches: arms=[]: list should have at least 1 item after validation, not 0"),
-        ("reaches", {"below": "low"}, ("reaches: below='low': it must be a valid number,"
-                                       " unable to parse string as a number")),
+        ("reaches", {"below": "low"}, "reaches: below='low': it must be a number"),
         ("reaches", {"below": math.nan}, "reaches: below=nan: it must be a finite number"),
         ("reaches", {"below": 1, "above": 0}, "below=1.0 and above=0.0: give one of the two"),
         ("reaches", {"below": None}, "below=None and above=None: give one of the two"),

@@ -529,7 +529,7 @@ def test_a_wrong_request(cli, words, message):
         ("--opt.lr.x 1", "unknown option '--opt.lr.x'; did you mean '--opt.lr'?"),
         ("--trainer 1", "unknown option '--trainer'"),
         ("--opt_options 1", "unknown option '--opt_options'"),
-        ("--seed x", "--seed 'x': it must be a valid integer"),
+        ("--seed x", "--seed 'x': it must be a whole number"),
         (
             "--seed -1",
             "--seed '-1': it must be greater than or equal to 0 (an integer from 0 to 92233720368",
@@ -539,9 +539,10 @@ def test_a_wrong_request(cli, words, message):
             "less than or equal to 9223372036854775807 (an integer from 0 to 92233720",
         ),
         ("--data_seed 9223372036854775808", "--data_seed '9223372036854775808': it must be less than or equal to"),
-        ("--opt.lr fast", "--opt.lr 'fast': it must be a valid number"),
+        ("--opt.lr fast", "--opt.lr 'fast': it must be a number"),
         ("--opt.fused maybe", "--opt.fused 'maybe'"),
-        ("--task.n 2.5", "--task.n '2.5': it must be a valid integer"),
+        ("--trainer.max_steps 20x", "--trainer.max_steps '20x': it must be a whole number (optimizer steps; with"),
+        ("--task.n 2.5", "--task.n '2.5': it must be a whole number"),
         ("--device tpu", "--device 'tpu': it must be 'cpu', 'cuda', 'mps' or 'auto'"),
         ("--precision 8", "--precision '8': it must be '32-true'"),
         ("--logger excel", "--logger 'excel': it must be 'tensorboard'"),
@@ -617,13 +618,13 @@ def test_a_wrong_setting_of_an_image_task(cli, fake_mnist, words, message):
         (b"", "is empty; it must hold settings such as `task: mnist`"),
         (b"just words", "but holds str"),
         (b"opt: {lrr: 1}", "did you mean '--opt.lr'?"),
-        (b"opt: {lr: fast}", "--opt.lr 'fast': it must be a valid number"),
+        (b"opt: {lr: fast}", "--opt.lr 'fast': it must be a number"),
         (b"opt: {lr: {a: 1}}", "--opt.lr {'a': 1}"),
         (b"opt: {lr: true}", "--opt.lr needs a value"),
-        (b"trainer: 5", "unknown option '--trainer'"),
+        (b"trainer: 5", "run.yaml: trainer is a section and takes a mapping, such as `trainer: {max_steps: 100}`"),
         (b"trainer: {batch_size: [1]}", "--trainer.batch_size [1]"),
         (b"1: 2", "unknown option '--1'"),
-        (b"seed: null", "--seed None: it must be a valid integer"),
+        (b"seed: null", "--seed None: it must be a whole number"),
         (b"!!python/object/apply:os.system ['true']", "is not valid YAML"),
         (b"opt: {lr: yes}", "--opt.lr needs a value; it takes float, and no boolean (true, false; in YAML yes, no, on"),
         (b"opt: {lr: 1, momentum: [yes, 2]}", "--opt.momentum [True, 2]; it takes float, and no boolean"),
@@ -659,6 +660,14 @@ def test_a_wrong_config_file(cli, tmp_path, content, message):
     file.write_bytes(content)
     # What flags say wins, so they leave out what the file is to be wrong about.
     assert message in fails(cli, *FIT[:5], "--config", file)
+
+
+def test_a_config_file_of_something_else_names_its_keys(cli, tmp_path):
+    (tmp_path / "other.yaml").write_text("services: {web: 1}\nversion: 3\nseed: 1\nlearning_rate: 2\n")
+    error = fails(cli, "fit", "--config", tmp_path / "other.yaml")
+    assert error == (
+        "bench: error: --task is missing; see `bench list tasks`; unknown here: services.web, version, learning_rate\n"
+    )
 
 
 @pytest.mark.parametrize("key", ["task", "opt"])

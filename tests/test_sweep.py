@@ -1314,7 +1314,7 @@ def test_without_a_standard_error_a_sweep_goes_on(sweep, store, monkeypatch, str
         ("--task synthetic --opt ngd --width 0", "--width 0: it must be at least 1"),
         ("--task synthetic --opt ngd --width wide", "--width wide: it takes a whole number"),
         ("--task synthetic --opt ngd --device tpu", "--device 'tpu': it must be 'cpu', 'cuda', 'mps' or 'auto'"),
-        ("--task synthetic --opt ngd --data_seed x", "--data_seed 'x': it must be a valid integer"),
+        ("--task synthetic --opt ngd --data_seed x", "--data_seed 'x': it must be a whole number"),
         ("--task synthetic --opt", "--opt needs a value: --opt A,B"),
         ("--task synthetic --opt ngd --opt.lr", "--opt.lr needs a value"),
         ("synthetic --opt ngd", "unexpected word 'synthetic': settings are written --name value"),
