@@ -236,7 +236,8 @@ def test_doctor_names_modules_that_come_first_on_the_path(here: Path, tmp_path: 
 @pytest.mark.parametrize("folder", [ROOT, Path("/")])
 def test_doctor_has_nothing_to_say_elsewhere(folder: Path) -> None:
     (finding,) = name_diagnoses(folder, [str(ROOT)])
-    assert str(finding) == "ok    names          no module has the name of bench, tasks, optimizers"
+    assert (finding.level, finding.subject) == ("ok", "names")
+    assert finding.text == "no module has the name of bench, tasks, optimizers"
 
 
 @pytest.mark.deep
