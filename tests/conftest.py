@@ -17,6 +17,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 import pytest
 import torch
+from hypothesis import settings
 
 from bench.cli import main
 from optimizers import OPTIMIZERS
@@ -28,6 +29,10 @@ pytest_plugins = ["tests.depth", "tests.services"]
 # A shell ignores Ctrl-C for what it starts in the background, and so would all that the tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+
+# No test is timed: a shared machine may take any time for an example.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 gc.disable()  # until all is imported, half a million objects that stay
 
