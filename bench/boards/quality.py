@@ -74,7 +74,7 @@ def quality(found: Collected, reference: str | None = None) -> Board:
         if any(v == CONVERGED for e in entries for v in e.values(e.runs, above)):
             notes.append(f"losses below {CONVERGED:g} count as equal to it")
         tables.append(Table(problem.name, columns, rows, notes))
-    if len(tables) > 1:
+    if sum(find_reference(found, problem, reference) is not None for problem in found.problems) > 1:
         tables.insert(0, over_tasks(found, effects, reference))
     notes = [
         VERDICTS,
