@@ -35,11 +35,14 @@ def describe_task(spec: TaskSpec) -> str:
     budget = ", ".join(f"{name} {value}" for name, value in spec.budget.items())
     measured = [f"measured every {spec.measure_every} steps:", *_measurements(spec), ""] if spec.measure_every else []
     target = "none" if spec.target is None else f"{spec.metric} {spec.target:g}"
+    compared = "ratios of how far it lies above its infimum" if spec.scale == "log" else "differences"
     ranked = " of the training samples: its claim is about optimization" * spec.ranks_training
     return "\n".join(
         [
-            f"{spec.name} (version {spec.version}): {spec.title}", f"  metric  {spec.metric} ({spec.mode}){ranked}",
-            f"  target  {target}", f"  budget  {budget}, batch {spec.batch_size}, precision {spec.precision}",
+            f"{spec.name} (version {spec.version}): {spec.title}",
+            f"  metric  {spec.metric} ({spec.mode}){ranked}",
+            f"  scale   {spec.scale}: {compared}", f"  target  {target}",
+            f"  budget  {budget}, batch {spec.batch_size}, precision {spec.precision}",
             f"  source  {spec.source}", "", *measured, "options:", *rows("task", task_options(spec)),
         ]
     )  # fmt: skip

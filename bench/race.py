@@ -6,7 +6,6 @@ as sure as a run with all the seeds at once.
 """
 
 import json
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -186,7 +185,7 @@ def _compare(racers: Mapping[str, list[Racer]], results: "Sequence[RunResult]", 
     from bench.boards.collect import Collected
     from bench.boards.entries import entries_of
     from bench.boards.quality import compared_by
-    from bench.boards.shared import against, metric_of
+    from bench.boards.shared import Verdicts, metric_of
 
     by_id = {run.run_id: run for run in results}
     entries = entries_of(results, by_id, [])
@@ -194,10 +193,10 @@ def _compare(racers: Mapping[str, list[Racer]], results: "Sequence[RunResult]", 
         places = {run.run_id: entry for entry in entries for run in entry.runs.values()}
         mine = [places[racer.config.run_id] for racer in own]
         ref = mine[0]
-        value, mode, log, _ = compared_by(ref.problem, ref, metric_of(ref.problem, mine, ref)[1])
+        verdicts = Verdicts(ref, compared_by(ref.problem, ref, metric_of(ref.problem, mine, ref))[0])
         for racer, entry in zip(own, mine, strict=True):
             entry.name = entry.opt
-            racer.history.append((racer.seeds, against(entry, ref, value, mode, log)))
+            racer.history.append((racer.seeds, verdicts.of(entry)))
     return Collected(entries, entries, entries, by_id)
 
 
@@ -207,8 +206,7 @@ def _show(racers: Mapping[str, list[Racer]], found: "Collected", why: str, args:
     from bench.results.table import Board, Column, Table
 
     runs = sum(racer.seeds for own in racers.values() for racer in own)
-    reference = args.reference
-    boards = [quality(found, reference)]
+    boards = [quality(found, args.reference)]
     rows: list[dict[str, Any]] = [
         {"task": task, "opt": racer.config.opt, "bought": [_bought(n, said) for n, said in dict(racer.history).items()]}
         for task, own in racers.items()
@@ -225,7 +223,6 @@ def _show(racers: Mapping[str, list[Racer]], found: "Collected", why: str, args:
         print(json.dumps({"runs": runs, "ended": why, "boards": as_json(boards)}))
     else:
         print(text(boards), end="")
-    sys.stdout.flush()
 
 
 def _bought(n: int, standing: "Comparison | str | None") -> str:

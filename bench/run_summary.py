@@ -69,6 +69,11 @@ def remarks_on(result: RunResult) -> list[str]:
             " so the cap and not the method set the step size (with a fixed cap that is SGD);"
             " raise --opt.max_step to let the method choose"
         )
+    if result.saturated_at is not None:
+        lines.append(
+            f"step {result.saturated_at} alone saturated the model: it took the gradient to 0 at once, so the size of"
+            " that step and not the method gave the result; smaller steps show what the method does"
+        )
     return lines
 
 

@@ -20,8 +20,8 @@ def described(config: RunConfig) -> dict[str, Any]:
     return {
         "run_id": config.run_id, "config": as_stored(config), "identity": config.identity,
         "problem": problem_of(config), "chosen": chosen_of(config),
-        "metric": spec.metric, "mode": spec.mode, "target": spec.target, "measures": spec.measure_every is not None,
-        "formula": opt.formula, "traits": opt.traits.named(),
+        "metric": spec.metric, "mode": spec.mode, "scale": spec.scale, "target": spec.target,
+        "measures": spec.measure_every is not None, "formula": opt.formula, "traits": opt.traits.named(),
     }  # fmt: skip
 
 

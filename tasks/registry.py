@@ -21,10 +21,10 @@ _PAPER_B = "Deora, Ghaderi, Taheri, Thrampoulidis (TMLR 2024); open constants ar
 
 
 def _theory(**options: Any) -> TaskSpec:
-    """A synthetic task of the theory: the full batch in float64, ranked by a loss; options win."""
+    """A synthetic task of the theory: the full batch in float64, ranked by a loss above its infimum; options win."""
     defaults: dict[str, Any] = {
         "metric": "loss", "mode": "min", "target": None, "budget": {"max_steps": 2000}, "batch_size": "full",
-        "precision": "64-true", "steps_per_call": 200, "measure_every": 20, "lanes": True,
+        "precision": "64-true", "steps_per_call": 200, "measure_every": 20, "lanes": True, "scale": "log",
     }  # fmt: skip
     return TaskSpec(**(defaults | options))
 

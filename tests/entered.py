@@ -132,6 +132,48 @@ def tuned(store: Path, opt: str, finals: Sequence[End], lr: float = 0.1, **chang
     keep(store, *seeds(opt, finals, words={"opt.lr": lr}))
 
 
+def tried(
+    store: Path,
+    scores: Mapping[float, Sequence[End]],
+    finals: Mapping[float, Sequence[End]],
+    fresh: Sequence[End],
+    *,
+    won: float,
+    first: int = 1000,
+    kept: bool = True,
+    **changes: Any,
+) -> StudyRecord:
+    """A study with the runs of its trials, and its winner on as many fresh seeds as there are values.
+
+    Args:
+        store: its folder.
+        scores: on the selection split at the end, by lr and tuning seed.
+        finals: on the reporting split, likewise; None for a run that diverged.
+        fresh: of the winner.
+        won: its lr.
+        first: tuning seed.
+        kept: whether the runs of trials, but one of the winner's, are stored.
+        changes: other fields of the study.
+    """
+    opt, task = changes.get("opt", "adam"), changes.get("task", "mnist")
+    metric = "accuracy" if task == "mnist" else "excess"
+    runs: dict[float, list[RunResult]] = {}
+    for lr, row in finals.items():
+        for i, (score, final) in enumerate(zip(scores[lr], row, strict=True)):
+            own = excess_of(task, final) | {"validations": [{"step": 100, "train_s": 1.0, metric: score}] * bool(final)}
+            runs.setdefault(lr, []).extend(seeds(opt, [final], first + i, task=task, words={"opt.lr": lr}, **own))
+    keep(store, *(run for lr, own in runs.items() for run in own if kept or run is runs[won][0]))
+    for seed, final in enumerate(fresh):
+        keep(store, *seeds(opt, [final], seed, task=task, words={"opt.lr": won}, **excess_of(task, final)))
+    values = {"opt": opt, "task": task, "seeds": [first + i for i in range(len(finals[won]))]}
+    return study(store, dict.fromkeys(runs, 0.5), runs, runs[won][0], **values | changes)
+
+
+def excess_of(task: str, final: End) -> dict[str, Any]:
+    """The change that makes the final loss of a task with a known infimum, 0, one above it."""
+    return {"metrics": {"final": {"loss": final, "excess": final}}} if task == "synthetic" and final else {}
+
+
 def found(*folders: Path, **words: Any) -> Collected:
     """The entries of some stores."""
     return collect(Stores(folders), **words)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 import sys
 from dataclasses import replace
@@ -19,16 +20,18 @@ from scipy import stats as reference
 from bench.boards import BOARDS
 from bench.boards.cli import main as results
 from bench.boards.curves import steps
-from bench.boards.entries import HUGE
+from bench.boards.headline import headlines
 from bench.errors import UserError
+from bench.results.group import HUGE
 from bench.results.render import json_text
+from bench.results.selection import CONVERGED, End
 from bench.results.stats import Interval
 from bench.store.block import DONE, RUNS
 from bench.store.record import RunResult
 from bench.store.reports import study_path
 from bench.store.stores import Stores
 from bench.store.tables import CURVE_FIELDS
-from tests.entered import board, found, keep, keep_block, made, rows, seeds, study, tuned
+from tests.entered import board, found, keep, keep_block, made, rows, seeds, study, tried, tuned
 from tests.stored import put
 
 A, B = [0.81, 0.84, 0.80, 0.86, 0.83], [0.70, 0.72, 0.69, 0.77, 0.71]
@@ -213,6 +216,25 @@ def test_effects_on_a_logarithmic_scale_are_ratios_and_never_negative(store):
     assert 0 < own["final"].low < own["final"].mean
 
 
+@pytest.mark.parametrize(
+    ("scale", "log"), [("log", True), ("linear", False), ("", True)], ids=["log", "linear", "not known"]
+)
+def test_the_task_says_whether_its_scale_is_logarithmic(store, scale, log):
+    for opt, factor in (("adam", 1), ("sgd", 2)):
+        for i in range(7):
+            end = {"loss": 5 + factor, "excess": float(factor)}
+            keep(store, made(opt, i, 5 + factor, **LOSS, scale=scale, metrics={"final": end}))
+    table = board("quality", store).tables[-1]
+    assert table.columns[2].title == f"test loss{' above its infimum' * log}"
+    assert rows("quality", store)["sgd"]["effect"].mean == (2 if log else -1)
+
+
+def test_a_logarithmic_scale_needs_an_infimum(store):
+    keep(store, *seeds("adam", HIGH, **LOSS), *seeds("sgd", LOW, **LOSS))
+    assert {run.scale for entry in found(store).entries for run in entry.runs.values()} == {"log"}
+    assert board("quality", store).tables[-1].columns[2].title == "test loss"
+
+
 def test_values_that_are_equal_but_for_rounding_are_ties(store):
     keep(store, *seeds("adam", HIGH), *seeds("sgd", [x * (1 + 1e-7) for x in HIGH]))
     own = rows("quality", store)["sgd"]
@@ -237,7 +259,7 @@ def test_the_reference_is_the_tuned_one_and_is_named(store):
     tuned(store, "adam", HIGH)
     keep(store, *seeds("adam", [0.1] * 7), *seeds("sgd", LOW))
     table = board("quality", store).tables[-1]
-    assert table.columns[3].title == "against adam (tuned)"
+    assert table.columns[4].title == "against adam (tuned)"
     own = {row["opt"]: row for row in table.rows}
     assert own["adam"]["settings"] == "tuned"
     assert own["sgd"]["effect"].mean == pytest.approx(np.median(np.subtract(LOW, HIGH)))
@@ -288,8 +310,146 @@ def test_the_grid_of_pairs_has_holms_correction_and_rank_intervals(store):
     assert [table.rows[2].get(f"over{j}") for j in range(3)] == ["worse", "worse", None]
 
 
+def test_a_grid_of_too_many_rows_says_how_many_it_takes(store, monkeypatch):
+    monkeypatch.setattr("bench.boards.pairs.MOST_ROWS", 2)
+    keep(store, *seeds("adam", HIGH), *seeds("sgd", LOW), *seeds("adamw", HIGH))
+    (table,) = board("pairs", store).tables
+    assert (table.rows, table.notes) == ([], ["3 rows: --opt chooses 2 or fewer"])
+    (table,) = board("pairs", store, opts=["adam", "sgd"]).tables
+    assert [row["opt"] for row in table.rows] == ["adam", "sgd"]
+
+
+# -- the noise of tuning ----------------------------------------------------------------------------------------------
+
+
+def widened(store: Path) -> tuple[Any, list[str]]:
+    """What the column says of the only row, and the notes of its table."""
+    (table,) = board("quality", store).tables
+    return table.rows[0]["final_tuned"], [note for note in table.notes if "noise of tuning" in note]
+
+
+FRESH = [0.7, 0.8, 0.9]
+
+
+def test_the_noise_of_tuning_is_that_of_choosing_again_from_the_tuning_seeds(store):
+    tried(store, CHOICE, {0.1: [0.8, 0.6], 1.0: [0.7, 0.3]}, FRESH, won=0.1)
+    (own, notes), plain = widened(store), rows("quality", store)["adam"]["final"]
+    # One draw of four chooses the other setting, which reports 0.2 less on average over both seeds.
+    parts = [(0.01 / 3, 2), (0.2**2 * 0.25 * 0.75, 1)]
+    total = sum(of for of, _ in parts)
+    half = reference.t.ppf(0.975, total**2 / sum(of**2 / df for of, df in parts)) * math.sqrt(total)
+    assert (own.mean, own.low, own.high, own.n) == pytest.approx((0.8, 0.8 - half, 0.8 + half, 3))
+    assert own.low < plain.low < plain.high < own.high
+    assert notes == []
+
+
+def test_on_a_logarithmic_scale_the_noise_of_tuning_is_that_of_ratios(store):
+    losses = {0.1: [1e-4, 1e-2], 1.0: [1e-3, 1e-3]}
+    tried(store, losses, {0.1: [1e-3, 1e-3], 1.0: [1e-4, 1e-4]}, [1e-3, 1e-4], won=1.0, task="synthetic", mode="min")
+    own, notes = widened(store)
+    # One draw of four has only the seed on which 0.1 is better.
+    parts = [(math.log(10) ** 2 / 4, 1), (math.log(10) ** 2 * 0.25 * 0.75, 1)]
+    total = sum(of for of, _ in parts)
+    half = reference.t.ppf(0.975, total**2 / sum(of**2 / df for of, df in parts)) * math.sqrt(total)
+    middle = -3.5 * math.log(10)
+    half = max(half, reference.t.ppf(0.975, 1) * math.sqrt(parts[0][0]))
+    assert (own.mean, own.low, own.high) == pytest.approx((10**-3.5, math.exp(middle - half), math.exp(middle + half)))
+    assert notes == []
+
+
+def test_a_choice_that_every_draw_makes_has_no_noise(store):
+    tried(store, {0.1: [0.9, 0.8, 0.85], 1.0: [0.5, 0.6, 0.4]}, {0.1: [0.7] * 3, 1.0: [0.9] * 3}, FRESH, won=0.1)
+    row = rows("quality", store)["adam"]
+    assert row["final_tuned"] == row["final"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"kept": False}, "the runs of its trials are not in these stores"),
+        ({"won": 1.0}, "the runs of its trials do not choose its winner"),
+        ({"seeds": [1000]}, "one tuning seed"),
+        ({"metric": "loss"}, "tuned for loss"),
+    ],
+)
+def test_why_there_is_no_interval_with_the_noise_of_tuning_is_said_once(store, changes, why):
+    tried(store, CHOICE, CHOICE, FRESH, **{"won": 0.1} | changes)
+    assert widened(store) == (None, [f"no interval with the noise of tuning: adam ({why})"])
+
+
+def test_of_what_was_not_tuned_nothing_is_said_about_tuning(store):
+    keep(store, *seeds("adam", FRESH))
+    assert widened(store) == (None, [])
+
+
+def test_a_choice_that_may_diverge_is_not_bounded(store):
+    scores = {0.1: [0.9, 0.5], 1.0: [0.95, None]}
+    tried(store, scores, scores, FRESH, won=0.1)  # twice the first seed chooses 1
+    assert widened(store) == ("unbounded: a possible choice has a run without a value", [])
+
+
+def test_trials_that_were_pruned_or_failed_win_no_draw(store):
+    record = tried(store, CHOICE, CHOICE, FRESH, won=0.1)
+    pruned = [record.trials[0], record.trials[1] | {"state": "pruned", "runs": record.trials[1]["runs"][:1]}]
+    failed = record.trials[0] | {"state": "failed", "runs": [], "point": {"opt.lr": 10.0}, "score": None}
+    study_path(store, "study").write_text(json.dumps(vars(record) | {"trials": [*pruned, failed]}))
+    row = rows("quality", store)["adam"]
+    assert row["final_tuned"] == row["final"]
+
+
+def test_fresh_runs_that_diverged_are_said_here_too(store):
+    tried(store, CHOICE, CHOICE, [0.7, None], won=0.1)
+    assert widened(store) == ("1 of 2 diverged", [])
+
+
+def repeat(store: Path, won: float, fresh: list[End], i: int, **changes: Any) -> None:
+    """A study of 0.1, 1 and 10 that chose one of them, as one of several."""
+    scores = {lr: [0.5 + 0.4 * (lr == won)] * 2 for lr in (0.1, 1.0, 10.0)}
+    tried(store, scores, scores, fresh, **{"won": won, "first": 1000 + 10 * i, "name": f"study{i}"} | changes)
+
+
+def test_over_three_repeated_studies_the_interval_is_that_of_their_means(store):
+    for i, (won, fresh) in enumerate([(0.1, [0.7, 0.9, 0.8]), (1.0, [0.6, 0.7, 0.65]), (10.0, [0.5, 0.5, 0.5])]):
+        repeat(store, won, list(fresh), i)
+    own, notes = widened(store)
+    parts = [(np.var([0.8, 0.65, 0.5], ddof=1) / 3, 2), (np.var([0.6, 0.7, 0.65], ddof=1) / 3, 2)]
+    total = sum(of for of, _ in parts)
+    half = reference.t.ppf(0.975, total**2 / sum(of**2 / df for of, df in parts)) * math.sqrt(total)
+    half = max(half, reference.t.ppf(0.975, 2) * math.sqrt(parts[0][0]))
+    assert (own.mean, own.low, own.high, own.n) == pytest.approx((0.65, 0.65 - half, 0.65 + half, 3))
+    assert notes == []
+
+
+def test_repeated_studies_that_chose_the_same_add_no_certainty(store):
+    for i in range(3):
+        repeat(store, 0.1, [*FRESH, 0.75], i)
+    row = rows("quality", store)["adam"]
+    own, plain = row["final_tuned"], row["final"]
+    assert (own.mean, own.low, own.high, own.n) == pytest.approx((plain.mean, plain.low, plain.high, 3))
+
+
+def test_a_repeated_study_whose_winner_diverged_leaves_no_mean(store):
+    for i, won in enumerate((0.1, 1.0, 10.0)):
+        repeat(store, won, [0.5, None if i == 2 else 0.5], i)
+    assert widened(store) == ("1 of 2 diverged", [])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"first": 1000}, {"select_split": "val"}, {"prune": True}, {"missing": 1}, {"axes": ["opt.lr", "opt.eps"]}],
+)
+def test_studies_with_other_budgets_or_the_same_seeds_are_no_repetitions(store, change):
+    for i, won in enumerate((0.1, 1.0, 10.0)):
+        repeat(store, won, [*FRESH, 0.75], i, **change if i == 2 else {})
+    assert widened(store)[0].n == 4  # fresh seeds, and not studies
+    row = rows("quality", store)["adam"]
+    assert row["final_tuned"] == row["final"]
+
+
 # -- what must not matter ---------------------------------------------------------------------------------------------
 
+CHOICE = {0.1: [0.9, 0.5], 1.0: [0.6, 0.7]}
+"""Of two seeds both choose 0.1, as the first one does, and the second one 1."""
 finals = st.lists(st.none() | st.floats(0, 1).map(lambda x: round(x, 3)), min_size=1, max_size=5)
 
 
@@ -298,11 +458,14 @@ finals = st.lists(st.none() | st.floats(0, 1).map(lambda x: round(x, 3)), min_si
 def test_who_else_entered_changes_no_score_no_interval_and_no_order(tmp_path_factory, own):
     store = tmp_path_factory.mktemp("store")
     for opt, values in own.items():
-        keep(store, *seeds(opt, values, steps_to_target=50 if values[0] else None, seconds_to_target=5.0))
+        words = {"opt.lr": 0.1}  # of a study that may have chosen otherwise, so that the noise of tuning is there
+        keep(store, *seeds(opt, values, words=words, steps_to_target=50 if values[0] else None, seconds_to_target=5.0))
+        tried(store, CHOICE, CHOICE, [], won=0.1, opt=opt, name=f"of-{opt}")
 
     def scores(opts: list[str]) -> dict[str, list[tuple[str, Any]]]:
         keys = (
             "final",
+            "final_tuned",
             "verdict",
             "won",
             "effect",
@@ -467,6 +630,7 @@ def test_seeds_that_ran_twice_count_once_with_the_whole_budget_first(store):
 FLAGS = [
     ({"part": "100 of 55,000 training images"}, "not the whole task"), ({"status": "timeout"}, "stopped by time"),
     ({"cap_share": 0.999}, "cap sets the step"), ({"tuned_by": "elsewhere"}, "tuned elsewhere"),
+    ({"saturated_at": 1}, "saturated by one step"),
 ]  # fmt: skip
 
 
@@ -512,17 +676,88 @@ def test_budgets_parts_and_settings_of_the_task_are_problems_of_their_own(store)
     ]  # fmt: skip
 
 
-def test_settings_by_hand_are_chosen_by_nobody(store):
-    for lr in (0.2, 0.20000001):
-        keep(store, *seeds("adam", A, words={"opt.lr": lr}))
+def sweep(store: Path, opt: str, finals: dict[float, list[float | None]], first: int = 0) -> None:
+    """Runs of an optimizer by learning rate, evaluated once on the selection split with the values of the report."""
+    for lr, own in finals.items():
+        keep(store, *seeds(opt, own, first, words={"opt.lr": lr}))
+
+
+def test_of_a_sweep_the_best_of_each_optimizer_is_shown_without_a_verdict(store):
+    sweep(store, "adamw", {0.1: [0.5] * 8, 0.2: [0.9] * 8, 0.3: [0.7] * 8})
+    sweep(store, "adam", {0.1: [0.8] * 8, 0.2: [None] * 8})
+    own = rows("quality", store)
+    assert [row["settings"] for row in own.values()] == ["best of 3", "best of 2"]
+    assert {row["opt"]: row["final"].mean for row in own.values()} == {"adamw": 0.9, "adam": 0.8}
+    assert all("selected on these seeds" in row["flags"] for row in own.values())
+    adam = rows("quality", store, reference="adamw")["adam"]
+    assert (adam["verdict"], adam["won"], adam["effect"].bounded) == ("selected on these seeds", "0 of 8", False)
+    assert adam["effect"].mean == pytest.approx(-0.1)
+    (note,) = found(store).notes
+    assert note.startswith("mnist, max_steps 100: adam, adamw: the best of several settings, chosen on the very seeds")
+    (grid,) = board("pairs", store).tables
+    assert grid.rows == []
+    assert "adam is not compared: selected on these seeds" in grid.notes
+    assert [entry.name for entry in found(store, settings="all", opts=["adam"]).entries] == [
+        "adam (lr 0.1)", "adam (lr 0.2)"
+    ]  # fmt: skip
+
+
+def test_the_best_of_a_sweep_is_chosen_on_the_selection_split(store):
+    def runs(lr: float, test: float, selection: float) -> list[RunResult]:
+        rows = [{"step": 100, "train_s": 1.0, "accuracy": selection}]
+        return seeds("adam", [test] * 3, words={"opt.lr": lr}, validations=rows)
+
+    keep(store, *runs(0.1, 0.9, 0.5), *runs(0.2, 0.8, 0.6))
+    assert rows("quality", store)["adam"]["final"].mean == pytest.approx(0.8)
+
+
+def test_a_sweep_whose_settings_all_diverge_is_a_row(store):
+    sweep(store, "adam", {0.1: [None, None, None], 0.2: [None, None, 0.5]})
+    row = rows("quality", store)["adam"]
+    assert (row["settings"], row["final"]) == ("best of 2", "2 of 3 diverged")
+
+
+def test_defaults_with_the_seeds_of_a_sweep_are_one_of_its_settings(store):
+    keep(store, *seeds("adam", A))
+    sweep(store, "adam", {0.2: [0.9] * 5, 0.3: [0.1] * 5})
+    row = rows("quality", store)["adam"]
+    assert (row["settings"], row["final"].mean) == ("best of 3", 0.9)
+
+
+def test_settings_by_hand_beside_defaults_with_other_seeds_are_mentioned(store):
+    keep(store, *seeds("adam", A))
+    sweep(store, "adam", {0.2: [0.9] * 5, 0.3: [0.1] * 5}, first=50)
+    assert rows("quality", store)["adam"]["settings"] == "default"
+    assert "adam is shown at its defaults, and 2 other settings by hand not" in found(store).notes[0]
+    assert found(store, settings="all").notes == []
+
+
+def test_settings_with_different_seeds_are_chosen_by_nobody(store):
+    for i, lr in enumerate((0.2, 0.20000001)):
+        keep(store, *seeds("adam", A, first=10 * i, words={"opt.lr": lr}))
     assert "adam is not shown, since it has 2 settings by hand" in found(store).notes[0]
     assert [entry.name for entry in found(store, settings="all").entries] == ["adam (lr 0.2)", "adam (lr 0.20000001)"]
 
 
-def test_settings_by_hand_beside_the_defaults_are_mentioned(store):
-    keep(store, *seeds("adam", A), *seeds("adam", A, words={"opt.lr": 0.2}), *seeds("adam", A, words={"opt.lr": 0.3}))
-    assert "adam is shown at its defaults, and 2 other settings by hand not" in found(store).notes[0]
-    assert found(store, settings="all").notes == []
+def test_settings_of_a_sweep_with_more_seeds_than_others_compete_on_the_common_ones(store):
+    for lr, own in {0.1: [0.5] * 8, 0.2: [0.9] * 7, 0.3: [0.4] * 12, 0.4: [1.0]}.items():
+        keep(store, *seeds("adam", own, 0 if lr < 0.4 else 50, words={"opt.lr": lr}))
+    row = rows("quality", store)["adam"]
+    assert (row["settings"], row["n"], row["final"].mean) == ("best of 3", 7, 0.9)
+    assert any("adam" in note and "1 further setting" in note for note in found(store).notes)
+    every = board("quality", store, settings="all").tables[-1].rows
+    assert [row["n"] for row in every if "one of 3 settings" in row["flags"]] == [7, 8, 12]
+
+
+def test_a_loss_below_its_presumed_infimum_counts_as_on_it(store):
+    for opt, excess in (("gd", 1e-3), ("adam", -1e-9)):
+        end = {"final": {"loss": 0.25 + excess, "excess": excess}}
+        keep(store, *seeds(opt, [0.25 + excess] * 8, **LOSS, metrics=end))
+    own = rows("quality", store, reference="gd")
+    assert own["adam"]["final"].mean == CONVERGED
+    assert (own["adam"]["verdict"], own["adam"]["won"]) == ("better", "8 of 8")
+    for name in BOARDS:
+        assert board(name, store, opts=["adam", "gd"]).name == name
 
 
 @pytest.mark.parametrize(("choice", "there"), [("tuned", "default"), ("default", "tuned")])
@@ -855,6 +1090,40 @@ def test_a_run_that_time_stopped_before_the_target_gives_its_row_no_verdict(stor
     assert {row["opt"]: row["verdict"] for row in table.rows} == {
         "adam": "reference", "sgd": "not compared: time stopped runs before the target"
     }  # fmt: skip
+
+
+# -- headline ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_headline_says_in_words_what_the_verdicts_say(store):
+    noise = [0.01 * math.sin(seed) for seed in range(9)]
+    for opt, shift in (("adamw", 0.0), ("sngd", 0.1), ("sgd", -0.2)):
+        keep(store, *seeds(opt, [0.7 + shift + x for x in noise]))
+    keep(store, *seeds("adam", [0.7 - x for x in noise]), *seeds("sps", [0.6] * 2))
+    keep(store, *seeds("sgd", [0.6 + x for x in noise], name="mine"))
+    ((name, said),) = headlines(found(store))
+    assert name == "mnist, max_steps 100"
+    first, second, third, fourth = said.removesuffix(".").split(". ")
+    assert re.fullmatch(r"sngd \(gain 0\.1 \[0\.1, 0\.1\]\) is better than adamw \(default, test accuracy .*\)", first)
+    assert second.startswith("No difference is found between adamw and adam (gain ")
+    assert third.startswith("mine (gain -0.1 [-0.1, -0.1]) and sgd (gain -0.2")
+    assert third.endswith("are worse")
+    assert fourth == "Too few seeds to judge sps"
+
+
+def test_the_headline_without_a_reference_names_the_best_mean_and_no_verdict(store):
+    keep(store, *seeds("adam", [0.7] * 3), *seeds("sgd", [0.6] * 3))
+    ((_, said),) = headlines(found(store))
+    assert said.startswith(
+        "adam (default) has the best mean (test accuracy 0.7 [0.7, 0.7]); there are no runs of adamw"
+    )
+
+
+def test_the_headline_of_a_sweep_ranks_without_verdicts(store):
+    sweep(store, "adamw", {0.1: [0.5] * 8, 0.2: [0.9] * 8})
+    sweep(store, "adam", {0.1: [0.8] * 8, 0.2: [None] * 8})
+    ((_, said),) = headlines(found(store))
+    assert said.endswith("no verdicts: adamw 0.9 [0.9, 0.9], adam 0.8 [0.8, 0.8].")
 
 
 # -- theory -----------------------------------------------------------------------------------------------------------

@@ -1,12 +1,14 @@
 """What a command may cost: as a time, or as a number of runs."""
 
 import json
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from bench.execute.pool import Pool
 from bench.grammar.values import read_budget
+from bench.tuning.cli import tune
 from bench.tuning.workers import Workers
 from tests.daemons import until
 from tests.test_cli import fails
@@ -59,12 +61,22 @@ def wait_before_anybody_listens(*args: Any) -> bool:
     return False
 
 
+def lose_the_first_interrupt(*args: Any) -> bool:
+    with suppress(KeyboardInterrupt):  # as Python does in a finalizer
+        wait_before_anybody_listens(*args)
+    return wait_before_anybody_listens(*args)
+
+
 @pytest.mark.parametrize(
-    ("place", "work"), [(Pool, wait_for_a_request), (Workers, wait_before_anybody_listens)], ids=["heard", "unheard"]
+    ("place", "work"),
+    [(Pool, wait_for_a_request), (Workers, wait_before_anybody_listens), (Workers, lose_the_first_interrupt)],
+    ids=["heard", "unheard", "lost"],
 )
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # so Python loses an interrupt
 def test_a_time_that_is_spent_stops_the_workers_and_shows_the_result(cli, monkeypatch, tmp_path, place, work) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(place, "work", work)
+    monkeypatch.setattr(tune, "AGAIN", 0.2)
     answer = cli(*TUNE, "--budget", "0.2s")
     assert answer.code == 1  # no trial has a score yet
     assert "the budget of 0.2s is spent; the same command with another goes on" in answer.err

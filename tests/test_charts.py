@@ -1,6 +1,7 @@
 """Charts as numbers and on paper: means, bands and step functions against other implementations; figures that print."""
 
 import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from io import BytesIO
 from pathlib import Path
@@ -9,27 +10,31 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from matplotlib.colors import rgb_to_hsv, to_rgb
 from PIL import Image
 from scipy.stats import beta, t
 
 from bench.boards import Asked
-from bench.boards.charts import CHARTS, budget, profile, sensitivity
+from bench.boards.charts import CHARTS, budget, performance_profile, profile, sensitivity
 from bench.boards.cli import CHART_NAMES
 from bench.boards.cli import main as results
-from bench.boards.collect import collect
+from bench.boards.collect import Collected, collect
 from bench.boards.curves import MOST_POINTS, curves, steps
+from bench.boards.entries import entries_of
+from bench.boards.forest import forest
 from bench.errors import UserError
 from bench.results.chart import Panel, Trace, caption
 from bench.results.draw import harmless, picture
 from bench.results.embed import embed
-from bench.results.selection import CONVERGED
+from bench.results.selection import CONVERGED, End
 from bench.results.styles import styles
 from bench.store.files import write_json
 from bench.store.reports import StudyRecord, study_path
 from bench.store.stores import Stores
 from tasks import TASKS
-from tests.entered import made
+from tests.entered import keep, made, rows, seeds
 from tests.stored import put
 
 HOSTILE = "ev_il$x^$ <script>alert(1)</script> \"q\" 'a' [/bold] ü 漢 %{x} <b>"
@@ -93,7 +98,7 @@ def add_study(
 
 def asked(store: Path, target: float | None = None, **options: Any) -> Asked:
     stores = Stores([store])
-    return Asked(collect(stores, **options), stores.tables, target=target)
+    return Asked(collect(stores, **options), stores.tables, options.get("reference"), target)
 
 
 def trace(chart: Panel, name: str) -> Trace:
@@ -315,6 +320,170 @@ def test_a_target_can_be_given_and_is_looked_for_in_the_evaluations(store):
     assert trace(chart, "sgd").x.tolist() == [0, 0.5, 0.5, 1]
 
 
+# -- effects --------------------------------------------------------------------------------------------------------
+
+
+def row(chart: Panel, name: str) -> tuple[str, float]:
+    """What stands beside an optimizer's row, and its median."""
+    found = trace(chart, name)
+    assert chart.y_ticks is not None
+    return chart.y_ticks[found.y[0]].replace("\n", " "), float(found.x[0])
+
+
+def test_effects_are_those_of_the_board_in_its_order_with_verdicts_in_words_and_marks(store):
+    ends = [0.5 + 0.01 * seed for seed in range(8)]
+    gains = {"sgd": -0.2, "adam": 0.1, "sngd": 0.0}
+    keep(store, *seeds("adamw", ends), *seeds("sps", [None] * 7))
+    keep(store, *seeds("sgd", [0.6, 0.6], name="few"), *seeds("sgd", ends, 9, name="late"))
+    for opt, gain in gains.items():
+        keep(store, *seeds(opt, [x + gain + (-1) ** i * 0.01 * i for i, x in enumerate(ends)]))
+    (chart,) = forest(asked(store)).panels
+    board = rows("quality", store, reference=None)
+    assert [found.name for found in chart.traces] == [opt for opt in board if opt in {*gains, "few"}]
+    assert [found.y[0] for found in chart.traces] == sorted((found.y[0] for found in chart.traces), reverse=True)
+    for found in chart.traces:
+        effect, verdict = board[found.name]["effect"], board[found.name]["verdict"]
+        assert row(chart, found.name) == (f"{found.name}: {verdict}", effect.mean)
+        assert found.hollow == (verdict not in ("better", "worse"))
+        if found.name == "few":
+            assert found.x_band is None
+        else:
+            assert found.x_band is not None
+            assert [float(end[0]) for end in found.x_band] == [effect.low, effect.high]
+    assert [found.name for found in chart.traces if not found.hollow] == ["adam", "sgd"]
+    assert "sps: worse; there is no median, since 7 of its and 0 of the reference's 7 runs have no value" in chart.note
+    assert "late: no common seeds" in chart.note
+    assert (chart.log, chart.guides[0].x.tolist()) == ("", [0, 0])
+    assert chart.x == "test accuracy: gain over adamw (default); positive is better"
+
+
+def test_an_interval_without_an_end_reaches_the_edge(store):
+    keep(store, *seeds("adamw", [0.5] * 7), *seeds("sgd", [0.75, 0.25, None, *[0.25] * 4]))
+    (chart,) = forest(asked(store)).panels
+    found = trace(chart, "sgd")
+    assert chart.x_limits is not None
+    assert found.x_band is not None
+    assert [float(end[0]) for end in found.x_band] == [chart.x_limits[0], 0.25]
+    assert chart.x_limits[0] < -0.25 < 0.25 < chart.x_limits[1]
+
+
+def test_ratios_have_a_logarithmic_axis_around_1(store):
+    for opt, scale in (("gd", 1.0), ("ngd", 0.01)):
+        for seed in range(7):
+            above = {"final": {"loss": 1.0, "excess": scale * 2.0**seed}}
+            keep(store, made(opt, seed, 1.0, task="synthetic", metrics=above))
+    (chart,) = forest(asked(store)).panels
+    assert (chart.log, chart.guides[0].x.tolist()) == ("x", [1, 1])
+    assert row(chart, "ngd") == ("ngd: better", pytest.approx(0.01))
+    assert chart.x.endswith("above its infimum: ratio to gd (default); below 1 is better")
+
+
+@pytest.mark.parametrize(
+    ("opts", "why"),
+    [
+        (("sgd",), "the reference adamw has no runs here; --reference names another"),
+        (("adamw",), "there is nobody but the reference adamw"),
+    ],
+)
+def test_no_effects_are_said(store, opts, why):
+    for opt in opts:
+        add_run(store, opt=opt)
+    (chart,) = forest(asked(store)).panels
+    assert (chart.traces, chart.note) == ([], why)
+
+
+def test_long_names_are_broken_and_rows_are_as_high_as_their_words(store):
+    keep(store, *seeds("adamw", [0.5] * 2), *seeds("sgd", [0.5] * 2), *seeds("sgd", [0.5] * 2, name="x" * 100 + "$"))
+    chart = forest(asked(store))
+    words = [*(chart.panels[0].y_ticks or {}).values()]
+    assert max(len(line) for own in words for line in own.split("\n")) <= 24
+    heights = []
+    for least in (0.0, 5.0):
+        panel = replace(chart.panels[0], least=least)
+        with Image.open(BytesIO(picture(replace(chart, panels=[panel]), ".png"))) as image:
+            heights.append(image.height / 300)
+    assert heights[0] < 5 < heights[1]
+
+
+# -- performance profiles -------------------------------------------------------------------------------------------
+
+
+def profiles(
+    reference: Sequence[End], entrants: Mapping[str, Sequence[Sequence[End] | None]], shown: Iterable[str] = ()
+) -> Panel:
+    """The chart of problems with these steps to the target: one run of the reference, any of entrants, by problem."""
+    runs = []
+    for k, base in enumerate(reference):
+        ends = {"adamw": [base], **{opt: own[k] or [] for opt, own in entrants.items()}}
+        for opt, at_target in ends.items():
+            name = None if opt in ("adamw", "sgd") else opt
+            runs += [
+                made("sgd" if name else opt, seed, name=name, words={"trainer.max_steps": 100 + k},
+                     steps_to_target=None if at is None else int(at))
+                for seed, at in enumerate(at_target)
+            ]  # fmt: skip
+    entries = entries_of(runs, {}, [])
+    for entry in entries:
+        entry.name = entry.opt
+    own = [entry for entry in entries if not shown or entry.name in shown]
+    (panel,) = performance_profile(Asked(Collected(own, entries, entries, {}), lambda _: {})).panels
+    return panel
+
+
+def share(chart: Panel, name: str, tau: float) -> float:
+    """The height of a step function at a place."""
+    found = trace(chart, name)
+    return float(found.y[np.searchsorted(found.x, tau, side="right") - 1])
+
+
+def test_a_performance_profile_is_that_of_eight_problems_by_hand():
+    ends = [[50], [100], [100, 300], [20], [25], [900], [100, None], None]  # ratios 1/2, 1, 2, 1/5, 1/4, 9, -, -
+    chart = profiles([100] * 8, {"sgd": ends})
+    found = trace(chart, "sgd")
+    assert found.x.tolist() == [1 / 4, 1 / 4, 1 / 4, 1 / 2, 1 / 2, 1, 1, 2, 2, 4]
+    assert found.y.tolist() == [0, 0, 2 / 8, 2 / 8, 3 / 8, 3 / 8, 4 / 8, 4 / 8, 5 / 8, 5 / 8]
+    assert trace(chart, "adamw").y.tolist() == [0, 0, 1, 1]
+    # On the logarithmic axis: two whole, three quarters, a half, a quarter.
+    assert f"adamw 0.50, sgd {(2 + 0.75 + 0.5 + 0.25) / 8:.2f}" in chart.note
+    assert "sgd counts as missing the target where it has no runs to compare: mnist, max_steps 107" in chart.note
+
+
+END = st.one_of(st.none(), st.integers(1, 1000))
+ENTRANT = st.lists(st.one_of(st.none(), st.lists(END, min_size=1, max_size=3)), min_size=9, max_size=9)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.integers(1, 1000), min_size=8, max_size=8), END, st.lists(ENTRANT, min_size=1, max_size=3),
+    st.floats(0.2501, 3.999),
+)  # fmt: skip
+def test_nobody_changes_the_profile_of_another(base, last, ends, tau):
+    entrants = dict(zip(("sgd", "other.One", "other.Two"), ends, strict=False))
+    chart = profiles([*base, last], entrants)
+    whole = 8 + (last is not None)
+    for name, own in entrants.items():
+        if name not in {found.name for found in chart.traces}:
+            assert not any(own)
+            continue
+        alone = [profiles([*base, last], {name: own}), profiles([*base, last], entrants, [name])]
+        for other in alone:
+            np.testing.assert_array_equal(trace(other, name).x, trace(chart, name).x)
+            np.testing.assert_array_equal(trace(other, name).y, trace(chart, name).y)
+        count = 0
+        for own_ends, reference in zip(own, [*base, last], strict=True):
+            there = sorted(at for at in own_ends or () if at is not None)
+            if reference is not None and 2 * len(there) > len(own_ends or ()):
+                every = [*there, *[math.inf] * (len(own_ends or ()) - len(there))]
+                count += float(np.median(every)) / reference <= tau
+        assert share(chart, name, tau) == count / whole
+
+
+def test_few_problems_have_no_performance_profile():
+    chart = profiles([100] * 7 + [None], {"sgd": [[50]] * 8})
+    assert not chart.traces
+    assert "7 of 8 problems have a target that their reference reaches" in chart.note
+
+
 # -- step sizes -----------------------------------------------------------------------------------------------------
 
 
@@ -360,17 +529,26 @@ def everything(store: Path) -> Asked:
         scores = {10.0**k: 0.9 - 0.1 * abs(k) for k in range(-4, 3)} | {100.0: None}
         add_study(store, "mnist", opt if opt.isidentifier() else "strange", scores, winner)
     add_run(store, "mnist", "adam", 0, [2.0, 9.0], words={"trainer.max_steps": 300}, status="diverged", final=None)
-    return asked(store, settings="all")
+    return asked(store, settings="all", reference="sgd")
+
+
+def eight(store: Path) -> Asked:
+    """Eight problems, in each of which a reference reaches the target."""
+    for k in range(8):
+        for opt in ("adamw", "sgd"):
+            add_run(store, opt=opt, words={"trainer.max_steps": 100 + k}, steps_to_target=10)
+    return asked(store)
 
 
 @pytest.mark.parametrize("kind", CHARTS)
 def test_every_number_can_be_drawn_and_every_chart_has_a_note(store, kind):
     charts = CHARTS[kind](everything(store)).panels
-    assert len({chart.key for chart in charts}) == len(charts) >= 2
+    assert len({chart.key for chart in charts}) == len(charts) >= 1 + (kind != "performance_profile")
     for chart in charts:
         assert chart.note
         for found in chart.traces:
-            for values, axis in ((found.x, "x"), (found.y, "y"), *((end, "y") for end in found.band or ())):
+            for values, axis in ((found.x, "x"), (found.y, "y"), *((end, "y") for end in found.band or ()),
+                                 *((end, "x") for end in found.x_band or ())):  # fmt: skip
                 assert len(values) == len(found.x)
                 assert np.isfinite(values).all()
                 assert axis not in chart.log or (values > 0).all()
@@ -386,7 +564,7 @@ def test_the_command_line_knows_all_charts():
 @pytest.mark.matrix(keep=2)
 @pytest.mark.parametrize("kind", CHARTS)
 def test_a_figure_is_drawn_and_the_same_every_time(store, kind, recwarn):
-    chart = CHARTS[kind](everything(store)).shown
+    chart = CHARTS[kind](eight(store) if kind == "performance_profile" else everything(store)).shown
     for ending in (".png", ".pdf", ".SVG"):
         image = picture(chart, ending)
         assert image == picture(chart, ending)

@@ -140,6 +140,7 @@ def test_show_tells_a_tasks_metric_budget_and_options(cli, name):
     out, spec = cli("show", name).out, TASKS[name]
     assert spec.title in out
     assert f"{spec.metric} ({spec.mode})" in out
+    assert f"scale   {spec.scale}: {'ratios' if spec.scale == 'log' else 'differences'}" in out
     assert {*re.findall(r"--task\.(\w+)", out)} >= task_options(spec).keys()
 
 

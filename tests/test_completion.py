@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bench.browse.listing import SORTS, STATUSES
-from bench.grammar.commands import COMMANDS
+from bench.grammar.commands import CHART_NAMES, COMMANDS
 from bench.grammar.complete import FILES, SCRIPTS, following
 from bench.papers.experiments import experiments
 from optimizers import OPTIMIZERS
@@ -42,7 +42,7 @@ from tests.test_cli import FIT
         ("sweep -o _", [FILES]),
         ("sweep --engine l", ["lanes", "lightning"]),
         ("tune --device c", ["cpu", "cuda"]),
-        ("plot _", ["curves", "sensitivity", "profile", "steps", "budget"]),
+        ("plot _", [*CHART_NAMES]),
         ("plot curves -o x.png --opt ad", ["adam", "adamw"]),
         ("leaderboard --board quality,sp", ["quality,speed"]),
         ("list --store x r", ["runs"]),

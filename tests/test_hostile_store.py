@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
+from bench.grammar.commands import CHART_NAMES
 from bench.store.reports import CheckRecord, StudyRecord, read_report
 from tests import hostile
 from tests.hostile import MAKE, MUTATIONS, SAFE, Guard, Mutation, tree
@@ -160,7 +161,7 @@ def test_boards_show_what_is_sound(readers, tmp_path, number):
     page = (read.out / "report.html").read_text()
     assert "gd" in page
     assert "<script>alert" not in page
-    chart = ("curves", "sensitivity", "profile", "steps", "budget")[number % 5]
+    chart = CHART_NAMES[number % len(CHART_NAMES)]
     words = ("plot", chart, "-o", read.out / "chart.svg", "--mixed-versions", "--store", store)
     code = read(*words, codes=(0, 1, 2)).code
     assert (read.out / "chart.svg").is_file() == (code != 2)

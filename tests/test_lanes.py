@@ -714,6 +714,7 @@ def test_a_converged_lane_keeps_its_final_weights_while_the_block_goes_on(store:
     converged, other = lanes_of(grid)
     assert converged["record"]["reason"] == "converged: the norm of the gradient is 0 in this precision"
     assert converged["record"]["steps"] < other["record"]["steps"] == 120
+    assert converged["record"]["saturated_at"] is None
     assert [lane["record"]["status"] for lane in (converged, other)] == ["completed"] * 2
     for lane, alone in zip((converged, other), fits(grid), strict=True):
         assert gap(lane, alone) < 1e-9
@@ -727,6 +728,32 @@ def test_polyak_converges_to_a_gradient_of_zero_while_slower_lanes_go_on(store: 
     for lane, alone in zip(lanes, [run["record"] for run in fits(grid)], strict=True):
         names = ("status", "reason", "final", "best", "metrics")  # the last steps are chaotic
         assert gap([lane[name] for name in names], [alone[name] for name in names]) < 1e-9
+
+
+@pytest.mark.parametrize("val_every", [1, 30])
+@pytest.mark.parametrize("task", ["synthetic", "synthetic_joint"])
+def test_an_absurd_step_that_saturates_is_told_as_in_fit(task: str, val_every: int, store: Path) -> None:
+    words = {"trainer__max_steps": 30, "trainer__val_every": val_every}
+    grid = block(store, task, "gd", lrs(0.1, 1e6, 1e300), **words)
+    lanes = [lane["record"] for lane in lanes_of(grid)]
+    assert [lane["saturated_at"] for lane in lanes] == [None, 1, 1] * 2
+    assert [lane["status"] for lane in lanes] == ["completed"] * 6
+    assert {lane["scale"] for lane in lanes} == {"log"}
+    for lane, alone in zip(lanes, [run["record"] for run in fits(grid)], strict=True):
+        assert (lane["saturated_at"], lane["scale"]) == (alone["saturated_at"], alone["scale"])
+
+
+@pytest.mark.matrix(keep=3)
+@pytest.mark.parametrize("task", ["synthetic", "synthetic_joint", "mha_dm1"])
+@each_optimizer
+def test_no_built_in_method_saturates_by_one_step(task: str, opt: str, store: Path) -> None:
+    words = {"trainer__max_steps": 450} | ({"task__n": 20, "trainer__max_steps": 250} if task == "mha_dm1" else {})
+    lanes = [resolve({"task": task, "opt": opt}).opt_options]
+    if (tiny.ROOT / f"configs/tuned/{task}/{opt}.yaml").exists():
+        tuned = resolve({"task": task, "opt": opt}, tuned=True).opt_options
+        lanes += [tuned] * (tuned != lanes[0])
+    found = [lane["record"] for lane in lanes_of(block(store, task, opt, lanes, **words))]
+    assert [lane["saturated_at"] for lane in found] == [None] * len(found)
 
 
 def test_each_lane_records_when_it_reached_the_target(store: Path) -> None:

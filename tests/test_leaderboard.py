@@ -70,11 +70,12 @@ def test_the_table_shows_settings_scores_verdicts_and_the_reference(cli, filled)
     title, _, _, problem, _, head, first, second, *notes = answer.out.splitlines()
     assert (title, problem) == ("Quality at a fixed budget", "mnist, max_steps 100")
     assert re.split(r"\s{2,}", head.strip())[:6] == [
-        "optimizer", "settings", "test accuracy", "against adam (tuned)", "won", "gain over adam (tuned)"
+        "optimizer", "settings", "test accuracy", "with the noise of tuning", "against adam (tuned)", "won"
     ]  # fmt: skip
-    assert re.split(r"\s{2,}", first.strip())[:5] == ["adam", "tuned", "0.828 [0.7984, 0.8576]", "reference", "-"]
-    assert re.split(r"\s{2,}", second.strip())[:6] == [
-        "sgd", "default", "0.718 [0.6793, 0.7567]", "too few seeds (5 of 7)", "0 of 5", "-0.11"
+    interval = "0.828 [0.7984, 0.8576]"
+    assert re.split(r"\s{2,}", first.strip())[:6] == ["adam", "tuned", interval, interval, "reference", "-"]
+    assert re.split(r"\s{2,}", second.strip())[:7] == [
+        "sgd", "default", "0.718 [0.6793, 0.7567]", "-", "too few seeds (5 of 7)", "0 of 5", "-0.11"
     ]  # fmt: skip
     assert "  note: not tuned, so at a disadvantage: sgd" in notes
 
@@ -125,8 +126,9 @@ def test_verdicts_of_this_version_of_an_optimizer_are_shown(cli, filled, tmp_pat
 def test_csv_has_three_columns_for_an_interval_whichever_row_is_first(cli, filled):
     keep(filled, *seeds("adamw", [None, 0.9, 0.9]))
     lines = list(csv.DictReader(io.StringIO(cli("leaderboard", "--reference", "adam", "--format", "csv").out)))
-    assert list(lines[0])[4:12] == [
-        "final", "final_low", "final_high", "verdict", "won", "effect", "effect_low", "effect_high"
+    assert list(lines[0])[4:15] == [
+        "final", "final_low", "final_high", "final_tuned", "final_tuned_low", "final_tuned_high",
+        "verdict", "won", "effect", "effect_low", "effect_high",
     ]  # fmt: skip
     own = {line["opt"]: line for line in lines}
     assert float(own["adam"]["final_low"]) == pytest.approx(0.7983, abs=2e-4)

@@ -119,6 +119,15 @@ def test_a_cap_that_binds_on_nearly_every_step_is_said(store: Path) -> None:
     )
 
 
+def test_a_step_that_alone_saturates_the_model_is_said(store: Path) -> None:
+    absurd = fit(store, "synthetic", "gd", opt__lr=1e300, trainer__max_steps=50)
+    assert (absurd.status, absurd.excess(), absurd.saturated_at) == ("completed", 0.0, 1)
+    assert [line for line in result_lines(absurd, store) if "step 1 alone saturated the model" in line]
+    honest = fit(store, "synthetic", "gd", trainer__max_steps=50)
+    assert honest.saturated_at is None
+    assert not any("saturated" in line for line in result_lines(honest, store))
+
+
 def test_the_polyak_step_of_the_curve_is_that_of_loss_norm_and_known_minimum(store: Path) -> None:
     result = fit(store, "synthetic", "ps", opt__c=1.0, trainer__max_steps=20)
     f_star = TASKS["synthetic"].data_cls(seed=0).f_star

@@ -32,7 +32,7 @@ def run(opt="gd", seed=0, final=None, status=None, metric="loss", split="train",
         groups[group][option] = value
     config = {
         "task": "synthetic", "opt": opt, "opt_options": groups["opt"], "task_options": groups["task"],
-        "trainer": {"max_steps": 100, "max_seconds": None}, "seed": seed, "device": "cpu",
+        "trainer": {"max_steps": 100, "max_seconds": None}, "seed": seed, "data_seed": seed, "device": "cpu",
     }  # fmt: skip
     name = f"synthetic-{opt}-{seed}-" + "-".join(map(str, settings.values()))
     status = status or ("diverged" if final is None else "completed")
@@ -476,6 +476,13 @@ def test_odd_values_can_be_drawn(medians, tmp_path):
     sweep = analyse(grid(*medians), ["opt.lr"], "min")
     write(tmp_path, sweep)
     assert bool(make(sweep).axes[0].texts) == (medians == (None, None))
+
+
+@pytest.mark.parametrize("xs", [(0.1, 1e6, 1e300), (1e-320, 1e-300, 1.0), (5e-324, 1.7e308)])
+def test_odd_settings_can_be_drawn(xs, tmp_path):
+    sweep = analyse([result for i, x in enumerate(xs) for result in at(x, i + 1.0)], ["opt.lr"], "min")
+    assert all(path.is_file() for path in write(tmp_path, sweep))
+    assert len(make(sweep).axes[0].get_lines()[0].get_xdata()) == len(xs)
 
 
 def test_optimizers_that_vary_different_settings_go_over_their_own(tmp_path):

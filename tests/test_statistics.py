@@ -228,6 +228,14 @@ def test_a_grid_is_holms_procedure(rows: list[list[float]]) -> None:
         assert (place.low, place.high) == (1 + better, len(rows) - worse)
 
 
+def test_a_grid_of_sixty_rows_is_decided_where_all_seeds_agree() -> None:
+    """1,770 pairs, of which each is tested at a level of its own."""
+    rows = [[float(i)] * 30 for i in range(60)]
+    found = grid([[row] * 60 for row in rows], "min")
+    assert {each.sign for each in found.values()} == {1}
+    assert [place.low for place in places(found, 60)] == list(range(1, 61))
+
+
 def test_grids_of_equal_optimizers_are_rarely_decided() -> None:
     assert false_words(4, 12, 300) <= 0.05
 

@@ -66,6 +66,18 @@ def test_a_record_reads_as_it_was_written(kept):
     assert list(kept.runs()) == [kept.get("a")]
 
 
+LATER: dict[str, Any] = {"scale": "", "saturated_at": None}
+"""Fields that records did not have from the first, with what those of before read as."""
+
+
+def test_a_record_without_the_later_fields_reads_as_one_that_does_not_know(tmp_path):
+    now = as_json(parse_record(changed(saturated_at=3), tmp_path))
+    before = {name: value for name, value in now.items() if name not in LATER}
+    read = as_json(parse_record(json.dumps(before).encode(), tmp_path))
+    assert read == before | LATER
+    assert all(now[name] != value for name, value in LATER.items())
+
+
 def test_what_is_not_there_is_none(kept):
     assert kept.get("a") is None
     assert kept.tables("a") == {}
@@ -127,6 +139,9 @@ DAMAGED = {
     "negative steps": changed(steps=-1),
     "negative seconds": changed(wall_s=-1.0),
     "a share above all": changed(cap_share=1.5),
+    "an unknown scale": changed(scale="logarithmic"),
+    "a step before all": changed(saturated_at=-1),
+    "a step that is none": changed(saturated_at=1.5),
     "no configuration": changed(config={}),
     "half a configuration": changed(config={k: v for k, v in GOOD["config"].items() if k != "seed"}),
     "an unknown budget": changed(config=GOOD["config"] | {"trainer": {"max_stepps": 3}}),

@@ -22,6 +22,7 @@ from sqlalchemy import event
 
 from bench.errors import RunFailed, UserError
 from bench.machine import this_process
+from bench.results.selection import CONVERGED
 from bench.store.record import RunResult
 from bench.tuning import summary, tuned
 from bench.tuning.studies import NoDatabase, Studies
@@ -306,7 +307,7 @@ def test_a_study_from_its_first_trial_to_the_winner_on_fresh_seeds(url: str) -> 
     assert study.claim(me()) is None
     found = study_result(study)
     assert (found.best and found.best.point, found.score, found.missing) == ({"opt.lr": 0.1}, 0.0, 0)
-    assert found.fresh_values == [0.0, 1e-6]
+    assert found.fresh_values == [CONVERGED, 1e-6]
     assert [run.config["seed"] for run in found.fresh] == [0, 1]
     assert found.cost == {
         "trial_seconds": 3.0, "trial_gradient_evaluations": 120, "fresh_seconds": 1.0, "fresh_gradient_evaluations": 40,

@@ -1,5 +1,6 @@
 """Data, order, dropout and models: what a batch is, exactly."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -62,6 +63,24 @@ def test_what_is_ranked_does_not_choose_unless_the_training_loss_is_ranked_on_pu
     assert spec.ranks_training == (name in ("synthetic", "synthetic_joint", "attention_matrix"))
     assert (data.select, data.report) == ("train", "train") if spec.ranks_training else data.select != data.report
     assert spec.ranks_training or "train" not in (data.select, data.report)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_losses_with_a_known_infimum_are_on_a_logarithmic_scale(name: str) -> None:
+    spec = TASKS[name]
+    theory = spec.module.startswith("tasks.theory")
+    assert (spec.scale == "log") == theory
+    if theory:  # the others need files, and their losses have no infimum that is known
+        data = spec.data_cls(seed=0)
+        assert data.loss_offset.keys() == data.sizes.keys()
+        assert data.loss_offset["train"] == data.f_star
+
+
+def test_a_scale_that_makes_no_sense_names_the_value_and_what_to_do() -> None:
+    with pytest.raises(ValueError, match="scale=logarithmic is not known: it must be linear or log"):
+        replace(TASKS["lm"], scale="logarithmic")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"scale=log compares a loss .*, and metric=accuracy is none: leave scale out"):
+        replace(TASKS["mnist"], scale="log")
 
 
 def test_seeds_are_the_same_on_every_machine() -> None:

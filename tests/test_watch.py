@@ -22,8 +22,13 @@ def rows_of(**columns: Any) -> np.ndarray:
     return np.stack([np.array(columns.get(name, [1.0] * steps), dtype=float) for name in names], axis=1)[:, None]
 
 
+_LOOK = Look(
+    steps=4, bad=False, first=1.0, median=1.0, capped=0, skipped=0, last_norm=1.0, norm_before=1.0, greatest_norm=1.0
+)
+
+
 def seen(**changes: Any) -> Look:
-    return replace(Look(steps=4, bad=False, first=1.0, median=1.0, capped=0, skipped=0, last_norm=1.0), **changes)
+    return replace(_LOOK, **changes)
 
 
 def watch(full_batch: bool = False, **spec: Any) -> Watch:
@@ -36,8 +41,8 @@ def watch(full_batch: bool = False, **spec: Any) -> Watch:
 
 def test_finite_steps_all_count() -> None:
     rows = rows_of(loss=[5, 1, 4, 2], norm=[3, 2, 1, 7], raw=[2, 2, 2, 2], applied=[2, 1, 2, 1])
-    assert look(rows, full_batch=False) == [Look(4, False, 5.0, 4.0, 2, 0, 7.0)]
-    assert look(rows[:1], full_batch=True) == [Look(1, False, 5.0, 5.0, 0, 0, 3.0)]
+    assert look(rows, full_batch=False) == [Look(4, False, 5.0, 4.0, 2, 0, 7.0, 1.0, 7.0)]
+    assert repr(look(rows[:1], full_batch=True)) == repr([Look(1, False, 5.0, 5.0, 0, 0, 3.0, NAN, 3.0)])
 
 
 @pytest.mark.parametrize("full_batch", [False, True])
@@ -95,6 +100,17 @@ def test_under_a_scaler_an_overflowed_gradient_is_a_skipped_step() -> None:
     assert (found.steps, found.bad, found.skipped) == (2, True, 1)
     (found,) = look(rows_of(norm=[1, INF, 0]), full_batch=True, scaled=True)
     assert (found.steps, found.bad, found.skipped) == (3, False, 1)
+
+
+@pytest.mark.parametrize(
+    ("norms", "before", "greatest"),
+    [([2, 5, 1, 0, 0], 1, 5), ([3, INF, 0, 0], INF, 3), ([0, 0], NAN, 0), ([4, 1, NAN, 9], 1, 4)],
+)
+def test_the_norm_before_the_last_step_and_the_greatest_are_of_steps_that_count(
+    norms: list[float], before: float, greatest: float
+) -> None:
+    (found,) = look(rows_of(norm=norms), full_batch=True, scaled=INF in norms)
+    assert repr((found.norm_before, found.greatest_norm)) == repr((float(before), float(greatest)))
 
 
 @pytest.mark.parametrize(
@@ -161,6 +177,33 @@ def test_a_zero_gradient_is_the_end_in_the_full_batch_only(full_batch: bool, sta
     run = watch(full_batch)
     run.take(seen(last_norm=0.0))
     assert (run.result.status, run.result.reason) == (status, reason)
+
+
+NORMS = {
+    "at once": ([1.0, 0.0], 1),
+    "from the heights": ([1.0, 50.0, 0.0], 2),
+    "after a while": ([1.0, 2.0, 3.0, 2.0, 1.6, 0.0], 5),
+    "through all magnitudes": ([10.0**-i for i in range(160)] + [0.0], None),
+    "a share at a time": ([1.0, 0.8, 0.5, 0.0], None),
+    "not at all": ([1.0, 0.5, 1e-300], None),
+    "never moved": ([0.0], None),
+    "after a step that was not made": ([1.0, INF, 0.0], None),
+}
+
+
+@pytest.mark.parametrize("cut", [1, 2, 1000], ids=["looks of one step", "of two", "one look"])
+@pytest.mark.parametrize(("norms", "step"), NORMS.values(), ids=NORMS)
+def test_a_step_that_alone_takes_the_gradient_to_zero_is_noted(norms: list[float], step: int | None, cut: int) -> None:
+    for full_batch in (True, False):
+        run = watch(full_batch)
+        for first in range(0, len(norms), cut):
+            resumed = watch(full_batch)
+            resumed.load_state_dict(run.state_dict())
+            run = resumed
+            (found,) = look(rows_of(norm=norms[first : first + cut]), full_batch=full_batch, scaled=True)
+            run.take(found)
+        assert run.result.saturated_at == (step if full_batch else None)
+        assert run.result.steps == len(norms)
 
 
 @pytest.mark.parametrize(

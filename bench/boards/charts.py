@@ -7,12 +7,15 @@ import numpy as np
 
 from bench.boards import Asked
 from bench.boards.curves import SPAN, curves, log_axis, nothing, series, steps
-from bench.boards.entries import HUGE, Entry, Problem
-from bench.boards.speed import reached
+from bench.boards.entries import Entry, Problem
+from bench.boards.forest import forest
+from bench.boards.shared import find_reference
+from bench.boards.speed import cut_short, reached, steps_to
 from bench.boards.tuning import expected_scores
 from bench.results import stats
-from bench.results.chart import Chart, Panel, Trace
-from bench.results.selection import equal_below
+from bench.results.chart import MOST, Chart, Panel, Trace
+from bench.results.group import HUGE
+from bench.results.selection import End, equal_below, seed_median
 from bench.store.reports import StudyRecord
 
 # -- of studies -------------------------------------------------------------------------------------------------------
@@ -56,10 +59,14 @@ def _trials(name: str, study: StudyRecord, metric: str) -> tuple[list[Trace], li
         x, score = trial["point"].get(axis or ""), trial["score"]
         if isinstance(x, bool) or not isinstance(x, int | float) or not 0 < x < math.inf:
             return [], [f"{name} is not drawn, since {axis or 'nothing'} is no positive number that it searched"]
-        (lost if score is None or abs(score) > HUGE else scored).append((float(x), score))
+        at = min(max(float(x), 1 / MOST), MOST)
+        if score is None or abs(score) > HUGE:
+            lost.append(at)
+        else:
+            scored.append((at, score))
     notes = []
     if lost:
-        at = ", ".join(f"{x:.3g}" for x, _ in sorted(lost)[:10]) + ", ..." * (len(lost) > 10)
+        at = ", ".join(f"{x:.3g}" for x in sorted(lost)[:10]) + ", ..." * (len(lost) > 10)
         notes.append(f"{name}: {len(lost)} of {len(study.trials)} trials have no score, at {axis} {at}")
     # A trial of further seeds has the point and the score of the first.
     x, y = np.array(sorted({*scored}), dtype=np.float64).reshape(-1, 2).T
@@ -167,10 +174,89 @@ def _stairs(name: str, times: Sequence[float | None]) -> Trace:
     return Trace(name, np.repeat([0.0, *at, 1.0], 2)[1:-1], mean, (low, high))
 
 
+# -- over problems ----------------------------------------------------------------------------------------------------
+
+LEAST_PROBLEMS = 8
+"""Fewest problems that a performance profile is made of: as many as AlgoPerf has. Ours."""
+FARTHEST = 4.0
+"""The greatest ratio that a performance profile shows, as AlgoPerf's; and the inverse of the least."""
+
+
+def performance_profile(asked: Asked) -> Chart:
+    """Performance profiles (Dolan and Moré 2002) of the steps to the target, as ratios to each problem's reference.
+
+    AlgoPerf (Dahl et al. 2023) divides by the fastest entrant. With a fixed reference no curve depends on who else has
+    entered: the problems are those whose reference reaches the target.
+
+    Args:
+        asked: the entries, and a target if it is not the task's.
+    """
+    chosen: dict[Problem, list[Entry]] = {}
+    for entry in asked.found.chosen:  # the reference also where it is not shown
+        chosen.setdefault(entry.problem, []).append(entry)
+    shown = dict.fromkeys(entry.name for entry in asked.found.entries)
+    ratios: dict[str, list[float]] = {name: [] for name in shown}
+    missing: dict[str, list[str]] = {name: [] for name in shown}
+    whole = 0
+    for problem, entries in chosen.items():
+        ref = find_reference(asked.found, problem, asked.reference)
+        base = None if ref is None or ref.refused or cut_short(ref, asked.target) else _median_steps(ref, asked.target)
+        if base is None:
+            continue
+        whole += 1
+        own = {entry.name: entry for entry in entries}
+        for name in shown:
+            if name not in own or own[name].refused or cut_short(own[name], asked.target):
+                missing[name].append(problem.name)
+            elif (steps := _median_steps(own[name], asked.target)) is not None:
+                ratios[name].append(steps / base)
+    key, title = "performance-profile", "performance profiles against the reference"
+    x, y = "steps to the target / those of the reference", "share of problems"
+    if whole < LEAST_PROBLEMS:
+        why = f"{whole} of {len(chosen)} problems have a target that their reference reaches on more than half of its"
+        return Chart([nothing(key, title, x, y, f"{why} seeds, and {LEAST_PROBLEMS} are needed")], series(asked))
+    chosen_here = sorted({e.name for own in chosen.values() for e in own if e.best_of})
+    areas = ", ".join(f"{name} {_area(own, whole):.2f}" for name, own in ratios.items())
+    notes = [
+        f"{whole} problems; steps: median over seeds, of which an optimizer has none where half of them or more miss",
+        "the reference is fixed, so nobody else changes a curve (AlgoPerf's profiles are against the fastest entrant)",
+        f"area below each curve on this logarithmic axis, at most 1 (AlgoPerf's is linear, from 1 to 4): {areas}",
+        *(f"{name} counts as missing the target where it has no runs to compare: {', '.join(where)}"
+          for name, where in missing.items() if where),
+        *([f"settings chosen on these very seeds: {', '.join(chosen_here)}"] if chosen_here else []),
+    ]  # fmt: skip
+    ticks = {1 / FARTHEST: "1/4", 0.5: "1/2", 1.0: "1", 2.0: "2", FARTHEST: "4"}
+    traces = [_shares(name, own, whole) for name, own in ratios.items()]
+    panel = Panel(key, title, x, y, "x", traces, "\n".join(notes), (-0.03, 1.03), (1 / FARTHEST, FARTHEST), ticks)
+    return Chart([panel], series(asked))
+
+
+def _median_steps(entry: Entry, target: float | None) -> End:
+    """Median steps to the target; None if half of the runs or more miss it."""
+    return seed_median(steps_to(target, entry.problem.mode).values(entry), "min")
+
+
+def _shares(name: str, ratios: Sequence[float], whole: int) -> Trace:
+    """The share of problems whose ratio is no greater, as a step function over what is drawn."""
+    at, counts = np.unique([max(ratio, 1 / FARTHEST) for ratio in ratios if ratio <= FARTHEST], return_counts=True)
+    x = np.repeat([1 / FARTHEST, *at, FARTHEST], 2)[1:-1]
+    return Trace(name, x, np.repeat(np.cumsum([0, *counts]) / whole, 2))
+
+
+def _area(ratios: Sequence[float], whole: int) -> float:
+    """The area below a curve on its logarithmic axis, as a share of the most: half of it for the reference itself.
+
+    AlgoPerf's, linear from 1 on, would be the same for all that are faster than a fixed reference.
+    """
+    return math.fsum(min(max(0.5 - math.log(ratio, FARTHEST) / 2, 0), 1) for ratio in ratios) / whole
+
+
 CHARTS: dict[str, Callable[[Asked], Chart]] = {
+    "forest": forest,
     "curves": curves,
     "sensitivity": sensitivity,
     "profile": profile,
+    "performance_profile": performance_profile,
     "steps": steps,
     "budget": budget,
 }

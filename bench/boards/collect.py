@@ -2,13 +2,15 @@
 
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from bench.boards.entries import KINDS, OWN_VERSIONS, REFERENCES, VERSIONS, Entry, Problem, differing, entries_of
 from bench.config import settings_of
 from bench.errors import UserError, unknown
+from bench.results.group import Seed
+from bench.results.selection import above_infimum, best_index, equal_below, seed_median, selected
 from bench.store.record import RunResult
 from bench.store.reports import CheckRecord, StudyRecord
 from bench.store.stores import HOW_TO_FILL, Stores
@@ -69,8 +71,9 @@ def collect(
         tasks: names to keep; None for all.
         opts: likewise; the reference is read too, but not shown.
         only: settings, in dotted form, that runs must have, as words; `versions.torch` and `engine` too.
-        settings: of each optimizer on each problem: `best` takes the tuned settings, else the defaults, else those set
-            by hand if there is one such; `tuned`, `default` or `all` takes what the name says.
+        settings: of each optimizer on each problem: `best` takes the tuned settings; else the best of several that have
+            the same seeds, as a sweep makes them; else the defaults, else those set by hand if there is one such;
+            `tuned`, `default` or `all` takes what the name says.
         mixed_versions: let runs of several versions stand beside each other.
         reference: optimizer that the others are compared with; None for each problem's own.
 
@@ -192,6 +195,7 @@ def _chosen(entries: Sequence[Entry], settings: str, notes: list[str]) -> list[E
     for entry in entries:
         groups.setdefault((entry.problem.key, entry.opt, entry.source), []).append(entry)
     chosen: list[Entry] = []
+    swept: dict[str, list[str]] = {}
     for group in groups.values():
         own = [entry for entry in group if entry.runs]
         if not own:
@@ -199,10 +203,22 @@ def _chosen(entries: Sequence[Entry], settings: str, notes: list[str]) -> list[E
             ends = ", ".join(f"{n} {status}" for status, n in sorted(counts.items()))
             notes.append(f"{group[0].problem.name}: no run of {group[0].opt} has ended ({ends})")
         if settings == "all":
+            searched, _ = _search([entry for entry in own if entry.kind != "tuned"])
+            for entry in searched:
+                entry.one_of = len(searched)
             chosen += own
             continue
         kind = next((kind for kind in KINDS if any(entry.kind == kind for entry in own)), None)
-        if settings == "best":
+        searched, seeds = ([], set[Seed]()) if kind == "tuned" or settings != "best" else _search(own)
+        if searched:
+            best = [_best_of(searched, seeds)]
+            swept.setdefault(own[0].problem.name, []).append(own[0].opt)
+            if rest := len(own) - len(searched):
+                notes.append(
+                    f"{own[0].problem.name}: {own[0].opt}: {rest} further setting{'s' * (rest != 1)} with other seeds"
+                    " had no part in the choice: show all with --settings all"
+                )
+        elif settings == "best":
             best = [entry for entry in own if entry.kind == kind]
             if kind == "default" and (rest := len(own) - len(best)):
                 notes.append(
@@ -227,7 +243,38 @@ def _chosen(entries: Sequence[Entry], settings: str, notes: list[str]) -> list[E
                 f" none of them is chosen: tune it (bench tune --task {best[0].problem.task} --opt {best[0].opt}),"
                 " or show all with --settings all"
             )
+    notes += [
+        f"{problem}: {', '.join(sorted(opts))}: the best of several settings, chosen on the very seeds that are shown."
+        " That flatters, so there is no verdict: bench tune chooses on other seeds; --settings all shows all"
+        for problem, opts in swept.items()
+    ]
     return chosen
+
+
+def _search(own: Sequence[Entry]) -> tuple[list[Entry], set[Seed]]:
+    """The settings of an optimizer that have the same seeds, and these: the choice that compares most runs.
+
+    None, where the defaults have runs that are not among them.
+    """
+    found: tuple[list[Entry], set[Seed]] = [], set()
+    for seeds in {frozenset(entry.runs): None for entry in own}:
+        there = [entry for entry in own if seeds <= entry.runs.keys()]
+        if len(there) > 1 and len(there) * len(seeds) > len(found[0]) * len(found[1]):
+            found = there, {*seeds}
+    defaults = [entry for entry in own if entry.default]
+    return ([], set()) if any(entry not in found[0] for entry in defaults) else found
+
+
+def _best_of(searched: Sequence[Entry], seeds: Collection[Seed]) -> Entry:
+    """The best by the median over the seeds on the selection split; where none has one, that which diverged least."""
+    runs = [[entry.runs[seed] for seed in seeds] for entry in searched]
+    above = above_infimum([run for own in runs for run in own])
+    mode, metric = searched[0].problem.mode, searched[0].problem.metric
+    scores = [seed_median([selected(run, above) for run in own], mode) for own in runs]
+    best = best_index(scores, mode, equal_below(scores, metric))
+    entry = min(searched, key=lambda entry: entry.diverged) if best is None else searched[best]
+    entry.best_of = len(searched)
+    return entry
 
 
 def _refuse_mixed(entries: Sequence[Entry]) -> None:

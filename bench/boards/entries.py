@@ -6,13 +6,13 @@ anybody's. Nothing here depends on who else entered, but which entries there are
 """
 
 import json
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from bench.results.selection import CONVERGED, End, Mode
+from bench.results.group import Group, seed_of
+from bench.results.selection import Mode
 from bench.store.record import RunResult
 from bench.store.reports import StudyRecord
 from bench.text import cell, comparable, word_of
@@ -26,12 +26,6 @@ OWN_VERSIONS = ("opt", "opt_package")
 
 REFERENCES = ("adamw", "gd")
 """Optimizers that others are compared with: on batches, and where each step sees all samples. Ours."""
-
-HUGE = 1e100
-"""Greater values have no squares that are numbers, so they count as none. Ours."""
-
-Seed = tuple[int, int]
-"""Of initialisation and of the order of the samples: runs that share both are paired."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +59,9 @@ class Problem:
         return REFERENCES[self.full_batch]
 
 
-@dataclass
-class Entry:
-    """An optimizer with its settings on a problem.
+@dataclass(kw_only=True, eq=False)
+class Entry(Group):
+    """An optimizer with its settings on a problem: the group that is a row of boards.
 
     Attributes:
         problem: what was trained.
@@ -76,9 +70,9 @@ class Entry:
         kind: `tuned` (the winner of a study, on seeds that the study had not), `default` or `by hand`.
         default: whether these are the default settings, which may have won a study too.
         source: digest of its source, where that may change under one name and version; else empty.
-        runs: those that ended, by seed.
-        others: how many did not end, by status.
         studies: those that it won; the one with most trials first.
+        best_of: of how many settings it is the best, chosen on the very seeds that are shown; 0 if it is not.
+        one_of: how many settings have these seeds, where all are shown; 0 if it is alone.
         others_tuned: further studies of this optimizer on this problem, with fewer trials.
         tuned_elsewhere: whether the study that found the settings is not in these stores; it may have had another
             budget.
@@ -93,14 +87,19 @@ class Entry:
     kind: str = "by hand"
     default: bool = False
     source: str = ""
-    runs: dict[Seed, RunResult] = field(default_factory=dict)
-    others: Counter[str] = field(default_factory=Counter)
     studies: list[StudyRecord] = field(default_factory=list)
+    best_of: int = 0
+    one_of: int = 0
     others_tuned: list[str] = field(default_factory=list)
     twice: int = 0
     tuned_elsewhere: bool = False
     name: str = ""
     conformance: str | None = None
+
+    @property
+    def settings(self) -> str:
+        """Where its settings are from, in words."""
+        return f"best of {self.best_of}" if self.best_of else self.kind
 
     @property
     def refused(self) -> str | None:
@@ -117,48 +116,11 @@ class Entry:
         """The study that it won, or None."""
         return self.studies[0] if self.studies else None
 
-    def value(self, seed: Seed, above: bool, best: bool = False) -> End:
-        """What a run is compared by; None for one that diverged, or has no such value.
-
-        Losses below `CONVERGED` count as equal to it, and values beyond `HUGE` as none.
-
-        Args:
-            seed: one that the entry has.
-            above: take a loss above its infimum.
-            best: at the best step on the selection split instead of the last.
-        """
-        run = self.runs[seed]
-        if run.status == "diverged":
-            return None
-        value = run.excess("best" if best else "final") if above else run.best if best else run.final
-        if value is None or not abs(value) <= HUGE:
-            return None
-        return max(value, CONVERGED) if run.metric == "loss" and value >= 0 else value
-
-    def values(self, seeds: Iterable[Seed], above: bool, best: bool = False) -> list[End]:
-        """See `value`; by seed."""
-        return [self.value(seed, above, best) for seed in seeds]
-
-    @cached_property
-    def statuses(self) -> dict[str, int]:
-        """How many runs there are, by status."""
-        return dict(sorted((Counter(run.status for run in self.runs.values()) + self.others).items()))
-
-    @cached_property
-    def diverged(self) -> int:
-        """Runs that diverged."""
-        return sum(run.status == "diverged" for run in self.runs.values())
-
     @cached_property
     def versions(self) -> dict[str, list[str]]:
         """Versions that matter for the result, by what they are of."""
         names = [n for n in (*VERSIONS, *OWN_VERSIONS) if any(n in run.versions for run in self.runs.values())]
         return {n: sorted({str(run.versions.get(n, "unknown")) for run in self.runs.values()}) for n in names}
-
-    @cached_property
-    def machines(self) -> list[str]:
-        """Types of machine: only within one can seconds be compared."""
-        return sorted({run.machine for run in self.runs.values()})
 
 
 def entries_of(
@@ -184,8 +146,10 @@ def entries_of(
             default = not any(name.startswith("opt.") for name in run.chosen)
             kind = "tuned" if won else "default" if default else "by hand"
             problem, (_, opt, source, _) = places.problems[place[0]], place
-            entries[place] = Entry(problem, opt, run.config["opt_options"], kind, default, source)
-            entries[place].studies = sorted(won, key=lambda study: (-len(study.trials), study.name))
+            entries[place] = Entry(
+                problem=problem, opt=opt, options=run.config["opt_options"], kind=kind, default=default, source=source,
+                studies=sorted(won, key=lambda study: (-len(study.trials), study.name)),
+            )  # fmt: skip
         _add(entries[place], run)
         if run.tuned_by and entries[place].kind == "by hand":
             entries[place].kind, entries[place].tuned_elsewhere = "tuned", True
@@ -197,7 +161,7 @@ def _add(entry: Entry, run: RunResult) -> None:
     if not run.finished:
         entry.others[run.status] += 1
         return
-    seed = run.config["seed"], run.config["data_seed"]
+    seed = seed_of(run)
     there = entry.runs.get(seed)
     entry.twice += there is not None
     # Of two, one with its whole budget, then the newest versions; else the first by name, not by order of files.

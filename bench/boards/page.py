@@ -13,6 +13,7 @@ from bench import __version__
 from bench.boards import BOARDS, Asked, Board
 from bench.boards.charts import CHARTS
 from bench.boards.entries import Entry
+from bench.boards.headline import headlines
 from bench.results.chart import Chart
 from bench.results.embed import embed, variables
 from bench.results.stats import Interval, MedianTime
@@ -22,14 +23,20 @@ from bench.store.record import RunResult
 from bench.text import cell
 
 KINDS = {
+    "forest": ("Effects against the reference",
+               "How much better or worse each optimizer is than the reference of the problem, seed by seed."),
     "curves": ("Training loss", "How the loss falls with the optimizer steps, at the settings of the tables."),
     "sensitivity": ("Sensitivity", "How the score depends on the first setting that was searched."),
     "profile": ("Runs at the target",
                 "The share of runs that have reached the task's target by a fraction of the budget."),
+    "performance_profile": ("Performance profiles",
+                            "The share of problems whose target is reached in so many times the reference's steps."),
     "steps": ("Step sizes", "The steps of methods that compute them, before (raw) and after (applied) their cap."),
     "budget": ("Tuning budget", "What is to be expected of the best of k trials."),
 }  # fmt: skip
 """What a reader is told of each kind of charts."""
+FIRST = "forest"
+"""The kind that stands before the boards: the picture that answers."""
 
 
 def page(asked: Asked, runs: int, stores: Sequence[str], damaged: int = 0) -> str:
@@ -59,8 +66,8 @@ def page(asked: Asked, runs: int, stores: Sequence[str], damaged: int = 0) -> st
         version=__version__, runs=runs, shown=len(made), stores=stores, damaged=damaged,
         notes=list(map(cell, asked.found.notes)), reference=asked.reference,
         boards=[board for board in boards if board["tables"]], kinds=[kind for kind in kinds if kind["panels"]],
-        empty=[each for each in (*boards, *kinds) if not each.get("tables") and not each.get("panels")],
-        light=light, dark=dark, entries=[_made(i, entry) for i, entry in enumerate(entries)],
+        headlines=[(cell(name), cell(said)) for name, said in headlines(asked.found, asked.reference)],
+        first=FIRST, light=light, dark=dark, entries=[_made(i, entry) for i, entry in enumerate(entries)],
     )  # fmt: skip
 
 

@@ -4,10 +4,12 @@ from typing import Any
 
 from bench.boards.collect import Collected
 from bench.boards.entries import Entry, Problem
-from bench.boards.quality import compared_by
-from bench.boards.shared import common_seeds, find_reference, metric_of, ordered
+from bench.boards.quality import judged
 from bench.results.sequential import grid, places
 from bench.results.table import Board, Column, Table
+
+MOST_ROWS = 100
+"""Rows of which all pairs are compared; a grid of more is not read by anybody. Ours."""
 
 _SIGNS = {1: "better", -1: "worse", 0: "tied"}
 
@@ -20,9 +22,7 @@ def pairs(found: Collected, reference: str | None = None) -> Board:
         reference: optimizer that says what is compared (`quality`); None for each problem's own.
     """
     tables = [
-        _table(problem, entries, find_reference(found, problem, reference))
-        for problem, entries in found.problems.items()
-        if len(entries) > 1
+        _table(found, problem, entries, reference) for problem, entries in found.problems.items() if len(entries) > 1
     ]
     notes = [
         "sign tests over common seeds with Holm's correction over all pairs of a table: the probability of any false"
@@ -31,20 +31,24 @@ def pairs(found: Collected, reference: str | None = None) -> Board:
     return Board("pairs", "All pairs", tables, notes)
 
 
-def _table(problem: Problem, entries: list[Entry], ref: Entry | None) -> Table:
-    above = metric_of(problem, entries, ref)[1]
-    value, mode, log, floor = compared_by(problem, ref, above)
-    sound = [entry for entry in ordered(entries, value, mode, log) if entry.refused is None]
-    values = [[[value(entry, seed) for seed in common_seeds(entry, other)] for other in sound] for entry in sound]
-    decided = grid(values, mode)
+def _table(found: Collected, problem: Problem, entries: list[Entry], reference: str | None) -> Table:
+    _, verdicts, floor = judged(found, problem, entries, reference)
+    refused = {
+        entry.name: entry.refused or "selected on these seeds" for entry in entries if entry.refused or entry.best_of
+    }
+    sound = [entry for entry in verdicts.ordered(entries) if entry.name not in refused]
+    if len(sound) > MOST_ROWS:
+        return Table(problem.name, [], [], [f"{len(sound)} rows: --opt chooses {MOST_ROWS} or fewer"])
+    values = [[verdicts.measure.values(entry, entry.common_seeds(other)) for other in sound] for entry in sound]
+    decided = grid(values, verdicts.measure.mode)
     rows: list[dict[str, Any]] = []
     for i, (entry, place) in enumerate(zip(sound, places(decided, len(sound)), strict=True)):
-        row: dict[str, Any] = {"opt": entry.name, "settings": entry.kind, "n": len(entry.runs)}
+        row: dict[str, Any] = {"opt": entry.name, "settings": entry.settings, "n": len(entry.runs)}
         row["places"] = f"{place.low}" if place.low == place.high else f"{place.low} to {place.high}"
         for j in range(len(sound)):
             if i != j:
-                found = decided[min(i, j), max(i, j)]
-                row[f"over{j}"] = _SIGNS[found.sign if i < j else -found.sign]
+                sign = decided[min(i, j), max(i, j)].sign
+                row[f"over{j}"] = _SIGNS[sign if i < j else -sign]
         rows.append(row)
     columns = [
         Column("places", "rank interval", "places that the decided pairs leave open"),
@@ -53,6 +57,6 @@ def _table(problem: Problem, entries: list[Entry], ref: Entry | None) -> Table:
           for j, entry in enumerate(sound)),
         Column("n", "n", "runs that ended, one a seed"),
     ]  # fmt: skip
-    left = [f"{entry.name} is not compared: {entry.refused}" for entry in entries if entry.refused]
+    left = [f"{name} is not compared: {why}" for name, why in refused.items()]
     number = len(sound) * (len(sound) - 1) // 2
     return Table(f"{problem.name}: Holm over {number} pairs", columns, rows, [*([floor] if floor else []), *left])

@@ -16,10 +16,10 @@ def robustness(found: Collected, reference: str | None = None) -> Board:
     """
     tables = []
     for problem, entries in found.problems.items():
-        metric, above = metric_of(problem, entries, find_reference(found, problem, reference))
+        metric = metric_of(problem, entries, find_reference(found, problem, reference))
         rows = []
         for entry in entries:
-            values = entry.values(sorted(entry.runs), above)
+            values = metric.values(entry)
             trials = found.trial_runs(entry)
             ended = [run for run in trials if run.finished]
             diverged = sum(run.status == "diverged" for run in ended)
@@ -38,8 +38,8 @@ def robustness(found: Collected, reference: str | None = None) -> Board:
             Column("diverged_trials", "diverged in tuning",
                    "runs of all trials of its study, of those that ended; it depends on the settings that were tried"),
             Column("deviation", "seed deviation",
-                   f"of the {metric}, 95 % interval for normal values; none if a run has no value"),
-            Column("worst", "worst seed", f"{metric}; a run that diverged is the worst there is"),
+                   f"of the {metric.words}, 95 % interval for normal values; none if a run has no value"),
+            Column("worst", "worst seed", f"{metric.words}; a run that diverged is the worst there is"),
             *EVERY,
         ]  # fmt: skip
         tables.append(Table(problem.name, columns, rows))

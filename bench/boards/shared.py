@@ -1,33 +1,31 @@
 """What all boards share: who a row is, its flags, the order of rows, and the verdict of each against the reference.
 
-All that a row says depends on the row and on the fixed reference alone, not on who else is on the board.
+All verdicts and numbers of a row depend on the row and on the fixed reference alone, not on who else is on the board;
+only the flag "same runs as" names others.
 """
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from bench.boards.collect import Collected
-from bench.boards.entries import KINDS, Entry, Problem, Seed
-from bench.results import stats
-from bench.results.selection import CONVERGED, End
-from bench.results.sequential import LEAST_SEEDS, Comparison, advice, compare, differences
-from bench.results.stats import Interval
+from bench.boards.entries import KINDS, Entry, Problem
+from bench.results.group import Measure, final
+from bench.results.selection import CONVERGED, above_infimum
+from bench.results.sequential import LEAST_SEEDS, Comparison, advice, differences
 from bench.results.table import Column
 from bench.run_summary import CAP_SHARE_TO_REPORT
 from bench.store.record import RunResult
 
 FEW_SEEDS = 3
 """Runs below which a row is provisional, and lines have no bands. Ours."""
-LOST = "diverged"
-"""Said in place of a number that an entry has not, since a run diverged."""
 
 WHO = [
     Column("opt", "optimizer", "name, with the hyperparameters that tell it from others of the same name"),
-    Column(
-        "settings", "settings", "tuned: won a study, and is shown on seeds that the study had not; default; by hand"
-    ),
-]
+    Column("settings", "settings",
+           "tuned: won a study, and is shown on seeds that the study had not; best of N: won a sweep, and is shown on"
+           " the seeds that chose it; default; by hand"),
+]  # fmt: skip
 EVERY = [
     Column("n", "n", "runs that ended, one a seed"),
     Column("runs", "runs", "how they ended"),
@@ -39,7 +37,7 @@ EVERY = [
 def who(entry: Entry) -> dict[str, Any]:
     """The values of a row that every board has."""
     return {
-        "opt": entry.name, "settings": entry.kind, "task": entry.problem.task, "problem": entry.problem.name,
+        "opt": entry.name, "settings": entry.settings, "task": entry.problem.task, "problem": entry.problem.name,
         "options": entry.options, "n": len(entry.runs), "runs": entry.statuses, "conformance": entry.conformance,
         "flags": flags(entry), "versions": entry.versions, "machines": entry.machines,
         "run_ids": sorted(run.run_id for run in entry.runs.values()),
@@ -54,6 +52,8 @@ def flags(entry: Entry) -> list[str]:
         *["provisional"] * (len(entry.runs) < FEW_SEEDS),
         *["lr at boundary"] * bool(entry.study and entry.study.lr_at_boundary),
         *["tuning not finished"] * bool(entry.study and entry.study.missing),
+        *["selected on these seeds"] * bool(entry.best_of),
+        *[f"one of {entry.one_of} settings"] * bool(entry.one_of),
         *["tuned elsewhere"] * entry.tuned_elsewhere,
         *["pruned"] * bool(entry.study and entry.study.prune),
         *["the defaults won"] * (entry.kind == "tuned" and entry.default),
@@ -62,25 +62,22 @@ def flags(entry: Entry) -> list[str]:
         *["no schedule"] * any(run.unscheduled for run in entry.runs.values()),
         *["stopped by time"] * any(run.status == "timeout" for run in entry.runs.values()),
         *["cap sets the step"] * (bool(caps) and sum(caps) / len(caps) > CAP_SHARE_TO_REPORT),
+        *["saturated by one step"] * any(run.saturated_at is not None for run in entry.runs.values()),
         *["seeds run twice"] * bool(entry.twice),
     ]
 
 
-def common_seeds(first: Entry, second: Entry) -> list[Seed]:
-    """The seeds that both have."""
-    return sorted(first.runs.keys() & second.runs.keys())
+def metric_of(problem: Problem, entries: Sequence[Entry], reference: Entry | None) -> Measure:
+    """The final metric; it may be a loss above its infimum, on a logarithmic scale.
 
-
-def metric_of(problem: Problem, entries: Sequence[Entry], reference: Entry | None) -> tuple[str, bool]:
-    """What is compared, in words, and whether it is a loss above its infimum, as far as the reference knows that.
-
-    Without a reference all entries' runs are asked; whether the infimum is known is a property of the instance.
+    So it is where the reference's runs know the infimum, unless their task says that its scale is linear. Without a
+    reference all entries' runs are asked; whether the infimum is known is a property of the instance.
     """
     own = [run for entry in (entries if reference is None else [reference]) for run in entry.runs.values()]
-    excess = [run.excess() is not None for run in own if run.final is not None]
-    above = bool(excess) and problem.metric == "loss" and all(excess)
+    above = any(run.final is not None for run in own) and above_infimum(own)
     split = sorted({run.split for entry in entries for run in entry.runs.values() if run.final is not None})
-    return f"{'/'.join(split)} {problem.metric}{' above its infimum' * above}".strip(), above
+    words = f"{'/'.join(split)} {problem.metric}{' above its infimum' * above}".strip()
+    return final(words, problem.mode, above)
 
 
 def find_reference(found: Collected, problem: Problem, name: str | None) -> Entry | None:
@@ -96,80 +93,75 @@ def find_reference(found: Collected, problem: Problem, name: str | None) -> Entr
     return min(own, key=lambda entry: (KINDS.index(entry.kind), entry.name), default=None)
 
 
-def ordered(entries: Sequence[Entry], value: Callable[[Entry, Seed], End], mode: str, log: bool) -> list[Entry]:
-    """Entries by their own values: fewer lost runs first, then the better mean (geometric, if log)."""
+@dataclass(frozen=True)
+class Verdicts:
+    """What each entry of a problem says of itself against the reference.
 
-    def key(entry: Entry) -> tuple[float, float]:
-        values = [value(entry, seed) for seed in sorted(entry.runs)]
-        there = [math.log(v) if log else v for v in values if v is not None]
-        mean = math.fsum(there) / len(there) if there else math.inf
-        return 1 - len(there) / max(1, len(values)), -mean if mode == "max" and there else mean
-
-    return sorted(entries, key=key)
-
-
-def against(
-    entry: Entry, ref: Entry | None, value: Callable[[Entry, Seed], End], mode: str, log: bool
-) -> Comparison | str | None:
-    """An entry against the reference on the seeds that both have, or why they are not compared.
-
-    Args:
-        entry: of the reference's problem.
+    Attributes:
         ref: the reference; None if it has no runs here.
-        value: by entry and seed.
-        mode: of the value.
-        log: whether the effect is a ratio.
+        measure: what is compared.
     """
-    if ref is None or entry is ref:
-        return None
-    if why := entry.refused or ref.refused:
-        return f"not compared: {'the reference' * (not entry.refused)} {why}".replace("  ", " ")
-    seeds = common_seeds(entry, ref)
-    if not seeds:
-        return "no common seeds"
-    return compare([value(entry, seed) for seed in seeds], [value(ref, seed) for seed in seeds], mode, log=log)
 
+    ref: Entry | None
+    measure: Measure
 
-def verdict_values(entry: Entry, ref: Entry | None, found: Comparison | str | None) -> dict[str, Any]:
-    """The values of the columns `verdict_columns`."""
-    if not isinstance(found, Comparison):
-        return {"verdict": "reference" if entry is ref else found, "is_reference": entry is ref}
-    words: str = found.verdict
-    if words == "too few seeds":
-        words = f"too few seeds ({found.n} of {LEAST_SEEDS})"
-    more = advice(found.n, found.wins, found.losses) if not found.sign else None
-    return {
-        "verdict": words, "won": f"{found.wins} of {found.n}", "effect": found.effect,
-        "more": found.told or (more and f"after {' to '.join(map(str, sorted({*more})))}"),
-        "compared": {"n": found.n, "wins": found.wins, "losses": found.losses, "without_value": list(found.lost)},
-        "is_reference": False,
-    }  # fmt: skip
+    def ordered(self, entries: Sequence[Entry]) -> list[Entry]:
+        """Entries by their own values: fewer lost runs first, then the better mean."""
+        return sorted(entries, key=self.measure.order)
 
+    def of(self, entry: Entry) -> Comparison | str | None:
+        """An entry against the reference on the seeds that both have, or why they are not compared."""
+        if self.ref is None or entry is self.ref:
+            return None
+        if why := entry.refused or self.ref.refused:
+            return f"not compared: {'the reference ' * (not entry.refused)}{why}"
+        found = self.measure.compare(entry, self.ref)
+        return "no common seeds" if found is None else found.selected if entry.best_of or self.ref.best_of else found
 
-def verdict_columns(ref: Entry | None, mode: str, log: bool, what: str) -> list[Column]:
-    """What each row says of itself against the reference.
+    def values(self, entry: Entry, found: Comparison | str | None) -> dict[str, Any]:
+        """The values of `columns`."""
+        if not isinstance(found, Comparison):
+            return {"verdict": "reference" if entry is self.ref else found, "is_reference": entry is self.ref}
+        words: str = found.verdict
+        if words == "too few seeds":
+            words = f"too few seeds ({found.n} of {LEAST_SEEDS})"
+        told = found.sign or words == "selected on these seeds"
+        more = None if told else advice(found.n, found.wins, found.losses)
+        return {
+            "verdict": words, "won": f"{found.wins} of {found.n}", "effect": found.effect,
+            "more": found.told or (more and f"after {' to '.join(map(str, sorted({*more})))}"),
+            "compared": {"n": found.n, "wins": found.wins, "losses": found.losses, "without_value": list(found.lost)},
+            "is_reference": False,
+        }  # fmt: skip
 
-    Args:
-        ref: the reference.
-        mode: of the value.
-        log: whether the effect is a ratio.
-        what: is compared.
-    """
-    named = "the reference" if ref is None else f"{ref.name} ({ref.kind})"
-    if log:
-        kind, better = "ratio to", f"{'below' if mode == 'min' else 'above'} 1 is better"
-    else:
-        kind, better = "gain over", "positive is better"
-    return [
-        Column("verdict", f"against {named}", "better or worse on more than half of all seeds; 5 % a row, however many"
-               " seeds are added; nobody else on the board has a part in it"),
-        Column("won", "won", "seeds on which it is better, of those that both have"),
-        Column("effect", f"{kind} {named}",
-               f"{what}, paired by seed: median, with an interval that holds it with at least 96 %, however many seeds"
-               f" are added and whatever their distribution; none below {LEAST_SEEDS} seeds; {better}"),
-        Column("more", "told", "after how many seeds the verdict was told; or after how many in all it will be, with"
-               " 80 % probability as far as these seeds can say"),
-    ]  # fmt: skip
+    @property
+    def named(self) -> str:
+        """The reference in words."""
+        return "the reference" if self.ref is None else f"{self.ref.name} ({self.ref.settings})"
+
+    @property
+    def scale(self) -> tuple[str, str]:
+        """What effects are, and which are better."""
+        if self.measure.log:
+            return f"ratio to {self.named}", f"{'below' if self.measure.mode == 'min' else 'above'} 1 is better"
+        return f"gain over {self.named}", "positive is better"
+
+    @property
+    def columns(self) -> list[Column]:
+        """The columns of each row's verdict and effect."""
+        effect, better = self.scale
+        return [
+            Column("verdict", f"against {self.named}",
+                   "better or worse on more than half of all seeds; 5 % a row, however many seeds are added; nobody"
+                   " else on the board has a part in it"),
+            Column("won", "won", "seeds on which it is better, of those that both have"),
+            Column("effect", effect,
+                   f"{self.measure.words}, paired by seed: median, with an interval that holds it with at least 96 %,"
+                   f" however many seeds are added and whatever their distribution; none below {LEAST_SEEDS} seeds;"
+                   f" {better}"),
+            Column("more", "told", "after how many seeds the verdict was told; or after how many in all it will be,"
+                   " with 80 % probability as far as these seeds can say"),
+        ]  # fmt: skip
 
 
 VERDICTS = (
@@ -189,7 +181,7 @@ def coinciding(entry: Entry, others: Sequence[Entry]) -> list[str]:
 
 
 def _same(first: Entry, second: Entry) -> bool:
-    seeds = common_seeds(first, second)
+    seeds = first.common_seeds(second)
     equal = sum(_equal_runs(first.runs[seed], second.runs[seed]) for seed in seeds)
     return len(seeds) >= FEW_SEEDS and 2 * equal >= len(seeds)
 
@@ -198,10 +190,12 @@ def _equal_runs(first: RunResult, second: RunResult) -> bool:
     """Whether all that was evaluated is equal to rounding, and not since both runs have converged."""
     if first.status != "completed" or second.status != "completed" or first.final is None or second.final is None:
         return False
+    if differences(first.final, second.final, "min").any():  # most runs differ here, and little is read of them
+        return False
     ends = [(first.excess(), first.final), (second.excess(), second.final)]
     if min(abs(final if excess is None else excess) for excess, final in ends) <= CONVERGED:
         return False
-    pairs = [(first.final, second.final)]
+    pairs = []
     for one, other in zip(first.validations, second.validations, strict=False):
         pairs += [(one[name], other[name]) for name in one.keys() & other.keys() - _OF_THE_RUN]
     return not differences([a for a, _ in pairs], [b for _, b in pairs], "min").any()
@@ -228,11 +222,3 @@ def budget_notes(entries: Sequence[Entry]) -> list[str]:
 def lost(entry: Entry) -> str:
     """Why an entry has no number, in words."""
     return f"{entry.diverged} of {len(entry.runs)} diverged" if entry.diverged else "a run without a value"
-
-
-def mean_interval(values: Sequence[End], log: bool = False) -> Interval | None:
-    """Mean with its t-interval, geometric on a logarithmic scale; None if a value is missing, or there is none."""
-    there = [value for value in values if value is not None]
-    if not there or len(there) < len(values):
-        return None
-    return stats.geometric_interval(there) if log else stats.t_interval(there)

@@ -2,23 +2,13 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 from bench.boards.collect import Collected
-from bench.boards.entries import Entry, Seed
-from bench.boards.shared import (
-    EVERY,
-    VERDICTS,
-    WHO,
-    against,
-    find_reference,
-    ordered,
-    verdict_columns,
-    verdict_values,
-    who,
-)
+from bench.boards.entries import Entry
+from bench.boards.shared import EVERY, VERDICTS, WHO, Verdicts, find_reference, who
 from bench.results import stats
-from bench.results.selection import End
+from bench.results.group import Group, Measure
+from bench.results.selection import End, Mode
 from bench.results.sequential import Comparison
 from bench.results.stats import MedianTime
 from bench.results.table import Board, Column, Table
@@ -41,6 +31,27 @@ def reached(run: RunResult, target: float | None, mode: str) -> tuple[int | None
     return None, None
 
 
+def steps_to(target: float | None, mode: Mode) -> Measure:
+    """Optimizer steps to the target, at least 1; none for a run that misses it.
+
+    Args:
+        target: value of the metric on the selection split; None for the task's own.
+        mode: of the metric.
+    """
+
+    def steps(run: RunResult) -> End:
+        at = reached(run, target, mode)[0]
+        return None if at is None else float(max(1, at))
+
+    return Measure("steps to the target", "min", True, steps)
+
+
+def cut_short(entry: Entry, target: float | None) -> bool:
+    """Whether time stopped a run before the target, which it might have reached in the steps that others had."""
+    runs = entry.runs.values()
+    return any(r.status == "timeout" and reached(r, target, entry.problem.mode)[0] is None for r in runs)
+
+
 def speed(found: Collected, target: float | None = None, reference: str | None = None) -> Board:
     """Steps and seconds to the target, and how many runs reach it.
 
@@ -57,27 +68,19 @@ def speed(found: Collected, target: float | None = None, reference: str | None =
             continue
         mode = problem.mode
 
-        def steps(entry: Entry, seed: Seed, mode: str = mode) -> End:
-            at = reached(entry.runs[seed], target, mode)[0]
-            return None if at is None else float(max(1, at))
-
-        def may_rank(entry: Entry, mode: str = mode) -> bool:
-            """A run that was stopped by time might have reached the target in the steps that others had."""
-            return not any(r.status == "timeout" and reached(r, target, mode)[0] is None for r in entry.runs.values())
-
-        ref = find_reference(found, problem, reference)
+        verdicts = Verdicts(find_reference(found, problem, reference), steps_to(target, mode))
         machines = sorted({name for entry in entries for name in entry.machines})
         rows = []
-        for entry in ordered(entries, steps, "min", True):
-            compared = against(entry, ref, steps, "min", True)
-            if isinstance(compared, Comparison) and ref is not None and not (may_rank(entry) and may_rank(ref)):
+        for entry in verdicts.ordered(entries):
+            compared, ref = verdicts.of(entry), verdicts.ref
+            if isinstance(compared, Comparison) and any(cut_short(e, target) for e in (entry, ref) if e is not None):
                 compared = "not compared: time stopped runs before the target"
             runs = list(entry.runs.values())
             at = [reached(run, target, mode) for run in runs]
             median = median_steps(entry, [step for step, _ in at])
             count = sum(step is not None for step, _ in at)
             rows.append(
-                who(entry) | verdict_values(entry, ref, compared) | {
+                who(entry) | verdicts.values(entry, compared) | {
                     "reached": stats.share_interval(count, len(runs)), "count": f"{count} of {len(runs)}",
                     "steps": median, "budget": max(run.steps for run in runs),
                     **{f"seconds on {name}": _seconds(entry, name, target, mode) for name in machines},
@@ -85,7 +88,7 @@ def speed(found: Collected, target: float | None = None, reference: str | None =
             )  # fmt: skip
         columns = [
             *WHO,
-            *verdict_columns(ref, "min", True, "steps to the target"),
+            *verdicts.columns,
             Column("count", "reached", f"runs whose selection {problem.metric} reached {goal:g}"),
             Column("reached", "share", "of runs that reached the target, exact 95 % interval", 2),
             Column("steps", "median steps",
@@ -110,7 +113,7 @@ def speed(found: Collected, target: float | None = None, reference: str | None =
     return Board("speed", "Speed to a target", tables, [VERDICTS, *notes])
 
 
-def median_steps(entry: Entry, reached: Sequence[float | None]) -> MedianTime:
+def median_steps(entry: Group, reached: Sequence[float | None]) -> MedianTime:
     """Median of the steps at which runs reached something.
 
     Args:
@@ -126,11 +129,11 @@ def _seconds(entry: Entry, machine_: str, target: float | None, mode: str) -> Me
     at = [reached(run, target, mode) for run in runs.values()]
     if not at or any(step is not None and seconds is None for step, seconds in at):
         return None
-    own = replace(entry, runs=runs)
+    own = Group(runs)
     return stats.median_time([seconds for _, seconds in at], _ends(own, [run.train_s for run in runs.values()]))
 
 
-def _ends(entry: Entry, ends: Sequence[float]) -> list[float]:
+def _ends(entry: Group, ends: Sequence[float]) -> list[float]:
     """Until when runs could have reached the target: a run that diverged never can."""
     runs = entry.runs.values()
     return [math.inf if run.status == "diverged" else end for run, end in zip(runs, ends, strict=True)]

@@ -8,24 +8,14 @@ from typing import Any
 import numpy as np
 
 from bench.boards.collect import Collected
-from bench.boards.entries import Entry, Seed
-from bench.boards.shared import (
-    EVERY,
-    VERDICTS,
-    WHO,
-    against,
-    find_reference,
-    mean_interval,
-    ordered,
-    verdict_columns,
-    verdict_values,
-    who,
-)
+from bench.boards.entries import Entry
+from bench.boards.shared import EVERY, VERDICTS, WHO, Verdicts, find_reference, who
 from bench.boards.speed import median_steps
 from bench.errors import UserError
 from bench.papers.arms import Array
 from bench.papers.arms import Table as Columns
 from bench.results import stats
+from bench.results.group import Measure, mean_interval
 from bench.results.selection import CONVERGED, End
 from bench.results.stats import LEAST_POINTS, Interval
 from bench.results.table import Board, Column, Table
@@ -54,8 +44,10 @@ def theory(found: Collected, tables: Tables, reference: str | None = None) -> Bo
     for problem, all_entries in found.problems.items():
         if not problem.measures:
             continue
+        of = find_reference(found, problem, reference)  # which need not be shown
         read: dict[str, Columns] = {}
-        for run in (run for entry in all_entries for run in entry.runs.values()):
+        every_entry = [*all_entries, *([of] if of is not None and all(of is not e for e in all_entries) else [])]
+        for run in (run for entry in every_entry for run in entry.runs.values()):
             try:
                 read[run.run_id] = _join(tables(run.run_id))
             except UserError as error:
@@ -63,27 +55,27 @@ def theory(found: Collected, tables: Tables, reference: str | None = None) -> Bo
         column = next((name for name in ALIGNMENTS if any(name in own for own in read.values())), None)
         if column is None:
             missing.append(f"{problem.name} measures no alignment, so that only its rate is shown")
-        kept = [replace(e, runs={s: r for s, r in e.runs.items() if _counts(r, read, column)}) for e in all_entries]
+        kept = [replace(e, runs={s: r for s, r in e.runs.items() if _counts(r, read, column)}) for e in every_entry]
         lost = [
             f"{e.name}: left out, since they have no measurements that can be read: {n} runs"
-            for e, left in zip(all_entries, kept, strict=True)
+            for e, left in zip(every_entry, kept, strict=True)
             if (n := len(e.runs) - len(left.runs))
         ]
-        entries = [entry for entry in kept if entry.runs]
+        entries = [entry for entry in kept[: len(all_entries)] if entry.runs]
 
         def first(run: RunResult, read: Any = read, column: str | None = column) -> float | None:
             return None if run.status == "diverged" else _first_aligned(read[run.run_id], column)
 
-        def steps(entry: Entry, seed: Seed, first: Any = first) -> End:
-            step = first(entry.runs[seed])
+        def steps(run: RunResult, first: Any = first) -> End:
+            step = first(run)
             return None if step is None else max(1.0, step)
 
-        of = find_reference(found, problem, reference)
-        ref = next((e for e, whole in zip(kept, all_entries, strict=True) if whole is of and e.runs), None)
+        ref = next((e for e, whole in zip(kept, every_entry, strict=True) if whole is of and e.runs), None)
+        verdicts = Verdicts(ref, Measure(f"steps until {column} is {ALIGNED}", "min", True, steps))
         rows = []
-        for entry in ordered(entries, steps, "min", True) if column else entries:
+        for entry in verdicts.ordered(entries) if column else entries:
             runs = list(entry.runs.values())
-            verdict = verdict_values(entry, ref, against(entry, ref, steps, "min", True)) if column else {}
+            verdict = verdicts.values(entry, verdicts.of(entry)) if column else {}
             own = [{} if run.status == "diverged" else read[run.run_id] for run in runs]
             at = [first(run) for run in runs]
             infima = [run.infimum or 0.0 for run in runs]
@@ -100,7 +92,7 @@ def theory(found: Collected, tables: Tables, reference: str | None = None) -> Bo
         columns = [
             *WHO,
             *([
-                *verdict_columns(ref, "min", True, f"steps until {column} is {ALIGNED}"),
+                *verdicts.columns,
                 Column("aligned", "aligned", f"runs whose {column} reached {ALIGNED}"),
                 Column("steps", "median steps",
                        (f"optimizer steps until {column} is {ALIGNED}, 95 % interval from 6 runs on;"

@@ -3,11 +3,11 @@
 import math
 
 from bench.boards.collect import Collected
-from bench.boards.entries import HUGE, Entry
-from bench.boards.shared import EVERY, WHO, budget_notes, common_seeds, metric_of, who
+from bench.boards.entries import Entry
+from bench.boards.shared import EVERY, WHO, budget_notes, metric_of, who
 from bench.results import stats
+from bench.results.group import HUGE
 from bench.results.selection import best_index, equal_below, good_range
-from bench.results.sequential import compare
 from bench.results.stats import Interval
 from bench.results.table import Board, Column, Table
 
@@ -115,9 +115,7 @@ def _gain(entry: Entry, found: Collected) -> Interval | str | None:
         return None
     if entry.default:
         return "the defaults won"
-    seeds = common_seeds(entry, default)
-    if not seeds:
+    gain = metric_of(entry.problem, [entry, default], entry).compare(entry, default)
+    if gain is None:
         return "no common seeds"
-    above = metric_of(entry.problem, [entry, default], entry)[1]
-    gain = compare(entry.values(seeds, above), default.values(seeds, above), entry.problem.mode, log=above)
     return gain.effect or f"{gain.lost[0]} tuned and {gain.lost[1]} default of {gain.n} runs have no value"

@@ -81,7 +81,7 @@ SHARED_BY = Option("shared-by", "workers that share the trials, where lanes take
 SETTINGS = ("task", "opt", "trainer")
 
 BOARD_NAMES = ("quality", "pairs", "speed", "tuning", "robustness", "theory")
-CHART_NAMES = ("curves", "sensitivity", "profile", "steps", "budget")
+CHART_NAMES = ("forest", "curves", "sensitivity", "profile", "performance_profile", "steps", "budget")
 FORMAT_NAMES = ("table", "md", "csv", "json", "tex", "html")
 
 _FORMAT = Option("format", "default table, or what the name of the file says", "FORMAT", choices=FORMAT_NAMES)
@@ -275,11 +275,13 @@ _ALL = (
         options=(_out("default report.html", "FILE", default=lambda: folder("report.html")), *_CHOICE),
     ),
     Command(
-        "plot", "draw stored runs for a paper: curves, sensitivity, profiles, step sizes, budgets",
+        "plot", "draw stored runs for a paper: effects, curves, sensitivity, profiles, step sizes, budgets",
         text="Draw stored runs for a paper, a panel for each problem: PNG, PDF or SVG, as the file's name ends.",
-        more="curves: training loss, or --y COLUMN, against optimizer steps; sensitivity: score of each trial against"
-        " what was searched; profile: share of runs at the target against the budget; steps: step sizes before and"
-        " after their cap; budget: expected best of k trials. Exit code 1: a run could not be read.",
+        more="forest: effect of each optimizer against the reference, with interval and verdict; curves: training loss,"
+        " or --y COLUMN, against optimizer steps; sensitivity: score of each trial against what was searched; profile:"
+        " share of runs at the target against the budget; performance_profile: share of problems whose target is"
+        " reached in so many times the reference's steps; steps: step sizes before and after their cap; budget:"
+        " expected best of k trials. Exit code 1: a run could not be read.",
         positionals=(Option("chart", "what to draw", "CHART", choices=CHART_NAMES),),
         options=(
             _out("ends in .png, .pdf or .svg", "FILE"),

@@ -10,6 +10,9 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
+MOST = 1e150
+"""Greatest number that is drawn, and 1 / `MOST` the least on a logarithmic axis: matplotlib puts ticks around them."""
+
 
 @dataclass(frozen=True)
 class Trace:
@@ -22,6 +25,8 @@ class Trace:
         marks: a marker at each point, at six of them, or none.
         joined: whether a line joins the points; if not, the band is a bar at each of them.
         cross, ring: a point that is marked so.
+        x_band: left and right end of a bar at each point, shape (P,) each.
+        hollow: whether markers are.
     """
 
     name: str
@@ -32,6 +37,8 @@ class Trace:
     joined: bool = True
     cross: tuple[float, float] | None = None
     ring: tuple[float, float] | None = None
+    x_band: tuple[Array, Array] | None = None
+    hollow: bool = False
 
 
 @dataclass(frozen=True)
@@ -55,10 +62,11 @@ class Panel:
         traces: in the order of drawing; none where there is nothing to show, and the note says why.
         note: what bands are, how many seeds, what was left out: a line for each.
         limits, x_limits: of y and x; None for what the data need.
-        x_ticks, y_ticks: words at places; None for numbers.
+        x_ticks, y_ticks: words at places, in lines; None for numbers.
         guides: lines to compare with.
         empty: what stands in the panel if no trace has a value.
         share: of the height, where panels are stacked.
+        least: inches that it is high at least, title and x axis included.
     """
 
     key: str
@@ -75,6 +83,7 @@ class Panel:
     guides: Sequence[Guide] = ()
     empty: str = "no values"
     share: float = 1
+    least: float = 0
 
 
 @dataclass(frozen=True)
@@ -91,6 +100,7 @@ class Chart:
         stacked: the panels stand below each other over one x axis.
         formulas: the words hold formulas between dollars, as their author meant it.
         watermark: large and pale across the figure.
+        labelled: words at ticks name the series, so that markers are alike, and on paper no legend names them.
     """
 
     panels: list[Panel]
@@ -101,6 +111,7 @@ class Chart:
     stacked: bool = False
     formulas: bool = False
     watermark: str = ""
+    labelled: bool = False
 
     @property
     def shown(self) -> "Chart":

@@ -3,7 +3,6 @@
 Matplotlib is imported only when something is drawn, since its import takes most of a second.
 """
 
-import math
 import re
 import warnings
 from collections.abc import Iterator
@@ -118,20 +117,23 @@ def make(chart: Chart) -> "Figure":
         UserError: a formula is not legal.
     """
     columns = min(chart.columns, len(chart.panels))
-    rows = math.ceil(len(chart.panels) / columns)
+    rows = [chart.panels[k : k + columns] for k in range(0, len(chart.panels), columns)]
     width = ONE_COLUMN if columns == 1 else TWO_COLUMNS
-    height = _STACK if chart.stacked else rows * _ROWS[columns]
-    shares = [panel.share for panel in chart.panels] if chart.stacked else [1.0] * rows
+    if chart.stacked:
+        shares = [_STACK * panel.share / sum(each.share for each in chart.panels) for panel in chart.panels]
+    else:
+        shares = [max(_ROWS[columns], *(panel.least for panel in row)) for row in rows]
+    height = sum(shares)
     with house_style():
         figure = empty_figure(width, height)
-        panels = list(figure.subplots(rows, columns, squeeze=False, sharex=chart.stacked, height_ratios=shares).flat)
+        grid = figure.subplots(len(rows), columns, squeeze=False, sharex=chart.stacked, height_ratios=shares)
+        panels = list(grid.flat)
         legend = Legend(chart)
         for k, (axes, panel) in enumerate(zip(panels, chart.panels, strict=False)):
             draw_panel(axes, panel, legend)
             title = f"({letter(k)}) " * (len(chart.panels) > 1 and not chart.stacked) + legend.text(panel.title)
-            high = height * shares[k // columns] / sum(shares) - 0.5
-            label_axes(axes, panel, legend, (width / columns - 0.7, high))
-            axes.set_title(wrap_text(figure, title.strip(), NORMAL, width / columns - 0.7), loc="left")
+            wide = label_axes(axes, panel, legend, (width / columns - 0.7, shares[k // columns] - 0.5))
+            axes.set_title(wrap_text(figure, title.strip(), NORMAL, wide), loc="left")
         for axes in panels[len(chart.panels) :]:
             axes.remove()
         figure.align_labels()
@@ -169,6 +171,7 @@ class Legend:
         styles: by name.
         names: those that are drawn, in order.
         guides: lines of guides, by name.
+        labelled: as the chart's.
     """
 
     def __init__(self, chart: Chart) -> None:
@@ -178,7 +181,7 @@ class Legend:
         self.guides: dict[str, Line2D] = {}
         self._marked = {trace.name for trace in traces if trace.marks}
         self._joined = {trace.name for trace in traces if trace.joined}
-        self._formulas = chart.formulas
+        self.labelled, self._formulas = chart.labelled, chart.formulas
 
     def text(self, words: str) -> str:
         """Words as matplotlib must be told them: those that are no formulas must not be taken for one."""
@@ -188,14 +191,17 @@ class Legend:
         """How lines of this name are drawn."""
         style = self.styles[name]
         looks: dict[str, Any] = dict(color=style.color, linestyle=style.linestyle if name in self._joined else "none")
-        return looks | (dict(marker=style.marker, markersize=3) if name in self._marked else {})
+        if name in self._marked:
+            looks |= dict(marker="o", markersize=4.5) if self.labelled else dict(marker=style.marker, markersize=3)
+        return looks
 
     @property
     def handles(self) -> "list[Line2D]":
         """The lines that the legend shows."""
         from matplotlib.lines import Line2D
 
-        own = [Line2D([], [], label=self.text(name), **self.looks(name)) for name in self.names]
+        names = [] if self.labelled else self.names
+        own = [Line2D([], [], label=self.text(name), **self.looks(name)) for name in names]
         return own + list(self.guides.values())
 
 
@@ -217,9 +223,11 @@ def draw_panel(axes: "Axes", panel: Panel, legend: Legend) -> None:
         whole = bool(np.all((trace.y >= limits[0]) & (trace.y <= limits[1]) | np.isnan(trace.y)))
         gid = f"series-{legend.names.index(trace.name)}"
         at = _marked(trace.x, log_x, i / len(there)) if trace.marks == "some" else None
+        looks: dict[str, Any] = legend.looks(trace.name) | dict(zorder=(3 if trace.joined else 4.5) + 0.01 * i)
+        looks |= {"markerfacecolor": "white"} if trace.hollow else {}
         axes.plot(
-            trace.x, trace.y, **legend.looks(trace.name), markevery=at, zorder=3 + 0.01 * i, solid_capstyle="butt",
-            clip_on=not whole, gid=gid, label=legend.text(trace.name),
+            trace.x, trace.y, **looks, markevery=at, solid_capstyle="butt", clip_on=not whole, gid=gid,
+            label=legend.text(trace.name),
         )  # fmt: skip
         _draw_beside(axes, trace, legend.styles[trace.name].color, pale, gid)
     for guide in panel.guides:
@@ -235,12 +243,20 @@ def draw_panel(axes: "Axes", panel: Panel, legend: Legend) -> None:
     _name_ticks(axes, panel, legend)
 
 
-def label_axes(axes: "Axes", panel: Panel, legend: Legend, room: tuple[float, float]) -> None:
-    """The labels, in lines that fit a panel so many inches wide and high."""
+def label_axes(axes: "Axes", panel: Panel, legend: Legend, room: tuple[float, float]) -> float:
+    """The labels, in lines that fit a panel so many inches wide and high.
+
+    Returns:
+        how wide it is, beside words that name the series.
+    """
     figure = axes.get_figure(root=True)
     assert figure is not None
-    axes.set_xlabel(wrap_text(figure, legend.text(panel.x), NORMAL, room[0]))
+    wide = room[0]
+    if legend.labelled:
+        wide += 0.4 - max(size_inches(figure, own)[0] for own in axes.get_yticklabels())
+    axes.set_xlabel(wrap_text(figure, legend.text(panel.x), NORMAL, wide))
     axes.set_ylabel(wrap_text(figure, legend.text(panel.y), NORMAL, room[1]))
+    return wide
 
 
 def _draw_beside(axes: "Axes", trace: Trace, color: str, pale: float, gid: str) -> None:
@@ -250,6 +266,8 @@ def _draw_beside(axes: "Axes", trace: Trace, color: str, pale: float, gid: str) 
         axes.fill_between(trace.x, *trace.band, **beside, alpha=pale, linewidth=0, zorder=2)
     elif trace.band is not None:
         axes.vlines(trace.x, *trace.band, **beside, alpha=0.35, lw=3, zorder=2)
+    if trace.x_band is not None:
+        axes.hlines(trace.y, *trace.x_band, **beside, alpha=0.35, lw=3, zorder=2)
     if trace.cross is not None:
         axes.plot(*trace.cross, **beside, marker="x", markersize=5, markeredgewidth=1.1, zorder=5)
     if trace.ring is not None:
@@ -268,7 +286,8 @@ def _marked(x: Array, log: bool, phase: float) -> list[int]:
 def _name_ticks(axes: "Axes", panel: Panel, legend: Legend) -> None:
     """Words in place of numbers, where the panel has them."""
     if panel.y_ticks is not None:
-        axes.set_yticks(list(panel.y_ticks), list(map(legend.text, panel.y_ticks.values())))
+        words = ["\n".join(map(legend.text, own.split("\n"))) for own in panel.y_ticks.values()]
+        axes.set_yticks(list(panel.y_ticks), words, multialignment="right")
     if panel.x_ticks is not None:
         words = list(map(legend.text, panel.x_ticks.values()))
         long = sum(map(len, words)) > 30

@@ -1,7 +1,7 @@
 """A panel of a chart as SVG within a page: words stay words, colours follow the page, each series is a group."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from io import BytesIO
 from typing import Any
@@ -41,19 +41,20 @@ def embed(chart: Chart, panel: Panel) -> Embedded:
 
     What belongs to a series is in groups of the class `series`, with its number and name as `data-series` and
     `data-name`. The root has what turns places into values: the box of the axes in its own units, their limits, and
-    which are logarithmic.
+    which are logarithmic; and whether y has words, so that only x of markers is a value.
     """
-    legend, image = Legend(Chart([panel], chart.series, ordered=chart.ordered, formulas=chart.formulas)), BytesIO()
+    legend, image = Legend(replace(chart, panels=[panel])), BytesIO()
     with house_style():
         import matplotlib
 
         matplotlib.rcParams["path.simplify"] = False  # a pointer is told of every point
         matplotlib.rcParams["axes.formatter.use_mathtext"] = False
         matplotlib.rcParams["svg.hashsalt"] = panel.key
-        figure = empty_figure(_WIDTH, _HEIGHT)
+        height = max(_HEIGHT, panel.least)
+        figure = empty_figure(_WIDTH, height)
         axes = figure.subplots()
         draw_panel(axes, panel, legend)
-        label_axes(axes, panel, legend, (_WIDTH - 0.7, _HEIGHT - 0.5))
+        label_axes(axes, panel, legend, (_WIDTH - 0.7, height - 0.5))
         if engine := figure.get_layout_engine():
             engine.execute(figure)
         figure.set_layout_engine("none")  # the layout stands: without it, saving need not draw twice
@@ -61,16 +62,17 @@ def embed(chart: Chart, panel: Panel) -> Embedded:
         place, limits = axes.get_position(), (axes.get_xlim(), axes.get_ylim())
     root = ElementTree.fromstring(image.getvalue())
     _clean(root, panel.key, legend.names)
-    box = (72 * x for x in (_WIDTH * place.x0, _HEIGHT * (1 - place.y1), _WIDTH * place.x1, _HEIGHT * (1 - place.y0)))
+    box = (72 * x for x in (_WIDTH * place.x0, height * (1 - place.y1), _WIDTH * place.x1, height * (1 - place.y0)))
     facts = {"box": box, "x": limits[0], "y": limits[1]}
     root.attrib |= {f"data-{name}": " ".join(f"{value:.9g}" for value in own) for name, own in facts.items()}
-    label = f"{harmless(panel.title)}: {harmless(panel.y)} against {harmless(panel.x)}"
-    root.attrib |= {"data-log": panel.log, "role": "img", "aria-label": label}
-    looks = [(name, legend.styles[name]) for name in legend.names]
-    return Embedded(
-        ElementTree.tostring(root, encoding="unicode"),
-        [Series(i, harmless(name), _variable(s.color), _dash(s.linestyle)) for i, (name, s) in enumerate(looks)],
-    )
+    said = " against ".join(words for words in (panel.y, panel.x) if words)
+    label = f"{harmless(panel.title)}: {harmless(said)}"
+    root.attrib |= {"data-log": panel.log, "role": "img", "aria-label": label, "data-words": "y" * chart.labelled}
+    series = []
+    for i, name in enumerate(legend.names):
+        looks = legend.looks(name)
+        series.append(Series(i, harmless(name), _variable(looks["color"]), _dash(looks["linestyle"])))
+    return Embedded(ElementTree.tostring(root, encoding="unicode"), series)
 
 
 def variables(text: str) -> tuple[dict[str, str], dict[str, str]]:

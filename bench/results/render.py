@@ -247,9 +247,9 @@ def as_json(boards: Sequence[Board]) -> list[dict[str, Any]]:
         return {"key": c.key, "title": c.title, "help": c.help, "digits": c.digits, **unit}
 
     def held(table: Table) -> dict[str, Any]:
-        rows, pairs = list(map(_values, table.rows)), list(map(_values, table.pairs))
+        rows = list(map(_values, table.rows))
         columns = list(map(described, table.columns))
-        return {"title": table.title, "columns": columns, "notes": table.notes, "rows": rows, "pairs": pairs}
+        return {"title": table.title, "columns": columns, "notes": table.notes, "rows": rows}
 
     return plain(
         [{"board": b.name, "title": b.title, "notes": b.notes, "tables": list(map(held, b.tables))} for b in boards]

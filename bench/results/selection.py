@@ -7,6 +7,7 @@ the best: what it promises holds for the lucky half alone.
 import math
 import statistics
 from collections.abc import Iterable, Sequence
+from typing import Literal
 
 from bench.store.record import Mode, RunResult
 
@@ -21,22 +22,26 @@ USABLE_SHARE = 0.05
 """How far a metric that is maximised may be below the best there, as a share of the best. Ours."""
 
 
-def final_value(run: RunResult, above: bool) -> End:
-    """The final metric, or the final loss above its infimum; None for a run that diverged.
+def final_value(run: RunResult, above: bool, at: Literal["final", "best"] = "final") -> End:
+    """The metric on the reporting split, or the loss above its infimum; None for a run that diverged.
 
     Args:
         run: a run that has ended.
         above: take the loss above its infimum.
+        at: the last step, or the best one on the selection split.
     """
     if run.status == "diverged":
         return None
-    return run.excess() if above else run.final
+    return run.excess(at) if above else run.final if at == "final" else run.best
 
 
 def above_infimum(runs: Sequence[RunResult]) -> bool:
-    """Whether losses can be compared above their infimum: all of these ended runs know it, where they have a value."""
+    """Whether losses are compared above their infimum: all of these ended runs know it, where they have a value.
+
+    Not where their task says that its scale is linear.
+    """
     there = [run for run in runs if run.final is not None]
-    return all(run.metric == "loss" and run.excess() is not None for run in there)
+    return all(run.metric == "loss" and run.excess() is not None and run.scale != "linear" for run in there)
 
 
 def selected(run: RunResult, above: bool) -> End:

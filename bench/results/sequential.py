@@ -15,7 +15,7 @@ not. So no survivors can veto what the diverged runs say. `SHARES` splits the le
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
@@ -25,7 +25,7 @@ from scipy.special import betaln
 
 from bench.results.stats import Interval, Values
 
-Verdict = Literal["better", "worse", "no difference found", "too few seeds"]
+Verdict = Literal["better", "worse", "no difference found", "too few seeds", "selected on these seeds"]
 
 LEVEL = 0.05
 """Probability of a verdict on two of which neither is better, over all numbers of seeds together."""
@@ -45,45 +45,49 @@ ROUNDING = 2.0**-21
 # -- the boundary -----------------------------------------------------------------------------------------------------
 
 
-class _Boundary:
+class _Boundaries:
     """Fewest wins at each number of seeds, by the exact distribution of the wins of those that go on.
 
+    One for each level: what a smaller level decides every greater one does, as Holm's procedure needs.
+
     Args:
-        level: one-sided.
-        above: a boundary of a greater level, below which this one never goes: then what a smaller level decides every
-            greater one does, as Holm's procedure needs.
+        share: two-sided.
+        tests: the levels are the share divided by 1, 2, ... tests.
     """
 
-    def __init__(self, level: float, above: "_Boundary | None") -> None:
-        self._level, self._above, self._spent = level, above, 0.0
-        self._open = np.ones(1)  # probability of k wins so far, never at the boundary, for two that are equal
-        self._least = [1]
+    def __init__(self, share: float, tests: int) -> None:
+        self._levels = share / 2 / np.arange(1, tests + 1)
+        self._spent = np.zeros(tests)
+        self._open = np.ones((tests, 1))  # probability of k wins so far, never at the boundary, for two that are equal
+        self._least = [np.ones(tests, dtype=int)]
 
-    def least(self, n: int) -> int:
-        """Fewest wins of n seeds that decide; n + 1 if none do."""
+    def least(self, tests: int, n: int) -> NDArray[np.int_]:
+        """Fewest wins that decide, by the number of seeds, shape (n + 1,); one more than the seeds if none do."""
         while len(self._least) <= n:
             self._extend()
-        return self._least[n]
+        return np.array([of[tests - 1] for of in self._least[: n + 1]])
 
     def _extend(self) -> None:
         n = len(self._least)
-        reached = np.zeros(n + 1)
-        reached[:-1] += self._open / 2
-        reached[1:] += self._open / 2
-        tail = reached[::-1].cumsum()[::-1]
-        allowed = self._level * (1 - RESERVE / n) - self._spent
-        k = int(np.searchsorted(-tail, -allowed))  # the first whose tail is no more than what may be spent
-        k = max(k, self._above.least(n) if self._above else 0)
-        if k <= n:
-            self._spent += float(tail[k])
-            reached[k:] = 0.0
+        reached = np.zeros((len(self._levels), n + 1))
+        reached[:, :-1] += self._open / 2
+        reached[:, 1:] += self._open / 2
+        tail = reached[:, ::-1].cumsum(axis=1)[:, ::-1]
+        allowed = self._levels * (1 - RESERVE / n) - self._spent
+        k = (tail > allowed[:, None]).sum(axis=1)  # the first whose tail is no more than what may be spent
+        k = np.maximum.accumulate(k)
+        there = k <= n
+        self._spent[there] += tail[there, k[there]]
+        reached[np.arange(n + 1) >= k[:, None]] = 0.0
         self._open = reached
         self._least.append(k)
 
 
-@lru_cache(maxsize=10_000)
-def _boundary(share: float, tests: int) -> _Boundary:
-    return _Boundary(share / 2 / tests, _boundary(share, tests - 1) if tests > 1 else None)
+_boundaries = lru_cache(maxsize=64)(_Boundaries)
+
+
+def _least_wins(n: int, share: float, tests: int) -> NDArray[np.int_]:
+    return _boundaries(share, 1 << (tests - 1).bit_length()).least(tests, n)
 
 
 def least_wins(n: int, share: float = SHARES[0], tests: int = 1) -> int:
@@ -94,9 +98,7 @@ def least_wins(n: int, share: float = SHARES[0], tests: int = 1) -> int:
         share: of the level, two-sided, in (0, 1).
         tests: by how many the share is divided (Bonferroni), at least 1.
     """
-    for fewer in range(1, tests):  # each boundary stands on the one before it; no deep recursion
-        _boundary(share, fewer)
-    return _boundary(share, tests).least(n)
+    return int(_least_wins(n, share, tests)[n])
 
 
 # -- two optimizers ---------------------------------------------------------------------------------------------------
@@ -131,6 +133,12 @@ class Comparison:
         """1 for better, -1 for worse, else 0."""
         return {"better": 1, "worse": -1}.get(self.verdict, 0)
 
+    @property
+    def selected(self) -> "Comparison":
+        """Without a verdict and an interval, which promise nothing of settings that were chosen on these seeds."""
+        effect = self.effect and replace(self.effect, low=-math.inf, high=math.inf)
+        return replace(self, verdict="selected on these seeds", told=None, effect=effect)
+
 
 def compare(first: Values, second: Values, mode: str, *, log: bool = False, tests: int = 1) -> Comparison:
     """Compare two optimizers on common seeds (same initialisation, same order of the batches).
@@ -161,7 +169,7 @@ def compare(first: Values, second: Values, mode: str, *, log: bool = False, test
 
 def _first_told(won: NDArray[np.bool_], lost: NDArray[np.bool_], share: float, tests: int) -> tuple[int, int | None]:
     """The sign that the first n seeds decide, for the least n at which they do, and that n; 0 and None if none do."""
-    least = np.array([least_wins(n, share, tests) for n in range(1, len(won) + 1)], dtype=int)
+    least = _least_wins(len(won), share, tests)[1:]
     reached = [(np.flatnonzero(of.cumsum() >= least), sign) for of, sign in ((won, 1), (lost, -1))]
     told = [(int(there[0]) + 1, sign) for there, sign in reached if there.size]
     n, sign = min(told, default=(None, 0))
@@ -224,8 +232,9 @@ def _exp(x: float) -> float:
 def _bounds(d: NDArray[np.float64]) -> tuple[float, float]:
     """Ends of the values that the sign test has rejected after no number of seeds: a confidence sequence."""
     low, high = -math.inf, math.inf
+    least = _least_wins(len(d), SHARES[0], 1)
     for n in range(LEAST_SEEDS, len(d) + 1):
-        k = least_wins(n)
+        k = int(least[n])
         if k <= n:
             ordered = np.sort(d[:n])
             ends = max(low, float(ordered[n - k])), min(high, float(ordered[k - 1]))
@@ -314,14 +323,14 @@ def decided_at(n: int, wins: int, losses: int, most: int) -> NDArray[np.float64]
     """
     lead, other = max(wins, losses), min(wins, losses)
     a, b = lead + 0.5, n - lead + 0.5
+    least = _least_wins(most, SHARES[0], 1)
     ways, found = np.ones(1), np.zeros(most + 1)  # in how many orders the further wins of the leading one come
     for m in range(1, most - n + 1):
         grown = np.zeros(m + 1)
         grown[:-1] += ways
         grown[1:] += ways
         further = np.arange(m + 1)
-        least = least_wins(n + m)
-        over = (lead + further >= least) | (other + m - further >= least)
+        over = (lead + further >= least[n + m]) | (other + m - further >= least[n + m])
         share = np.exp(np.log(np.maximum(grown, 1e-300)) + betaln(a + further, b + m - further) - betaln(a, b))
         found[n + m] = share[over & (grown > 0)].sum()
         grown[over] = 0.0
@@ -329,6 +338,7 @@ def decided_at(n: int, wins: int, losses: int, most: int) -> NDArray[np.float64]
     return found
 
 
+@lru_cache(maxsize=10_000)
 def advice(n: int, wins: int, losses: int) -> tuple[int, int] | None:
     """Between how many seeds in all the wins would be decided, with a probability of 80 %; None if nobody can say.
 

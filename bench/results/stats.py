@@ -5,7 +5,7 @@ What they cover, and what the tests find, is simulated in `results/statistics`.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -77,24 +77,55 @@ def t_interval(values: ArrayLike, level: float = 0.95) -> Interval:
     return Interval(mean, mean - half, mean + half, n)
 
 
-def geometric_interval(values: ArrayLike, level: float = 0.95) -> Interval:
-    """The geometric mean with the t-interval of the logarithms, which never holds a number below 0.
+def geometric_interval(values: ArrayLike) -> Interval:
+    """The geometric mean with the 95 % t-interval of the logarithms, which never holds a number below 0.
 
     Args:
         values: one for each seed, shape (N,) with N >= 1, positive.
-        level: share of such intervals that hold the true geometric mean, if logarithms are normal, in (0, 1).
 
     Raises:
-        ValueError: there is no value, one is not positive, or the level is out of range.
+        ValueError: there is no value, or one is not positive.
     """
     array = np.asarray(values, dtype=np.float64)
     if not (array > 0).all():
         raise ValueError(f"values={values!r} must be positive numbers")
     if array.size > 1 and are_equal(array):
         return Interval(float(array.max()), float(array.max()), float(array.max()), array.size)
-    found = t_interval(np.log(array), level)
+    return _of_logarithms(t_interval(np.log(array)))
+
+
+def _of_logarithms(found: Interval) -> Interval:
     low, mean, high = (math.exp(x) if x < 709 else math.inf for x in (found.low, found.mean, found.high))
-    return Interval(mean, low if array.size > 1 else -math.inf, high, array.size)
+    return Interval(mean, low if math.isfinite(found.low) else -math.inf, high, found.n)
+
+
+def noisier_interval(values: ArrayLike, more: Iterable[tuple[float, int]], *, log: bool = False) -> Interval:
+    """The 95 % t-interval of a mean that has noise beyond what its values show.
+
+    Variances add up, and the degrees of freedom are those of their sum (Satterthwaite 1946). As these may be more than
+    those of the values, the interval is at least as wide as `t_interval`, or `geometric_interval`, which it is without
+    further noise.
+
+    Args:
+        values: one for each seed, shape (N,) with N >= 1, finite; positive, if log.
+        more: further variances of the mean, or of its logarithm, each with its degrees of freedom; infinite for one
+            that is not known.
+        log: of the geometric mean.
+    """
+    plain = geometric_interval(values) if log else t_interval(values)
+    parts = [part for part in more if part[0] > 0]
+    if not parts or not plain.bounded:
+        return plain
+    array = np.asarray(values, dtype=np.float64)
+    known = t_interval(np.log(array) if log else array)
+    own = (known.high - known.mean) / float(stdtrit(known.n - 1, 0.975))  # standard error
+    total, half = math.fsum([own**2, *(of for of, _ in parts)]), math.inf
+    if math.isfinite(total):
+        parts.append((own**2, known.n - 1))
+        df = 1 / math.fsum((of / total) ** 2 / df for of, df in parts)  # of shares: squares of small numbers vanish
+        half = max(known.high - known.mean, float(stdtrit(df, 0.975)) * math.sqrt(total))
+    found = Interval(known.mean, known.mean - half, known.mean + half, known.n)
+    return _of_logarithms(found) if log else found
 
 
 def are_equal(values: NDArray[np.float64]) -> bool:

@@ -43,14 +43,12 @@ class Table:
         columns: in order; where a terminal is narrow, the last ones follow on lines of their own.
         rows: values by column key: numbers, intervals, words, lists of words or None. Further keys are for programs.
         notes: what a reader must know.
-        pairs: every pair of rows that was compared, for programs.
     """
 
     title: str
     columns: list[Column]
     rows: list[dict[str, Any]]
     notes: list[str] = field(default_factory=list)
-    pairs: list[dict[str, Any]] = field(default_factory=list)
 
     @classmethod
     def of(cls, columns: Sequence[Column | str], rows: Iterable[Sequence[Any]]) -> "Table":

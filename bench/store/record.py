@@ -124,6 +124,7 @@ class RunResult:
         select_split: the split on which its evaluations were made and its best step was chosen (`TaskData.select`);
             empty where that is not known. Where it is `train` and `split` is not, training data chose.
         mode: whether the metric is better when smaller (`min`) or greater (`max`).
+        scale: how values of the metric are compared (`TaskSpec.scale`); empty where that is not known.
         target: value of the metric on the selection split that counts as reached, or None.
         measures: whether the task measures something along the curve.
         formula: the optimizer's update rule in one line; empty where it has none.
@@ -137,6 +138,7 @@ class RunResult:
         steps_to_target, seconds_to_target: when the target was first reached, or None.
         wall_s: seconds from first step to end, evaluation included; train_s: without evaluation.
         cap_share: share of steps whose applied step was below the raw one.
+        saturated_at: the step that alone took the gradient to 0 (`bench.watch.SATURATING`), where one did.
         part: what part of the data was used, and what model if not the one the task is named for; None for the whole
             task.
         memory: peak bytes on host and device, of the process; lanes share it.
@@ -167,6 +169,7 @@ class RunResult:
     split: str = ""
     select_split: str = ""
     mode: Literal["min", "max"] = "min"
+    scale: Literal["", "linear", "log"] = ""
     target: float | None = None
     measures: bool = False
     formula: str = ""
@@ -183,6 +186,7 @@ class RunResult:
     wall_s: Seconds = 0.0
     train_s: Seconds = 0.0
     cap_share: Annotated[float, Field(ge=0, le=1)] | None = None
+    saturated_at: Count | None = None
     part: str | None = None
     memory: dict[str, Count] = field(default_factory=dict)
     environment: Facts = field(default_factory=dict)

@@ -20,6 +20,7 @@ from bench.config import settings_of
 from bench.errors import UserError
 from bench.papers.reproduction import words
 from bench.results.draw import write_pictures
+from bench.results.group import Group, Measure
 from bench.results.render import csv_lines, markdown_table, shown
 from bench.results.selection import (
     CONVERGED,
@@ -156,23 +157,27 @@ def analyse(results: Sequence[RunResult], varied: Sequence[str], mode: Mode) -> 
         axes = dict.fromkeys(axes, _axis([own for own, _ in ended], varied))
     numeric = all(axis.numeric for axis in axes.values())
     above = above_infimum([run for _, run in ended])
-    groups: dict[tuple[Any, ...], dict[Any, list[tuple[End, End]]]] = {}
+    metric = ended[0][1].metric
+    final = Measure(metric, mode, False, lambda run: final_value(run, above))
+    chosen_by = Measure(metric, mode, False, lambda run: selected(run, above))
+    groups: dict[tuple[Any, ...], dict[Any, list[RunResult]]] = {}
     unscored: dict[tuple[Any, ...], dict[Any, str]] = {}
     for own, result in all_runs:
         axis = axes.get(own["opt"])
         if axis is None:
             continue
-        key = own["opt"], *(f"{name.rpartition('.')[2]} {_text(own.get(name))}" for name in axis.others)
+        key = own["opt"], *((name, _hashable(own.get(name))) for name in axis.others)
         at = own[axis.x] if numeric else _text(own.get(axis.x))
         if result.finished:
-            groups.setdefault(key, {}).setdefault(at, []).append((final_value(result, above), selected(result, above)))
+            groups.setdefault(key, {}).setdefault(at, []).append(result)
         else:
             unscored.setdefault(key, {})[at] = result.status
     curves = []
-    least = equal_below((end for of in groups.values() for ends in of.values() for _, end in ends), ended[0][1].metric)
+    least = equal_below((chosen_by.of(run) for of in groups.values() for own in of.values() for run in own), metric)
     for key, ends in groups.items():
-        found = [_point(at, ends[at], mode) for at in (sorted(ends) if numeric else ends)]
-        curve = _curve(", ".join(key), axes[key[0]].x, found, mode, numeric, least)
+        found = [_point(at, Group.of(ends[at]), final, chosen_by) for at in (sorted(ends) if numeric else ends)]
+        words = [key[0], *(f"{name.rpartition('.')[2]} {_text(value)}" for name, value in key[1:])]
+        curve = _curve(", ".join(words), axes[key[0]].x, found, mode, numeric, least)
         left = {at: status for at, status in unscored.get(key, {}).items() if at not in ends}
         curves.append(replace(curve, unscored=left, opt=key[0]))
     xs = [point.x for curve in curves for point in curve.points] if numeric else [0]
@@ -211,10 +216,10 @@ def _text(value: Any, digits: int = 6) -> str:
     return f"{value:.{digits}g}" if isinstance(value, float) else str(_hashable(value))
 
 
-def _point(x: Any, ends_of_runs: Sequence[tuple[End, End]], mode: Mode) -> tuple[Point, End]:
+def _point(x: Any, group: Group, final: Measure, chosen_by: Measure) -> tuple[Point, End]:
     """A point, and the score by which it may be chosen."""
+    mode, finals, chosen = final.mode, final.values(group), chosen_by.values(group)
     sign = 1 if mode == "min" else -1
-    finals, chosen_by = zip(*ends_of_runs, strict=True)
     badness = sorted(math.inf if final is None else sign * final for final in finals)
     n = len(badness)
 
@@ -232,8 +237,8 @@ def _point(x: Any, ends_of_runs: Sequence[tuple[End, End]], mode: Mode) -> tuple
     k = int((bdtr(np.arange(n), n, 0.5) <= 0.025).sum())
     interval = ends(end(badness[k - 1]), end(badness[n - k])) if k else None
     quartiles, median = ends(quantile(0.25), quantile(0.75)), quantile(0.5)
-    score = seed_median(chosen_by, mode)
-    choice = None if chosen_by == finals else score
+    score = seed_median(chosen, mode)
+    choice = None if chosen == finals else score
     return Point(x, n, finals.count(None), median, quartiles, interval, choice), score
 
 

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bench.results.chart import Array, Chart, Panel, Trace, axis_limits
+from bench.results.chart import MOST, Array, Chart, Panel, Trace, axis_limits
 
 if TYPE_CHECKING:
     from bench.sweeps.sensitivity import Curve, Sensitivity
@@ -17,12 +17,13 @@ def describe(sweep: "Sensitivity", least: float = 0.0) -> Chart:
     """
     points = [point for curve in sweep.curves for point in curve.points]
     ends = [end for p in points if p.median is not None for end in (p.median, *p.quartiles) if end is not None]
-    # What matplotlib can put ticks around; and losses that are as good as at their infimum are not told apart.
-    numbers = np.clip(ends or [0.5], least if sweep.above_infimum else -1e150, 1e150)
+    # Losses that are as good as at their infimum are not told apart.
+    numbers = np.clip(ends or [0.5], least if sweep.above_infimum else -MOST, MOST)
     positive = numbers[numbers > 1e-300]
     log = bool(sweep.mode == "min" and min(numbers) >= 0 and positive.size and max(positive) > 10 * min(positive))
     place = {x: x if sweep.numeric else i for i, x in enumerate(dict.fromkeys(point.x for point in points))}
-    grid = np.array([*place.values()])
+    grid = np.clip(np.array([*place.values()], dtype=np.float64), 1 / MOST if sweep.log else -MOST, MOST)
+    place = dict(zip(place, grid, strict=True))
     across = axis_limits([grid], sweep.log, 0.03) if sweep.numeric else (-0.5, len(grid) - 0.5)
     limits = axis_limits([positive if log else numbers], log, 0.05)
     above, below = [], []

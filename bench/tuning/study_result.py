@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.errors import UserError
-from bench.results.selection import End, above_infimum, final_value
-from bench.results.stats import Interval, t_interval
+from bench.results.group import Group, Measure, final
+from bench.results.selection import End, above_infimum
+from bench.results.stats import Interval
 from bench.store.record import RunResult
 from bench.store.store import Store
 from bench.sweeps import sensitivity
@@ -72,15 +73,19 @@ class StudyResult:
         return " above its infimum" * self.above_infimum
 
     @property
+    def measure(self) -> Measure:
+        """The metric on the reporting split."""
+        return final(self.study.spec.metric + self.metric_suffix, self.study.spec.mode, self.above_infimum)
+
+    @property
     def fresh_values(self) -> list[End]:
         """The metric on the reporting split, by fresh seed; None for one that diverged."""
-        return [final_value(run, self.above_infimum) for run in self.fresh]
+        return self.measure.values(Group.of(self.fresh))
 
     @property
     def fresh_interval(self) -> Interval | None:
-        """Mean of the metric on the reporting split, 95 % t-interval; None if a seed diverged or none is there."""
-        values = [value for value in self.fresh_values if value is not None]
-        return t_interval(values) if values and len(values) == len(self.fresh) else None
+        """Mean over the fresh seeds with its interval (`Measure.mean`); None if a seed diverged or none is there."""
+        return self.measure.mean(Group.of(self.fresh))
 
     @property
     def cost(self) -> dict[str, float]:

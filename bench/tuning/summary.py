@@ -75,13 +75,14 @@ def _fresh(found: StudyResult) -> str:
     seeds = seeds_in_words([run.config["seed"] for run in found.fresh])
     interval = found.fresh_interval
     if interval is None:
-        diverged = sum(run.status == "diverged" for run in found.fresh)
-        return f"{split}: {diverged} of {len(found.fresh)} runs diverged (seeds {seeds})"
+        lost = found.fresh_values.count(None)
+        return f"{split}: {lost} of {len(found.fresh)} runs diverged or have no value (seeds {seeds})"
     wide = (
         f", 95 % t-interval [{interval.low:.4g}, {interval.high:.4g}]" if interval.n > 1 else ": one run, no interval"
     )
     left = len(spec.report_seeds) - interval.n - len(found.fresh_failed)
-    return f"{split} {interval.mean:.4g}{wide} (seeds {seeds})" + f", {left} still to come" * bool(left)
+    mean = "geometric mean " * found.measure.log
+    return f"{split} {mean}{interval.mean:.4g}{wide} (seeds {seeds})" + f", {left} still to come" * bool(left)
 
 
 def seeds_in_words(seeds: Sequence[int]) -> str:

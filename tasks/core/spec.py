@@ -22,6 +22,8 @@ class TaskSpec:
         data: `module:Class` of the `tasks.TaskData`.
         metric: what is compared: a name that the task's metrics have.
         mode: whether the metric is better when greater ("max") or smaller ("min").
+        scale: how values are compared: by differences ("linear"), or by ratios of how far a loss lies above its infimum
+            ("log"), which `TaskData.loss_offset` tells for each split that is evaluated.
         ranks_training: the training samples are what is ranked, on purpose: its source's claim is about optimization.
             Its data then select and report on "train". All other tasks rank held-out samples.
         target: value of the metric on the selection split for time-to-target, or None.
@@ -68,7 +70,16 @@ class TaskSpec:
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     files: str = ""
     ranks_training: bool = False
+    scale: Literal["linear", "log"] = "linear"
     package: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.scale not in ("linear", "log"):
+            raise ValueError(f"scale={self.scale} is not known: it must be linear or log")
+        if self.scale == "log" and self.metric != "loss":
+            raise ValueError(
+                f"scale=log compares a loss above its infimum, and metric={self.metric} is none: leave scale out"
+            )
 
     def dataset_in(self, root: Path) -> str | None:
         """The first of its data sets that is in this data folder, or else the first; None where there is no choice."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from math import log, sqrt
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -49,6 +50,7 @@ class SequenceData(TaskData):
     """
 
     f_star = 0.0
+    loss_offset = MappingProxyType({"train": 0.0, "val": 0.0, "test": 0.0})
 
     def __init__(
         self,

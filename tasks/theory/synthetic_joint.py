@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -41,6 +42,7 @@ class MixtureTokenData(TokenData):
     """
 
     f_star = 0.0
+    loss_offset = MappingProxyType({"train": 0.0, "test": 0.0})
 
     def __init__(
         self, root: Any = None, seed: int = 0, *, n: int = 20, n_test: int = 100, T: int = 6, d: int = 64,

@@ -103,6 +103,11 @@ def main(words: list[str]) -> int:
     return show(study, None, as_json=args.json, out=out, command=command, store=args.store)
 
 
+AGAIN = 5.0
+"""Seconds after which an interrupt comes again where nobody listens: Python loses one that is raised while it collects
+garbage. Ours."""
+
+
 @contextmanager
 def deadline(seconds: float | None) -> Iterator[Callable[[], bool]]:
     """Interrupt what is done here after so many seconds, as Ctrl-C would; whether that has happened.
@@ -113,6 +118,8 @@ def deadline(seconds: float | None) -> Iterator[Callable[[], bool]]:
 
     def interrupt(number: int, frame: object) -> None:
         over.append(number)
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.setitimer(signal.ITIMER_REAL, AGAIN)
         signal.raise_signal(signal.SIGINT)
 
     if seconds is None:

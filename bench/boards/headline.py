@@ -1,0 +1,82 @@
+"""The headline: what a report says first, a sentence or two for each problem."""
+
+from collections.abc import Sequence
+
+from bench.boards.collect import Collected
+from bench.boards.entries import Entry, Problem
+from bench.boards.quality import judged
+from bench.boards.shared import Verdicts, lost
+from bench.results.sequential import Comparison
+from bench.text import cell
+
+
+def headlines(found: Collected, reference: str | None = None) -> list[tuple[str, str]]:
+    """The name of each problem, and what the board `quality` has found on it, in words.
+
+    Args:
+        found: entries.
+        reference: optimizer that the others are compared with; None for each problem's own.
+    """
+    return [(problem.name, _said(found, problem, entries, reference)) for problem, entries in found.problems.items()]
+
+
+def _said(found: Collected, problem: Problem, entries: Sequence[Entry], reference: str | None) -> str:
+    metric, verdicts, said = judged(found, problem, entries, reference)
+    ordered = verdicts.ordered(entries)
+    if verdicts.ref is None:
+        first = next((entry for entry in ordered if entry.refused is None and metric.mean(entry)), None)
+        best = "no entry has a mean that can be compared"
+        if first is not None:
+            best = f"{first.name} ({first.settings}) has the best mean ({metric.words} {cell(metric.mean(first))})"
+            best += ", on the seeds that chose its settings" * bool(first.best_of)
+        return f"{best}; there are no runs of {reference or problem.reference}, so there are no verdicts."
+    compared = {entry: verdicts.of(entry) for entry in ordered if entry is not verdicts.ref}
+    groups: dict[str, list[Entry]] = {}
+    for entry, of in compared.items():
+        groups.setdefault(of.verdict if isinstance(of, Comparison) else "not compared", []).append(entry)
+    if compared and all(entry.best_of for entry in compared):
+        means = [f"{entry.name} {cell(metric.mean(entry) or lost(entry))}" for entry in ordered]
+        return f"Best of a sweep, on the seeds that chose the settings, so there are no verdicts: {', '.join(means)}."
+    ref, value = verdicts.ref, metric.mean(verdicts.ref)
+    named = f"{ref.name} ({ref.settings}, {metric.words} {cell(value) if value else 'without a mean'})"
+
+    def those(word: str) -> str:
+        return _listed([f"{entry.name}{_effect(compared[entry], verdicts)}" for entry in groups[word]])
+
+    def verb(word: str) -> str:
+        return "is" if len(groups[word]) == 1 else "are"
+
+    sentences = []
+    if "better" in groups:
+        sentences.append(f"{those('better')} {verb('better')} better than {named}.")
+    elif {"worse", "no difference found"} & groups.keys():
+        sentences.append(f"Nothing is found to be better than {named}.")
+    elif groups:
+        sentences.append(f"Nothing is decided against {named}.")
+    else:
+        sentences.append(f"There is nobody to compare with {named}.")
+    if "no difference found" in groups:
+        sentences.append(f"No difference is found between {ref.name} and {those('no difference found')}.")
+    if "worse" in groups:
+        sentences.append(f"{those('worse')} {verb('worse')} worse.")
+    if "too few seeds" in groups:
+        sentences.append(f"Too few seeds to judge {those('too few seeds')}.")
+    if "selected on these seeds" in groups:
+        sentences.append(f"Settings were selected on these seeds, so there is no verdict on"
+                         f" {those('selected on these seeds')}.")  # fmt: skip
+    if "not compared" in groups:
+        sentences.append(f"Not compared: {_listed([entry.name for entry in groups['not compared']])}.")
+    if said:
+        sentences.append(f"{said[0].upper()}{said[1:]}.")
+    return " ".join(sentences)
+
+
+def _effect(of: Comparison | str | None, verdicts: Verdicts) -> str:
+    """How much better or worse, where the seeds bound it."""
+    if not isinstance(of, Comparison) or of.effect is None or not of.effect.bounded:
+        return ""
+    return f" ({'ratio' if verdicts.measure.log else 'gain'} {cell(of.effect)})"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

@@ -1,0 +1,117 @@
+"""The noise of tuning of an entry, from the studies and the runs of trials that are stored."""
+
+from typing import Any
+
+from bench.boards.collect import Collected
+from bench.boards.entries import Entry
+from bench.boards.shared import lost
+from bench.results.group import Measure, Seed
+from bench.results.retuning import REPEATS, Ends, repeated_interval, retuned_interval
+from bench.results.selection import above_infimum, equal_below, seed_median, selected
+from bench.results.stats import Interval
+from bench.store.record import RunResult
+from bench.store.reports import StudyRecord, StudyTrial
+
+UNBOUNDED = "unbounded: a possible choice has a run without a value"
+"""Said where some draw of the tuning seeds chooses such a setting, or none."""
+
+
+def with_tuning_noise(found: Collected, entry: Entry, measure: Measure) -> tuple[Interval | str | None, str | None]:
+    """The mean of an entry with the noise of its tuning in the interval.
+
+    Args:
+        found: all entries and runs.
+        entry: whose.
+        measure: what is reported.
+
+    Returns:
+        the interval, or in words what bounds none; None if it was not tuned or nothing can be said. And why, then.
+    """
+    if entry.kind != "tuned":
+        return None, None
+    study = entry.study
+    if study is None:
+        return None, "its study is not in these stores"
+    if study.metric and study.metric != entry.problem.metric:
+        return None, f"tuned for {study.metric}"
+    repeats = repetitions(found, entry, study)
+    if len(repeats) >= REPEATS:
+        values = [there for e in repeats if (there := _whole(measure, e)) is not None]
+        if len(values) < len(repeats):
+            return next(lost(e) for e in repeats if _whole(measure, e) is None), None
+        return repeated_interval(values, log=measure.log), None
+    fresh = _whole(measure, entry)
+    if fresh is None:
+        return lost(entry), None
+    if len(study.seeds) < 2:
+        return None, "one tuning seed"
+    read = _trials(found, study, measure)
+    if read is None:
+        return None, "the runs of its trials are not in these stores"
+    scores, finals, chosen = read
+    mode, metric = study.mode, entry.problem.metric
+    medians = [seed_median(row, mode) for row in scores]
+    least = equal_below(medians, metric)
+    clipped = [max(median, least) for median in medians if median is not None]
+    best, own = (min if mode == "min" else max)(clipped, default=None), medians[chosen]
+    if own is None or max(own, least) != best:
+        return None, "the runs of its trials do not choose its winner"
+    ends = list(fresh.values())
+    return retuned_interval(scores, finals, chosen, ends, mode, metric, log=measure.log) or UNBOUNDED, None
+
+
+def repetitions(found: Collected, entry: Entry, study: StudyRecord) -> list[Entry]:
+    """The entry that each repetition of a study has chosen, the study itself first.
+
+    A repetition has the same design, of which extensions are no part since they follow from scores, and other seeds
+    than those that are counted already.
+    """
+    alike = [e for e in found.all if e.runs and _place(e) == _place(entry)]
+    design, seeds, chosen = _design(entry, study), {*study.seeds}, [entry]
+    for own, each in ((e, each) for e in alike for each in sorted(e.studies, key=lambda s: s.name)):
+        if each.seeds and not seeds & {*each.seeds} and _design(own, each) == design:
+            seeds |= {*each.seeds}
+            chosen.append(own)
+    return chosen
+
+
+def _place(entry: Entry) -> Any:
+    return entry.problem, entry.opt, entry.source, entry.versions
+
+
+def _design(entry: Entry, study: StudyRecord) -> Any:
+    """What is equal in repetitions of a study: budget, space and rule."""
+    fixed = {name: value for name, value in entry.options.items() if f"opt.{name}" not in study.axes}
+    points = sorted(str(sorted(trial["point"].items())) for trial in study.trials if trial["kind"] == "design")
+    refined = sum(trial["kind"] == "refinement" for trial in study.trials)
+    rule = study.mode, study.metric, study.select_split, study.sampler, study.prune, study.missing
+    return fixed, points, refined, len(study.seeds), study.axes, rule
+
+
+def _whole(measure: Measure, entry: Entry) -> dict[Seed, float] | None:
+    """The values of an entry's runs by seed; None if one is missing."""
+    values = zip(sorted(entry.runs), measure.values(entry), strict=True)
+    there = {seed: value for seed, value in values if value is not None}
+    return there if len(there) == len(entry.runs) else None
+
+
+def _trials(found: Collected, study: StudyRecord, measure: Measure) -> tuple[Ends, Ends, int] | None:
+    """Scores and reported values of a study's trials, by tuning seed, and which one won; None if runs are missing."""
+    runs: list[dict[int, RunResult]] = []
+    ordered = sorted(study.trials, key=_position)
+    for trial in ordered:
+        own = [found.by_id[run_id] for run_id in trial["runs"] if run_id in found.by_id]
+        runs.append({run.config["seed"]: run for run in own if run.finished} if trial["state"] == "completed" else {})
+    seeds, index = sorted(study.seeds), [study.winner in trial["runs"] for trial in ordered]
+    whole = all(sorted(own) == seeds for own, trial in zip(runs, ordered, strict=True) if trial["state"] == "completed")
+    if not whole or not any(index):
+        return None
+    above = above_infimum([run for own in runs for run in own.values()])
+    scores = [[selected(own[seed], above) if own else None for seed in seeds] for own in runs]
+    finals = [[measure.of(own[seed]) if own else None for seed in seeds] for own in runs]
+    return scores, finals, index.index(True)
+
+
+def _position(trial: StudyTrial) -> list[float]:
+    """What trials are ordered by: the numbers of their settings."""
+    return [value for value in trial["point"].values() if isinstance(value, int | float)]

@@ -1,0 +1,149 @@
+"""The noise of tuning: intervals for an optimizer together with the tuning that chose its settings.
+
+A mean over fresh seeds holds for the settings that one study happened to choose. Had it had other seeds it might have
+chosen others. Where a study was repeated its repetitions show that; else its tuning seeds are drawn once more, with
+replacement (bootstrap), and the winner is chosen again from each draw. What such intervals cover is simulated in
+`results/statistics`.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from itertools import product
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.results import stats
+from bench.results.selection import CONVERGED, End, Mode
+from bench.results.stats import Interval
+
+EXACT = 5
+"""Tuning seeds up to which all draws are looked at: 3125. Ours."""
+DRAWS = 1000
+"""Draws that are looked at where there are more. Ours."""
+REPEATS = 3
+"""Studies from which on their own scatter is the noise of tuning. Ours."""
+
+Ends = Sequence[Sequence[End]]
+"""Values by trial and tuning seed, shape (T, S); None for a run without a value."""
+
+
+@lru_cache(maxsize=32)
+def draws(seeds: int) -> tuple[NDArray[np.int_], NDArray[np.float64]]:
+    """Seeds drawn with replacement, whatever their order; always the same.
+
+    Args:
+        seeds: how many there are, and are drawn.
+
+    Returns:
+        indices of the seeds, sorted, shape (D, S), and the probability of each draw, shape (D,).
+    """
+    if seeds <= EXACT:
+        every = np.array(list(product(range(seeds), repeat=seeds)))
+    else:
+        every = np.random.default_rng(0).integers(seeds, size=(DRAWS, seeds))
+    found, counts = np.unique(np.sort(every, axis=1), axis=0, return_counts=True)
+    return found, counts / len(every)
+
+
+def winners(scores: Ends, mode: Mode, metric: str) -> NDArray[np.int_]:
+    """Which trial wins on each of `draws`, by the rule of studies (`seed_median`, `equal_below`, `best_index`).
+
+    Args:
+        scores: on the selection split, by trial in the order of the setting.
+        mode: of the metric.
+        metric: its name.
+
+    Returns:
+        indices of trials, shape (D,); -1 where none has a score.
+    """
+    worst = math.inf if mode == "min" else -math.inf
+    array = np.array([[worst if value is None else value for value in row] for row in scores], dtype=np.float64)
+    drawn = array[:, draws(len(scores[0]))[0]]
+    with np.errstate(invalid="ignore", over="ignore"):
+        medians = np.median(drawn, axis=2)
+    lost = ~np.isfinite(medians) | (2 * np.isinf(drawn).sum(2) >= drawn.shape[2])
+    if metric == "loss":
+        medians = np.where((medians >= 0).all(0, where=~lost), np.maximum(medians, CONVERGED), medians)
+    medians[lost] = worst
+    best = (medians == (medians.min(0) if mode == "min" else medians.max(0))) & ~lost
+    middle = (best.sum(0) + 1) // 2
+    return np.where(best.any(0), (best.cumsum(0) == middle).argmax(0), -1)
+
+
+def tuning_variance(scores: Ends, finals: Ends, chosen: int, mode: Mode, metric: str) -> float | None:
+    """Variance of what the choice of the winner does to the value that is reported.
+
+    Of each draw of the tuning seeds it takes the difference between its winner and the actual one, paired by seed over
+    all tuning seeds. Seeds that a draw left out would not favour its winner, but there are one or two of them, and
+    their own noise makes intervals two to four times as wide: simulated, they cover up to 99.9 %.
+
+    Args:
+        scores: on the selection split, by trial in the order of the setting.
+        finals: on the reporting split, by trial; logarithms where differences are to be those of ratios.
+        chosen: index of the actual winner.
+        mode: of the metric.
+        metric: its name.
+
+    Returns:
+        the variance; None if a draw has no winner, or one of which a run has no value: that has no bound.
+    """
+    indices = winners(scores, mode, metric)
+    values = np.array([[math.nan if value is None else value for value in row] for row in finals], dtype=np.float64)
+    gaps, chances = (values - values[chosen]).mean(1)[indices], draws(len(scores[0]))[1]
+    if indices.min() < 0 or np.isnan(gaps).any():
+        return None
+    return float((gaps - gaps @ chances) ** 2 @ chances)
+
+
+def retuned_interval(
+    scores: Ends, finals: Ends, chosen: int, fresh: Sequence[float], mode: Mode, metric: str, *, log: bool = False
+) -> Interval | None:
+    """Mean over fresh seeds with an interval that has the noise of tuning in it, from one study.
+
+    The variance of the choice is known with as many degrees of freedom as a variance over the tuning seeds.
+
+    Args:
+        scores: on the selection split, by trial in the order of the setting; two tuning seeds or more.
+        finals: on the reporting split, by trial; positive, if log.
+        chosen: index of the actual winner.
+        fresh: values of the actual winner, one for each fresh seed; positive, if log.
+        mode: of the metric.
+        metric: its name.
+        log: of the geometric mean.
+
+    Returns:
+        the interval; None where the study does not bound it (`tuning_variance`).
+    """
+    told = [[math.log(x) if log and x is not None else x for x in row] for row in finals]
+    found = tuning_variance(scores, told, chosen, mode, metric)
+    return None if found is None else stats.noisier_interval(fresh, [(found, len(scores[0]) - 1)], log=log)
+
+
+def repeated_interval(studies: Sequence[Mapping[Any, float]], *, log: bool = False) -> Interval:
+    """Mean over repeated studies, of which each has the same weight, with an interval over studies and fresh seeds.
+
+    The scatter of the studies' means shows their choices, and no effect of a fresh seed that is the same for all. So
+    the variance over seeds is added, of clusters that are a seed's runs in all studies (with the smallest study's
+    degrees of freedom); it also has the noise of runs that studies share which chose the same settings.
+
+    Args:
+        studies: of each the values of its winner by fresh seed; positive, if log. Two or more.
+        log: of the geometric mean.
+
+    Returns:
+        the interval; one fresh seed bounds nothing.
+    """
+    told = [{seed: math.log(value) if log else value for seed, value in own.items()} for own in studies]
+    means = [math.fsum(own.values()) / len(own) for own in told]
+    least, seeds = min(map(len, told)), {seed for own in told for seed in own}
+    parts = [
+        math.fsum((own[seed] - mean) / len(own) for own, mean in zip(told, means, strict=True) if seed in own)
+        for seed in seeds
+    ]
+    over_seeds = math.inf
+    if least > 1:
+        over_seeds = math.fsum((part / len(told)) ** 2 for part in parts) * len(seeds) / (len(seeds) - 1)
+    return stats.noisier_interval(np.exp(means) if log else means, [(over_seeds, max(1, least - 1))], log=log)

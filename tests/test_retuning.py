@@ -1,0 +1,152 @@
+"""The noise of tuning, against values computed by hand and by simulation."""
+
+import math
+import re
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats as reference
+
+from bench.boards.quality import TUNING_NOISE
+from bench.results import stats
+from bench.results.retuning import DRAWS, draws, repeated_interval, retuned_interval, tuning_variance, winners
+from bench.results.selection import Mode, best_index, equal_below, seed_median
+from tools.statistics import repeated_coverage, retuned_coverage
+
+ends = st.none() | st.integers(0, 20).map(lambda x: x / 20)
+
+
+def test_all_draws_are_looked_at_where_there_are_few() -> None:
+    assert [of.tolist() for of in draws(2)] == [[[0, 0], [0, 1], [1, 1]], [0.25, 0.5, 0.25]]
+    indices, chances = draws(5)
+    assert indices.shape == (math.comb(9, 4), 5)
+    assert chances[indices.tolist().index([0, 1, 2, 3, 4])] == pytest.approx(math.factorial(5) / 5**5)
+    for seeds in range(1, 8):
+        assert draws(seeds)[1].sum() == pytest.approx(1)
+
+
+def test_of_many_seeds_some_draws_are_looked_at_and_always_the_same() -> None:
+    indices, chances = draws(8)
+    draws.cache_clear()
+    again = draws(8)
+    assert np.array_equal(again[0], indices)
+    assert np.array_equal(again[1], chances)
+    assert indices.shape[0] <= DRAWS
+    shares = [(indices == seed).sum(1) @ chances / 8 for seed in range(8)]  # each seed is drawn as often
+    assert shares == pytest.approx([1 / 8] * 8, abs=4 * math.sqrt(1 / 8 * 7 / 8 / (8 * DRAWS)))
+
+
+@given(st.integers(1, 3).flatmap(lambda s: st.lists(st.tuples(*[st.tuples(ends, ends)] * s), min_size=1, max_size=4)))
+def test_the_variance_is_that_over_all_draws_written_out(trials: list[tuple[tuple[float | None, float | None], ...]]):
+    scores = [[score for score, _ in own] for own in trials]
+    finals = [[final for _, final in own] for own in trials]
+    seeds, gaps = range(len(scores[0])), []
+    for draw in product(seeds, repeat=len(seeds)):
+        index = winner([[row[seed] for seed in draw] for row in scores], "max", "accuracy")
+        if index is None or None in (*finals[index], *finals[0]):
+            gaps = None
+            break
+        own, there = (np.array(finals[i], dtype=float) for i in (index, 0))
+        gaps.append(float((own - there).mean()))
+    found = tuning_variance(scores, finals, 0, "max", "accuracy")
+    assert found == (None if gaps is None else pytest.approx(np.var(gaps), abs=1e-12))
+
+
+def winner(scores: list[list[float | None]], mode: Mode, metric: str) -> int | None:
+    """The rule of studies, written out."""
+    medians = [seed_median(row, mode) for row in scores]
+    return best_index(medians, mode, equal_below(medians, metric))
+
+
+numbers = st.sampled_from([1e-20, 3e-17, 0.0, -1e-17, 0.1, 0.2, 0.3, 1e308, None])
+
+
+@given(
+    st.integers(1, 4).flatmap(lambda s: st.lists(st.lists(numbers, min_size=s, max_size=s), min_size=1, max_size=6)),
+    st.sampled_from(["min", "max"]),
+    st.sampled_from(["loss", "accuracy"]),
+)
+def test_draws_are_won_by_the_rule_of_studies(scores: list[list[float | None]], mode: Mode, metric: str) -> None:
+    for draw, index in zip(draws(len(scores[0]))[0].tolist(), winners(scores, mode, metric).tolist(), strict=True):
+        one = winner([[row[seed] for seed in draw] for row in scores], mode, metric)
+        assert index == (-1 if one is None else one)
+
+
+def test_a_draw_without_any_winner_is_not_bounded() -> None:
+    scores = [[0.9, None, 0.8]]
+    assert tuning_variance(scores, [[0.9, 0.5, 0.8]], 0, "max", "accuracy") is None
+    assert retuned_interval(scores, [[0.9, 0.5, 0.8]], 0, [0.9, 0.8], "max", "accuracy") is None
+
+
+def test_one_fresh_seed_bounds_nothing() -> None:
+    found = retuned_interval([[0.9, 0.5], [0.6, 0.7]], [[0.9, 0.5], [0.6, 0.7]], 0, [0.5], "max", "accuracy")
+    assert found == stats.Interval(0.5, -math.inf, math.inf, 1)
+
+
+values = st.lists(st.floats(0.001, 1000).map(lambda x: round(x, 3)), min_size=2, max_size=8)
+
+
+@given(values, st.lists(st.tuples(st.floats(0, 10), st.integers(1, 9)), max_size=3), st.booleans())
+def test_more_noise_never_makes_an_interval_narrower(
+    own: list[float], more: list[tuple[float, int]], log: bool
+) -> None:
+    found = stats.noisier_interval(own, more, log=log)
+    plain = stats.geometric_interval(own) if log else stats.t_interval(own)
+    assert found.mean == pytest.approx(plain.mean)
+    assert found.low <= plain.low * (1 + 1e-9 * math.copysign(1, plain.low))
+    assert found.high >= plain.high * (1 - 1e-9)
+    assert found == plain or any(of > 0 for of, _ in more)
+
+
+def test_variances_and_degrees_of_freedom_are_those_of_welch() -> None:
+    """Of two samples, whose difference of means has the interval of another implementation."""
+    first, second = [1.0, 2.0, 4.0, 3.5], [2.0, 2.5, 7.0]
+    welch = reference.ttest_ind(first, second, equal_var=False).confidence_interval()
+    more = stats.variance(np.array(second)) / 3
+    found = stats.noisier_interval(first, [(more, 2)])
+    assert found.high - found.low == pytest.approx(welch.high - welch.low)
+
+
+def test_noise_that_is_not_known_bounds_nothing() -> None:
+    found = repeated_interval([{0: 0.5}, {0: 0.5}, {0: 0.6, 1: 0.7}])
+    assert (found.mean, found.low, found.high) == (pytest.approx(1.65 / 3), -math.inf, math.inf)
+
+
+def test_over_repeated_studies_fresh_seeds_vary_too() -> None:
+    fresh = np.array([0.7, 0.8, 0.9, 0.75, 0.6])
+    studies = [dict(enumerate(fresh + shift)) for shift in (-0.001, 0.0, 0.001)]
+    parts = [(np.var([-0.001, 0, 0.001], ddof=1) / 3, 2), (np.var(fresh, ddof=1) / 5, 4)]
+    total = sum(of for of, _ in parts)
+    half = reference.t.ppf(0.975, total**2 / sum(of**2 / df for of, df in parts)) * math.sqrt(total)
+    found = repeated_interval(studies)
+    assert (found.mean, found.high, found.n) == pytest.approx((0.75, 0.75 + half, 3))
+    assert half == pytest.approx(stats.t_interval(fresh).high - 0.75, rel=1e-3)
+    disjoint = [{(i, seed): value for seed, value in own.items()} for i, own in enumerate(studies)]
+    assert repeated_interval(disjoint).high < found.high  # 15 seeds know more than 5
+    logs = repeated_interval([{0: 1.0, 1: 100.0}, {0: 10.0, 1: 10.0}, {0: 1000.0, 1: 1000.0}], log=True)
+    assert (logs.mean, logs.n) == (pytest.approx(10 ** (5 / 3)), 3)
+    assert logs.low > 0
+
+
+@pytest.mark.parametrize(("noise", "optimum", "correlation"), [(1, 0, 1), (1, 0, 0.5), (3, 0.5, 1)])
+def test_with_the_noise_of_tuning_more_tunings_are_covered(noise: float, optimum: float, correlation: float) -> None:
+    plain, ours = retuned_coverage(3, noise, optimum, correlation, [10], 1000)
+    assert plain < 0.92
+    assert plain + 0.04 < ours < 0.985
+    assert ours > 0.84
+
+
+@pytest.mark.parametrize("correlation", [0, 0.5, 0.9])
+def test_over_repeated_studies_all_tunings_are_covered(correlation: float) -> None:
+    assert 0.92 <= repeated_coverage(3, 1, 0, 5, correlation, 1000) <= 0.985
+
+
+def test_the_column_says_what_the_simulation_found() -> None:
+    page = Path("results/statistics/README.md").read_text("utf-8").partition("## The noise of tuning")[2]
+    said = re.findall(r"(\d+)% to (\d+)%", page)[:3]
+    ours, plain, repeated = [f"{low} to {high} %" for low, high in said]
+    assert re.findall(r"\d+ to \d+ %", TUNING_NOISE) == [repeated, ours, plain]
