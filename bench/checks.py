@@ -11,10 +11,11 @@ from typing import Any
 from bench.config import RunConfig
 from bench.errors import UserError, described
 from bench.machine import is_main_process
-from bench.options import MISSING, optimizer_options
+from bench.options import MISSING, all_optimizer_options, optimizer_options
 from bench.progress import doing
 from bench.store.store import Store
-from optimizers import OPTIMIZERS, TASK_VALUE
+from optimizers import OPTIMIZERS, TASK_VALUE, OptimizerSpec
+from optimizers.groups import REST, split_rest
 from optimizers.plugins import load
 from tasks.core.files import DataError
 
@@ -56,12 +57,18 @@ def check_early(config: RunConfig) -> None:
     Raises:
         UserError: with the value at fault and what to do.
     """
-    spec, trainer, traits = config.opt_spec, config.trainer, config.opt_spec.traits
-    if config.opt in OPTIMIZERS.own:  # reading the options of others imports them
-        for name, option in optimizer_options(spec).items():
-            value = config.opt_options.get(name)
+    trainer, traits = config.trainer, config.traits
+    if all(spec.name in OPTIMIZERS.own for spec in config.methods):  # reading the options of others imports them
+        options = all_optimizer_options(config.opt_spec, config.rest_spec and config.rest_spec.name)
+        for name, value in config.opt_options.items():
+            option = options[name]
             if value != option.default and (place := _range_of(option.help, value)):
                 raise UserError(f"--opt.{name}={value}{_outside(value, place)}")
+    if traits.calls_closure_again and config.rest_spec is not None:
+        which = next(spec.name for spec in config.methods if spec.traits.calls_closure_again)
+        raise UserError(
+            f"--opt.{REST}: {which} evaluates the loss several times a step, so it must move all parameters"
+        )
     if traits.full_batch and trainer.batch_size != "full":
         raise UserError(
             f"--trainer.batch_size {trainer.batch_size}: {config.opt} is a full-batch method;"
@@ -96,53 +103,77 @@ def check(config: RunConfig) -> None:
     with doing("importing torch"):
         import torch  # noqa: F401
     _check_hyperparameters(config)
-    traits, trainer, told = config.opt_spec.traits, config.trainer, config.opt_spec.step_keywords
+    traits, trainer, told = config.traits, config.trainer, config.step_keywords
     if traits.calls_closure_again and told:
         raise UserError(
             f"{config.opt} evaluates the loss several times a step, so a norm told before it would be of another point"
         )
-    if traits.needs_loss and trainer.gradient_clip_val is not None and "loss_grad_norm" not in told:
+    untold = [m.name for m in config.methods if m.traits.needs_loss and "loss_grad_norm" not in m.step_keywords]
+    if untold and trainer.gradient_clip_val is not None:
         raise UserError(
-            f"--trainer.gradient_clip_val: {config.opt} computes its step from loss and gradient, and its `step` takes"
+            f"--trainer.gradient_clip_val: {untold[0]} computes its step from loss and gradient, and its `step` takes"
             " no `loss_grad_norm`; with the gradient clipped the step would be wrong"
         )
 
 
 def _check_hyperparameters(config: RunConfig) -> None:
-    """Let the optimizer's constructor look at its arguments before anything is loaded."""
+    """Let the optimizers' constructors look at their arguments before anything is loaded."""
+    own, rest = split_rest(config.opt_options) if config.rest_spec is not None else (config.opt_options, {})
+    given = [(config.opt_spec, "opt", own), (config.rest_spec, f"opt.{REST}", rest)]
+    for spec, prefix, values in given:
+        if spec is None:
+            continue
+        by_role: dict[str, dict[str, Any]] = {"": {}}
+        for name, value in values.items():
+            role, _, option = name.rpartition(".")
+            if value != TASK_VALUE and name != REST:
+                by_role.setdefault(role, {})[option] = value
+        common = by_role.pop("")
+        _check_constructor(spec, prefix, common)
+        for role, different in by_role.items():
+            _check_constructor(spec, f"{prefix}.{role}", common | different)
+
+
+def _check_constructor(spec: OptimizerSpec, prefix: str, given: Mapping[str, Any]) -> None:
+    """Let a constructor look at its arguments."""
+    try:
+        spec.cls(_invented(spec), **given)
+    except Exception as error:
+        if spec.package is None or isinstance(error, ValueError):
+            raise _at_fault(spec, prefix, given, error) or option_error(prefix, error, given) from None
+        raise UserError(f"{spec.name} cannot be made: {described(error)}") from None
+
+
+def _invented(spec: OptimizerSpec) -> Any:
+    """A parameter that every method takes: a matrix."""
     import torch
 
-    given = {name: value for name, value in config.opt_options.items() if value != TASK_VALUE}
-    try:
-        config.opt_spec.cls([torch.nn.Parameter(torch.zeros(1))], **given)
-    except Exception as error:
-        if config.opt_spec.package is None or isinstance(error, ValueError):
-            raise _at_fault(config, given, error) or option_error("opt", error, config.opt_options) from None
-        raise UserError(f"{config.opt} cannot be made: {described(error)}") from None
+    from optimizers.hybrid import takes_names
+
+    parameter = torch.nn.Parameter(torch.zeros(2, 2))
+    return [("weight", parameter) if takes_names(spec.cls) else parameter]
 
 
-def _at_fault(config: RunConfig, given: Mapping[str, Any], error: Exception) -> UserError | None:
+def _at_fault(spec: OptimizerSpec, prefix: str, given: Mapping[str, Any], error: Exception) -> UserError | None:
     """The error with the option that a constructor refuses, and its range, if the constructor names none itself.
 
     It is the one that is refused alike where all others have their defaults.
     """
-    import torch
-
     if str(error).partition("=")[0] in given:
         return None
-    options = optimizer_options(config.opt_spec)
+    options = optimizer_options(spec)
     usual = {name: options[name].default if options[name].default not in (MISSING, TASK_VALUE) else value
              for name, value in given.items()}  # fmt: skip
     for name, value in given.items():
         if value == usual[name]:
             continue
         try:
-            config.opt_spec.cls([torch.nn.Parameter(torch.zeros(1))], **usual | {name: value})
+            spec.cls(_invented(spec), **usual | {name: value})
         except Exception as again:
             if str(again) == str(error):
                 place = _range_of(options[name].help, value)
                 why = _outside(value, place) if place else f": {str(error).partition(chr(10))[0]}"
-                return UserError(f"--opt.{name}={value}{why}")
+                return UserError(f"--{prefix}.{name}={value}{why}")
     return None
 
 

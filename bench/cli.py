@@ -367,6 +367,9 @@ def _show(words: list[str]) -> int:
         from bench.describe import describe_task
 
         print(describe_task(TASKS[name]))
+        from bench.parameters import parameter_lines
+
+        print("\n".join(["", *parameter_lines(name, args.data)]))
         return 0
     path = Path(name)
     folders = [path.parent] if path.name != name and path.parent.is_dir() else stores_of(args)

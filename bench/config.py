@@ -19,9 +19,9 @@ from bench.grammar.values import MOST_SEED, SEED_RANGE
 from bench.options import (
     NO_BOOLEAN,
     Option,
+    all_optimizer_options,
     is_stray_boolean,
-    optimizer_options,
-    parse_options,
+    optimizer_values,
     task_options,
     task_values,
     type_name,
@@ -30,7 +30,8 @@ from bench.progress import doing
 from bench.strict_yaml import flatten_yaml
 from bench.text import plain, why_wrong
 from bench.tuned import tuned_settings
-from optimizers import OPTIMIZERS, OptimizerSpec
+from optimizers import OPTIMIZERS, STEP_KEYWORDS, OptimizerSpec, Traits
+from optimizers.groups import REST
 from optimizers.plugins import bare, slug
 from tasks import TASKS, TaskSpec
 
@@ -81,13 +82,14 @@ class TrainerOptions(NoBooleans):
     gradient_clip_val: float | None = Field(
         None, gt=0, description="bound on the gradient's global norm; Polyak steps are computed from the unclipped norm"
     )
-    schedule: Literal["constant", "cosine", "inverse_sqrt"] = Field(
+    schedule: Literal["constant", "cosine", "linear", "inverse_sqrt", "wsd"] = Field(
         "constant",
-        description="how lr goes on after its warm-up: constant, cosine or inverse_sqrt;"
+        description="how lr goes on after warm-up: constant, cosine, linear, inverse_sqrt, or wsd (decay at the end);"
         " left out for optimizers that find their own step size",
     )
     warmup: float = Field(0.0, ge=0, lt=1, description="share of the steps, in [0, 1), over which lr rises linearly")
     floor: float = Field(0.0, ge=0, le=1, description="least lr of a decay as a share of lr, in [0, 1]")
+    decay: float = Field(0.2, gt=0, le=1, description="share of the steps, in (0, 1], over which wsd decays at the end")
     val_every: int | None = Field(
         None,
         ge=1,
@@ -165,12 +167,37 @@ class RunConfig(NoBooleans):
         return OPTIMIZERS[self.opt]
 
     @property
+    def rest_spec(self) -> OptimizerSpec | None:
+        """The entry of the optimizer for all but the matrices, if there is one."""
+        name = self.opt_options.get(REST)
+        return None if name is None else OPTIMIZERS[name]
+
+    @property
+    def methods(self) -> list[OptimizerSpec]:
+        """The optimizer and, if there is one, that for the rest."""
+        return [self.opt_spec, *([self.rest_spec] if self.rest_spec is not None else [])]
+
+    @property
+    def traits(self) -> Traits:
+        """What holds of any of the methods; `unscheduled` if it holds of all."""
+        found = {name: any(getattr(spec.traits, name) for spec in self.methods) for name in vars(Traits())}
+        return Traits(**found | {"unscheduled": all(spec.traits.unscheduled for spec in self.methods)})
+
+    @property
+    def step_keywords(self) -> set[str]:
+        """Which of `STEP_KEYWORDS` the step takes; several methods need all of them, if any, for their own norms."""
+        told = set[str]().union(*(spec.step_keywords for spec in self.methods))
+        return set(STEP_KEYWORDS) if told and self.rest_spec is not None else told
+
+    @property
     def spec_versions(self) -> dict[str, Any]:
         """Versions of task and optimizer, packages of plug-ins, digests of files and weights that task options name."""
         contents = [f"{k} {d[:16]}" for k, v in self.task_options.items() if (d := _content(v))]
         there = {
             "task_package": self.task_spec.package,
             "opt_package": self.opt_spec.package,
+            "rest": self.rest_spec and self.rest_spec.version,
+            "rest_package": self.rest_spec and self.rest_spec.package,
             "contents": ", ".join(contents) or None,
         }
         return {
@@ -267,7 +294,7 @@ def resolve(
         settings = tuned_settings(task, opt) | settings
     groups: dict[str, dict[str, Any]] = {"task": {}, "opt": {}, "trainer": {}, "": {}}
     for key, value in settings.items():
-        group, _, name = key.rpartition(".")
+        group, _, name = key.partition(".") if key.startswith("opt.") else key.rpartition(".")
         if group not in groups:
             raise unknown_setting(key, _all_options(task, opt))
         groups[group][name] = value
@@ -289,7 +316,7 @@ def resolve(
             "task": task,
             "task_options": task_values(spec, groups["task"]),
             "opt": opt,
-            "opt_options": parse_options("opt", optimizer_options(OPTIMIZERS[opt]), groups["opt"]),
+            "opt_options": optimizer_values(OPTIMIZERS[opt], groups["opt"]),
             "trainer": trainer,
             **rest,
         }
@@ -301,6 +328,13 @@ def resolve(
     if config_.trainer.schedule == "constant" and config_.trainer.floor:
         # It would be another run with the same result.
         config_ = config_.model_copy(update={"trainer": config_.trainer.model_copy(update={"floor": 0.0})})
+    if config_.trainer.schedule != "wsd":
+        config_ = config_.model_copy(update={"trainer": config_.trainer.model_copy(update={"decay": 0.2})})
+    elif config_.trainer.warmup + config_.trainer.decay > 1:
+        raise UserError(
+            f"--trainer.decay {config_.trainer.decay:g}: with a warm-up over {config_.trainer.warmup:g} of the steps it"
+            f" can be at most {1 - config_.trainer.warmup:g}"
+        )
     size = config_.trainer.batch_size
     if isinstance(size, int) and size < 1:
         raise UserError(f"--trainer.batch_size {size}: it must be at least 1, or `full`")
@@ -323,7 +357,7 @@ def _all_options(task: str, opt: str) -> list[str]:
     return [
         *(f"--{name}" for name in sorted(_TOP)),
         *(f"--task.{name}" for name in task_options(TASKS[task])),
-        *(f"--opt.{name}" for name in optimizer_options(OPTIMIZERS[opt])),
+        *(f"--opt.{name}" for name in all_optimizer_options(OPTIMIZERS[opt], OPTIMIZERS[opt].rest)),
         *(f"--trainer.{name}" for name in TrainerOptions.model_fields),
     ]
 

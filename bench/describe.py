@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bench.config import resolve
-from bench.grammar.help import row, rows
-from bench.options import _parse, _source, optimizer_options, task_options
+from bench.grammar.help import hyperparameter_rows, row, rows
+from bench.options import _parse, _source, task_options
 from optimizers import OptimizerSpec
 from tasks import TaskSpec
 
@@ -24,7 +24,7 @@ def describe_optimizer(spec: OptimizerSpec) -> str:
         [
             f"{spec.name} (version {spec.version})", f"  rule    {spec.formula}", f"  source  {spec.source}",
             f"  class   {spec.target.replace(':', '.')}", *([f"  traits  {', '.join(traits)}"] if traits else []),
-            "", "hyperparameters:", *rows("opt", optimizer_options(spec)),
+            "", "hyperparameters:", *hyperparameter_rows(spec),
             "", "search space:", *(f"  --opt.{name}  {space}" for name, space in search.items()),
         ]
     )  # fmt: skip

@@ -20,6 +20,7 @@ from typing import Any
 from bench.errors import UserError, unknown
 from bench.text import why_wrong
 from optimizers import OPTIMIZERS, TASK_VALUE
+from optimizers.groups import REST, ROLES
 from optimizers.plugins import load
 from tasks import TASKS
 
@@ -63,6 +64,8 @@ class Option:
 
 
 MISSING = "(required)"
+UNSET = "(that of all parameters)"
+"""As a default: no value, where none is given."""
 NO_BOOLEAN = "no boolean (true, false; in YAML yes, no, on and off too, unless in quotes)"
 
 
@@ -279,6 +282,64 @@ def optimizer_options(spec: Any) -> dict[str, Option]:
     return {k: replace(o, default=spec.defaults.get(k, o.default)) for k, o in options.items()}
 
 
+def all_optimizer_options(spec: Any, rest: str | None) -> dict[str, Option]:
+    """The options of an OptimizerSpec, those by role, and those of the optimizer for the rest, in dotted form.
+
+    Args:
+        spec: whose.
+        rest: name of the optimizer for all but the matrices, or None.
+    """
+    own = optimizer_options(spec)
+    found = own | _by_role(own)
+    others = " and ".join(role for role in ROLES if role != "matrix")
+    help_ = f"another optimizer for all parameters but matrices ({others}); --opt.{REST}.NAME sets its options"
+    found[REST] = Option(REST, str | None, spec.rest if spec.rest is not None or rest is not None else UNSET, help_)
+    if rest is not None:
+        theirs = optimizer_options(OPTIMIZERS[rest])
+        usual = {k: replace(o, default=spec.defaults.get(f"{REST}.{k}", o.default)) for k, o in theirs.items()}
+        found |= {f"{REST}.{k}": replace(o, name=f"{REST}.{k}") for k, o in (usual | _by_role(usual)).items()}
+    return found
+
+
+def _by_role(options: Mapping[str, Option]) -> dict[str, Option]:
+    """Options of one role; where they are not given, those of all parameters hold."""
+    return {
+        f"{role}.{name}": replace(option, name=f"{role}.{name}", default=UNSET)
+        for role in ROLES
+        for name, option in options.items()
+    }
+
+
+def rest_of(spec: Any, given: Mapping[str, Any], prefix: str = "") -> str | None:
+    """The name of the optimizer for the rest: as given, else the spec's own; None if there is none.
+
+    Args:
+        spec: of the first optimizer.
+        given: settings by name.
+        prefix: before their names.
+
+    Raises:
+        UserError: there is no such optimizer.
+    """
+    name = given.get(f"{prefix}{REST}", spec.rest)
+    if name is None or (isinstance(name, str) and name.lower() in ("none", "null")):
+        return None
+    if name not in OPTIMIZERS:
+        raise unknown(f"--opt.{REST}", str(name), OPTIMIZERS)
+    return str(name)
+
+
+def optimizer_values(spec: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The value of every option of an optimizer and of the one for the rest; by role those that were given.
+
+    Raises:
+        UserError: as for `parse_options`.
+    """
+    rest = rest_of(spec, given)
+    plain = rest is None and not any("." in name or name == REST for name in given)
+    return parse_options("opt", optimizer_options(spec) if plain else all_optimizer_options(spec, rest), given)
+
+
 def task_options(spec: Any) -> dict[str, Option]:
     """The options of a TaskSpec: those of its data, then those of its module, then `preset` if it has presets."""
     if spec.name not in TASKS.own:
@@ -342,6 +403,8 @@ def parse_options(prefix: str, options: Mapping[str, Option], given: Mapping[str
     values = {}
     for name, option in options.items():
         raw = given.get(name, option.default)
+        if raw is UNSET:
+            continue
         if raw is MISSING:
             raise UserError(f"--{prefix}.{name} is required")
         if isinstance(raw, str) and raw == option.default:

@@ -7,7 +7,7 @@ import platform
 import resource
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -19,14 +19,16 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.plugins import DoublePrecision, MixedPrecision
 from lightning.pytorch.plugins.environments import LightningEnvironment
+from torch import nn
 from torch.distributed import DistNetworkError, DistStoreError
+from torch.optim import Optimizer
 
 from bench import __version__, process
 from bench.callbacks import Recorder
 from bench.checkpoints import DoesNotFit, is_misfit, or_afresh, set_aside, usable
 from bench.checks import check, option_error
 from bench.config import RunConfig, on_device
-from bench.errors import RunBroke, RunBusy, RunFailed, UserError
+from bench.errors import RunBroke, RunBusy, RunFailed, UserError, first_line
 from bench.machine import LIBRARIES, cpu_name, is_main_process
 from bench.progress import Progress, doing
 from bench.settings import described
@@ -36,6 +38,8 @@ from bench.store.record import RunResult, now
 from bench.store.store import Store
 from bench.tuned import TunedBy
 from optimizers import TASK_VALUE
+from optimizers.groups import REST, Parameter, Part, divide
+from optimizers.hybrid import make
 from tasks.core.data import TaskData
 from tasks.core.files import DataError
 from tasks.core.order import micro_batches_per_rank
@@ -204,7 +208,7 @@ def new_result(config: RunConfig, task: Task, plan: str | None = None, tuned_by:
         **described(config), versions=versions(config), split=task.data.report, select_split=task.data.select,
         part="; ".join(filter(None, (task.part, task.data.part))) or None, environment=environment(config),
         facts=task.data.facts() | task.facts(),
-        unscheduled=config.trainer.is_scheduled and config.opt_spec.traits.unscheduled,
+        unscheduled=config.trainer.is_scheduled and config.traits.unscheduled,
         begun=now(), plan=plan, tuned_by=study, tuned_on=tuned_on,
     )  # fmt: skip
 
@@ -232,17 +236,21 @@ def make_plan(config: RunConfig, task: Task) -> Plan:
     known = {"f_star": task.data.f_star, "batches_per_epoch": per_epoch}
     for name, value in list(hyperparameters.items()):
         if value == TASK_VALUE:
-            hyperparameters[name] = known.get(name)
+            hyperparameters[name] = known.get(name.rpartition(".")[2])
             if hyperparameters[name] is None:
                 del hyperparameters[name]
-    if "f_star" in hyperparameters:
-        # The task's loss leaves this constant out, so that L - f_star keeps its digits.
-        hyperparameters["f_star"] -= task.data.loss_offset.get("train", 0.0)
-    cls = config.opt_spec.cls
+        if name.rpartition(".")[2] == "f_star" and name in hyperparameters:
+            # The task's loss leaves this constant out, so that L - f_star keeps its digits.
+            hyperparameters[name] -= task.data.loss_offset.get("train", 0.0)
+    parameters = task.parameter_roles()
+    try:
+        parts = divide(config.opt_spec, config.rest_spec, hyperparameters, parameters)
+    except ValueError as error:
+        raise option_error("opt", error, config.opt_options) from None
     steps = min(x for x in limits if x is not None)
     return Plan(
-        make_optimizer=lambda params: cls(params, **hyperparameters),
-        hyperparameters=hyperparameters,
+        make_optimizer=_maker(config, parts, parameters),
+        parts=parts,
         total_steps=steps,
         batch_size=size,
         micro_batch_size=trainer.micro_batch_size or config.task_spec.micro_batch_size,
@@ -251,18 +259,38 @@ def make_plan(config: RunConfig, task: Task) -> Plan:
         seed=config.seed,
         clip=trainer.gradient_clip_val,
         schedule=schedule_of(config, steps),
-        step_keywords=config.opt_spec.step_keywords,
+        step_keywords=config.step_keywords,
         measure_every=trainer.measure_every,
-        create_graph=config.opt_spec.traits.create_graph,
+        create_graph=config.traits.create_graph,
     )
+
+
+def _maker(
+    config: RunConfig, parts: Sequence[Part], parameters: Sequence[Parameter]
+) -> Callable[[Iterable[nn.Parameter]], Optimizer]:
+    """What makes the optimizer of the task's parameters; whatever it refuses of them is a UserError."""
+
+    def maker(params: Iterable[nn.Parameter]) -> Optimizer:
+        try:
+            return make(parts, [p for p in params if p.requires_grad], parameters)
+        except Exception as error:
+            said = str(error).partition("=")[0] in config.opt_options
+            if not said and config.rest_spec is None and any(each.role != "matrix" for each in parameters):
+                raise UserError(
+                    f"{config.opt} cannot be made for the parameters of {config.task}: {first_line(error)}; if it is a"
+                    f" method for matrices, give the others to another one (--opt.{REST} adamw)"
+                ) from error
+            raise option_error("opt", error, config.opt_options) from error
+
+    return maker
 
 
 def schedule_of(config: RunConfig, steps: int) -> Schedule | None:
     """The schedule that the learning rate follows, or None where it follows none."""
     trainer = config.trainer
-    if not trainer.is_scheduled or config.opt_spec.traits.unscheduled:
+    if not trainer.is_scheduled or config.traits.unscheduled:
         return None
-    return Schedule(trainer.schedule, steps, trainer.warmup, trainer.floor)
+    return Schedule(trainer.schedule, steps, trainer.warmup, trainer.floor, trainer.decay)
 
 
 def val_every(config: RunConfig, plan: Plan, task: Task) -> int:

@@ -1,6 +1,7 @@
 """YAML as people write settings: a key stands there once, and neither depth nor size can be a trap."""
 
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from yaml.composer import ComposerError
 from yaml.constructor import ConstructorError
 
 from bench.errors import UserError
+from optimizers.groups import RESERVED
 
 MOST_BYTES = 2**20
 """Of a file; the longest that comes with the suite has 16 thousand."""
@@ -137,8 +139,18 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return content
 
 
+def _flat(prefix: str, values: Mapping[Any, Any]) -> dict[str, Any]:
+    """Values in dotted form; those of an optimizer may be nested by role."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        key = prefix if name == "name" and prefix in ("task", "opt", "opt.rest") else f"{prefix}.{name}"
+        nested = isinstance(value, dict) and prefix.startswith("opt") and name in RESERVED
+        found |= _flat(key, value) if nested else {key: value}
+    return found
+
+
 def flatten_yaml(path: Path) -> dict[str, Any]:
-    """Settings of a YAML file in dotted form; `task` and `opt` are names or mappings with `name`.
+    """Settings of a YAML file in dotted form; `task`, `opt` and `opt.rest` are names or mappings with `name`.
 
     Raises:
         UserError: the file is missing, no YAML, or no mapping; or `trainer` is none.
@@ -147,7 +159,7 @@ def flatten_yaml(path: Path) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in content.items():
         if isinstance(value, dict):
-            own = {str(key) if n == "name" and key in ("task", "opt") else f"{key}.{n}": v for n, v in value.items()}
+            own = _flat(str(key), value)
         elif key == "trainer" and value is not None:
             raise UserError(f"{path}: trainer is a section and takes a mapping, such as `trainer: {{max_steps: 100}}`")
         else:

@@ -6,9 +6,12 @@ An optimizer of your own imports from here, if it wants anything of the suite: `
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from optimizers.groups import ROLES, Parameter
 from optimizers.registry import OPTIMIZERS, STEP_KEYWORDS, TASK_VALUE, LogUniform, OptimizerSpec, Traits
 
 if TYPE_CHECKING:
+    from optimizers.momo import MoMo
+    from optimizers.muon import Muon
     from optimizers.normalized import NGD, SNGD
     from optimizers.norms import global_norm
     from optimizers.polyak import PS, SPS
@@ -18,12 +21,16 @@ __all__ = [
     "NGD",
     "OPTIMIZERS",
     "PS",
+    "ROLES",
     "SNGD",
     "SPS",
     "STEP_KEYWORDS",
     "TASK_VALUE",
     "LogUniform",
+    "MoMo",
+    "Muon",
     "OptimizerSpec",
+    "Parameter",
     "Traits",
     "check_range",
     "global_norm",
@@ -35,7 +42,7 @@ _LATER = {"check_range": "step_size", "run_closure": "step_size", "global_norm":
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("NGD", "SNGD", "PS", "SPS"):
+    if name in ("NGD", "SNGD", "PS", "SPS", "MoMo", "Muon"):
         return OPTIMIZERS[name.lower()].cls
     if name in _LATER:
         return getattr(import_module(f"optimizers.{_LATER[name]}"), name)

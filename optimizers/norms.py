@@ -38,6 +38,32 @@ def global_norm(tensors: Sequence[Tensor]) -> Tensor:
 
 
 @torch.no_grad()
+def global_dot(first: Sequence[Tensor], second: Sequence[Tensor]) -> Tensor:
+    """Sum of the products of all elements of all tensors, pair by pair.
+
+    Args:
+        first: dense real tensors; sharded ones (DTensor) count with all their shards.
+        second: others of the same shapes, sharded in the same way.
+
+    Returns:
+        A 0-dim tensor on the device of the first tensor, float32 or, for float64 input, float64. Nothing is copied to
+        the host. Of empty lists it is 0.
+    """
+    if not first:
+        return torch.zeros(())
+    dtype = scalar_dtype(max((t.dtype for t in first), key=lambda d: torch.finfo(d).bits))
+    total: Tensor | None = None
+    for a, b in zip(first, second, strict=True):
+        if hasattr(a, "to_local"):
+            part = (a.to(dtype) * b.to(dtype)).sum().full_tensor()  # type: ignore[attr-defined]
+        else:
+            part = torch.dot(a.to(dtype).reshape(-1), b.to(dtype).reshape(-1))
+        total = part if total is None else total + part.to(total.device, non_blocking=True)
+    assert total is not None
+    return total
+
+
+@torch.no_grad()
 def _global_norm(tensors: Sequence[Tensor]) -> Tensor:
     dtype = scalar_dtype(max((t.dtype for t in tensors), key=lambda d: torch.finfo(d).bits))
     by_device: dict[torch.device, list[Tensor]] = {}

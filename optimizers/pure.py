@@ -31,6 +31,12 @@ def descend(params: Sequence[Tensor], directions: Sequence[Tensor], step: Tensor
     return [torch.addcmul(p, d, step, value=-1) for p, d in zip(params, directions, strict=True)]
 
 
+def dot(first: Sequence[Tensor], second: Sequence[Tensor]) -> Tensor:
+    """Sum of the products of all elements, pair by pair: `global_dot` for `vmap`."""
+    parts = [torch.dot(a.reshape(-1), b.reshape(-1)) for a, b in zip(first, second, strict=True)]
+    return torch.stack(parts).sum()
+
+
 def norm(tensors: Sequence[Tensor]) -> Tensor:
     """Euclidean norm of all elements together: `global_norm` for `vmap`, which knows no foreach kernels."""
     norms = [torch.linalg.vector_norm(t) for t in tensors]

@@ -21,6 +21,10 @@ class Traits:
         create_graph: `step` differentiates the gradients, so that these keep their graph (second-order methods).
         unscheduled: a schedule of `lr` makes no sense, since the method finds its own step size or is meant to do
             without one.
+        coupled: the step of a parameter depends on others beyond the norms that `step` is told, so that the pure update
+            is one of all parameters.
+        by_piece: a group may say `pieces`, of how many matrices, stacked by rows, its parameters are; each is treated
+            by itself.
     """
 
     needs_loss: bool = False
@@ -28,6 +32,8 @@ class Traits:
     calls_closure_again: bool = False
     create_graph: bool = False
     unscheduled: bool = False
+    coupled: bool = False
+    by_piece: bool = False
 
     def named(self) -> list[str]:
         """The names of those that hold."""
@@ -71,6 +77,14 @@ class OptimizerSpec:
         update: `module:function`, the method as a pure function of one run, with which many runs are trained as one
             program (`torch.func.vmap`). None: a sweep has one instance of the class for each run, which is slower.
         package: of a plug-in: its distribution and version, or a digest of its file; part of every run's identity.
+        rest: the optimizer that moves all parameters but the matrices unless the user names another. None: the method
+            moves everything unless the user says `rest`.
+        groups: `module:function`, hyperparameters of each parameter as a pure function of what is known of it:
+
+            def groups(parameters: Sequence[optimizers.Parameter], hparams) -> Sequence[Mapping[str, Any]]
+
+            It returns for each parameter the values that differ from `hparams`, those of the method. What the user
+            gives for a role wins over them.
 
     The pure update (`optimizers/pure.py` has an example and what updates share):
 
@@ -100,6 +114,8 @@ class OptimizerSpec:
     traits: Traits = Traits()
     update: str | None = None
     package: str | None = None
+    rest: str | None = None
+    groups: str | None = None
 
     @property
     def step_keywords(self) -> set[str]:
@@ -182,6 +198,13 @@ OPTIMIZERS = Registry(
     (
         _sgd(name="gd", defaults={"lr": 0.1}, traits=Traits(full_batch=True)),
         _sgd(name="sgd", defaults={"lr": 0.1}),
+        _sgd(
+            name="sgdm",
+            formula="b <- momentum b + g, w <- w - lr * (g + momentum b): Nesterov momentum",
+            source="torch.optim.SGD; Sutskever et al., ICML 2013",
+            defaults={"lr": 0.1, "momentum": 0.9, "nesterov": True},
+            search={"lr": LogUniform(1e-3, 1e1)},
+        ),
         OptimizerSpec(
             name="ngd",
             target="optimizers.normalized:NGD",
@@ -220,6 +243,16 @@ OPTIMIZERS = Registry(
             update="optimizers.polyak:update",
         ),
         OptimizerSpec(
+            name="momo",
+            target="optimizers.momo:MoMo",
+            formula="w <- w - min((f_bar - f_star + <d, w> - gamma)_+ / ||d||^2, lr) * d, d the averaged gradient",
+            source="Schaipp et al., MoMo: Momentum Models for Adaptive Learning Rates, arXiv 2305.07583",
+            defaults=_FROM_TASK,
+            search={"lr": LogUniform(1e-2, 1e1)},
+            traits=Traits(needs_loss=True, coupled=True),
+            update="optimizers.momo:update",
+        ),
+        OptimizerSpec(
             name="adam",
             target="torch.optim.adam:Adam",
             formula="w <- w - lr * m_hat / (sqrt(v_hat) + eps)",
@@ -234,6 +267,16 @@ OPTIMIZERS = Registry(
             source="torch.optim.AdamW; Loshchilov and Hutter, arXiv 1711.05101",
             search={"lr": LogUniform(1e-5, 1e-1)},
             update="optimizers.torch_updates:adamw",
+        ),
+        OptimizerSpec(
+            name="muon",
+            target="optimizers.muon:Muon",
+            formula="w <- (1 - lr * weight_decay) w - lr * s * NS(u), u the Nesterov momentum; AdamW for the rest",
+            source="Jordan et al., Muon (2024); Liu et al., arXiv 2502.16982",
+            search={"lr": LogUniform(1e-3, 1e0)},
+            traits=Traits(by_piece=True),
+            update="optimizers.muon:update",
+            rest="adamw",
         ),
     ),
     _plugin,

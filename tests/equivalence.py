@@ -17,7 +17,7 @@ from transformers import BertForSequenceClassification
 
 from bench import runner
 from bench.config import RunConfig, resolve
-from optimizers import OPTIMIZERS
+from optimizers import OPTIMIZERS, OptimizerSpec
 from tasks.core.order import BatchOrder
 from tasks.language.bert import TextClassifier
 from tasks.language.lm import LanguageModel
@@ -37,6 +37,9 @@ HYPERPARAMETERS: dict[str, dict[str, Any]] = {
     "sps": {"c": 4.0},
     "adam": {"lr": 0.003},
     "adamw": {"lr": 0.003},
+    "sgdm": {"lr": 0.03, "vector.lr": 0.01, "embedding.weight_decay": 0.1},
+    "momo": {"lr": 0.05},
+    "muon": {"lr": 0.003, "rest.lr": 0.003},
 }
 GENTLER: dict[tuple[str, str], dict[str, Any]] = {
     ("tiny", "ngd"): {"lr": 0.01},
@@ -71,6 +74,16 @@ class Case(NamedTuple):
         return f"{self.task}-{self.opt}-{self.micro_batches}micro-{clip}{odd}{kind}"
 
 
+def can_clip(opt: str) -> bool:
+    """Whether a method may see clipped gradients: not if it makes its step of loss and gradient and hears no norm."""
+    return may_clip(OPTIMIZERS[opt])
+
+
+def may_clip(spec: OptimizerSpec) -> bool:
+    """The same of an optimizer that need not be registered."""
+    return not spec.traits.needs_loss or "loss_grad_norm" in spec.step_keywords
+
+
 ODD_CASES = [
     Case(opt, 3, odd=True, task=task)
     for task in TASKS
@@ -83,6 +96,7 @@ CASES = [
     for opt in OPTIMIZERS
     for micro in (1, 4)
     for clip in (False, True)
+    if can_clip(opt) or not clip
 ]
 CASES += [Case("adam", 4, clip=True, attention=kind) for kind in ("fixed_head", "dcmha")]
 
@@ -166,7 +180,12 @@ def by_suite(
     if scaler is not None:
         assert isinstance(trainer.precision_plugin, MixedPrecision)
         trainer.precision_plugin.scaler = scaler
-    with register_optimizer_step_pre_hook(lambda *_: None if before is None else before.append(copies(task))):
+
+    def note(optimizer: Any, *_: Any) -> None:
+        if before is not None and optimizer is task.optimizers(use_pl_optimizer=False):  # and no part of it
+            before.append(copies(task))
+
+    with register_optimizer_step_pre_hook(note):
         trainer.fit(task, runner.StepRanges(task, 1000, 7))
     full = {name: p.full_tensor() if hasattr(p, "full_tensor") else p for name, p in task.named_parameters()}
     curve = [tuple(float(x) for x in row) for row in task.record.curve]

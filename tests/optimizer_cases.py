@@ -14,6 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from optimizers import OPTIMIZERS
+
 Vector = NDArray[np.float64]
 Memory = dict[str, Any]
 """What an optimizer remembers from step to step; empty before the first."""
@@ -34,8 +36,16 @@ def flat(arrays: list[Any]) -> Vector:
     return np.concatenate([np.asarray(a, dtype=np.float64).reshape(-1) for a in arrays])
 
 
+MATRICES = 0, 2
+"""Which of the parameters a method for matrices moves; the others stay as they are at the start."""
+
+
 def loss_and_gradient(weights: Vector) -> tuple[float, Vector]:
-    """Mean logistic loss of s * tanh(X A + b) v and its gradient, by hand."""
+    """Mean logistic loss of s * tanh(X A + b) v and its gradient, by hand; of A and v alone where b and s are fixed."""
+    if len(weights) == 15:
+        whole = flat([weights[:12], START[1], weights[12:], START[3]])
+        loss, gradient = loss_and_gradient(whole)
+        return loss, flat([gradient[:12], gradient[15:18]])
     a, b, v, s = (part.reshape(shape) for part, shape in zip(np.split(weights, [12, 15, 18]), SHAPES, strict=True))
     hidden = np.tanh(INPUTS_ND @ a + b)
     margin = LABELS_N1 * (s * (hidden @ v))
@@ -50,14 +60,23 @@ def loss_and_gradient(weights: Vector) -> tuple[float, Vector]:
     return float(np.log1p(np.exp(-margin)).mean()), flat(by_weights)
 
 
-def start(dtype: torch.dtype = torch.float64) -> list[nn.Parameter]:
-    """Fresh torch parameters at the starting point."""
-    return [nn.Parameter(torch.tensor(a, dtype=dtype)) for a in START]
+def begin(name: str) -> list[Any]:
+    """Where an optimizer starts: at all parameters, or at the matrices."""
+    return [START[i] for i in MATRICES] if OPTIMIZERS[name].traits.by_piece else START
+
+
+def start(dtype: torch.dtype = torch.float64, name: str = "sgd") -> list[nn.Parameter]:
+    """Fresh torch parameters at the starting point of an optimizer."""
+    return [nn.Parameter(torch.tensor(a, dtype=dtype)) for a in begin(name)]
+
+
+def _fixed(v: Any) -> tuple[Any, Any, Any]:
+    return torch.tensor(START[1], dtype=v.dtype), v, torch.tensor(START[3], dtype=v.dtype)
 
 
 def torch_loss(params: list[nn.Parameter]) -> Tensor:
     """The same loss, for autograd."""
-    a, b, v, s = params
+    a, b, v, s = params if len(params) == 4 else (params[0], *_fixed(params[1]))
     inputs, labels = (torch.tensor(x, dtype=a.dtype) for x in (INPUTS_ND, LABELS_N1))
     return nn.functional.softplus(-labels * (s * (torch.tanh(inputs @ a + b) @ v))).mean()
 
@@ -100,6 +119,18 @@ def ps(
     return w - lr * max(loss - f_star, 0.0) / (c * np.sum(g * g)) * g
 
 
+def momo(
+    w: Vector, g: Vector, loss: float, k: int, memory: Memory,
+    *, lr: float, beta: float = 0.9, f_star: float = 0.0, weight_decay: float = 0.0,
+) -> Vector:  # fmt: skip
+    new = {"f": loss, "d": g, "gamma": np.sum(g * w)}
+    for name, value in new.items():
+        memory[name] = beta * memory[name] + (1 - beta) * value if k else value
+    d, grown = memory["d"], 1 + lr * weight_decay
+    ahead = grown * (memory["f"] - f_star - memory["gamma"]) + np.sum(d * w)
+    return (w - min(lr, max(ahead, 0.0) / np.sum(d * d)) * d) / grown
+
+
 def adam(
     w: Vector, g: Vector, loss: float, k: int, memory: Memory,
     *, lr: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0,
@@ -115,6 +146,25 @@ def adamw(
     w: Vector, g: Vector, loss: float, k: int, memory: Memory, *, lr: float, weight_decay: float = 0.01, **more: Any
 ) -> Vector:
     return adam(w, g, loss, k, memory, lr=lr, **more) - lr * weight_decay * w
+
+
+def muon(
+    w: Vector, g: Vector, loss: float, k: int, memory: Memory,
+    *, lr: float, momentum: float = 0.95, nesterov: bool = True, weight_decay: float = 0.0, ns_steps: int = 5,
+    adjust: str = "original",
+) -> Vector:  # fmt: skip
+    memory["b"] = momentum * memory.get("b", 0.0) + (1 - momentum) * g
+    ahead = (1 - momentum) * g + momentum * memory["b"] if nesterov else memory["b"]
+    moves = []
+    for part, shape in zip(np.split(ahead, [12]), (SHAPES[i] for i in MATRICES), strict=True):
+        u, singular, vt = np.linalg.svd(part.reshape(shape), full_matrices=False)
+        singular /= np.sqrt(np.sum(singular**2))
+        for _ in range(ns_steps):
+            singular = 3.4445 * singular - 4.7750 * singular**3 + 2.0315 * singular**5
+        rows, columns = shape
+        scale = np.sqrt(max(1, rows / columns)) if adjust == "original" else 0.2 * np.sqrt(max(shape))
+        moves.append(scale * (u * singular) @ vt)
+    return (1 - lr * weight_decay) * w - lr * flat(moves)
 
 
 # ---- Cases -----------------------------------------------------------------------------------------------------------
@@ -159,10 +209,17 @@ CASES = [
     Case("sps", sps, {"lr": 0.2, "f_star": 0.2, "max_step": 12.0}, cap_binds=True),
     Case("sps", sps, {"lr": 1.0, "gamma": 2.0, "batches_per_epoch": 4, "max_step": 0.5}, cap_binds=True),
     Case("sps", sps, {"lr": 0.5, "gamma": 1.5, "c": 8.0}, cap_binds=True),
+    Case("momo", momo, {"lr": 5.0}, cap_binds=True),
+    Case("momo", momo, {"lr": 1.0, "beta": 0.5, "f_star": 0.2, "weight_decay": 0.1}),
+    Case("momo", momo, {"lr": 0.5, "beta": 0.0}),
     Case("adam", adam, {"lr": 0.02}),
     Case("adam", adam, {"lr": 0.02, "betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": 0.1}),
     Case("adamw", adamw, {"lr": 0.02}),
     Case("adamw", adamw, {"lr": 0.02, "weight_decay": 0.3}),
+    Case("sgdm", sgd, {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
+    Case("muon", muon, {"lr": 0.02}),
+    Case("muon", muon, {"lr": 0.01, "momentum": 0.5, "nesterov": False, "weight_decay": 0.3}),
+    Case("muon", muon, {"lr": 0.02, "momentum": 0.9, "ns_steps": 3, "adjust": "rms"}),
 ]
 
 BELOW_0 = (-1e-9, -1.0, -inf, nan)
@@ -184,6 +241,10 @@ ILLEGAL: list[tuple[str, str, tuple[float, ...], str]] = [
     ("sps", "f_star", (nan, inf, -inf), "(-inf, inf)"),
     ("sps", "gamma", (*BELOW_0, 0.5, 1.0, inf), "(1, inf)"),
     ("sps", "batches_per_epoch", (*BELOW_0, 0, 0.5, inf), "[1, inf)"),
+    ("momo", "lr", (*BELOW_0, inf), "[0, inf)"),
+    ("momo", "beta", (*BELOW_0, 1.0, inf), "[0, 1)"),
+    ("momo", "f_star", (nan, inf, -inf), "(-inf, inf)"),
+    ("momo", "weight_decay", (*BELOW_0, inf), "[0, inf)"),
 ]
 
 LEGAL_EDGES: list[tuple[str, dict[str, Any]]] = [
@@ -230,4 +291,12 @@ VALUES: dict[str, dict[str, tuple[Any, ...]]] = {
     "sps": {**_PS_VALUES, "max_step": (inf, 3.0, 15.0), "gamma": (0.0, 1.3, 2.0)},
     "adam": _ADAM_VALUES,
     "adamw": _ADAM_VALUES,
+    "sgdm": {**_SGD_VALUES, "momentum": (0.3, 0.9), "dampening": (0.0,)},  # Nesterov takes no other
+    "momo": {
+        "lr": (0.3, 2.0),
+        "beta": (0.0, 0.5, 0.9),
+        "f_star": (-0.2, 0.0, 0.2),
+        "weight_decay": (0.0, 0.2),
+    },
+    "muon": {"lr": (0.005, 0.05), "momentum": (0.0, 0.5, 0.95), "weight_decay": (0.0, 0.2)},
 }

@@ -29,7 +29,7 @@ from tests.test_cli import FIT
         ("fit --task mn", ["mnist", "mnli"]),
         ("fit --task=mn", ["--task=mnist", "--task=mnli"]),
         ("fit --opt _", [*OPTIMIZERS]),
-        ("sweep --opt ngd,sg", ["ngd,sgd"]),
+        ("sweep --opt ngd,sg", ["ngd,sgd", "ngd,sgdm"]),
         ("fit --see", ["--seed", "--seeds"]),
         ("fit --task mnist --tas", ["--task."]),
         ("fit --task mnist --opt sngd --opt.m", ["--opt.max_step", "--opt.momentum"]),

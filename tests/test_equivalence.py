@@ -26,6 +26,7 @@ from tests.equivalence import (
     build,
     by_plain_loop,
     by_suite,
+    can_clip,
     config_of,
     distance,
     scale_of_gradients,
@@ -108,7 +109,7 @@ def test_the_matrix_moves_the_weights_and_clipping_matters(task: str) -> None:
         case = Case(opt, task=task)
         start = {f"model.{k}": p for k, p in build(config_of(case))[0].model.named_parameters()}
         assert distance(plain(case).weights, start) > 1e-3, opt
-        norms = [norm for _, norm in plain(case._replace(clip=True)).curve]
+        norms = [norm for _, norm in plain(case._replace(clip=can_clip(opt))).curve]
         assert (min if task == "tiny" else max)(norms) > CLIP, opt  # on text NGD comes near a stationary point
 
 
@@ -147,7 +148,7 @@ def test_ranks_with_gradient_checkpointing_equal_the_plain_loop(
 @each_task
 @pytest.mark.parametrize("opt", OPTIMIZERS)
 def test_fp16_with_a_gradient_scaler_agrees_to_its_precision(opt: str, task: str) -> None:
-    case = Case(opt, micro_batches=4, clip=True, task=task)
+    case = Case(opt, micro_batches=4, clip=can_clip(opt), task=task)
     steps = 10
     config = config_of(case, precision="16-mixed", **{"trainer.max_steps": steps})
     # A scale at which nothing overflows, so that no step is skipped.
@@ -163,7 +164,8 @@ def test_fp16_with_a_gradient_scaler_agrees_to_its_precision(opt: str, task: str
     # roundings come to: 4 u, of which 1.5 u were seen. This stays where the sum comes near 0, so that no relative bound
     # holds there. A loss, gradient or step left scaled would be off by a factor of 1000.
     unit, scale = 2.0**-11, scale_of_gradients(case, "16-mixed")
-    shares = []
+    # Five iterations make what is off in small singular values up to 3.4445^5 times as great.
+    magnified, shares = 485 if OPTIMIZERS[opt].traits.by_piece else 1, []
     for (loss, norm, *_), (true_loss, true_norm), move, true_move in zip(
         trained.curve, plain.curve, moves, plain.moves, strict=True
     ):
@@ -172,7 +174,7 @@ def test_fp16_with_a_gradient_scaler_agrees_to_its_precision(opt: str, task: str
         assert norm == pytest.approx(true_norm, abs=error)
         # Polyak's clipped step has the gradient three times as a factor, the others less often.
         shares.append(3 * error / true_norm)
-        assert (move - true_move).norm() <= shares[-1] * true_move.norm()
+        assert (move - true_move).norm() <= min(1, magnified * shares[-1]) * true_move.norm()
     assert sorted(shares)[steps // 2] < 0.3  # near a stationary point, where NGD comes, the direction is lost
 
 

@@ -38,20 +38,35 @@ def train(store, opt: str, **trainer: object) -> tuple[RunResult, np.ndarray]:
     return result, Store(store).tables(result.run_id)["curve"]["applied_step"]
 
 
-@pytest.mark.parametrize(("n", "warmup", "floor"), [(40, 0.0, 0.0), (40, 0.25, 0.1), (7, 0.5, 1.0), (1, 0.9, 0.0)])
-def test_factors_are_those_of_the_formulas(n: int, warmup: float, floor: float) -> None:
+@pytest.mark.parametrize(
+    ("n", "warmup", "floor", "share"),
+    [(40, 0.0, 0.0, 0.2), (40, 0.25, 0.1, 0.75), (7, 0.5, 1.0, 0.5), (1, 0.9, 0.0, 0.1)],
+)
+def test_factors_are_those_of_the_formulas(n: int, warmup: float, floor: float, share: float) -> None:
+    d = min(round(share * n), n - round(warmup * n))
     w, t = round(warmup * n), np.arange(n, dtype=np.float64)
     rising = (t + 1) / max(w, 1)
     decays = {
         "constant": np.ones(n),
         "cosine": floor + (1 - floor) * np.cos(np.pi / 2 * (t - w) / max(n - w, 1)) ** 2,  # the half-angle form
+        "linear": np.interp(t, [w, max(n, w + 1)], [1, floor]),
+        "wsd": np.interp(t, [n - d, n], [1, floor]) if d else np.ones(n),
         "inverse_sqrt": np.maximum(floor, (max(w, 1) / (t + 1)) ** 0.5),
     }
     for kind, decay in decays.items():
         expected = np.where(t < w, rising, decay)
-        found = [Schedule(kind, n, warmup, floor).factor(step) for step in range(n)]
+        found = [Schedule(kind, n, warmup, floor, share).factor(step) for step in range(n)]
         # A cosine near -1 rounds at 1e-16, however small the factor is that it leaves.
         np.testing.assert_allclose(found, expected, rtol=1e-14, atol=1e-15)
+
+
+def test_the_share_of_the_decay_belongs_to_wsd_alone() -> None:
+    words = {**SMALL, "opt": "sgd", "trainer.warmup": "0.5"}
+    assert resolve(words).run_id == resolve(words | {"trainer.decay": "0.3"}).run_id
+    stable = resolve(words | {"trainer.schedule": "wsd"})
+    assert stable.run_id != resolve(words | {"trainer.schedule": "wsd", "trainer.decay": "0.3"}).run_id
+    with pytest.raises(UserError, match=r"--trainer\.decay 0\.6: with a warm-up over 0\.5 .* at most 0\.5"):
+        resolve(words | {"trainer.schedule": "wsd", "trainer.decay": "0.6"})
 
 
 def test_the_cosine_is_that_of_torch() -> None:

@@ -19,8 +19,8 @@ pytestmark = pytest.mark.numeric
 
 STEPS = 30
 RUNS = 6
-# They choose a kernel and do not change the method.
-KERNELS = {"foreach", "fused", "capturable", "differentiable"}
+# They choose a kernel or its precision and do not change the method.
+KERNELS = {"foreach", "fused", "capturable", "differentiable", "bf16"}
 
 Arguments = dict[str, Any]
 ALL = [(case.name, case.arguments) for case in CASES] + MORE_ARGUMENTS
@@ -56,13 +56,13 @@ def loss_and_gradient(params: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
     return loss.detach(), list(torch.autograd.grad(loss, params))
 
 
-def begin(dtype: torch.dtype = torch.float64) -> list[Tensor]:
-    return [p.detach() for p in start(dtype)]
+def begin(name: str, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    return [p.detach() for p in start(dtype, name)]
 
 
 def walk(name: str, hparams: Arguments, steps: int) -> tuple[list[Tensor], dict[str, Any]]:
     """Parameters and state of one run after so many pure steps."""
-    params, state = begin(), {}
+    params, state = begin(name), {}
     for _ in range(steps):
         loss, grads = loss_and_gradient(params)
         params, state = OPTIMIZERS[name].pure_update(grads, state, params, loss, hparams)
@@ -73,7 +73,7 @@ def walk_stacked(name: str, hparams: Arguments, steps: int) -> tuple[list[Tensor
     """The same for stacked runs."""
     update = over_runs(OPTIMIZERS[name].pure_update, hparams)
     runs = len(hparams["lr"])
-    params, state = [torch.stack([p] * runs) for p in begin()], {}
+    params, state = [torch.stack([p] * runs) for p in begin(name)], {}
     for _ in range(steps):
         told = [loss_and_gradient([p[run] for p in params]) for run in range(runs)]
         loss = torch.stack([loss for loss, _ in told])
@@ -125,7 +125,7 @@ def test_a_fallback_would_be_seen() -> None:
 def assert_as_the_class(name: str, arguments: Arguments, hparams: Arguments, steps: int, factor: float = 1.0) -> None:
     """The class and its pure form agree at every step; `factor` scales the norms both are told (1: none is told)."""
     spec = OPTIMIZERS[name]
-    weights, params, state = start(), begin(), {}
+    weights, params, state = start(name=name), begin(name), {}
     opt = spec.cls(weights, **arguments)
     for _ in range(steps):
         loss, grads = loss_and_gradient(list(weights))
@@ -160,7 +160,7 @@ def test_any_hyperparameters_give_the_classs_steps_as_numbers_and_as_tensors(nam
     booleans = [key for key, p in signature(name).items() if p.default in (True, False) and str(p.annotation) == "bool"]
     arguments |= {key: data.draw(st.booleans(), key) for key in booleans if key not in KERNELS}
     try:
-        OPTIMIZERS[name].cls(start(), **arguments)
+        OPTIMIZERS[name].cls(start(name=name), **arguments)
     except ValueError:
         reject()
     assert_as_the_class(name, arguments, all_of(name, arguments), 4)
@@ -197,7 +197,7 @@ def test_the_states_structure_stays_the_same(name: str, arguments: Arguments) ->
 
 @every_case
 def test_a_learning_rate_of_zero_freezes(name: str, arguments: Arguments) -> None:
-    assert same(walk(name, all_of(name, arguments | {"lr": 0.0}), 5)[0], begin())
+    assert same(walk(name, all_of(name, arguments | {"lr": 0.0}), 5)[0], begin(name))
 
 
 @pytest.mark.matrix
@@ -208,7 +208,7 @@ def test_zero_and_tiny_gradients_give_no_nan(name: str, arguments: Arguments, dt
     for loss in (0.5, 0.0):
         hparams = all_of(name, arguments)
         hparams["lr"] = hparams["lr"].to(dtype)
-        params, state = begin(dtype), {}
+        params, state = begin(name, dtype), {}
         for _ in range(3):
             grads = [torch.full_like(p, size) for p in params]
             params, state = OPTIMIZERS[name].pure_update(grads, state, params, torch.tensor(loss, dtype=dtype), hparams)
@@ -222,13 +222,15 @@ def test_the_first_moves_in_float32_are_those_in_float64(name: str, arguments: A
     for dtype in (torch.float32, torch.float64):
         hparams = all_of(name, arguments)
         hparams["lr"] = hparams["lr"].to(dtype)
-        loss, grads = loss_and_gradient(begin(torch.float32))
+        loss, grads = loss_and_gradient(begin(name, torch.float32))
         grads, loss = [g.to(dtype) for g in grads], loss.to(dtype)
         params, state = [torch.zeros_like(g) for g in grads], {}
         for _ in range(2):
             params, state = OPTIMIZERS[name].pure_update(grads, state, params, loss, hparams)
         moves.append([p.double() for p in params])
-    torch.testing.assert_close(moves[0], moves[1], rtol=3e-6, atol=0)
+    # Each of five iterations makes the rounding of small singular values up to 3.4 times as great.
+    rtol = 3e-5 if OPTIMIZERS[name].traits.by_piece else 3e-6
+    torch.testing.assert_close(moves[0], moves[1], rtol=rtol, atol=rtol / 100)
 
 
 # ---- Many runs -------------------------------------------------------------------------------------------------------
@@ -270,7 +272,7 @@ def test_a_run_that_is_frozen_by_its_zeros_spoils_nothing(name: str, gradient: f
     hparams = all_of(name, {}) | stacked(runs)
     hparams["lr"][::2] = 0.0
     update = over_runs(OPTIMIZERS[name].pure_update, hparams)
-    params, state = [torch.stack([p] * RUNS) for p in begin()], {}
+    params, state = [torch.stack([p] * RUNS) for p in begin(name)], {}
     before = params
     for _ in range(3):
         grads = [torch.full_like(p, gradient) for p in params]
@@ -284,8 +286,8 @@ def test_a_run_that_is_frozen_by_its_zeros_spoils_nothing(name: str, gradient: f
 def test_each_of_stacked_runs_is_told_its_own_norm(name: str) -> None:
     spec = OPTIMIZERS[name]
     hparams = all_of(name, {"lr": [0.1, 0.1]})
-    params = [torch.stack([p, p]) for p in begin()]
-    loss, grads = loss_and_gradient(begin())
+    params = [torch.stack([p, p]) for p in begin(name)]
+    loss, grads = loss_and_gradient(begin(name))
     grads = [torch.stack([g, 2 * g]) for g in grads]
     norm = torch.stack([pure.norm([g[run] for g in grads]) for run in range(2)])
     update = over_runs(spec.pure_update, hparams)
@@ -299,7 +301,7 @@ def test_stacked_runs_are_one_graph_for_a_compiler(name: str) -> None:
     update = over_runs(OPTIMIZERS[name].pure_update, all_of(name, {}) | stacked(runs))
     torch.compiler.reset()
     compiled = torch.compile(update, backend="eager", fullgraph=True)
-    params, state = [torch.stack([p] * RUNS) for p in begin()], {}
+    params, state = [torch.stack([p] * RUNS) for p in begin(name)], {}
     grads, loss = [p.sin() for p in params], torch.full((RUNS,), 0.5, dtype=torch.float64)
     for _ in range(2):
         close(compiled(grads, state, params, loss), update(grads, state, params, loss))

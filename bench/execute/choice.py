@@ -85,13 +85,9 @@ class Choices:
 
     def _how_many(self, group: Sequence[RunConfig]) -> Choice:
         first = group[0]
-        # Optimizers with a pure update cost about the same; all others step one by one.
-        alike = (
-            first.task,
-            repr(first.task_options),
-            first.trainer,
-            first.opt if first.opt_spec.pure_update is None else None,
-        )
+        # Optimizers with a pure update cost about the same, but for what they make of matrices; others step one by one.
+        own = [spec.name for spec in first.methods if spec.pure_update is None or spec.traits.by_piece]
+        alike = first.task, repr(first.task_options), first.trainer, *own
         if alike not in self._measured:
             with doing("measuring how many lanes pay"):
                 self._measured[alike] = self._measure(group)
@@ -169,9 +165,10 @@ class Choices:
             blocks: of lanes; all of runs with one `block_key`.
             most: seconds that all their training takes, and so the updates at most; infinite if it was not measured.
         """
-        spec = blocks[0][0][0].opt_spec
-        if spec.pure_update is None or most < COMPILE_SECONDS:
+        methods = blocks[0][0][0].methods
+        if most < COMPILE_SECONDS or any(spec.pure_update is None for spec in methods):
             return False
+        name = " and ".join(spec.name for spec in methods)
         grid, sizes = max(blocks, key=_lanes), {_lanes(block) for block in blocks}
         try:
             lanes = make_lanes(grid)
@@ -188,17 +185,17 @@ class Choices:
         try:
             update = make_lanes(grid, compiled=True).update_alone()
             begun = time.perf_counter()
-            with doing(f"compiling the update of {spec.name}"):
+            with doing(f"compiling the update of {name}"):
                 update()
                 update()  # the first step has no state yet, which is another program
             compiling = (time.perf_counter() - begun) * (len(sizes) - 1)  # of other sizes; this one is there now
             compiled = seconds_of(update, ahead)
         except Exception as error:  # whatever a compiler may lack on this machine
-            self.say(f"{spec.name}: torch.compile does not work here ({first_line(error)}); going on without it")
+            self.say(f"{name}: torch.compile does not work here ({first_line(error)}); going on without it")
             return False
         pays = ahead * (plain - compiled) > compiling
         self.say(
-            f"{spec.name}: torch.compile makes the update {plain / compiled:.2g} times as fast,"
+            f"{name}: torch.compile makes the update {plain / compiled:.2g} times as fast,"
             f" and {compiling:.0f} s more of compiling; {'used' if pays else 'not used'} for"
             f" {ahead * plain:,.0f} s of updates"
         )
@@ -253,7 +250,7 @@ def _lanes(grid: Grid) -> int:
 def why_no_lanes(config: RunConfig) -> str | None:
     """Why runs like this one cannot be lanes, or None."""
     trainer, spec = config.trainer, config.task_spec
-    if config.opt_spec.traits.create_graph:
+    if config.traits.create_graph:
         return f"{config.opt} differentiates the gradients"
     if not spec.lanes:
         return f"the task {config.task} does not say that its loss is a function of weights and batch (TaskSpec.lanes)"

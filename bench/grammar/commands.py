@@ -400,7 +400,7 @@ _ALL = (
             Option("name", "a task, an optimizer, an experiment, the id of a run, or the path of its folder", "NAME",
                    completes="task opt experiment run"),
         ),
-        options=(STORES,),
+        options=(STORES, DATA),
     ),
     Command(
         "data", "show which files of a task's data are here, or fetch and tokenise them",

@@ -131,15 +131,18 @@ def _values(command: Command, option: Option | None, name: str, begun: str, befo
 
 def _values_of_setting(command: Command, name: str, before: Sequence[str]) -> list[str]:
     """Values of a setting in dotted form, where there are few: those of a Literal, and booleans."""
-    from bench.options import optimizer_options, task_options
+    from bench.options import all_optimizer_options, task_options
     from optimizers import OPTIMIZERS
+    from optimizers.groups import REST
     from tasks import TASKS
 
     group, _, name = name.removeprefix("--").partition(".")
     task, opts = said(command, before, "task"), (said(command, before, "opt") or "").split(",")
     options = dict(task_options(TASKS[task])) if group == "task" and task in TASKS.own else {}
     for opt in opts if group == "opt" else []:
-        options |= optimizer_options(OPTIMIZERS[opt]) if opt in OPTIMIZERS.own else {}
+        if name == REST:
+            return list(OPTIMIZERS)
+        options |= all_optimizer_options(OPTIMIZERS[opt], OPTIMIZERS[opt].rest) if opt in OPTIMIZERS.own else {}
     kinds = options[name].type_name.split(" or ") if name in options else []
     names = [kind for kind in kinds if kind not in ("int", "float", "str", "bool") and "," not in kind]
     return ["true", "false"] * ("bool" in kinds) + names

@@ -2,6 +2,7 @@
 
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from bench.errors import unknown
@@ -10,6 +11,7 @@ from bench.grammar.parse import Command, Option, said
 
 if TYPE_CHECKING:
     from bench.options import Option as Hyperparameter
+    from optimizers import OptimizerSpec
 
 
 def program_help() -> str:
@@ -55,7 +57,7 @@ def _meaning(option: Option) -> str:
 
 def _settings(command: Command, words: Sequence[str]) -> list[str]:
     """The settings in dotted form that a command takes."""
-    from bench.options import optimizer_options, task_options, trainer_options
+    from bench.options import task_options, trainer_options
     from optimizers import OPTIMIZERS
     from tasks import TASKS
 
@@ -72,8 +74,7 @@ def _settings(command: Command, words: Sequence[str]) -> list[str]:
         for opt in filter(None, opts):
             if opt not in OPTIMIZERS:
                 raise unknown("optimizer", opt, OPTIMIZERS)
-            lines += ["", f"optimizer {opt}: {OPTIMIZERS[opt].formula}",
-                      *rows("opt", optimizer_options(OPTIMIZERS[opt]))]  # fmt: skip
+            lines += ["", f"optimizer {opt}: {OPTIMIZERS[opt].formula}", *hyperparameter_rows(OPTIMIZERS[opt])]
         if not any(opts) and "opt" in {option.name for option in command.options}:
             lines += ["", f"Name an optimizer for its options: {command.typed} --opt sngd --help",
                       *_names("optimizers", OPTIMIZERS)]  # fmt: skip
@@ -88,6 +89,16 @@ def _settings(command: Command, words: Sequence[str]) -> list[str]:
 
 def _names(kind: str, names: Iterable[str]) -> list[str]:
     return textwrap.wrap(f"{kind}: {', '.join(names)}", 110, initial_indent="  ", subsequent_indent="    ")
+
+
+def hyperparameter_rows(spec: "OptimizerSpec") -> list[str]:
+    """The hyperparameters of an optimizer, and how those by role are written."""
+    from bench.options import all_optimizer_options, optimizer_options
+    from optimizers.groups import REST, ROLES
+
+    rest = replace(all_optimizer_options(spec, spec.rest)[REST], default=spec.rest)
+    by_role = row("--opt.ROLE.NAME", f"a value for the parameters of one role: {', '.join(ROLES)} (`bench show TASK`)")
+    return [*rows("opt", {**optimizer_options(spec), REST: rest}), *by_role]
 
 
 def rows(prefix: str, options: Mapping[str, "Hyperparameter"]) -> list[str]:

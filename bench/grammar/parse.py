@@ -244,13 +244,14 @@ def known_options(command: Command, task: str | None = None, opts: Sequence[str]
     """
     from bench.options import GLOSSARY, optimizer_options, task_options, trainer_options
     from optimizers import OPTIMIZERS
+    from optimizers.groups import REST
     from tasks import TASKS
 
     known = [option.flag for option in command.options if not option.hidden]
     if "opt" in command.groups:
         own = [opt for opt in opts if opt in OPTIMIZERS.own]
         every = dict.fromkeys(name for opt in own for name in optimizer_options(OPTIMIZERS[opt])) if own else GLOSSARY
-        known += [f"--opt.{name}" for name in every]
+        known += [f"--opt.{name}" for name in (*every, REST)]
     if "task" in command.groups and task in TASKS.own:
         known += [f"--task.{name}" for name in task_options(TASKS[task])]
     if "trainer" in command.groups:
@@ -264,7 +265,7 @@ def refuse_several(settings: Mapping[str, Any]) -> None:
     Raises:
         UserError: with the command that takes several.
     """
-    from bench.options import optimizer_options, task_options
+    from bench.options import all_optimizer_options, rest_of, task_options
     from optimizers import OPTIMIZERS
     from tasks import TASKS
 
@@ -277,7 +278,10 @@ def refuse_several(settings: Mapping[str, Any]) -> None:
         raise UserError(
             f"--task {task}: bench fit trains one task; give a command for each, or write a file for `bench suite`"
         )
-    options = {f"opt.{k}": o for k, o in (optimizer_options(OPTIMIZERS[opt]) if opt in OPTIMIZERS.own else {}).items()}
+    options: dict[str, Any] = {}
+    if opt in OPTIMIZERS.own:
+        rest = rest_of(OPTIMIZERS[opt], settings, "opt.")
+        options |= {f"opt.{k}": o for k, o in all_optimizer_options(OPTIMIZERS[opt], rest).items()}
     options |= {f"task.{k}": o for k, o in (task_options(TASKS[task]) if task in TASKS.own else {}).items()}
     for name, value in settings.items():
         kinds = options[name].type_name.split(" or ") if name in options else []
@@ -296,13 +300,16 @@ def check_settings(args: Args) -> None:
         UserError: with the setting that was meant.
     """
     from bench.grammar.commands import COMMANDS
+    from bench.options import all_optimizer_options, rest_of
     from optimizers import OPTIMIZERS
     from tasks import TASKS
 
     task, opt = (str(args.of_runs.get(kind, "")) for kind in ("task", "opt"))
     if task in TASKS.own and opt in OPTIMIZERS.own:
         known = known_options(COMMANDS["fit"], task, [opt])
-        for name in sorted(name for name in args.of_runs if "." in name and f"--{name}" not in known):
+        rest = rest_of(OPTIMIZERS[opt], args.of_runs, "opt.")
+        there = {*known, *(f"--opt.{name}" for name in all_optimizer_options(OPTIMIZERS[opt], rest))}
+        for name in sorted(name for name in args.of_runs if "." in name and f"--{name}" not in there):
             raise unknown_setting(name, known)
 
 

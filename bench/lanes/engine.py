@@ -18,10 +18,9 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from bench.lanes.optimizers import OneByOne, Together, Weights, beside
+from bench.lanes.optimizers import OneByOne, Together, Weights, beside, have_pure_update
 from bench.lanes.replay import Replay
 from bench.lanes.scores import Scores, without_warning
-from optimizers import OptimizerSpec
 from tasks.core.dropout import use_batch_dropout
 from tasks.core.order import BatchOrder, micro_batches_per_rank
 from tasks.core.task import Task
@@ -39,7 +38,6 @@ class Lanes:
     Args:
         tasks: one for each problem, length G; alike but for data, initial weights and seeds.
         plans: of each lane, shape (G, R); alike but for hyperparameters that are numbers, and for seeds.
-        spec: the optimizer.
         device, dtype: where and in which precision.
         compiled: whether the optimizer's pure update goes through `torch.compile`.
 
@@ -55,13 +53,12 @@ class Lanes:
         self,
         tasks: Sequence[Task],
         plans: Sequence[Sequence[Plan]],
-        spec: OptimizerSpec,
         device: torch.device,
         dtype: torch.dtype,
         *,
         compiled: bool = False,
     ) -> None:
-        self.tasks, self.plans, self.spec, self.device, self.dtype = tasks, plans, spec, device, dtype
+        self.tasks, self.plans, self.device, self.dtype = tasks, plans, device, dtype
         self.plan = plans[0][0]
         # What a loss makes of itself has the precision of the weights in evaluation too, as in `Task.evaluate`.
         self.forward_context = DoublePrecision().forward_context if dtype == torch.float64 else nullcontext
@@ -94,8 +91,8 @@ class Lanes:
         # By the structure of the batch; what is drawn or belongs to one problem would be frozen.
         self._replays: dict[Any, Replay] | None = {} if replayed and not self.apart else None
         self.stepper = (
-            Together(self.weights, plans, spec, compiled=compiled, replayed=replayed)
-            if spec.pure_update
+            Together(self.weights, plans, self.trained, compiled=compiled, replayed=replayed)
+            if have_pure_update(self.plan.parts)
             else OneByOne(self)
         )
 

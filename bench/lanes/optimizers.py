@@ -16,9 +16,12 @@ from torch.func import vmap
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from bench.lanes.replay import Replay
-from optimizers import OptimizerSpec
+from optimizers import STEP_KEYWORDS
 from optimizers.closures import once_known
+from optimizers.groups import Part
+from optimizers.hybrid import own_norms
 from optimizers.norms import scalar_dtype
+from optimizers.pure import norm
 from tasks.core.schedule import Schedule
 from tasks.core.training_step import Plan
 
@@ -34,36 +37,71 @@ class Together:
 
     Args:
         weights: of the lanes; a step replaces the tensors in it.
-        plans: of each lane, shape (G, R).
-        spec: an optimizer that has a pure update.
+        plans: of each lane, shape (G, R); all of their methods have a pure update.
+        names: of the trained parameters, in order.
         compiled: whether it goes through `torch.compile`.
         replayed: if it does not, whether it is replayed.
     """
 
     def __init__(
-        self, weights: Weights, plans: Sequence[Sequence[Plan]], spec: OptimizerSpec, *, compiled: bool = False,
+        self, weights: Weights, plans: Sequence[Sequence[Plan]], names: Sequence[str], *, compiled: bool = False,
         replayed: bool = False,
     ) -> None:  # fmt: skip
         self.weights = weights
         self.state: dict[str, Any] = {}  # tensors of shape (G * R, ...)
         first = next(iter(weights.values()))
-        defaults = {name: p.default for name, p in inspect.signature(spec.cls).parameters.items() if name != "params"}
-        given = [defaults | dict(plan.hyperparameters) for row in plans for plan in row]
+        self.parts, every = plans[0][0].parts, [plan.parts for row in plans for plan in row]
         # Of each hyperparameter its value and, for `vmap`, whether it differs from lane to lane.
         self.hparams: dict[str, Any] = {}
-        differs: dict[str, Any] = {}
-        for name in defaults:
-            values = [hparams[name] for hparams in given]
-            self.hparams[name], differs[name] = _gathered(values, first, always=name == "lr")
-        self.initial_lr = self.hparams["lr"]
-        self.keywords = sorted(spec.update_keywords)
-        self.update = _for_all(spec.pure_update, tuple(self.keywords), tuple(differs.items()), compiled)
+        self._differs: dict[str, Any] = {}
+        self.initial_lr: dict[str, Tensor] = {}
+        for i, part in enumerate(self.parts):
+            defaults = {k: p.default for k, p in inspect.signature(part.spec.cls).parameters.items() if k != "params"}
+            for j, group in enumerate(part.groups):
+                prefix = self._prefix(i, j)
+                given = [defaults | {**own[i].hyperparameters, **own[i].groups[j].values} for own in every]
+                for name in defaults | dict(group.values):
+                    key, values = f"{prefix}{name}", [hparams[name] for hparams in given]
+                    self.hparams[key], self._differs[key] = _gathered(values, first, always=name == "lr")
+                if len(self.parts) == 1 or not part.spec.traits.unscheduled:
+                    self.initial_lr[f"{prefix}lr"] = self.hparams[f"{prefix}lr"]
+        self._names, self._compiled = {name: i for i, name in enumerate(names)}, compiled
+        told = set[str]().union(*(part.spec.update_keywords for part in self.parts))
+        self.keywords = sorted(STEP_KEYWORDS if told and len(self.parts) > 1 else told)
+        self._updates: dict[tuple[str, ...], Callable[..., Any]] = {}
         self._replayed = replayed and not compiled
         self._replays: dict[Any, Replay] = {}
 
+    @property
+    def _plain(self) -> bool:
+        return len(self.parts) == 1 and len(self.parts[0].groups) == 1
+
+    def _prefix(self, part: int, group: int) -> str:
+        """Before the names of a group's hyperparameters."""
+        return "" if self._plain else f"{part}.{group}."
+
+    def update(self, names: tuple[str, ...]) -> Callable[..., Any]:
+        """The update of all lanes, of parameters of these names."""
+        if names not in self._updates:
+            if self._plain:
+                one = self.parts[0].spec.pure_update
+            else:
+                places = {self._names[name]: k for k, name in enumerate(names)}
+                one = _joined(tuple(
+                    (part.spec.pure_update, tuple(sorted(part.spec.update_keywords)), tuple(
+                        (tuple(places[index] for index in group.indices if index in places),
+                         tuple(key for key in self.hparams if key.startswith(self._prefix(i, j))))
+                        for j, group in enumerate(part.groups)
+                    ))
+                    for i, part in enumerate(self.parts)
+                ))  # fmt: skip
+            self._updates[names] = _for_all(one, tuple(self.keywords), tuple(self._differs.items()), self._compiled)
+        return self._updates[names]
+
     def follow(self, schedule: Schedule, step: int) -> None:
         """Set the learning rates for a step."""
-        self.hparams["lr"] = self.initial_lr * schedule.factor(step)
+        factor = schedule.factor(step)
+        self.hparams |= {key: lr * factor for key, lr in self.initial_lr.items()}
 
     @torch.no_grad()
     def step(self, loss: Tensor, grads: Weights, norms: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -79,6 +117,7 @@ class Together:
         """
         shape, names = loss.shape, list(grads)
         params, self.state = self._updated(
+            self.update(tuple(names)),
             [g.flatten(0, 1) for g in grads.values()],
             [self.weights[name].flatten(0, 1) for name in names],
             loss.flatten(),
@@ -86,16 +125,16 @@ class Together:
         )
         for name, p in zip(grads, params, strict=True):
             self.weights[name] = p.unflatten(0, shape)
-        lr = self.hparams["lr"]
+        lr = self.hparams[f"{self._prefix(0, 0)}lr"]
         raw, applied = self.state.get("step_sizes", (lr, lr))
         return raw.view(shape), applied.view(shape)
 
     def _updated(
-        self, grads: list[Tensor], params: list[Tensor], loss: Tensor, norms: list[Tensor]
+        self, update: Callable[..., Any], grads: list[Tensor], params: list[Tensor], loss: Tensor, norms: list[Tensor]
     ) -> tuple[Sequence[Tensor], dict[str, Any]]:
         """Weights and state after the update of all lanes, shape (G * R, ...) each."""
         if not self._replayed:
-            return self.update(grads, self.state, params, loss, self.hparams, norms)
+            return update(grads, self.state, params, loss, self.hparams, norms)
         varying = [name for name, value in self.hparams.items() if isinstance(value, Tensor)]
         state, structure = tree_flatten(self.state)
         sizes = [len(grads), len(params), 1, len(norms), len(varying), len(state)]
@@ -107,7 +146,7 @@ class Together:
                 parts = iter(tensors)
                 grads, params, (loss,), norms, hparams, state = ([next(parts) for _ in range(n)] for n in sizes)
                 hparams = self.hparams | dict(zip(varying, hparams, strict=True))
-                params, new = self.update(grads, tree_unflatten(state, structure), params, loss, hparams, norms)
+                params, new = update(grads, tree_unflatten(state, structure), params, loss, hparams, norms)
                 leaves, structure_of_new = tree_flatten(new)
                 return [*params, *leaves], structure_of_new
 
@@ -127,7 +166,52 @@ class Together:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a state."""
-        self.state = tree_map(lambda x: x.to(self.hparams["lr"].device), state)
+        device = next(iter(self.weights.values())).device
+        self.state = tree_map(lambda x: x.to(device), state)
+
+
+def have_pure_update(parts: Sequence[Part]) -> bool:
+    """Whether the methods of a run can step as pure functions.
+
+    Those of others are not applied group by group: they may make something of all gradients.
+    """
+    one = len(parts) == 1 and len(parts[0].groups) == 1
+    return all(
+        part.spec.pure_update is not None
+        and part.spec.groups is None
+        and (len(part.groups) == 1 or not part.spec.traits.coupled)
+        and (one or part.spec.package is None)
+        for part in parts
+    )
+
+
+@cache
+def _joined(parts: tuple[tuple[Any, tuple[str, ...], tuple[tuple[tuple[int, ...], tuple[str, ...]], ...]], ...]) -> Any:
+    """One pure update of several: of each method its update, keywords and groups, with places and hyperparameters."""
+
+    def update(grads: Any, state: Any, params: Any, loss: Tensor, hparams: Any, **norms: Tensor) -> Any:
+        moved, new = list(params), dict[str, Any]()
+        for own_update, keywords, groups in parts:
+            told = norms
+            if len(parts) > 1 and keywords:
+                own = [grads[place] for places, _ in groups for place in places]
+                told = own_norms(norm(own), norms["grad_norm"], norms["loss_grad_norm"]) if own else norms
+            for places, names in groups:
+                if not places:
+                    continue
+                prefix = names[0].rpartition(".")[0]
+                values = {name.removeprefix(f"{prefix}."): hparams[name] for name in names}
+                found, new[prefix] = own_update(
+                    [grads[place] for place in places], state.get(prefix, {}), [params[place] for place in places],
+                    loss, values, **{name: told[name] for name in keywords},
+                )  # fmt: skip
+                for place, p in zip(places, found, strict=True):
+                    moved[place] = p
+                if "step_sizes" not in new:  # of the first group
+                    new["step_sizes"] = new[prefix].get("step_sizes", (values["lr"], values["lr"]))
+        return moved, new
+
+    return update
 
 
 @cache

@@ -62,7 +62,7 @@ def make_lanes(grid: Grid, *, compiled: bool = False, solved: bool = False) -> L
         tasks.append(task)
         plans.append([make_plan(config, task) for config in row])
     dtype = torch.float64 if first.precision == "64-true" else torch.float32
-    return Lanes(tasks, plans, first.opt_spec, torch.device(first.device), dtype, compiled=compiled)
+    return Lanes(tasks, plans, torch.device(first.device), dtype, compiled=compiled)
 
 
 def train_block(

@@ -10,10 +10,11 @@ from typing import Any, get_origin
 from bench.config import RunConfig, decided, resolve
 from bench.errors import UserError, unknown
 from bench.grammar.values import DEFAULT_POINTS, log_grid, parts, read_grid, refuse_too_many
-from bench.options import optimizer_options, task_options
+from bench.options import Option, all_optimizer_options, rest_of, task_options
 from bench.strict_yaml import flatten_yaml
 from bench.tuned import tuned_settings
 from optimizers import OPTIMIZERS
+from optimizers.groups import RESERVED, REST
 from optimizers.plugins import slug
 from tasks import TASKS
 
@@ -60,17 +61,16 @@ def configurations(
     grids: list[tuple[str, dict[str, list[Any]]]] = []
     for name in names:
         settings = common | own[name]
-        for option in sorted(
-            k for k in common if k.startswith("opt.") and k[4:] not in optimizer_options(OPTIMIZERS[name])
-        ):
-            having = [n for n in names if option[4:] in optimizer_options(OPTIMIZERS[n])]
+        for option in sorted(k for k in common if k.startswith("opt.") and k[4:] not in _options(name, settings)):
+            having = [n for n in names if option[4:] in _options(n, common | own[n])]
             if not having:
                 continue  # `resolve` says so, with the nearest name
             raise UserError(
                 f"--{option}: {name} has no such option; write --opt.{having[0]}{option[3:]} to give it to"
                 f" {having[0]} alone"
             )
-        values = {key: _once(values_of(key, value, task, name)) for key, value in settings.items()}
+        known = _options(name, settings)
+        values = {key: _once(values_of(key, value, task, known)) for key, value in settings.items()}
         if not any(key.startswith("opt.") and len(several) > 1 for key, several in values.items()):
             fixed = tuned_settings(task, name) if tuned and task else {}
             for key, span in OPTIMIZERS[name].search.items():
@@ -112,7 +112,7 @@ def by_optimizer(words: Mapping[str, Any], names: Sequence[str]) -> tuple[dict[s
     for key, value in words.items():
         group, _, rest = key.partition(".")
         name, dot, option = rest.partition(".")
-        if group == "opt" and dot:
+        if group == "opt" and dot and name not in RESERVED:
             if name not in own:
                 raise unknown("optimizer of --opt", name, names)
             own[name][f"opt.{option}"] = value
@@ -121,14 +121,18 @@ def by_optimizer(words: Mapping[str, Any], names: Sequence[str]) -> tuple[dict[s
     return common, own
 
 
-def values_of(key: str, raw: Any, task: str, opt: str) -> list[Any]:
+def _options(opt: str, settings: Mapping[str, Any]) -> dict[str, Option]:
+    return all_optimizer_options(OPTIMIZERS[opt], rest_of(OPTIMIZERS[opt], settings, "opt."))
+
+
+def values_of(key: str, raw: Any, task: str, hyperparameters: Mapping[str, Option]) -> list[Any]:
     """The values that a setting stands for, a grid's or a list's; most stand for themselves.
 
     Args:
         key: the setting, in dotted form.
         raw: its word, or a value of another type.
         task: what has the options `task.*`; nothing is known of them if empty.
-        opt: what has the options `opt.*`.
+        hyperparameters: the options `opt.*`.
 
     Raises:
         UserError: a grid is malformed, or a list empty.
@@ -136,11 +140,11 @@ def values_of(key: str, raw: Any, task: str, opt: str) -> list[Any]:
     group, _, name = key.partition(".")
     if not isinstance(raw, str | list) or not name:
         return [raw]
+    if key == f"opt.{REST}":  # a plug-in's name may have a colon
+        return [raw]
     if ":" in raw:
         return read_grid(key, str(raw))
-    options = {"opt": optimizer_options(OPTIMIZERS[opt]), "task": task_options(TASKS[task]) if task else {}}.get(
-        group, {}
-    )
+    options = {"opt": hyperparameters, "task": task_options(TASKS[task]) if task else {}}.get(group, {})
     if (name in options and get_origin(options[name].type) is tuple) or (isinstance(raw, str) and "," not in raw):
         return [raw]
     values = raw if isinstance(raw, list) else parts(raw)

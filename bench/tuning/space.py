@@ -8,9 +8,10 @@ from typing import Any
 
 from bench.errors import UserError, unknown
 from bench.grammar.values import ends_of_range
-from bench.options import Option, optimizer_options, parse_options
+from bench.options import Option, all_optimizer_options, parse_options, rest_of
 from bench.sweeps.grid import values_of
 from optimizers import OPTIMIZERS
+from optimizers.groups import REST
 from tasks import TASKS
 
 
@@ -63,23 +64,24 @@ def read_space(words: Mapping[str, Any], opt: str) -> tuple[Space, dict[str, Any
     """
     if opt not in OPTIMIZERS:
         raise unknown("optimizer", opt, OPTIMIZERS)
-    spec, options, task = OPTIMIZERS[opt], optimizer_options(OPTIMIZERS[opt]), str(words.get("task", ""))
+    spec, task = OPTIMIZERS[opt], str(words.get("task", ""))
+    options = all_optimizer_options(spec, rest_of(spec, words, "opt."))
     own = {f"opt.{name}": Range(span.low, span.high) for name, span in spec.search.items()}
     space: Space = {name: span for name, span in own.items() if name not in words}
     fixed: dict[str, Any] = {}
     for key, raw in words.items():
         group, _, name = key.partition(".")
         if group != "opt" or not name:
-            if name and _several(key, raw, task if task in TASKS else "", opt):
+            if name and _several(key, raw, task if task in TASKS else ""):
                 raise UserError(f"--{key} {raw}: only hyperparameters (--opt.NAME) are tuned; give one value")
             fixed[key] = raw
             continue
         if name not in options:
             raise unknown("option", f"--{key}", [f"--opt.{known}" for known in options])
-        if isinstance(raw, str) and raw.count(":") == 1:
+        if isinstance(raw, str) and raw.count(":") == 1 and name != REST:
             space[key] = _range(key, raw, options[name])
             continue
-        values = values_of(key, raw, "", opt)
+        values = values_of(key, raw, "", options)
         if len(values) > 1:
             space[key] = _values(key, raw, values, options[name])
         else:
@@ -91,8 +93,8 @@ def read_space(words: Mapping[str, Any], opt: str) -> tuple[Space, dict[str, Any
     return space, fixed
 
 
-def _several(key: str, raw: Any, task: str, opt: str) -> bool:
-    return isinstance(raw, str) and (":" in raw or len(values_of(key, raw, task, opt)) > 1)
+def _several(key: str, raw: Any, task: str) -> bool:
+    return isinstance(raw, str) and (":" in raw or len(values_of(key, raw, task, {})) > 1)
 
 
 def _range(key: str, raw: str, option: Option) -> Range:

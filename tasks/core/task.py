@@ -13,10 +13,12 @@ from torch.func import functional_call, vmap
 from torch.optim import Optimizer
 from torchmetrics import Metric, MetricCollection
 
+from optimizers.groups import Parameter, Role
 from tasks.core.data import TaskData
 from tasks.core.dropout import use_batch_dropout
 from tasks.core.order import BatchOrder
 from tasks.core.randomness import BatchRandomness
+from tasks.core.roles import described
 from tasks.core.sharding import cut_like, whole
 from tasks.core.training_step import Loop, Outcome, Plan, Record, evaluation_weights
 
@@ -35,6 +37,10 @@ class Task(pl.LightningModule, ABC):
     plan: Plan
     part: str | None = None
     """What the model is, where it is less than what the task is named for."""
+    roles: Mapping[str, Role] = {}
+    """Roles that the modules do not show (`tasks.core.roles`), by patterns of parameters' names."""
+    pieces: Mapping[str, int] = {}
+    """How many matrices are stacked by rows in one parameter, by patterns of names."""
 
     def __init__(self, data: TaskData) -> None:
         super().__init__()
@@ -135,6 +141,11 @@ class Task(pl.LightningModule, ABC):
     def configure_optimizers(self) -> Optimizer:
         """The optimizer of the plan over the parameters that require gradients."""
         return self.plan.make_optimizer(p for p in self.parameters() if p.requires_grad)
+
+    @final
+    def parameter_roles(self) -> list[Parameter]:
+        """What is known of each trained parameter, in the order of `parameters`."""
+        return described(self, self.roles, self.pieces)
 
     @final
     def on_fit_start(self) -> None:

@@ -1,7 +1,7 @@
 """The one training step that serves every optimizer, what it is told, and what it leaves for whoever watches."""
 
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from math import nan
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from optimizers.closures import once_known
+from optimizers.groups import Part
 from optimizers.norms import global_norm
 from tasks.core.data import TaskData
 from tasks.core.order import BatchOrder, micro_batches_per_rank
@@ -34,8 +35,8 @@ class Plan:
     """How a task is trained; the runner fills it in.
 
     Attributes:
-        make_optimizer: parameters to optimizer.
-        hyperparameters: all that the optimizer's constructor takes, by name.
+        make_optimizer: the trained parameters, in order, to an optimizer.
+        parts: the methods that it is made of, with their hyperparameters and parameters.
         total_steps: number of optimizer steps.
         batch_size: samples of one optimizer step, over micro-batches and ranks.
         micro_batch_size: samples of one forward pass on one device, at most.
@@ -50,7 +51,7 @@ class Plan:
     """
 
     make_optimizer: Callable[[Iterable[nn.Parameter]], Optimizer]
-    hyperparameters: Mapping[str, Any]
+    parts: Sequence[Part]
     total_steps: int
     batch_size: int
     micro_batch_size: int = 1000

@@ -1,5 +1,6 @@
 """Encoders of the BERT family, pretrained and fine-tuned, or small ones from random weights; text classification."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -10,8 +11,10 @@ from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy
 from transformers import AttentionInterface, AutoConfig, AutoModelForSequenceClassification, BertConfig
 
+from optimizers.groups import Role
 from tasks.core.attention import MultiHeadAttention, head_size, plain_attention
 from tasks.core.files import DataError
+from tasks.core.roles import COMPOSITION
 from tasks.core.tables import one_line, sha256
 from tasks.core.task import Task
 from tasks.core.training_step import Outcome
@@ -55,6 +58,8 @@ class Encoder(Task):
         DRAWN: how the names of the head's weights begin.
     """
 
+    roles: Mapping[str, Role] = {"*classifier*.weight": "head", "*qa_outputs.weight": "head", **COMPOSITION}
+    pieces: Mapping[str, int] = {"*.qkv.weight": 3}
     AUTO: ClassVar[Any]
     DRAWN: ClassVar[str]
 

@@ -1,5 +1,6 @@
 """Language modelling: a decoder-only transformer that predicts the next token of a text."""
 
+from collections.abc import Mapping
 from math import log
 from typing import TYPE_CHECKING, Literal
 
@@ -8,7 +9,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, gelu, linear, silu
 from torchmetrics import Metric
 
+from optimizers.groups import Role
 from tasks.core.attention import MultiHeadAttention, head_size
+from tasks.core.roles import COMPOSITION
 from tasks.core.seeding import derive_seed
 from tasks.core.task import Task
 from tasks.core.training_step import Outcome
@@ -129,6 +132,8 @@ class LanguageModel(Task):
         dropout: rate in [0, 1) on the embedding, on attention weights, and after attention and MLP.
     """
 
+    roles: Mapping[str, Role] = {"model.head.weight": "head", **COMPOSITION}
+
     def __init__(
         self,
         data: "CorpusData",
@@ -152,6 +157,8 @@ class LanguageModel(Task):
             raise ValueError(f"dropout={dropout} is out of range: it must lie in [0, 1)")
         if mlp not in ("gelu", "swiglu"):
             raise ValueError(f"mlp={mlp} is not known: it must be gelu or swiglu")
+        # Queries, keys and values, each of all heads; the gate and what it multiplies.
+        self.pieces = {"*.qkv.weight": 3} | ({"*.mlp.up.weight": 2} if mlp == "swiglu" else {})
         head_dim = head_size(attention, width, num_heads, head_dim, length=data.length)
         blocks = [
             Block(

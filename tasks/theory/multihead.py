@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 from torchmetrics.classification import BinaryAccuracy
 
+from optimizers.groups import Role
 from optimizers.step_size import check_range
 from tasks.core.data import TaskData
 from tasks.core.randomness import BatchRandomness
@@ -290,6 +291,8 @@ class MultiHeadClassifier(Task):
         H: number of heads, at least 1; the paper's list is not published.
         init_std: standard deviation of all parameters at the start, in [0, inf); the paper starts at 0.
     """
+
+    roles: Mapping[str, Role] = {"heads.U": "head"}  # W is a stack of matrices, one a head
 
     data: SequenceData
 

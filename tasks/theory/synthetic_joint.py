@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from optimizers.groups import Role
 from optimizers.step_size import check_range
 from tasks.core.seeding import derive_seed
 from tasks.core.training_step import Outcome
@@ -97,6 +98,8 @@ class JointClassifier(TokenClassifier):
         data: sequences with one optimal token each.
         init_std: standard deviation of W and u at the start, at least 0 (ours).
     """
+
+    roles: Mapping[str, Role] = {"decoder.u": "head"}
 
     def __init__(self, data: MixtureTokenData, *, init_std: float = 0.0) -> None:
         super().__init__(data)

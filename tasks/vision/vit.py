@@ -1,5 +1,6 @@
 """The ViT-small of paper A, which tells classes of images apart."""
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from timm.models.vision_transformer import VisionTransformer
@@ -7,7 +8,9 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy
 
+from optimizers.groups import Role
 from tasks.core.attention import Kind, MultiHeadAttention, head_size
+from tasks.core.roles import COMPOSITION
 from tasks.core.task import Task
 from tasks.core.training_step import Outcome
 from tasks.vision.images import ImageData
@@ -33,6 +36,11 @@ class ViTClassifier(Task):
         embed_dim: width of a token.
         dropout: rate in [0, 1).
     """
+
+    roles: Mapping[str, Role] = {
+        "model.cls_token": "embedding", "model.*pos_embed": "embedding", "model.head.weight": "head", **COMPOSITION
+    }  # fmt: skip
+    pieces: Mapping[str, int] = {"*.qkv.weight": 3}  # queries, keys and values, each of all heads
 
     def __init__(
         self,

@@ -1,0 +1,141 @@
+"""Roles of parameters, and which method moves which of them with which hyperparameters. Nothing here imports torch.
+
+A hyperparameter `vector.weight_decay` is that of one role and wins over `weight_decay`; `rest` names another optimizer,
+whose hyperparameters are `rest.lr` and `rest.vector.lr`. With it the first one moves the matrices alone.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from optimizers.plugins import load
+from optimizers.registry import OptimizerSpec
+
+Role = Literal["matrix", "embedding", "head", "vector"]
+ROLES: dict[Role, str] = {
+    "matrix": "weights of hidden layers",
+    "embedding": "what turns tokens, patches and places into vectors",
+    "head": "weights of the output layer",
+    "vector": "biases, gains of norms and other scalars",
+}
+REST = "rest"
+"""The hyperparameter that names the method for all other roles, and the prefix of its hyperparameters."""
+RESERVED = {*ROLES, REST}
+"""First parts of dotted hyperparameters, which no optimizer can have as its name."""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """What is known of a trained parameter.
+
+    Attributes:
+        name: dotted.
+        shape: of the tensor. Dimensions before the last two of a matrix count several of them.
+        role: what it is in the model.
+        pieces: how many matrices of the same shape are stacked along its rows (3 for queries, keys and values in one
+            tensor). A method for matrices treats each by itself.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    role: Role
+    pieces: int = 1
+
+
+@dataclass(frozen=True)
+class ParameterGroup:
+    """Parameters with the same hyperparameters.
+
+    Attributes:
+        indices: places among all parameters.
+        values: the hyperparameters that differ from their method's.
+        roles: of these parameters.
+    """
+
+    indices: tuple[int, ...]
+    values: Mapping[str, Any]
+    roles: tuple[Role, ...]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A method with the parameters that it moves.
+
+    Attributes:
+        spec: the method.
+        hyperparameters: arguments of its constructor.
+        groups: its parameters, the most numerous first.
+    """
+
+    spec: OptimizerSpec
+    hyperparameters: Mapping[str, Any]
+    groups: Sequence[ParameterGroup]
+
+
+def split_rest(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Hyperparameters of the first method, and of the one for the rest."""
+    prefix = f"{REST}."
+    own = {name: value for name, value in values.items() if name != REST and not name.startswith(prefix)}
+    return own, {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
+
+
+def divide(
+    spec: OptimizerSpec, rest: OptimizerSpec | None, values: Mapping[str, Any], parameters: Sequence[Parameter]
+) -> list[Part]:
+    """The methods of a run with their parameters; first the one that has the largest group.
+
+    Args:
+        spec: the method that is compared.
+        rest: the one for all but the matrices; None if the first moves everything.
+        values: hyperparameters of both, dotted.
+        parameters: all that are trained, in order.
+
+    Raises:
+        ValueError: there is no matrix for the first method.
+    """
+    every = range(len(parameters))
+    if rest is None:
+        return [_part(spec, values, every, parameters)]
+    own, others = split_rest(values)
+    matrices = [i for i in every if parameters[i].role == "matrix"]
+    if not matrices:
+        raise ValueError(f"{REST}={rest.name}: there is no parameter of the role matrix for {spec.name}")
+    left = [i for i in every if parameters[i].role != "matrix"]
+    parts = [_part(spec, own, matrices, parameters)]
+    if left:
+        parts.append(_part(rest, others, left, parameters))
+    return sorted(parts, key=lambda part: -_size(part.groups[0].indices, parameters))
+
+
+def _part(
+    spec: OptimizerSpec, values: Mapping[str, Any], indices: Iterable[int], parameters: Sequence[Parameter]
+) -> Part:
+    own = {name: value for name, value in values.items() if "." not in name}
+    by_role: dict[str, dict[str, Any]] = {}
+    for name, value in values.items():
+        role, dot, option = name.partition(".")
+        if dot:
+            by_role.setdefault(role, {})[option] = value
+    indices = list(indices)
+    declared: Sequence[Mapping[str, Any]] = [{}] * len(indices)
+    if spec.groups:
+        declared = load(spec.groups)([parameters[i] for i in indices], own)
+    found: dict[Any, tuple[list[int], dict[str, Any]]] = {}
+    for i, mine in zip(indices, declared, strict=True):
+        parameter = parameters[i]
+        given = dict(mine) | by_role.get(parameter.role, {})
+        pieces = parameter.pieces if spec.traits.by_piece else 1
+        # By the role and not by its values, so that runs which differ in these have the same groups.
+        key = repr(sorted(mine.items())), parameter.role if parameter.role in by_role else None, pieces
+        found.setdefault(key, ([], given | ({"pieces": pieces} if pieces > 1 else {})))[0].append(i)
+    groups = [
+        ParameterGroup(tuple(own), given, tuple(dict.fromkeys(parameters[i].role for i in own)))
+        for own, given in found.values()
+    ]
+    groups.sort(key=lambda group: -_size(group.indices, parameters))
+    return Part(spec, own, groups)
+
+
+def _size(indices: Iterable[int], parameters: Sequence[Parameter]) -> int:
+    return sum(math.prod(parameters[i].shape) for i in indices)

@@ -1,0 +1,194 @@
+"""Optimizers over parameters by role: several groups of one method, or several methods as one optimizer."""
+
+import inspect
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from optimizers.groups import Parameter, Part
+from optimizers.norms import global_norm
+from optimizers.registry import STEP_KEYWORDS
+from optimizers.step_size import run_closure
+
+
+def make(parts: Sequence[Part], params: Sequence[nn.Parameter], parameters: Sequence[Parameter]) -> Optimizer:
+    """The optimizer of a run.
+
+    Args:
+        parts: from `divide`.
+        params: the trained parameters, in the order of `parameters`.
+        parameters: what is known of them.
+
+    Raises:
+        ValueError: a hyperparameter has one value for all parameters and was given by role.
+    """
+    made = [_made(part, params, parameters) for part in parts]
+    if len(made) == 1:
+        return made[0]
+    for part, optimizer in zip(parts, made, strict=True):
+        for group in optimizer.param_groups:
+            group["unscheduled"] = part.spec.traits.unscheduled
+    return Hybrid(made)
+
+
+def _made(part: Part, params: Sequence[nn.Parameter], parameters: Sequence[Parameter]) -> Optimizer:
+    cls, (first, *more) = part.spec.cls, part.groups
+    plain = not (more or first.values)
+    if takes_names(cls):
+        if not plain:
+            raise ValueError(f"{part.spec.name} takes all parameters by name, so it has no values by role")
+        return cls([(parameters[i].name, params[i]) for i in first.indices], **part.hyperparameters)
+    if plain:
+        return cls([params[i] for i in first.indices], **part.hyperparameters)
+    groups = [{"params": [params[i] for i in group.indices], **group.values} for group in part.groups]
+    optimizer = cls(groups, **part.hyperparameters)
+    for group in part.groups:
+        if fixed := sorted(group.values.keys() - optimizer.defaults.keys()):
+            raise ValueError(
+                f"{group.roles[0]}.{fixed[0]}={group.values[fixed[0]]}: {part.spec.name} has one {fixed[0]} for all"
+                " parameters"
+            )
+    return optimizer
+
+
+def takes_names(cls: Any) -> bool:
+    """Whether a constructor wants pairs of a name and a parameter."""
+    return next(iter(inspect.signature(cls).parameters), "").startswith("named_param")
+
+
+class Hybrid(Optimizer):
+    """Several optimizers as one: each moves its own parameters, after one evaluation of the closure.
+
+    Groups are those of the parts, so that schedules, scalers and hooks see them all. A part that is told norms is told
+    those over its own parameters.
+
+    Args:
+        parts: optimizers of different parameters; the curve shows the first one's step sizes.
+    """
+
+    def __init__(self, parts: Sequence[Optimizer]) -> None:
+        self.parts = list(parts)
+        self._told = [
+            sorted(STEP_KEYWORDS.keys() & inspect.signature(type(part).step).parameters.keys()) for part in parts
+        ]
+        super().__init__([dict(group) for part in parts for group in part.param_groups], {})
+        self._join()
+
+    def _join(self) -> None:
+        self.param_groups = [group for part in self.parts for group in part.param_groups]
+        self.state: Any = _States(self.parts)
+
+    @property
+    def step_sizes(self) -> tuple[Tensor, Tensor] | None:
+        """Those of the first part, if it has some."""
+        return getattr(self.parts[0], "step_sizes", None)
+
+    def step(
+        self,
+        closure: Callable[[], Any] | None = None,
+        *,
+        grad_norm: Tensor | None = None,
+        loss_grad_norm: Tensor | None = None,
+    ) -> Any:
+        """One step of each part; `.grad` must hold the gradient of the whole batch.
+
+        Args:
+            closure: re-evaluates the model and returns the loss; called once, before anything moves.
+            grad_norm: norm of the gradient in `.grad` over all parameters, 0-dim.
+            loss_grad_norm: the same before clipping.
+        """
+        loss = run_closure(closure)
+        for part, names in zip(self.parts, self._told, strict=True):
+            told: dict[str, Tensor] = {}
+            if names:
+                norm = global_norm([p.grad for group in part.param_groups for p in group["params"]
+                                    if p.grad is not None])  # fmt: skip
+                told = own_norms(norm, grad_norm, loss_grad_norm)
+            given: Any = None if closure is None else lambda: loss
+            part.step(given, **{name: told[name] for name in names})
+        return loss
+
+    def eval(self) -> None:
+        """Switch parts that keep other weights for evaluation."""
+        self._switch("eval")
+
+    def train(self) -> None:
+        """Switch them back."""
+        self._switch("train")
+
+    def _switch(self, mode: str) -> None:
+        for part in self.parts:
+            if callable(getattr(part, mode, None)):
+                getattr(part, mode)()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The parts' states as that of one optimizer, with parameters numbered through."""
+        state: dict[Any, Any] = {}
+        groups: list[dict[str, Any]] = []
+        for part in self.parts:
+            own, start = part.state_dict(), sum(len(group["params"]) for group in groups)
+            state |= {key + start if isinstance(key, int) else key: value for key, value in own["state"].items()}
+            groups += [{**g, "params": [i + start for i in g["params"]]} for g in own["param_groups"]]
+        return {"state": state, "param_groups": groups}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Give each part its own."""
+        groups, start = list(state_dict["param_groups"]), 0
+        for part in self.parts:
+            own, groups = groups[: len(part.param_groups)], groups[len(part.param_groups) :]
+            count = sum(len(group["params"]) for group in own)
+            state = {i - start: state_dict["state"][i] for i in range(start, start + count) if i in state_dict["state"]}
+            part.load_state_dict(
+                {"state": state, "param_groups": [{**g, "params": [i - start for i in g["params"]]} for g in own]}
+            )
+            start += count
+        self._join()
+
+    def __reduce__(self) -> Any:
+        return Hybrid, (self.parts,)
+
+
+class _States(MutableMapping[Any, Any]):
+    """The states of several optimizers by parameter."""
+
+    def __init__(self, parts: Sequence[Optimizer]) -> None:
+        self.parts = parts
+
+    def _of(self, p: Any) -> Any:
+        return next(
+            (part.state for part in self.parts for group in part.param_groups if any(p is q for q in group["params"])),
+            self.parts[0].state,
+        )
+
+    def __getitem__(self, p: Any) -> Any:
+        return self._of(p)[p]
+
+    def __setitem__(self, p: Any, value: Any) -> None:
+        self._of(p)[p] = value
+
+    def __delitem__(self, p: Any) -> None:
+        del self._of(p)[p]
+
+    def __iter__(self) -> Iterator[Any]:
+        return chain.from_iterable(part.state for part in self.parts)
+
+    def __len__(self) -> int:
+        return sum(len(part.state) for part in self.parts)
+
+
+def own_norms(norm: Tensor, grad_norm: Tensor | None, loss_grad_norm: Tensor | None) -> dict[str, Tensor]:
+    """The norms by `STEP_KEYWORDS` of some parameters' gradients: clipping has scaled them by the factor of all.
+
+    Args:
+        norm: of these gradients as they are, 0-dim.
+        grad_norm: of all gradients, 0-dim.
+        loss_grad_norm: of all before clipping, 0-dim.
+    """
+    before = norm
+    if grad_norm is not None and loss_grad_norm is not None:
+        before = norm * torch.where(grad_norm > 0, loss_grad_norm / grad_norm, torch.ones_like(grad_norm))
+    return {"grad_norm": norm, "loss_grad_norm": before}

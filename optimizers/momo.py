@@ -1,0 +1,147 @@
+"""MoMo: a Polyak step along averaged gradients, from a model of the loss that past batches have made."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from optimizers import pure
+from optimizers.norms import global_dot, global_norm
+from optimizers.step_size import StepSizeOptimizer, check_range, run_closure, safe_divide
+
+
+class MoMo(StepSizeOptimizer):
+    """Model-based momentum: SGD with momentum whose step is Polyak's, capped by lr.
+
+        f_bar <- beta f_bar + (1 - beta) L,   d <- beta d + (1 - beta) g,   gamma <- beta gamma + (1 - beta) <g, w>
+        step = min(((1 + lr * weight_decay) (f_bar - gamma - f_star) + <d, w>)_+ / ||d||^2, lr)
+        w <- (w - step * d) / (1 + lr * weight_decay)
+
+    f_bar + <d, w'> - gamma is the average of the linear models that the batches so far have made of the loss at w'; the
+    step goes to where it meets f_star, and is the exact proximal step of length lr where it does not. Averages begin
+    with the first batch's values. Products are over all parameters of all groups (and all shards). With beta = 0 it is
+    SPS with c = 1 and max_step = lr.
+
+    Source: Schaipp, Ohana, Eickenberg, Defazio, Gower, MoMo: Momentum Models for Adaptive Learning Rates, arXiv
+    2305.07583 (Algorithm 1, with weight decay by its proximal operator).
+
+    Args:
+        params: parameters or parameter groups, which share one step where their `lr` and `weight_decay` are equal.
+        lr: cap on the step, in [0, inf). Schedules act here.
+        beta: weight of what is past in the averages, in [0, 1).
+        f_star: least value that the loss can take, a finite number.
+        weight_decay: strength of the quadratic penalty, in [0, inf).
+        fused: None or True updates with one fused kernel where the tensors allow it, False with a plain loop.
+
+    Raises:
+        ValueError: a hyperparameter is out of its range.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1.0,
+        beta: float = 0.9,
+        f_star: float = 0.0,
+        weight_decay: float = 0.0,
+        *,
+        fused: bool | None = None,
+    ) -> None:
+        if not 0 <= beta < 1:
+            raise ValueError(f"beta={beta} is out of range: it must lie in [0, 1)")
+        check_range("f_star", f_star, -float("inf"), open_low=True)
+        # f_bar and gamma are one pair for all groups. They live in the first one: loading would round those in `state`.
+        self.beta, self.f_star = beta, f_star
+        super().__init__(params, dict(lr=lr, weight_decay=weight_decay, model=None), fused)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "beta": self.beta, "f_star": self.f_star}
+
+    def _check_group(self, group: dict[str, Any]) -> None:
+        for name in ("beta", "f_star"):
+            if name in group:
+                raise ValueError(f"{name}={group[name]}: MoMo has one {name} for all parameters")
+        check_range("lr", group["lr"], 0)
+        check_range("weight_decay", group["weight_decay"], 0)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None, *, loss: Tensor | float | None = None) -> Any:
+        """Make one step; `.grad` must hold the gradient of the whole batch and the loss must be of that batch.
+
+        Args:
+            closure: re-evaluates the model and returns the loss, averaged like the gradient.
+            loss: the loss, instead of a closure.
+
+        Returns:
+            The loss.
+
+        Raises:
+            ValueError: there is neither closure nor loss.
+        """
+        value = run_closure(closure) if closure is not None else loss
+        if value is None:
+            raise ValueError("MoMo needs the loss: call step(closure), where it returns the loss, or step(loss=...)")
+        groups, norm = self._collect(None)
+        if norm is None:
+            return value
+        loss_value = value.detach().to(norm) if isinstance(value, Tensor) else torch.full_like(norm, value)
+        params = [p for _, own in groups for p in own]
+        grads = [p.grad for p in params if p.grad is not None]
+        directions = self._averaged(params, grads)
+        now = torch.stack([loss_value, global_dot(grads, params).to(norm)])
+        before = self.param_groups[0]["model"]
+        model = now if before is None else self.beta * before.to(now) + (1 - self.beta) * now
+        self.param_groups[0]["model"] = model
+        product, length = global_dot(directions, params).to(norm), global_norm(directions)
+        for i, (group, own) in enumerate(groups):
+            decayed = 1 + group["lr"] * group["weight_decay"]
+            raw = _raw_step(model, self.f_star, product, length, decayed)
+            if i == 0:
+                self.step_sizes = (raw, raw.clamp(max=group["lr"]))
+            self._descend(own, [self.state[p]["direction"] for p in own], raw.clamp(max=group["lr"]))
+            if group["weight_decay"] != 0:
+                torch._foreach_mul_(own, 1 / decayed)
+        return value
+
+    def _averaged(self, params: list[Tensor], grads: list[Tensor]) -> list[Tensor]:
+        """The averaged gradients, with these in them."""
+        for p, g in zip(params, grads, strict=True):
+            if "direction" in self.state[p]:
+                self.state[p]["direction"].lerp_(g, 1 - self.beta)
+            else:
+                self.state[p]["direction"] = g.clone()
+        return [self.state[p]["direction"] for p in params]
+
+
+def update(
+    grads: list[Tensor], state: dict[str, Any], params: list[Tensor], loss: Tensor, hparams: Mapping[str, Any]
+) -> tuple[list[Tensor], dict[str, Any]]:
+    """One step of MoMo as a pure function (`OptimizerSpec.update`)."""
+    lr, beta, decay = hparams["lr"], hparams["beta"], hparams["weight_decay"]
+    directions, model = [g.clone() for g in grads], torch.stack([loss, pure.dot(grads, params)])
+    if state:
+        weight = beta if isinstance(beta, Tensor) else torch.full_like(loss, beta)
+        directions = [torch.lerp(d, g, (1 - weight).to(g)) for d, g in zip(state["directions"], grads, strict=True)]
+        model = weight * state["model"] + (1 - weight) * model
+    decayed = 1 + lr * decay
+    raw = _raw_step(model, hparams["f_star"], pure.dot(directions, params), pure.norm(directions), decayed)
+    step = raw.clamp(max=lr)
+    moved = pure.descend(params, directions, step)
+    if not pure.known_zero(decay):
+        moved = [p / decayed for p in moved]
+    return moved, {"directions": directions, "model": model, "step_sizes": (raw, step)}
+
+
+def _raw_step(model: Tensor, f_star: Any, product: Tensor, length: Tensor, decayed: Any) -> Tensor:
+    """The step to where the model of the loss meets f_star, 0-dim; 0 where that lies behind, or nothing points on.
+
+    Args:
+        model: f_bar and gamma, shape (2,).
+        f_star: least value of the loss.
+        product: <d, w>, 0-dim.
+        length: ||d||, 0-dim.
+        decayed: 1 + lr * weight_decay.
+    """
+    ahead = (decayed * (model[0] - model[1] - f_star) + product).clamp(min=0)
+    return safe_divide(safe_divide(ahead, length), length)  # the square of a small norm would underflow

@@ -1,0 +1,199 @@
+"""Muon: momentum whose matrices are orthogonalised before each step."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from optimizers import pure
+from optimizers.norms import scalar_dtype
+from optimizers.step_size import check_range, run_closure
+
+COEFFICIENTS = 3.4445, -4.7750, 2.0315
+"""Of the quintic iteration: those of Jordan et al., with the greatest slope at 0 that keeps singular values near 1."""
+
+
+class Muon(Optimizer):
+    """Momentum orthogonalised by Newton-Schulz iterations, for the matrices of hidden layers.
+
+        b <- m b + (1 - m) g,   u = (1 - m) g + m b with Nesterov, else b
+        w <- (1 - lr * weight_decay) w - lr * s * NS(u),   with X_0 = u / ||u||_F and
+        X <- a X + (b A + c A^2) X,  A = X X^T,  `ns_steps` times
+
+    NS(u) has the singular vectors of u and singular values of about 1 (0.7 to 1.2). A is the number of rows and B that
+    of columns of a matrix; the scale s says what lr means. `original`: s = sqrt(max(1, A / B)), Jordan's. `rms`:
+    s = 0.2 sqrt(max(A, B)), which gives the elements of an update the root mean square that AdamW's have, so that lr
+    and weight decay of AdamW carry over.
+
+    Tensors of more than two dimensions are stacks of matrices. A group may say `pieces`: of how many matrices, stacked
+    by rows, its tensors are (3 for queries, keys and values in one tensor); each is orthogonalised by itself. Full-size
+    temporaries: about four copies of the largest matrices of one shape.
+
+    Source: Jordan et al., Muon: An optimizer for hidden layers in neural networks (2024); `rms` and decoupled weight
+    decay: Liu et al., Muon is Scalable for LLM Training, arXiv 2502.16982.
+
+    Args:
+        params: parameters or parameter groups with two dimensions or more.
+        lr: length of a step in units of the scale s, in [0, inf).
+        momentum: m, in [0, 1).
+        nesterov: look ahead by the momentum.
+        weight_decay: decoupled weight decay per unit of lr, in [0, inf).
+        ns_steps: iterations, in [0, 100).
+        adjust: what lr is scaled by: `original` or `rms`.
+        bf16: iterate in bfloat16, as published, in place of the parameter's precision (at least float32).
+
+    Raises:
+        ValueError: a hyperparameter is out of its range, a parameter has fewer than two dimensions, or its rows cannot
+            be cut into the pieces of its group.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 0.02,
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        weight_decay: float = 0.0,
+        ns_steps: int = 5,
+        adjust: Literal["original", "rms"] = "original",
+        bf16: bool = False,
+    ) -> None:
+        defaults = dict(
+            lr=lr, momentum=momentum, nesterov=nesterov, weight_decay=weight_decay, ns_steps=ns_steps, adjust=adjust,
+            bf16=bf16, pieces=1,
+        )  # fmt: skip
+        super().__init__(params, defaults)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group; one with an illegal hyperparameter or parameter raises ValueError and is not added."""
+        super().add_param_group(param_group)
+        try:
+            self._check_group(self.param_groups[-1])
+        except ValueError:
+            self.param_groups.pop()
+            raise
+
+    def _check_group(self, group: dict[str, Any]) -> None:
+        check_range("lr", group["lr"], 0)
+        if not 0 <= group["momentum"] < 1:
+            raise ValueError(f"momentum={group['momentum']} is out of range: it must lie in [0, 1)")
+        check_range("weight_decay", group["weight_decay"], 0)
+        if not 0 <= group["ns_steps"] < 100:
+            raise ValueError(f"ns_steps={group['ns_steps']} is out of range: it must lie in [0, 100)")
+        if group["adjust"] not in ("original", "rms"):
+            raise ValueError(f"adjust={group['adjust']!r} is none of: original, rms")
+        for p in group["params"]:
+            if p.ndim < 2:
+                raise ValueError(
+                    f"Muon moves matrices, and a parameter has the shape {tuple(p.shape)}; give the others to another"
+                    " method (on the command line --opt.rest adamw)"
+                )
+            if p.shape[-2] % group["pieces"]:
+                raise ValueError(f"pieces={group['pieces']}: a parameter of shape {tuple(p.shape)} has no such rows")
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Make one step; `.grad` must hold the gradient of the whole batch.
+
+        Args:
+            closure: optional; re-evaluates the model and returns the loss.
+
+        Returns:
+            What the closure returned, else None.
+        """
+        loss = run_closure(closure)
+        for group in self.param_groups:
+            params = [p for p in group["params"] if p.grad is not None]
+            if not params:
+                continue
+            grads = [p.grad for p in params]
+            if any(g.is_sparse for g in grads):
+                raise RuntimeError("Muon does not support sparse gradients")
+            for p in params:
+                if "momentum_buffer" not in self.state[p]:
+                    self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+            buffers = [self.state[p]["momentum_buffer"] for p in params]
+            momentum = group["momentum"]
+            torch._foreach_lerp_(buffers, grads, 1 - momentum)
+            ahead = torch._foreach_lerp(grads, buffers, momentum) if group["nesterov"] else buffers
+            moves = directions(ahead, group)
+            torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
+            torch._foreach_add_(params, moves, alpha=-group["lr"])
+        return loss
+
+
+def update(
+    grads: list[Tensor], state: dict[str, Any], params: list[Tensor], loss: Tensor, hparams: Mapping[str, Any]
+) -> tuple[list[Tensor], dict[str, Any]]:
+    """One step of Muon as a pure function (`OptimizerSpec.update`)."""
+    lr, momentum, decay = hparams["lr"], hparams["momentum"], hparams["weight_decay"]
+    before = state["momentum_buffers"] if state else [torch.zeros_like(p) for p in params]
+    buffers = [torch.lerp(b, g, _like(1 - momentum, g)) for b, g in zip(before, grads, strict=True)]
+    ahead = buffers
+    if hparams["nesterov"]:
+        ahead = [torch.lerp(g, b, _like(momentum, g)) for g, b in zip(grads, buffers, strict=True)]
+    if not pure.known_zero(decay):
+        params = [p * (1 - lr * decay) for p in params]
+    return pure.descend(params, directions(ahead, hparams), lr), {"momentum_buffers": buffers}
+
+
+def _like(value: Any, tensor: Tensor) -> Any:
+    return value.to(tensor) if isinstance(value, Tensor) else value
+
+
+def directions(tensors: Sequence[Tensor], hparams: Mapping[str, Any]) -> list[Tensor]:
+    """What a step of length 1 subtracts: orthogonalised matrices times their scale.
+
+    Args:
+        tensors: shape (..., A, B) each; sharded ones (DTensor) are gathered for it, and cut again.
+        hparams: of their group.
+    """
+    pieces = int(hparams.get("pieces", 1))
+    full = [t.full_tensor() if hasattr(t, "full_tensor") else t for t in tensors]  # type: ignore[operator]
+    cut = [t.reshape(*t.shape[:-2], pieces, t.shape[-2] // pieces, t.shape[-1]) for t in full]
+    alike: dict[Any, list[int]] = {}
+    for i, t in enumerate(cut):
+        alike.setdefault((t.shape, t.dtype, t.device), []).append(i)
+    found: dict[int, Tensor] = {}
+    for indices in alike.values():  # matrices of one shape at once: a GPU waits for launches otherwise
+        stacked = torch.stack([cut[i] for i in indices])
+        A, B = stacked.shape[-2:]
+        scale = 0.2 * math.sqrt(max(A, B)) if hparams["adjust"] == "rms" else math.sqrt(max(1, A / B))
+        exact = stacked.to(scalar_dtype(stacked.dtype))
+        done = orthogonalised(exact, hparams["ns_steps"], bf16=hparams["bf16"]).to(stacked.dtype) * scale
+        found |= {i: done[k].reshape(full[i].shape) for k, i in enumerate(indices)}
+    return [_sharded_as(found[i], t) for i, t in enumerate(tensors)]
+
+
+def orthogonalised(x: Tensor, steps: int, *, bf16: bool = False) -> Tensor:
+    """Matrices with the singular vectors of x and singular values of about 1, shape (..., A, B); 0 stays 0.
+
+    Args:
+        x: matrices, shape (..., A, B).
+        steps: iterations.
+        bf16: whether to iterate in bfloat16.
+    """
+    a, b, c = COEFFICIENTS
+    transposed = x.shape[-2] > x.shape[-1]
+    x = x.mT if transposed else x
+    peak = x.abs().amax((-2, -1), keepdim=True)  # or the squares of small gradients would vanish
+    x = torch.where(peak > 0, x / peak, 0.0)
+    x = x / torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True).clamp(min=1)
+    x = x.bfloat16() if bf16 else x
+    for _ in range(steps):
+        gram = x @ x.mT
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return x.mT if transposed else x
+
+
+def _sharded_as(tensor: Tensor, like: Tensor) -> Tensor:
+    """A whole tensor, sharded as `like` is; every rank has all of it, so nothing is sent."""
+    if not hasattr(like, "full_tensor"):
+        return tensor
+    from torch.distributed.tensor import distribute_tensor
+
+    mesh, placements = like.device_mesh, like.placements  # type: ignore[attr-defined]
+    return distribute_tensor(tensor, mesh, placements, src_data_rank=None)

@@ -1,0 +1,45 @@
+"""Roles of a model's parameters: a default from its modules, corrected by the task."""
+
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+
+from torch import nn
+
+from optimizers.groups import Parameter, Role
+
+_EMBEDDINGS = nn.Embedding, nn.EmbeddingBag, nn.Conv1d, nn.Conv2d, nn.Conv3d
+"""Modules whose weights make vectors of tokens and patches."""
+COMPOSITION: Mapping[str, Role] = {"*.composition.*": "vector"}
+"""Small weights that mix heads; no matrices of a hidden layer. Ours."""
+
+
+def described(model: nn.Module, roles: Mapping[str, Role], pieces: Mapping[str, int]) -> list[Parameter]:
+    """What is known of each trained parameter, in the order of `model.parameters()`.
+
+    By default a parameter with fewer than two dimensions is a `vector`, a weight of an embedding or a convolution an
+    `embedding`, and all else a `matrix`; no module shows what a `head` is.
+
+    Args:
+        model: whose.
+        roles: what is said of parameters, by patterns of their names (`*` stands for anything); the first that fits.
+        pieces: how many matrices of one shape are stacked by rows, by patterns.
+
+    Raises:
+        ValueError: the rows cannot be cut into the pieces.
+    """
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    modules = dict(model.named_modules())
+    found: list[Parameter] = []
+    for name, p in named:
+        cut = next((n for pattern, n in pieces.items() if fnmatchcase(name, pattern)), 1)
+        if cut > 1 and (p.ndim < 2 or p.shape[-2] % cut):
+            raise ValueError(f"{type(model).__name__}: {name} of shape {tuple(p.shape)} cannot be cut into {cut}")
+        said: Role | None = next((role for pattern, role in roles.items() if fnmatchcase(name, pattern)), None)
+        found.append(Parameter(name, tuple(p.shape), said or _default(modules[name.rpartition(".")[0]], p.ndim), cut))
+    return found
+
+
+def _default(module: nn.Module, dimensions: int) -> Role:
+    if dimensions < 2:
+        return "vector"
+    return "embedding" if isinstance(module, _EMBEDDINGS) else "matrix"

@@ -1,0 +1,140 @@
+"""Muon: what it does to matrices, stacks and pieces, and that it is torch's own to that one's precision."""
+
+import re
+from math import inf, nan
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from optimizers import Muon
+from optimizers.muon import orthogonalised
+
+pytestmark = pytest.mark.numeric
+
+shapes = st.tuples(st.integers(1, 12), st.integers(1, 12))
+
+
+def matrix(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def moved(grad: Tensor, **arguments: Any) -> Tensor:
+    """The move of the first step from 0 with lr 1."""
+    p = nn.Parameter(torch.zeros_like(grad))
+    p.grad = grad
+    groups = [{"params": [p], **{name: arguments.pop(name) for name in ("pieces",) if name in arguments}}]
+    Muon(groups, **{"lr": 1.0, **arguments}).step()
+    return p.detach()
+
+
+@settings(max_examples=60, deadline=None)
+@given(shapes, st.integers(0, 1000))
+def test_a_step_has_the_gradients_singular_vectors_and_values_of_about_one(shape: tuple[int, int], seed: int) -> None:
+    grad = matrix(*shape, seed=seed)
+    scale = max(1.0, shape[0] / shape[1]) ** 0.5
+    move = -moved(grad) / scale
+    u, s, vt = torch.linalg.svd(grad, full_matrices=False)
+    inside = u.mT @ move @ vt.mT
+    torch.testing.assert_close(move, u @ inside @ vt, rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(inside, torch.diag(torch.diagonal(inside)), rtol=0, atol=1e-9)
+    large = s / s.square().sum().sqrt() > 0.02  # five iterations bring these up
+    assert ((torch.diagonal(inside)[large] > 0.5) & (torch.diagonal(inside)[large] < 1.3)).all()
+
+
+@pytest.mark.parametrize("size", [1e300, 1.0, 1e-30, 1e-170, 1e-310])
+def test_the_gradients_size_does_not_matter(size: float) -> None:
+    grad = matrix(4, 3)
+    torch.testing.assert_close(moved(size * grad), moved(grad), rtol=1e-2 if size < 1e-300 else 1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_a_gradient_of_zero_moves_nothing_and_the_smallest_gives_no_nan(dtype: torch.dtype) -> None:
+    assert moved(torch.zeros(3, 2, dtype=dtype)).count_nonzero() == 0
+    smallest = torch.full((3, 2), torch.finfo(dtype).smallest_normal, dtype=dtype)
+    assert moved(smallest).isfinite().all()
+
+
+def test_a_stack_of_matrices_and_pieces_by_rows_are_matrices_of_their_own() -> None:
+    parts = [matrix(4, 5, seed=seed) for seed in range(3)]
+    expected = [moved(part) for part in parts]
+    torch.testing.assert_close(moved(torch.stack(parts)), torch.stack(expected), rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(moved(torch.cat(parts), pieces=3), torch.cat(expected), rtol=1e-12, atol=1e-14)
+    assert not torch.allclose(moved(torch.cat(parts)), torch.cat(expected), rtol=1e-3)
+
+
+@pytest.mark.parametrize(("adjust", "scale"), [("original", 2.0**0.5), ("rms", 0.2 * 8**0.5)])
+def test_what_the_learning_rate_is_scaled_by(adjust: str, scale: float) -> None:
+    grad = matrix(8, 4)
+    torch.testing.assert_close(moved(grad, adjust=adjust), -scale * orthogonalised(grad, 5), rtol=1e-12, atol=1e-14)
+
+
+def test_the_scale_rms_gives_updates_the_size_of_adamws() -> None:
+    move = moved(matrix(300, 200), adjust="rms")
+    assert 0.15 < move.square().mean().sqrt() < 0.25
+
+
+@pytest.mark.parametrize("nesterov", [True, False])
+@pytest.mark.parametrize(("adjust", "theirs"), [("original", "original"), ("rms", "match_rms_adamw")])
+@pytest.mark.parametrize("shape", [(24, 16), (16, 24), (16, 16)])
+def test_it_is_torchs_muon_to_the_precision_of_bfloat16(
+    shape: tuple[int, int], adjust: str, theirs: str, nesterov: bool
+) -> None:
+    start = matrix(*shape, dtype=torch.float32)
+    own, other = nn.Parameter(start.clone()), nn.Parameter(start.clone())
+    common: dict[str, Any] = {"lr": 0.02, "momentum": 0.9, "weight_decay": 0.1, "nesterov": nesterov}
+    a = Muon([own], adjust=adjust, bf16=True, **common)  # type: ignore[arg-type]
+    b = torch.optim.Muon([other], adjust_lr_fn=theirs, **common)
+    for seed in range(5):
+        own.grad = matrix(*shape, seed=seed + 1, dtype=torch.float32)
+        other.grad = own.grad.clone()
+        a.step()
+        b.step()
+    path = (other.detach() - start).norm()
+    assert (own.detach() - other.detach()).norm() < 0.05 * path  # bfloat16 has 8 bits; errors add up
+    assert path > 0.1
+
+
+ILLEGAL: list[tuple[str, Any, str]] = [
+    *[("lr", value, "[0, inf)") for value in (-1e-9, -inf, inf, nan)],
+    *[("momentum", value, "[0, 1)") for value in (-1e-9, 1.0, nan)],
+    *[("weight_decay", value, "[0, inf)") for value in (-1.0, inf, nan)],
+    *[("ns_steps", value, "[0, 100)") for value in (-1, 100)],
+    ("adjust", "none", "none of: original, rms"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "legal"), ILLEGAL)
+def test_an_illegal_hyperparameter_is_named_with_its_legal_range(name: str, value: Any, legal: str) -> None:
+    p = nn.Parameter(torch.ones(2, 2))
+    with pytest.raises(ValueError, match=re.escape(legal)) as error:
+        Muon([p], **{name: value})
+    assert name in str(error.value)
+    opt = Muon([p])
+    with pytest.raises(ValueError, match=re.escape(legal)):
+        opt.add_param_group({"params": [nn.Parameter(torch.ones(2, 2))], name: value})
+    assert len(opt.param_groups) == 1
+
+
+def test_what_is_no_matrix_is_refused_with_what_to_do() -> None:
+    with pytest.raises(ValueError, match=r"shape \(3,\).*--opt\.rest adamw"):
+        Muon([nn.Parameter(torch.ones(3))])
+    with pytest.raises(ValueError, match=r"pieces=3: a parameter of shape \(4, 2\)"):
+        Muon([{"params": [nn.Parameter(torch.ones(4, 2))], "pieces": 3}])
+    p = nn.Parameter(torch.ones(3, 2))
+    p.grad = torch.ones(3, 2).to_sparse()
+    with pytest.raises(RuntimeError, match="sparse"):
+        Muon([p]).step()
+
+
+def test_float32_agrees_with_float64_to_what_the_iterations_make_of_rounding() -> None:
+    """Five iterations magnify the rounding of small singular values by at most 3.4445^5 = 485."""
+    for seed in range(20):
+        grad = matrix(32, 16, seed=seed)
+        exact, rounded = orthogonalised(grad, 5), orthogonalised(grad.float(), 5).double()
+        error = np.linalg.norm((exact - rounded).numpy(), 2)
+        assert error < 485 * 16 * np.finfo(np.float32).eps

@@ -1,0 +1,532 @@
+"""Roles of parameters, hyperparameters by role, and several methods as one optimizer."""
+
+import copy
+import io
+import math
+import pickle
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from bench import runner
+from bench.config import RunConfig, resolve, settings_of
+from bench.errors import UserError
+from bench.grammar.values import read_seeds
+from bench.lanes.optimizers import have_pure_update
+from bench.sweeps.grid import configurations
+from bench.tuning.space import Range, read_space
+from optimizers import OPTIMIZERS, ROLES, SPS, Muon, Parameter, global_norm
+from optimizers.groups import divide
+from optimizers.hybrid import Hybrid, make
+from tasks.core.order import BatchOrder
+from tasks.core.roles import described
+from tasks.core.schedule import Schedule
+from tests import tiny, tiny_lm, tiny_text
+from tests.test_lanes import block, fits, gap, lanes_of
+
+SMALL = {"tiny": tiny.SIZES, "tiny_text": tiny_text.SIZES, "tiny_lm": tiny_lm.SIZES}
+
+
+def config(task: str = "tiny", opt: str = "adamw", **words: Any) -> RunConfig:
+    for spec in (tiny.TINY, tiny_text.TINY_TEXT, tiny_lm.TINY_LM):
+        tiny.register(spec)
+    named = {key.replace("__", "."): value for key, value in words.items()}
+    return resolve({"task": task, "opt": opt, "device": "cpu", **SMALL.get(task, {}), **named})
+
+
+def roles(task: str, **words: Any) -> dict[str, Parameter]:
+    return {p.name: p for p in runner.build(config(task, **words))[0].parameter_roles()}
+
+
+# -- the tasks --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["standard", "fixed_head", "dcmha"])
+@pytest.mark.parametrize("task", SMALL)
+def test_every_parameter_of_a_model_has_its_role(task: str, kind: str) -> None:
+    model = runner.build(config(task, task__attention=kind))[0]
+    found = model.parameter_roles()
+    assert [p.name for p in found] == [name for name, p in model.named_parameters() if p.requires_grad]
+    by_role = {role: [p.name for p in found if p.role == role] for role in ROLES}
+    assert all(by_role.values())
+    assert all("head" in name or "classifier" in name for name in by_role["head"])
+    assert all(math.prod(p.shape) > 1 and len(p.shape) == 2 for p in found if p.role == "matrix")
+    assert all("norm" not in p.name.lower() and "bias" not in p.name for p in found if p.role != "vector")
+
+
+def test_the_roles_of_a_vit() -> None:
+    found = roles("tiny")
+    embeddings = {"model.cls_token", "model.pos_embed", "model.patch_embed.proj.weight"}
+    assert {name for name, p in found.items() if p.role == "embedding"} == embeddings
+    assert {name for name, p in found.items() if p.role == "head"} == {"model.head.weight"}
+    assert {name.partition("blocks.0.")[2] for name, p in found.items() if p.role == "matrix" and ".0." in name} == {
+        "attn.qkv.weight", "attn.proj.weight", "mlp.fc1.weight", "mlp.fc2.weight"
+    }  # fmt: skip
+    assert {p.pieces for name, p in found.items() if name.endswith("qkv.weight")} == {3}
+
+
+@pytest.mark.parametrize(("mlp", "pieces"), [("swiglu", 2), ("gelu", 1)])
+def test_the_gate_of_a_language_model_is_a_matrix_of_its_own(mlp: str, pieces: int) -> None:
+    found = roles("tiny_lm", task__mlp=mlp)
+    assert {p.pieces for name, p in found.items() if name.endswith("mlp.up.weight")} == {pieces}
+
+
+def test_the_roles_of_the_theorys_tasks() -> None:
+    found = {task: {p.name: p.role for p in roles(task).values()} for task in ("synthetic_joint", "attention_matrix")}
+    assert found == {
+        "synthetic_joint": {"head.W": "matrix", "decoder.u": "head"},
+        "attention_matrix": {"query.weight": "matrix", "key.weight": "matrix"},
+    }
+    heads = roles("mha_dm1", task__H=2, task__n=10)
+    assert {p.role: p.shape for p in heads.values()} == {"matrix": (2, 20, 20), "head": (2, 10, 20)}
+
+
+def test_a_model_of_anybodys_has_roles_by_its_modules() -> None:
+    model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 2))
+    model[1].bias.requires_grad_(False)
+    found = described(model, {"3.weight": "head"}, {"1.*": 3})
+    assert [(p.name, p.shape, p.role, p.pieces) for p in found] == [
+        ("0.weight", (5, 4), "embedding", 1), ("1.weight", (6, 4), "matrix", 3), ("2.weight", (6,), "vector", 1),
+        ("2.bias", (6,), "vector", 1), ("3.weight", (2, 6), "head", 1), ("3.bias", (2,), "vector", 1),
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match=r"0\.weight of shape \(5, 4\) cannot be cut into 2"):
+        described(model, {}, {"0.*": 2})
+
+
+def test_bench_show_lists_parameters_with_shapes_and_roles(cli) -> None:
+    out = cli("show", "attention_matrix").out
+    assert "query.weight, key.weight" in out
+    assert "8 x 16" in out
+    assert "matrix" in out
+
+
+def test_bench_show_says_why_it_lists_no_parameters(cli, tmp_path: Path) -> None:
+    answer = cli("show", "mnist", "--data", tmp_path)
+    assert answer.code == 0
+    assert "parameters: not known here" in answer.out
+
+
+# -- words ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_value_by_role_is_part_of_what_decides_a_run_and_only_if_it_is_given() -> None:
+    plain, by_role = config(), config(opt__vector__weight_decay=0, opt__embedding__lr="1e-3")
+    assert "vector.weight_decay" not in plain.opt_options
+    assert (by_role.opt_options["vector.weight_decay"], by_role.opt_options["embedding.lr"]) == (0.0, 1e-3)
+    assert plain.run_id != by_role.run_id
+    again = resolve(settings_of(by_role.model_dump()))
+    assert again.run_id == by_role.run_id
+
+
+def test_a_method_for_the_rest_is_resolved_with_all_its_values() -> None:
+    own = config(opt="muon").opt_options
+    assert (own["rest"], own["rest.lr"], own["rest.betas"]) == ("adamw", 1e-3, (0.9, 0.999))
+    other = config(opt="sngd", opt__rest="sgd", opt__rest__lr="0.5", opt__rest__vector__weight_decay="0.1")
+    assert (other.opt_options["rest.lr"], other.opt_options["rest.vector.weight_decay"]) == (0.5, 0.1)
+    assert other.identity["rest"] == OPTIMIZERS["sgd"].version
+    assert "rest" not in config().identity
+    for each in (config(opt="muon"), other, config(opt="muon", opt__rest="none")):
+        assert resolve(settings_of(each.model_dump())).run_id == each.run_id
+
+
+def test_a_file_may_nest_roles(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("opt:\n  name: muon\n  lr: 0.1\n  rest: {name: adamw, lr: 3.0e-4, vector: {weight_decay: 0}}\n")
+    tiny.register()
+    found = resolve({"task": "tiny"}, config=path).opt_options
+    assert (found["lr"], found["rest"], found["rest.lr"], found["rest.vector.weight_decay"]) == (0.1, "adamw", 3e-4, 0)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ({"opt__vectr__lr": "1"}, "unknown option '--opt.vectr.lr'"),
+        ({"opt__vector__lrr": "1"}, "--opt.vector.lr"),
+        ({"opt__rest": "adamm"}, "adamm"),
+        ({"opt__rest__lr": "1"}, "rest.lr"),
+        ({"opt__vector__lr": "high"}, "--opt.vector.lr 'high'"),
+        ({"opt__vector__lr": "true"}, "--opt.vector.lr"),
+    ],
+)
+def test_misspelt_roles_and_values_are_named(words: dict[str, str], said: str) -> None:
+    with pytest.raises(UserError, match=r"(?i)unknown|takes|number|did you mean") as error:
+        config(**words)
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--opt", "adamw", "--opt.vector.lr", "-1"), "--opt.vector.lr=-1"),
+        (("--opt", "sngd", "--opt.rest", "adamw", "--opt.rest.lr", "-1"), "--opt.rest.lr=-1"),
+        (("--opt", "sngd", "--opt.matrix.momentum", "2"), "--opt.matrix.momentum=2"),
+        (("--opt", "muon", "--opt.rest", "none"), "--opt.rest adamw"),
+        (("--opt", "torch.optim:Muon"), "--opt.rest adamw"),
+        (("--opt", "sngd", "--opt.matrix.fused", "false"), "sngd has one fused for all parameters"),
+        (("--opt", "torch.optim:LBFGS", "--opt.rest", "adamw"), "so it must move all parameters"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(cli, tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+    answer = cli("fit", "--task", "synthetic_joint", "--device", "cpu", "--store", tmp_path, *words,
+                 "--trainer.max_steps", "3", "--trainer.batch_size", "full")  # fmt: skip
+    assert answer.code != 0
+    assert said in answer.err
+    assert "Traceback" not in answer.err
+
+
+def test_values_by_role_are_swept_and_tuned_over(tmp_path: Path) -> None:
+    tiny.register()
+    words = {"task": "tiny", **tiny.SIZES, "opt": "adamw,sgd"}
+    configs, varied = configurations(
+        words | {"opt.vector.weight_decay": "0,0.1", "opt.adamw.embedding.lr": "1e-3:1e-1:3"},
+        read_seeds("1"), {"store": tmp_path, "device": "cpu"},
+    )  # fmt: skip
+    assert varied == ["opt.vector.weight_decay", "opt.embedding.lr"]
+    assert Counter(c.opt for c in configs) == {"adamw": 6, "sgd": 2}
+    space, fixed = read_space({"opt.rest.lr": "1e-4:1e-2", "opt.vector.weight_decay": "0", "task": "tiny"}, "muon")
+    assert space == {"opt.lr": Range(1e-3, 1.0), "opt.rest.lr": Range(1e-4, 1e-2)}
+    assert fixed == {"opt.vector.weight_decay": "0", "task": "tiny"}
+
+
+# -- groups -----------------------------------------------------------------------------------------------------------
+
+parameters = st.lists(
+    st.builds(
+        Parameter, st.just("p"), st.tuples(st.sampled_from([3, 6]), st.integers(1, 9)), st.sampled_from([*ROLES]),
+        st.sampled_from([1, 3]),
+    ),
+    min_size=1, max_size=8,
+)  # fmt: skip
+
+
+@settings(max_examples=100, deadline=None)
+@given(parameters, st.sets(st.sampled_from([*ROLES])), st.booleans())
+def test_every_parameter_is_in_one_group_and_the_largest_comes_first(
+    every: list[Parameter], said: set[str], hybrid: bool
+) -> None:
+    values = {"lr": 0.1, **{f"{role}.lr": i for i, role in enumerate(sorted(said))}}
+    if hybrid:
+        values |= {"rest": "adamw", **{f"rest.{name}": value for name, value in values.items()}}
+    rest = OPTIMIZERS["adamw"] if hybrid else None
+    if hybrid and all(p.role != "matrix" for p in every):
+        with pytest.raises(ValueError, match="no parameter of the role matrix for muon"):
+            divide(OPTIMIZERS["muon"], rest, values, every)
+        return
+    parts = divide(OPTIMIZERS["muon"], rest, values, every)
+    groups = [(part, group) for part in parts for group in part.groups]
+    assert sorted(i for _, group in groups for i in group.indices) == list(range(len(every)))
+    sizes = [sum(math.prod(every[i].shape) for i in group.indices) for _, group in groups]
+    assert sizes[0] == max(sizes)
+    for part, group in groups:
+        for i in group.indices:
+            own = {**part.hyperparameters, **group.values}
+            assert own["lr"] == values.get(f"{every[i].role}.lr", 0.1)
+            assert own.get("pieces", 1) == (every[i].pieces if part.spec.name == "muon" else 1)
+            assert not hybrid or (part.spec.name == "muon") == (every[i].role == "matrix")
+
+
+SCALED = '''
+from torch.optim import SGD
+from optimizers import LogUniform, OptimizerSpec
+
+def by_layer(parameters, hparams):
+    """Half the step for each further block, as in layer-wise scaling."""
+    blocks = [int(p.name.split("blocks.")[1].split(".")[0]) + 1 if "blocks." in p.name else 0 for p in parameters]
+    return [{"lr": hparams["lr"] * 0.5**block} for block in blocks]
+
+SPEC = OptimizerSpec(name="layers", target="torch.optim.sgd:SGD", formula="", source="", groups="scaled:by_layer")
+'''
+
+
+def test_a_plug_in_may_give_each_parameter_its_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "scaled.py").write_text(SCALED)
+    monkeypatch.syspath_prepend(tmp_path)
+    task, plan = runner.build(config(opt=f"{tmp_path}/scaled.py:SPEC", opt__lr=0.8, opt__vector__lr=0.01))
+    optimizer = plan.make_optimizer(task.parameters())
+    lrs = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
+    for known, p in zip(task.parameter_roles(), task.parameters(), strict=True):
+        block = int(known.name.split("blocks.")[1][0]) + 1 if "blocks." in known.name else 0
+        assert lrs[id(p)] == (0.01 if known.role == "vector" else 0.8 * 0.5**block)
+
+
+NAMED = """
+import torch
+
+class ByName(torch.optim.SGD):
+    def __init__(self, named_parameters, lr: float = 0.1):
+        named = list(named_parameters)
+        self.names = [name for name, _ in named]
+        super().__init__([p for _, p in named], lr=lr)
+"""
+
+
+def test_a_class_that_takes_named_parameters_gets_names(tmp_path: Path, store: Path) -> None:
+    (tmp_path / "named.py").write_text(NAMED)
+    own = config(opt=f"{tmp_path}/named.py:ByName", trainer__max_steps=3, store=store)
+    task, plan = runner.build(own)
+    optimizer: Any = plan.make_optimizer(task.parameters())
+    assert optimizer.names == [name for name, _ in task.named_parameters()]
+    assert runner.run(own, progress=False).status == "completed"
+
+
+# -- several methods as one -------------------------------------------------------------------------------------------
+
+
+def problem(seed: int = 0) -> list[nn.Parameter]:
+    random = torch.Generator().manual_seed(seed)
+    return [nn.Parameter(torch.randn(shape, generator=random, dtype=torch.float64)) for shape in ((4, 3), (6, 2), (3,))]
+
+
+def loss_of(params: list[Any]) -> Tensor:
+    a, b, c = params
+    return (a @ c - 1).square().mean() + (b - 0.5).square().mean() + c.square().mean() / 10
+
+
+def hybrid(params: list[Any], first: Any, second: Any) -> Hybrid:
+    return Hybrid([first(params[:2]), second(params[2:])])
+
+
+PAIRS: dict[str, tuple[Any, Any]] = {
+    "muon+adamw": (lambda p: Muon(p, lr=0.01), lambda p: torch.optim.AdamW(p, lr=0.01)),
+    "sps+sgd": (lambda p: SPS(p, c=2.0, gamma=2.0, max_step=0.5), lambda p: torch.optim.SGD(p, 0.01, momentum=0.9)),
+    "adamw+sps": (lambda p: torch.optim.AdamW(p, lr=0.01), lambda p: SPS(p, c=3.0)),
+}
+every_pair = pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS)
+
+
+def train(optimizer: Any, params: list[Any], steps: int, clip: float | None = None) -> None:
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = loss_of(params)
+        loss.backward()
+        told: dict[str, Tensor] = {}
+        if clip is not None:
+            norm = nn.utils.clip_grad_norm_(params, clip)
+            told = {"grad_norm": norm.clamp(max=clip), "loss_grad_norm": norm}
+        optimizer.step(lambda loss=loss: loss.detach(), **told)
+
+
+@every_pair
+def test_a_hybrid_does_what_its_parts_do(pair: tuple[Any, Any]) -> None:
+    params, apart = problem(), problem()
+    one, parts = hybrid(params, *pair), (pair[0](apart[:2]), pair[1](apart[2:]))
+    for _ in range(10):
+        train(one, params, 1)
+        loss = loss_of(apart)
+        for part in parts:
+            part.zero_grad()
+        loss.backward()
+        for part in parts:
+            part.step(lambda loss=loss: loss.detach())
+    assert all(torch.equal(p, q) for p, q in zip(params, apart, strict=True))
+
+
+def test_under_clipping_a_polyak_part_takes_the_step_of_its_own_unclipped_gradient() -> None:
+    params, clip = problem(), 0.01
+    before = [p.detach().clone() for p in params]
+    loss = loss_of(params)
+    grads = torch.autograd.grad(loss, params)
+    norm = global_norm(grads)
+    assert norm > 2 * clip
+    train(hybrid(params, *PAIRS["sps+sgd"]), params, 1, clip)
+    step = min(float(loss.detach()) / (2.0 * float(global_norm(grads[:2])) ** 2), 0.5)
+    for p, q, g in zip(params[:2], before, grads, strict=False):
+        torch.testing.assert_close(p.detach(), q - step * g * clip / norm, rtol=1e-5, atol=1e-9)
+
+
+@every_pair
+def test_a_resumed_hybrid_goes_on_bit_for_bit(pair: tuple[Any, Any]) -> None:
+    params = problem()
+    one = hybrid(params, *pair)
+    train(one, params, 4)
+    file = io.BytesIO()
+    torch.save(one.state_dict(), file)
+    file.seek(0)
+    resumed = [nn.Parameter(p.detach().clone()) for p in params]
+    again = hybrid(resumed, *pair)
+    again.load_state_dict(torch.load(file, weights_only=True))
+    assert {id(p) for group in again.param_groups for p in group["params"]} == set(map(id, resumed))
+    train(one, params, 4)
+    train(again, resumed, 4)
+    assert all(torch.equal(p, q) for p, q in zip(params, resumed, strict=True))
+
+
+@every_pair
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda opt: pickle.loads(pickle.dumps(opt))], ids=["copy", "pickle"])
+def test_a_copied_hybrid_goes_on_like_the_original(pair: tuple[Any, Any], copied: Any) -> None:
+    params = problem()
+    one = hybrid(params, *pair)
+    train(one, params, 3)
+    twin = copied(one)
+    theirs = [p for group in twin.param_groups for p in group["params"]]
+    train(one, params, 3)
+    train(twin, theirs, 3)
+    assert all(torch.equal(p, q) for p, q in zip(params, theirs, strict=True))
+
+
+def test_a_hybrids_state_is_that_of_its_parts() -> None:
+    params = problem()
+    one = hybrid(params, *PAIRS["muon+adamw"])
+    train(one, params, 1)
+    assert len(one.state) == 3
+    assert {tuple(one.state[p]) for p in params[:2]} == {("momentum_buffer",)}
+    one.state[params[2]] = {}
+    assert one.parts[1].state[params[2]] == {}
+
+
+def test_a_schedule_drives_all_groups_but_those_that_find_their_own_step() -> None:
+    every = [Parameter("a", (4, 3), "matrix"), Parameter("b", (6, 2), "matrix"), Parameter("c", (3,), "vector")]
+    parts = divide(OPTIMIZERS["muon"], OPTIMIZERS["sps"], {"lr": 0.1, "rest": "sps", "rest.lr": 1.0}, every)
+    optimizer = make(parts, problem(), every)
+    Schedule("constant", 10, warmup=0.5).apply(optimizer, 0)
+    assert [group["lr"] for group in optimizer.param_groups] == [pytest.approx(0.02), 1.0]
+
+
+# -- runs -------------------------------------------------------------------------------------------------------------
+
+MIXED: dict[str, dict[str, Any]] = {
+    "adamw by role": {"opt": "adamw", "opt__lr": 0.003, "opt__vector__weight_decay": 0, "opt__embedding__lr": 0.01},
+    "sngd by role": {"opt": "sngd", "opt__lr": 0.05, "opt__vector__lr": 0.01, "opt__head__momentum": 0.5},
+    "sps by role": {"opt": "sps", "opt__c": 4.0, "opt__vector__c": 8.0, "opt__max_step": 1.0},
+    "muon": {"opt": "muon", "opt__lr": 0.01, "opt__rest__lr": 0.003},
+    "muon and sngd": {"opt": "muon", "opt__lr": 0.01, "opt__rest": "sngd", "opt__rest__lr": 0.03},
+    "sps and adamw": {"opt": "sps", "opt__c": 40.0, "opt__rest": "adamw", "opt__rest__vector__weight_decay": 0},
+}
+every_mix = pytest.mark.parametrize("mix", MIXED.values(), ids=MIXED)
+CUT = {"trainer__max_steps": 12, "precision": "64-true", "task__dropout": 0.0, "trainer__gradient_clip_val": 0.02}
+
+
+class ByRole:
+    """Plain PyTorch for the roles of the tiny ViT: what names say, without the suite's roles and groups."""
+
+    def __init__(self, named: dict[str, Tensor]) -> None:
+        self.named = named
+
+    @staticmethod
+    def role(name: str, p: Tensor) -> str:
+        if p.ndim == 1:
+            return "vector"
+        if name == "model.head.weight":
+            return "head"
+        return "matrix" if ".blocks." in name else "embedding"
+
+    def of(self, *wanted: str) -> list[Tensor]:
+        return [p for name, p in self.named.items() if self.role(name, p) in wanted]
+
+
+def orthogonal(x: Tensor) -> Tensor:
+    """Five iterations of the odd polynomial on the singular values, by their decomposition."""
+    u, s, vt = torch.linalg.svd(x, full_matrices=False)
+    s = s / s.square().sum().sqrt()
+    for _ in range(5):
+        s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
+    return (u * s) @ vt * max(1.0, x.shape[0] / x.shape[1]) ** 0.5
+
+
+class PlainMuon:
+    """Muon on the matrices of the tiny ViT, with queries, keys and values apart."""
+
+    def __init__(self, params: list[Tensor], lr: float) -> None:
+        self.params, self.lr = params, lr
+        self.buffers = [torch.zeros_like(p) for p in params]
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for p, b in zip(self.params, self.buffers, strict=True):
+            b.mul_(0.95).add_(0.05 * p.grad)
+            ahead = 0.05 * p.grad + 0.95 * b
+            pieces = ahead.chunk(3) if p.shape[0] == 3 * p.shape[1] else (ahead,)
+            p -= self.lr * torch.cat([orthogonal(piece) for piece in pieces])
+
+
+def plain_optimizers(name: str, model: ByRole) -> list[Any]:
+    adamw, rest = torch.optim.AdamW, ("embedding", "head", "vector")
+    if name == "adamw by role":
+        groups = [
+            {"params": model.of("matrix", "head")}, {"params": model.of("vector"), "weight_decay": 0.0},
+            {"params": model.of("embedding"), "lr": 0.01},
+        ]  # fmt: skip
+        return [adamw(groups, lr=0.003)]
+    return [PlainMuon(model.of("matrix"), 0.01), adamw(model.of(*rest), lr=0.003)]
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("name", ["adamw by role", "muon"])
+def test_runs_with_groups_equal_a_plain_loop(name: str) -> None:
+    own = config(**MIXED[name], **CUT)
+    task, plan = runner.build(own)
+    plain, _ = runner.build(own)
+    runner.make_trainer(own, []).fit(task, runner.StepRanges(task, 1000, 7))
+    plain.double().data.to(torch.device("cpu"), torch.float64)
+    order = BatchOrder(64, plan.batch_size, 0, torch.device("cpu"))
+    model = ByRole(dict(plain.named_parameters()))
+    assert {each: len(model.of(each)) for each in ROLES} == Counter(p.role for p in task.parameter_roles())
+    optimizers = plain_optimizers(name, model)
+    for step in range(12):
+        plain.zero_grad()
+        plain.loss(plain.data.batch("train", order.rows(step))).loss.backward()
+        nn.utils.clip_grad_norm_(plain.parameters(), 0.02)
+        for optimizer in optimizers:
+            optimizer.step()
+    for key, p in task.named_parameters():
+        torch.testing.assert_close(p.detach(), model.named[key].detach(), rtol=1e-8, atol=1e-11)
+
+
+@pytest.mark.numeric
+@every_mix
+def test_micro_batches_change_no_run_with_groups(mix: dict[str, Any]) -> None:
+    results = []
+    for micro in (16, 3):
+        own = config(**mix, **CUT, trainer__micro_batch_size=micro)
+        task, _ = runner.build(own)
+        runner.make_trainer(own, []).fit(task, runner.StepRanges(task, 1000, 7))
+        results.append({name: p.detach().clone() for name, p in task.named_parameters()})
+    for name, p in results[0].items():
+        torch.testing.assert_close(p, results[1][name], rtol=1e-8, atol=1e-11)
+
+
+def test_the_curve_has_the_step_of_the_largest_group(store: Path) -> None:
+    own = config(opt="adamw", opt__lr=0.5, opt__matrix__lr=0.25, trainer__max_steps=2, store=store)
+    task, _ = runner.build(own)
+    runner.make_trainer(own, []).fit(task, runner.StepRanges(task, 1000, 7))
+    sizes = Counter[str]()
+    for p in task.parameter_roles():
+        sizes[p.role] += math.prod(p.shape)
+    assert sizes.most_common(1)[0][0] == "matrix"
+    assert [row.applied_step for row in task.record.curve] == [0.25, 0.25]
+
+
+LANES: dict[str, list[dict[str, Any]]] = {
+    "adamw": [{"lr": 0.003, "vector.lr": 0.01}, {"lr": 0.001, "vector.lr": 0.001}],
+    "sngd": [{"lr": lr, "vector.max_step": 0.1, "head.momentum": 0.5} for lr in (0.05, 0.02)],
+    "sps": [{"c": 8.0, "vector.c": 16.0, "max_step": 1.0}, {"c": 8.0, "vector.c": 8.0, "max_step": 0.5}],
+    "muon": [{"lr": 0.01, "rest": "adamw", "rest.lr": 0.003}, {"lr": 0.02, "rest": "adamw", "rest.lr": 0.001}],
+    "adam": [{"lr": 0.002, "rest": "sps", "rest.c": 80.0}, {"lr": 0.003, "rest": "sps", "rest.c": 40.0}],
+}
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("opt", LANES)
+def test_lanes_with_groups_are_the_runs_of_fit(opt: str, store: Path) -> None:
+    for spec in (tiny.TINY, tiny_lm.TINY_LM):
+        tiny.register(spec)
+    words = {"trainer__max_steps": 12, "precision": "64-true", "trainer__gradient_clip_val": 0.05}
+    words |= {"trainer__schedule": "cosine", "trainer__warmup": 0.2, "task__dropout": 0.1, "task__depth": 1}
+    grid = block(store, "tiny", opt, LANES[opt], **words)
+    for lane, alone in zip(lanes_of(grid), fits(grid), strict=True):
+        assert gap(lane, alone) < 1e-9
+
+
+def test_a_pure_update_of_somebody_elses_is_not_applied_group_by_group() -> None:
+    every = [Parameter("a", (4, 3), "matrix"), Parameter("b", (3,), "vector")]
+    own, theirs = OPTIMIZERS["adamw"], replace(OPTIMIZERS["adamw"], package="mine 1.0")
+    assert have_pure_update(divide(own, None, {"lr": 0.1, "vector.lr": 0.2}, every))
+    assert have_pure_update(divide(theirs, None, {"lr": 0.1}, every))
+    assert not have_pure_update(divide(theirs, None, {"lr": 0.1, "vector.lr": 0.2}, every))
