@@ -296,21 +296,24 @@ class HostReads(TorchDispatchMode):
 @pytest.mark.parametrize("opt", OPTIMIZERS)
 def test_recording_the_curve_adds_no_host_synchronisation(opt: str, monkeypatch: pytest.MonkeyPatch) -> None:
     config = config_of(Case(opt, clip=True), precision="32-true", **{"trainer.max_steps": 7})
-    cls = OPTIMIZERS[opt].cls
     watch, own = HostReads(), HostReads()
-    step, training_step = cls.step, TASKS["tiny"].module_cls.training_step
+    training_step = TASKS["tiny"].module_cls.training_step
 
-    def watched_step(self: Any, *args: Any, **keywords: Any) -> Any:
-        with own:  # what the optimizer itself reads is not the loop's doing
-            return step(self, *args, **keywords)
+    def watched(step: Any) -> Any:
+        def watched_step(self: Any, *args: Any, **keywords: Any) -> Any:
+            with own:  # what the optimizer itself reads is not the loop's doing
+                return step(self, *args, **keywords)
+
+        watched_step.__signature__ = inspect.signature(step)  # type: ignore[attr-defined]
+        return watched_step
 
     def watched_training_step(self: Any, steps: tuple[int, int]) -> None:
         with watch:
             training_step(self, steps)
 
     monkeypatch.setattr(TASKS["tiny"].module_cls, "training_step", watched_training_step)
-    watched_step.__signature__ = inspect.signature(step)  # type: ignore[attr-defined]
-    monkeypatch.setattr(cls, "step", watched_step)
+    for method in config.methods:
+        monkeypatch.setattr(method.cls, "step", watched(method.cls.step))
     assert len(by_suite(config).curve) == 7
     assert watch.count == own.count
 
