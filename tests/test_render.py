@@ -210,7 +210,7 @@ def test_a_terminal_gets_a_bold_head_unless_it_wants_none(more, bold):
     assert said.replace("\r", "") == ("\x1b[1mhead  \x1b[0m" if bold else "head") + "\n[red]x\n"
 
 
-@pytest.mark.parametrize("words", [["--help"], ["lst"], ["list", "tasks"], ["show", "mnist"], ["completion", "bash"]])
+@pytest.mark.parametrize("words", [["--help"], ["lst"], ["list", "tasks"], ["show", "sgd"], ["completion", "bash"]])
 def test_a_pipe_needs_no_rich_whatever_the_environment_asks_for(words):
     program = (
         "import sys\nfrom bench.cli import main\n"
