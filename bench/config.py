@@ -22,6 +22,7 @@ from bench.options import (
     all_optimizer_options,
     is_stray_boolean,
     optimizer_values,
+    rest_of,
     task_options,
     task_values,
     type_name,
@@ -31,7 +32,6 @@ from bench.strict_yaml import flatten_yaml
 from bench.text import plain, why_wrong
 from bench.tuned import tuned_settings
 from optimizers import OPTIMIZERS, STEP_KEYWORDS, OptimizerSpec, Traits
-from optimizers.groups import REST
 from optimizers.plugins import bare, slug
 from tasks import TASKS, TaskSpec
 
@@ -168,8 +168,8 @@ class RunConfig(NoBooleans):
 
     @property
     def rest_spec(self) -> OptimizerSpec | None:
-        """The entry of the optimizer for all but the matrices, if there is one."""
-        name = self.opt_options.get(REST)
+        """The entry of the optimizer for all but the matrices, if there is one; of the suite's own (`rest_of`)."""
+        name = rest_of(self.opt_spec, self.opt_options)
         return None if name is None else OPTIMIZERS[name]
 
     @property

@@ -313,19 +313,22 @@ def _by_role(options: Mapping[str, Option]) -> dict[str, Option]:
 def rest_of(spec: Any, given: Mapping[str, Any], prefix: str = "") -> str | None:
     """The name of the optimizer for the rest: as given, else the spec's own; None if there is none.
 
+    It is one of the suite's own: records and tuned files name it too, and nothing that these name is imported.
+
     Args:
         spec: of the first optimizer.
         given: settings by name.
         prefix: before their names.
 
     Raises:
-        UserError: there is no such optimizer.
+        UserError: there is no such optimizer, or it leaves a rest itself.
     """
     name = given.get(f"{prefix}{REST}", spec.rest)
     if name is None or (isinstance(name, str) and name.lower() in ("none", "null")):
         return None
-    if name not in OPTIMIZERS:
-        raise unknown(f"--opt.{REST}", str(name), OPTIMIZERS)
+    known = [each for each, other in OPTIMIZERS.own.items() if other.rest is None]
+    if name not in known:
+        raise unknown(f"--opt.{REST}", str(name), known)
     return str(name)
 
 

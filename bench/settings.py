@@ -7,6 +7,7 @@ from bench.config import RunConfig, TrainerOptions, resolve, settings_of
 from bench.options import task_options
 from bench.text import comparable, plain
 from bench.tuned import TunedBy, read_tuned, tuned_file
+from optimizers.groups import REST
 
 _SAME_RESULT = ("micro_batch_size", "checkpoint_seconds", "max_seconds", "devices", "num_nodes", "strategy")
 """Trainer options that do not change what is compared."""
@@ -74,7 +75,7 @@ def tuned_by(config: RunConfig) -> TunedBy | None:
     names = [f"trainer.{name}" for name in ("max_epochs", "max_steps", "max_seconds", "batch_size")]
     for what, mark, then, now in (
         ("for another budget", "--", provenance.settings, {name: settings[name] for name in names}),
-        ("with other code", "", provenance.versions, config.spec_versions),
+        ("with other code", "", provenance.versions, {k: v for k, v in config.spec_versions.items() if k != REST}),
     ):
         other = [f"{mark}{k} {v}, not {then.get(k)}" for k, v in now.items() if then and v != then.get(k)]
         if other:

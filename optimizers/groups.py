@@ -95,9 +95,9 @@ def divide(
         ValueError: there is no matrix for the first method.
     """
     every = range(len(parameters))
-    if rest is None:
-        return [_part(spec, values, every, parameters)]
     own, others = split_rest(values)
+    if rest is None:
+        return [_part(spec, own, every, parameters)]
     matrices = [i for i in every if parameters[i].role == "matrix"]
     if not matrices:
         raise ValueError(f"{REST}={rest.name}: there is no parameter of the role matrix for {spec.name}")

@@ -180,7 +180,7 @@ def orthogonalised(x: Tensor, steps: int, *, bf16: bool = False) -> Tensor:
     transposed = x.shape[-2] > x.shape[-1]
     x = x.mT if transposed else x
     peak = x.abs().amax((-2, -1), keepdim=True)  # or the squares of small gradients would vanish
-    x = torch.where(peak > 0, x / peak, 0.0)
+    x = torch.where(peak == 0, 0.0, x / peak)  # what is not a number stays so
     x = x / torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True).clamp(min=1)
     x = x.bfloat16() if bf16 else x
     for _ in range(steps):

@@ -120,6 +120,10 @@ def test_an_illegal_hyperparameter_is_named_with_its_legal_range(name: str, valu
     assert len(opt.param_groups) == 1
 
 
+def test_a_gradient_that_is_not_a_number_shows_in_the_weights() -> None:
+    assert moved(torch.tensor([[1.0, nan], [2.0, 3.0]])).isnan().all()
+
+
 def test_what_is_no_matrix_is_refused_with_what_to_do() -> None:
     with pytest.raises(ValueError, match=r"shape \(3,\).*--opt\.rest adamw"):
         Muon([nn.Parameter(torch.ones(3))])

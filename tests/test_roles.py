@@ -195,6 +195,28 @@ def test_values_by_role_are_swept_and_tuned_over(tmp_path: Path) -> None:
     assert fixed == {"opt.vector.weight_decay": "0", "task": "tiny"}
 
 
+EVIL = "import pathlib; pathlib.Path(__file__).with_name('ran').touch(); from torch.optim import SGD as X"
+
+
+@pytest.mark.parametrize("rest", ["{}/evil.py:X", "torch.optim:SGD", "muon"])
+def test_a_rest_is_one_of_the_suites_own_whoever_names_it_and_nothing_is_imported(tmp_path: Path, rest: str) -> None:
+    (tmp_path / "evil.py").write_text(EVIL)
+    rest = rest.format(tmp_path)
+    with pytest.raises(UserError, match=r"unknown --opt\.rest"):
+        config(opt__rest=rest)
+    stored = config()
+    told = stored.model_copy(update={"opt_options": stored.opt_options | {"rest": rest}})
+    for names_it in (lambda: told.rest_spec, lambda: told.run_id, lambda: resolve(settings_of(told.model_dump()))):
+        with pytest.raises(UserError, match=r"unknown --opt\.rest"):
+            names_it()
+    assert not (tmp_path / "ran").exists()
+
+
+def test_without_a_rest_one_method_moves_everything() -> None:
+    task, plan = runner.build(config("attention_matrix", opt="muon", opt__rest="none"))
+    assert isinstance(plan.make_optimizer(task.parameters()), Muon)
+
+
 # -- groups -----------------------------------------------------------------------------------------------------------
 
 parameters = st.lists(
