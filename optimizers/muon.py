@@ -6,17 +6,16 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from optimizers import pure
-from optimizers.norms import scalar_dtype
-from optimizers.step_size import check_range, run_closure
+from optimizers.norms import scalar_dtype, whole
+from optimizers.step_size import CheckedOptimizer, check_range, run_closure
 
 COEFFICIENTS = 3.4445, -4.7750, 2.0315
 """Of the quintic iteration: those of Jordan et al., with the greatest slope at 0 that keeps singular values near 1."""
 
 
-class Muon(Optimizer):
+class Muon(CheckedOptimizer):
     """Momentum orthogonalised by Newton-Schulz iterations, for the matrices of hidden layers.
 
         b <- m b + (1 - m) g,   u = (1 - m) g + m b with Nesterov, else b
@@ -66,15 +65,6 @@ class Muon(Optimizer):
             bf16=bf16, pieces=1,
         )  # fmt: skip
         super().__init__(params, defaults)
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group; one with an illegal hyperparameter or parameter raises ValueError and is not added."""
-        super().add_param_group(param_group)
-        try:
-            self._check_group(self.param_groups[-1])
-        except ValueError:
-            self.param_groups.pop()
-            raise
 
     def _check_group(self, group: dict[str, Any]) -> None:
         check_range("lr", group["lr"], 0)
@@ -152,7 +142,7 @@ def directions(tensors: Sequence[Tensor], hparams: Mapping[str, Any]) -> list[Te
         hparams: of their group.
     """
     pieces = int(hparams.get("pieces", 1))
-    full = [t.full_tensor() if hasattr(t, "full_tensor") else t for t in tensors]  # type: ignore[operator]
+    full = [whole(t) for t in tensors]
     cut = [t.reshape(*t.shape[:-2], pieces, t.shape[-2] // pieces, t.shape[-1]) for t in full]
     alike: dict[Any, list[int]] = {}
     for i, t in enumerate(cut):
@@ -193,7 +183,7 @@ def _sharded_as(tensor: Tensor, like: Tensor) -> Tensor:
     """A whole tensor, sharded as `like` is; every rank has all of it, so nothing is sent."""
     if not hasattr(like, "full_tensor"):
         return tensor
-    from torch.distributed.tensor import distribute_tensor
+    from torch.distributed.tensor import DTensor, distribute_tensor
 
-    mesh, placements = like.device_mesh, like.placements  # type: ignore[attr-defined]
-    return distribute_tensor(tensor, mesh, placements, src_data_rank=None)
+    assert isinstance(like, DTensor)
+    return distribute_tensor(tensor, like.device_mesh, like.placements, src_data_rank=None)

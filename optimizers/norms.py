@@ -16,6 +16,11 @@ def to_local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor  # type: ignore[operator]
 
 
+def whole(tensor: Tensor) -> Tensor:
+    """A sharded tensor (DTensor) gathered, on all ranks at once; an ordinary tensor as it is."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor  # type: ignore[operator] - of DTensor alone
+
+
 def global_norm(tensors: Sequence[Tensor]) -> Tensor:
     """Euclidean norm of all elements of all tensors together.
 
@@ -55,7 +60,7 @@ def global_dot(first: Sequence[Tensor], second: Sequence[Tensor]) -> Tensor:
     total: Tensor | None = None
     for a, b in zip(first, second, strict=True):
         if hasattr(a, "to_local"):
-            part = (a.to(dtype) * b.to(dtype)).sum().full_tensor()  # type: ignore[attr-defined]
+            part = whole((a.to(dtype) * b.to(dtype)).sum())
         else:
             part = torch.dot(a.to(dtype).reshape(-1), b.to(dtype).reshape(-1))
         total = part if total is None else total + part.to(total.device, non_blocking=True)

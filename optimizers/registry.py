@@ -96,7 +96,8 @@ class OptimizerSpec:
      - `grads`, `params`: lists in the same order; parameters without a gradient are left out. Returned are new tensors.
      - `state`: `{}` at the first step, then what the last step returned: a dict of tensors, lists and tuples of
        tensors, whose structure stays the same. `step_sizes`, if there, is the pair (raw, applied) that the curve shows
-       in place of lr: the step before and after its cap, 0-dim.
+       in place of lr: the step before and after its cap, 0-dim. `evaluated`, if there, are the weights that are
+       evaluated in place of the parameters, a list in the same order.
      - `loss`: of the batch, 0-dim.
      - `hparams`: all of the constructor's arguments by name. `lr` is there and always a 0-dim tensor; any other
        float is a Python float where all runs agree, and else a 0-dim tensor. Anything else (flags, integers, tuples,
@@ -267,6 +268,15 @@ OPTIMIZERS = Registry(
             source="torch.optim.AdamW; Loshchilov and Hutter, arXiv 1711.05101",
             search={"lr": LogUniform(1e-5, 1e-1)},
             update="optimizers.torch_updates:adamw",
+        ),
+        OptimizerSpec(
+            name="sfadamw",
+            target="optimizers.schedule_free:ScheduleFreeAdamW",
+            formula="z <- z - lr * (g / (sqrt(v_hat) + eps) + weight_decay y), x <- average of z, y between z and x",
+            source="Defazio et al., The Road Less Scheduled, arXiv 2405.15682",
+            search={"lr": LogUniform(1e-4, 1e-1)},
+            traits=Traits(unscheduled=True),
+            update="optimizers.schedule_free:update",
         ),
         OptimizerSpec(
             name="muon",

@@ -32,7 +32,23 @@ def check_range(
         raise ValueError(f"{name}={value} is out of range: it must lie in {left}{low:g}, {high:g}{right}")
 
 
-class StepSizeOptimizer(Optimizer):
+class CheckedOptimizer(Optimizer):
+    """Base of optimizers that look at the hyperparameters of each group before they take it."""
+
+    def _check_group(self, group: dict[str, Any]) -> None:
+        """Raise ValueError for an illegal hyperparameter or parameter of a group."""
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group; one with an illegal hyperparameter or parameter raises ValueError and is not added."""
+        super().add_param_group(param_group)
+        try:
+            self._check_group(self.param_groups[-1])
+        except ValueError:
+            self.param_groups.pop()
+            raise
+
+
+class StepSizeOptimizer(CheckedOptimizer):
     """Base of optimizers that move all parameters along the gradient by one scalar step.
 
     A subclass computes the scalar in `step`; this class collects the gradients of all groups, applies
@@ -57,18 +73,6 @@ class StepSizeOptimizer(Optimizer):
         super().__setstate__(state)
         self.__dict__.setdefault("fused", None)
         self.__dict__.setdefault("step_sizes", None)
-
-    def _check_group(self, group: dict[str, Any]) -> None:
-        """Raise ValueError for an illegal hyperparameter of a group."""
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group; one with an illegal hyperparameter raises ValueError and is not added."""
-        super().add_param_group(param_group)
-        try:
-            self._check_group(self.param_groups[-1])
-        except ValueError:
-            self.param_groups.pop()
-            raise
 
     def _collect(self, norm: Tensor | None) -> tuple[list[tuple[dict[str, Any], list[Tensor]]], Tensor | None]:
         """The groups with their parameters that have a gradient, and the norm over all of them (None: no gradient)."""

@@ -57,16 +57,16 @@ def adam(
         else:
             directions = [plus(d, decay, p) for d, p in zip(directions, params, strict=True)]
     averages = [torch.lerp(m, d, 1 - beta1) for m, d in zip(state["exp_avgs"], directions, strict=True)]
-    squares = [_average_square(v, d, beta2) for v, d in zip(state["exp_avg_sqs"], directions, strict=True)]
+    squares = [average_square(v, d, beta2) for v, d in zip(state["exp_avg_sqs"], directions, strict=True)]
     new = {"step": step, "exp_avgs": averages, "exp_avg_sqs": squares}
     if hparams["amsgrad"]:
         squares = [torch.maximum(a, b) for a, b in zip(state["max_exp_avg_sqs"], squares, strict=True)]
         new["max_exp_avg_sqs"] = squares
     # m_hat / (sqrt(v_hat) + eps) = (root / correction) m / (sqrt(v) + root eps) spares a pass over the elements.
-    root = _correction(beta2, step).sqrt()
+    root = correction(beta2, step).sqrt()
     eps = root * hparams["eps"]
     moves = [m / v.sqrt().add_(eps) for m, v in zip(averages, squares, strict=True)]
-    return descend(params, moves, lr * root / _correction(beta1, step)), new
+    return descend(params, moves, lr * root / correction(beta1, step)), new
 
 
 def adamw(
@@ -76,14 +76,14 @@ def adamw(
     return adam(grads, state, params, loss, {**hparams, "decoupled_weight_decay": True})
 
 
-def _average_square(average: Tensor, x: Tensor, beta: Tensor | float) -> Tensor:
+def average_square(average: Tensor, x: Tensor, beta: Tensor | float) -> Tensor:
     """Return beta * average + (1 - beta) * x^2. Not by `lerp`, which would make a NaN of an infinite square."""
     if isinstance(beta, Tensor):
         return torch.addcmul(average * beta, x, x * (1 - beta))
     return torch.addcmul(average * beta, x, x, value=1 - beta)
 
 
-def _correction(beta: Tensor | float, step: Tensor) -> Tensor:
+def correction(beta: Tensor | float, step: Tensor) -> Tensor:
     """Return 1 - beta^step, with full precision in float32 too."""
     if isinstance(beta, Tensor):
         return -torch.expm1(step * beta.log())

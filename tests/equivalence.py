@@ -39,6 +39,7 @@ HYPERPARAMETERS: dict[str, dict[str, Any]] = {
     "adamw": {"lr": 0.003},
     "sgdm": {"lr": 0.03, "vector.lr": 0.01, "embedding.weight_decay": 0.1},
     "momo": {"lr": 0.05},
+    "sfadamw": {"lr": 0.003},
     "muon": {"lr": 0.003, "rest.lr": 0.003},
 }
 GENTLER: dict[tuple[str, str], dict[str, Any]] = {

@@ -148,6 +148,22 @@ def adamw(
     return adam(w, g, loss, k, memory, lr=lr, **more) - lr * weight_decay * w
 
 
+def sfadamw(
+    w: Vector, g: Vector, loss: float, k: int, memory: Memory,
+    *, lr: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0,
+    warmup_steps: int = 0,
+) -> Vector:  # fmt: skip
+    rate = lr * min(1.0, (k + 1) / max(1, warmup_steps))
+    memory["rates"] = [*memory.get("rates", []), rate]
+    memory["v"] = betas[1] * memory.get("v", 0.0) + (1 - betas[1]) * g * g
+    move = g / (np.sqrt(memory["v"] / (1 - betas[1] ** (k + 1))) + eps) + weight_decay * w
+    memory["z"] = memory.get("z", w) - rate * move
+    weights = np.square(memory["rates"])
+    share = weights[-1] / weights.sum()
+    memory["x"] = (1 - share) * memory.get("x", w) + share * memory["z"]
+    return (1 - betas[0]) * memory["z"] + betas[0] * memory["x"]
+
+
 def muon(
     w: Vector, g: Vector, loss: float, k: int, memory: Memory,
     *, lr: float, momentum: float = 0.95, nesterov: bool = True, weight_decay: float = 0.0, ns_steps: int = 5,
@@ -217,6 +233,8 @@ CASES = [
     Case("adamw", adamw, {"lr": 0.02}),
     Case("adamw", adamw, {"lr": 0.02, "weight_decay": 0.3}),
     Case("sgdm", sgd, {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
+    Case("sfadamw", sfadamw, {"lr": 0.02}),
+    Case("sfadamw", sfadamw, {"lr": 0.02, "betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": 0.1, "warmup_steps": 5}),
     Case("muon", muon, {"lr": 0.02}),
     Case("muon", muon, {"lr": 0.01, "momentum": 0.5, "nesterov": False, "weight_decay": 0.3}),
     Case("muon", muon, {"lr": 0.02, "momentum": 0.9, "ns_steps": 3, "adjust": "rms"}),
@@ -291,6 +309,7 @@ VALUES: dict[str, dict[str, tuple[Any, ...]]] = {
     "sps": {**_PS_VALUES, "max_step": (inf, 3.0, 15.0), "gamma": (0.0, 1.3, 2.0)},
     "adam": _ADAM_VALUES,
     "adamw": _ADAM_VALUES,
+    "sfadamw": _ADAM_VALUES,
     "sgdm": {**_SGD_VALUES, "momentum": (0.3, 0.9), "dampening": (0.0,)},  # Nesterov takes no other
     "momo": {
         "lr": (0.3, 2.0),

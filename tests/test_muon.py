@@ -2,7 +2,7 @@
 
 import re
 from math import inf, nan
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -82,12 +82,12 @@ def test_the_scale_rms_gives_updates_the_size_of_adamws() -> None:
 @pytest.mark.parametrize(("adjust", "theirs"), [("original", "original"), ("rms", "match_rms_adamw")])
 @pytest.mark.parametrize("shape", [(24, 16), (16, 24), (16, 16)])
 def test_it_is_torchs_muon_to_the_precision_of_bfloat16(
-    shape: tuple[int, int], adjust: str, theirs: str, nesterov: bool
+    shape: tuple[int, int], adjust: Literal["original", "rms"], theirs: str, nesterov: bool
 ) -> None:
     start = matrix(*shape, dtype=torch.float32)
     own, other = nn.Parameter(start.clone()), nn.Parameter(start.clone())
     common: dict[str, Any] = {"lr": 0.02, "momentum": 0.9, "weight_decay": 0.1, "nesterov": nesterov}
-    a = Muon([own], adjust=adjust, bf16=True, **common)  # type: ignore[arg-type]
+    a = Muon([own], adjust=adjust, bf16=True, **common)
     b = torch.optim.Muon([other], adjust_lr_fn=theirs, **common)
     for seed in range(5):
         own.grad = matrix(*shape, seed=seed + 1, dtype=torch.float32)

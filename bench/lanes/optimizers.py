@@ -65,6 +65,7 @@ class Together:
                     self.hparams[key], self._differs[key] = _gathered(values, first, always=name == "lr")
                 if len(self.parts) == 1 or not part.spec.traits.unscheduled:
                     self.initial_lr[f"{prefix}lr"] = self.hparams[f"{prefix}lr"]
+        self._moved: Sequence[str] = ()
         self._names, self._compiled = {name: i for i, name in enumerate(names)}, compiled
         told = set[str]().union(*(part.spec.update_keywords for part in self.parts))
         self.keywords = sorted(STEP_KEYWORDS if told and len(self.parts) > 1 else told)
@@ -116,6 +117,7 @@ class Together:
             Raw and applied step sizes, shape (G, R).
         """
         shape, names = loss.shape, list(grads)
+        self._moved = names
         params, self.state = self._updated(
             self.update(tuple(names)),
             [g.flatten(0, 1) for g in grads.values()],
@@ -157,8 +159,12 @@ class Together:
 
     @contextmanager
     def in_eval_mode(self) -> Iterator[None]:
-        """Pure updates keep no other weights."""
+        """Updates that keep other weights for evaluation (`evaluated` of the state) have them in place of theirs."""
+        kept = dict(self.weights)
+        for name, p in zip(self._moved, self.state.get("evaluated", ()), strict=False):
+            self.weights[name] = p.unflatten(0, kept[name].shape[:2])
         yield
+        self.weights |= kept
 
     def state_dict(self) -> dict[str, Any]:
         """The state of all lanes."""
@@ -190,7 +196,8 @@ def _joined(parts: tuple[tuple[Any, tuple[str, ...], tuple[tuple[tuple[int, ...]
     """One pure update of several: of each method its update, keywords and groups, with places and hyperparameters."""
 
     def update(grads: Any, state: Any, params: Any, loss: Tensor, hparams: Any, **norms: Tensor) -> Any:
-        moved, new = list(params), dict[str, Any]()
+        moved: list[Tensor] = list(params)
+        new, shown = dict[str, Any](), dict[int, Tensor]()
         for own_update, keywords, groups in parts:
             told = norms
             if len(parts) > 1 and keywords:
@@ -207,8 +214,11 @@ def _joined(parts: tuple[tuple[Any, tuple[str, ...], tuple[tuple[tuple[int, ...]
                 )  # fmt: skip
                 for place, p in zip(places, found, strict=True):
                     moved[place] = p
+                shown |= zip(places, new[prefix].get("evaluated", ()), strict=False)
                 if "step_sizes" not in new:  # of the first group
                     new["step_sizes"] = new[prefix].get("step_sizes", (values["lr"], values["lr"]))
+        if shown:
+            new["evaluated"] = [shown.get(place, p).clone() for place, p in enumerate(moved)]
         return moved, new
 
     return update
