@@ -198,6 +198,7 @@ def test_each_trains(name: str, engine: str, cli: Any, store: Path) -> None:
     assert answer.code == 0, answer.err
 
 
+@pytest.mark.deep
 def test_what_is_adapted_passes_the_kit_but_for_its_faults() -> None:
     report = conformance(
         "tests.test_adapters:OnLoss", only=["builds", "resume", "copies", "frozen", "schedule", "closure"]

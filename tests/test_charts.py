@@ -561,7 +561,7 @@ def test_the_command_line_knows_all_charts():
 # -- on paper -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.matrix(keep=2)
+@pytest.mark.matrix(keep=1)
 @pytest.mark.parametrize("kind", CHARTS)
 def test_a_figure_is_drawn_and_the_same_every_time(store, kind, recwarn):
     chart = CHARTS[kind](eight(store) if kind == "performance_profile" else everything(store)).shown

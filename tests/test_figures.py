@@ -94,7 +94,7 @@ def arm_lines(axes) -> list:
 # -- files ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.matrix(keep=2)
+@pytest.mark.matrix(keep=1)
 @pytest.mark.parametrize(
     ("spec", "arms", "width"),
     [(ONE, METHODS, 990), (FOUR, METHODS, 2040), (SIX, HEADS, 2040), (ONE, {"a": arm("a", 1.0, seeds=1)}, 990)],

@@ -461,6 +461,7 @@ def mount(tmp_path: Path) -> Iterator[Callable[..., Path]]:
         subprocess.run(["umount", "-l", folder], check=True)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("kind", [pytest.param("lanes", marks=pytest.mark.deep), "fit"])
 @pytest.mark.parametrize(
     "size", [16, pytest.param(48, marks=pytest.mark.deep), pytest.param(96, marks=pytest.mark.deep)]

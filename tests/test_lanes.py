@@ -325,7 +325,7 @@ def with_twins(grid: Grid, problem: Problem, monkeypatch: pytest.MonkeyPatch) ->
     return [one for one, _ in pairs], [distance <= 1e-11 for distance in same]
 
 
-@pytest.mark.matrix
+@pytest.mark.matrix(keep=4)
 @each_optimizer
 @each_problem
 def test_a_stable_lane_is_the_run_that_fit_makes(

@@ -109,6 +109,7 @@ def test_options_come_from_the_signature(cli, here: Path) -> None:
     assert "--opt.nesterov 'perhaps'" in kind.err
 
 
+@pytest.mark.deep
 def test_a_changed_file_is_another_optimizer(here: Path, store: Path) -> None:
     first = resolve({"task": "synthetic", "opt": write(here, "mine.py")}).run_id
     assert first.startswith("synthetic-mine.Plain-")

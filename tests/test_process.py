@@ -108,6 +108,7 @@ print([task() is None for task in tasks], gc.get_freeze_count() > 100_000)
 """
 
 
+@pytest.mark.deep
 def test_what_a_run_has_made_is_freed_after_it_and_what_was_imported_is_not_looked_at(tmp_path: Path) -> None:
     done = program("-c", RUNS, tmp_path / "runs", cwd=tmp_path)
     assert done.stdout == "[True, True] True\n", done.stderr

@@ -381,6 +381,7 @@ cli.main(sys.argv[1:])
 """
 
 
+@pytest.mark.deep
 def test_machines_that_do_not_come_end_a_run_with_one_line(store: Path) -> None:
     words = [
         "fit",

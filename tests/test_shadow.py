@@ -101,6 +101,7 @@ def test_the_suite_starts_from_its_own_folder_too(monkeypatch: pytest.MonkeyPatc
 # -- what it does there -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
 def test_a_run_and_processes_that_its_code_starts_find_the_suite(here: Path, store: Path) -> None:
     started(SCRIPT, "fit", *SHORT, "--opt", "optimizers/nosy.py:Nosy")
     own = f"{ROOT}/optimizers/__init__.py {ROOT}/tasks/__init__.py"

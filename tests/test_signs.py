@@ -222,6 +222,7 @@ def lines_of(text: str) -> list[str]:
     return [line.rstrip() for piece in pieces if (line := re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", piece)).strip()]
 
 
+@pytest.mark.deep
 def test_a_run_says_what_it_does_from_the_first_moment(tmp_path: Path) -> None:
     words = (*FIT.split(), "--trainer.max_steps", 400, "--opt.lr", "0.5")
     code, text = at_terminal(*words, cwd=tmp_path, columns=60)

@@ -104,13 +104,15 @@ def test_wins_by_chance_reach_the_boundary_with_less_than_the_share(share: float
     least = np.array([least_wins(n, share, tests) for n in range(1, 15)])
     wins, losses = coins >= least, np.arange(1, 15) - coins >= least
     assert (wins | losses).any(1).mean() <= share / tests
-    alive, spent = {0: 1.0}, 0.0
-    for n in range(1, 2001 if tests == 1 else 200):
-        after: dict[int, float] = {}
-        for k, p in alive.items():
-            after[k], after[k + 1] = after.get(k, 0) + p / 2, after.get(k + 1, 0) + p / 2
-        spent += sum(p for k, p in after.items() if k >= least_wins(n, share, tests))
-        alive = {k: p for k, p in after.items() if k < least_wins(n, share, tests) and p > 1e-30}
+    longest, spent = 2000 if tests == 1 else 200, 0.0
+    alive = np.zeros(longest + 2)  # probability of so many wins without a decision
+    alive[0] = 1.0
+    for n in range(1, longest + 1):
+        alive[1:] = (alive[1:] + alive[:-1]) / 2
+        alive[0] /= 2
+        least_that_decide = least_wins(n, share, tests)
+        spent += alive[least_that_decide:].sum()
+        alive[least_that_decide:] = 0
     assert 0.9 * share < 2 * spent * tests <= share + 1e-12 or tests > 1
     assert 2 * spent * tests <= share + 1e-12
 

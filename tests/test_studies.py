@@ -219,6 +219,7 @@ def test_processes_that_create_a_study_in_an_empty_database_at_once_make_one(url
     assert len({trial.key for trial in trials}) == 9
 
 
+@pytest.mark.deep
 def test_each_trial_is_claimed_by_one(url: str) -> None:
     study = begin(url, 30)
     claimed = together(*[partial(_claim_all, url, study.name)] * 4)
@@ -269,6 +270,7 @@ def test_a_worker_of_another_machine_counts_as_dead_when_it_is_silent_and_not_be
     assert [state for state, _ in attempts(study, at=silent)][:2] == ["failed", "completed"]
 
 
+@pytest.mark.matrix(keep=1)
 @pytest.mark.parametrize("late", ["complete", "prune", "fail", "give_back"])
 def test_a_worker_that_was_taken_for_dead_comes_too_late(url: str, late: str) -> None:
     study = begin(url, 1, report=False)

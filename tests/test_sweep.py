@@ -1028,6 +1028,7 @@ def lose_standard_error() -> None:
     SweepProgress.LINE_SECONDS = 0
 
 
+@pytest.mark.deep
 def test_kill_9_in_mid_block(sweep, store, whole, trained, tmp_path):
     words = ("sweep", *SMALL, *SIXTEEN, *LANES, *OFTEN, "--store", store)
     code, out, _ = Program(tmp_path / "killed", words, die_at, 4 * STEPS + 4 * 12).end()

@@ -941,6 +941,7 @@ def test_a_suite_that_cannot_be_is_refused_with_its_file(
     assert [path.name for path in here.iterdir()] == ["my.yaml"]
 
 
+@pytest.mark.deep
 def test_a_plan_makes_nothing_and_a_suite_what_it_says(cli, here: Path) -> None:
     suite = {
         "title": "a suite", "tasks": {"synthetic": {"trainer.max_steps": 20, "device": "cpu"}},

@@ -295,6 +295,7 @@ def test_each_of_stacked_runs_is_told_its_own_norm(name: str) -> None:
     close(told, update(grads, {}, params, loss.repeat(2)))
 
 
+@pytest.mark.matrix(keep=3)
 @every_name
 def test_stacked_runs_are_one_graph_for_a_compiler(name: str) -> None:
     runs = sweep(name, list(VALUES[name]))
