@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from bench.config import resolve
 from bench.grammar.help import hyperparameter_rows, row, rows
 from bench.options import _parse, _source, task_options
-from optimizers import OptimizerSpec
+from bench.text import word_of
+from optimizers import LogUniform, OptimizerSpec
 from tasks import TaskSpec
 
 if TYPE_CHECKING:
@@ -18,7 +19,12 @@ if TYPE_CHECKING:
 
 def describe_optimizer(spec: OptimizerSpec) -> str:
     """Formula, source, hyperparameters and search space of an optimizer."""
-    search = {name: f"log-uniform in [{space.low:g}, {space.high:g}]" for name, space in spec.search.items()}
+    search = {
+        name: f"log-uniform in [{axis.low:g}, {axis.high:g}]"
+        if isinstance(axis, LogUniform)
+        else f"one of {', '.join(map(word_of, axis))}"
+        for name, axis in spec.search.items()
+    }
     traits = [name.replace("_", " ") for name, on in vars(spec.traits).items() if on]
     return "\n".join(
         [

@@ -5,11 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.plugins import naming
+from bench.results.selection import CAP_BINDS
 from bench.store.record import RESUMABLE, RunResult
 from bench.store.store import Store
 from bench.text import clean
-
-CAP_SHARE_TO_REPORT = 0.9
 
 
 def result_json(result: RunResult, store: Path) -> dict[str, Any]:
@@ -63,7 +62,7 @@ def remarks_on(result: RunResult) -> list[str]:
     if result.tuned_on == "train" != result.split:
         lines.append(f"its settings were chosen on training samples, and its {result.split} samples are ranked")
     lines += [f"nothing is compared with {name}, which is {reason}" for name, reason in result.unsolved.items()]
-    if result.cap_share is not None and result.cap_share > CAP_SHARE_TO_REPORT:
+    if result.cap_share is not None and result.cap_share > CAP_BINDS:
         lines.append(
             f"the step cap bound on {result.cap_share:.0%} of the steps,"
             " so the cap and not the method set the step size (with a fixed cap that is SGD);"

@@ -72,7 +72,8 @@ class OptimizerSpec:
         source: paper or documentation.
         version: raised when a change alters results; part of every run's identity.
         defaults: values that replace the signature's in the suite; `TASK_VALUE` asks the task.
-        search: the hyperparameters to tune and their ranges.
+        search: the hyperparameters to tune, those that make the method what it is, each with its range or, as a tuple,
+            the values to try; the first one is what sweeps and plots go over.
         traits: facts about the method.
         update: `module:function`, the method as a pure function of one run, with which many runs are trained as one
             program (`torch.func.vmap`). None: a sweep has one instance of the class for each run, which is slower.
@@ -111,7 +112,7 @@ class OptimizerSpec:
     source: str
     version: int = 1
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    search: Mapping[str, LogUniform] = field(default_factory=dict)
+    search: Mapping[str, LogUniform | tuple[Any, ...]] = field(default_factory=dict)
     traits: Traits = Traits()
     update: str | None = None
     package: str | None = None
@@ -204,7 +205,7 @@ OPTIMIZERS = Registry(
             formula="b <- momentum b + g, w <- w - lr * (g + momentum b): Nesterov momentum",
             source="torch.optim.SGD; Sutskever et al., ICML 2013",
             defaults={"lr": 0.1, "momentum": 0.9, "nesterov": True},
-            search={"lr": LogUniform(1e-3, 1e1)},
+            search={"lr": LogUniform(1e-3, 1e1), "momentum": (0.7, 0.9, 0.97)},
         ),
         OptimizerSpec(
             name="ngd",
@@ -220,7 +221,7 @@ OPTIMIZERS = Registry(
             target="optimizers.normalized:SNGD",
             formula="w <- w - min(lr / ||g||, max_step) * g",
             source=f"{_PAPER} (the place of the cap is our reading)",
-            search={"lr": LogUniform(1e-4, 1e0)},
+            search={"lr": LogUniform(1e-4, 1e0), "max_step": LogUniform(1e-1, 1e2)},
             update="optimizers.normalized:update",
         ),
         OptimizerSpec(
@@ -239,7 +240,7 @@ OPTIMIZERS = Registry(
             formula="w <- w - lr * min((L - f_star) / (c ||g||^2), max_step) * g",
             source=_LOIZOU,
             defaults={**_FROM_TASK, "batches_per_epoch": TASK_VALUE},
-            search={"max_step": LogUniform(1e-2, 1e1)},
+            search={"max_step": LogUniform(1e-2, 1e1), "c": LogUniform(1e-1, 1e3)},
             traits=Traits(needs_loss=True, unscheduled=True),
             update="optimizers.polyak:update",
         ),
@@ -266,7 +267,7 @@ OPTIMIZERS = Registry(
             target="torch.optim.adamw:AdamW",
             formula="w <- (1 - lr * weight_decay) w - lr * m_hat / (sqrt(v_hat) + eps)",
             source="torch.optim.AdamW; Loshchilov and Hutter, arXiv 1711.05101",
-            search={"lr": LogUniform(1e-5, 1e-1)},
+            search={"lr": LogUniform(1e-5, 1e-1), "weight_decay": LogUniform(1e-3, 1e-1)},
             update="optimizers.torch_updates:adamw",
         ),
         OptimizerSpec(
@@ -283,7 +284,7 @@ OPTIMIZERS = Registry(
             target="optimizers.muon:Muon",
             formula="w <- (1 - lr * weight_decay) w - lr * s * NS(u), u the Nesterov momentum; AdamW for the rest",
             source="Jordan et al., Muon (2024); Liu et al., arXiv 2502.16982",
-            search={"lr": LogUniform(1e-3, 1e0)},
+            search={"lr": LogUniform(1e-3, 1e0), "rest.lr": LogUniform(1e-4, 1e-2)},
             traits=Traits(by_piece=True),
             update="optimizers.muon:update",
             rest="adamw",

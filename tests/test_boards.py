@@ -171,6 +171,14 @@ def test_settings_that_training_data_chose_are_not_compared_on_held_out_data(sto
     assert rows("quality", store, tasks=["synthetic"], reference="gd")["ngd"]["verdict"] == "better"
 
 
+def test_tuned_settings_whose_cap_sets_the_steps_are_not_the_methods_result(store):
+    keep(store, *seeds("adam", HIGH), *seeds("sngd", LOW, words={"opt.lr": 0.2}, tuned_by="elsewhere", cap_share=0.99))
+    keep(store, *seeds("sps", LOW, words={"opt.c": 4.0}, tuned_by="elsewhere", cap_share=0.5))
+    own = rows("quality", store, reference="adam")
+    assert own["sngd"]["verdict"] == "not compared: its cap sets the step, as in SGD with a fixed step"
+    assert own["sps"]["verdict"] == "worse"
+
+
 def test_on_the_floor_of_the_metric_rows_are_compared_by_steps_to_the_target(store):
     def runs(opt: str, steps: list[int | None]) -> list[RunResult]:
         floor = {"metrics": {"final": {"loss": 1e-20, "excess": 1e-20}}}

@@ -75,7 +75,7 @@ def test_every_experiment_names_runs_arms_and_tests_that_exist(name: str) -> Non
     assert full.search is None or set(full.search.claims or []) <= {claim.name for claim in full.claims}
 
 
-@pytest.mark.matrix(keep=1)
+@pytest.mark.deep
 @pytest.mark.parametrize("name", ["vasudeva2025/fixed-decoder", "vasudeva2025/joint"])
 def test_lanes_of_an_experiment_equal_runs_one_after_the_other(cli: Any, tmp_path: Path, name: str) -> None:
     found: dict[str, dict[str, Any]] = {}

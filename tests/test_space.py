@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from bench.errors import UserError
 from bench.grammar.values import log_grid
 from bench.results.selection import CONVERGED
-from bench.tuning.design import EXTENSION_LIMIT, EXTENSION_STEP, LONGEST_GRID, Design, Replay, Wanted, replay
+from bench.tuning.design import EXTENSION_LIMIT, LONGEST_GRID, Design, Replay, Wanted, replay
 from bench.tuning.space import Range, point_key, read_space, space_as_json, space_from_json
+from bench.tuning.tune import default_trials
 from optimizers import OPTIMIZERS
 
 LR = Range(1e-3, 1e1)
@@ -38,7 +39,10 @@ def message(call, *args, **kwargs) -> str:
     ("opt", "words", "space", "fixed"),
     [
         ("ngd", {}, {"opt.lr": LR}, {}),
-        ("sps", {}, {"opt.max_step": Range(1e-2, 1e1)}, {}),
+        ("sps", {}, {"opt.max_step": Range(1e-2, 1e1), "opt.c": Range(0.1, 1e3)}, {}),
+        ("sgdm", {}, {"opt.lr": LR, "opt.momentum": (0.7, 0.9, 0.97)}, {}),
+        ("muon", {"opt.lr": "0.1"}, {"opt.rest.lr": Range(1e-4, 1e-2)}, {"opt.lr": "0.1"}),
+        ("muon", {"opt.rest": "sgd"}, {"opt.lr": Range(1e-3, 1.0)}, {"opt.rest": "sgd"}),  # with lr of its own
         ("adam", {"opt.lr": "1e-4:1"}, {"opt.lr": Range(1e-4, 1.0)}, {}),
         ("sgd", {"opt.lr": "1e-2:1:3"}, {"opt.lr": (0.01, 0.1, 1.0)}, {}),
         ("sgd", {"opt.lr": "0.5, 1e-1,"}, {"opt.lr": (0.5, 0.1)}, {}),
@@ -53,9 +57,10 @@ def message(call, *args, **kwargs) -> str:
         ("sgd", {"opt.momentum": "0.9,"}, {"opt.lr": LR}, {"opt.momentum": "0.9"}),  # a list of one
         ("adam", {"opt.betas": "0.8,0.99"}, {"opt.lr": Range(1e-5, 1e-1)}, {"opt.betas": "0.8,0.99"}),
         ("sngd", {"opt.max_step": "1,inf"}, {"opt.lr": Range(1e-4, 1.0), "opt.max_step": (1.0, math.inf)}, {}),
-        ("sps", {"opt.f_star": "task,0"}, {"opt.max_step": Range(1e-2, 1e1), "opt.f_star": ("task", 0.0)}, {}),
-        ("sps", {"opt.batches_per_epoch": "1:100:3", "opt.max_step": "1"},
-         {"opt.batches_per_epoch": (1, 10, 100)}, {"opt.max_step": "1"}),
+        ("sps", {"opt.f_star": "task,0", "opt.c": "1"},
+         {"opt.max_step": Range(1e-2, 1e1), "opt.f_star": ("task", 0.0)}, {"opt.c": "1"}),
+        ("sps", {"opt.batches_per_epoch": "1:100:3", "opt.max_step": "1", "opt.c": "1"},
+         {"opt.batches_per_epoch": (1, 10, 100)}, {"opt.max_step": "1", "opt.c": "1"}),
         ("ngd", {"task": "synthetic", "opt": "ngd", "task.n": "20", "trainer.max_steps": "5", "store": "a:b,c"},
          {"opt.lr": LR},
          {"task": "synthetic", "opt": "ngd", "task.n": "20", "trainer.max_steps": "5", "store": "a:b,c"}),
@@ -73,8 +78,9 @@ def test_what_is_searched_and_what_is_fixed(opt, words, space, fixed):
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_optimizer_can_be_tuned_without_a_word(name):
     space, fixed = read_space({}, name)
-    assert space == {f"opt.{key}": Range(span.low, span.high) for key, span in OPTIMIZERS[name].search.items()}
+    assert list(space) == [f"opt.{key}" for key in OPTIMIZERS[name].search]
     assert fixed == {}
+    assert default_trials(Design(space, "grid")) == 9  # a method with more to tune has no more trials for it
     assert len(Design(space, "grid").wanted({}, "min", ALL, 9)) == 9
 
 
@@ -105,7 +111,7 @@ GRID = "a grid is LOW:HIGH:POINTS with 0 < LOW < HIGH and at least 2 points, suc
         ("ngdd", {}, "unknown optimizer 'ngdd'; did you mean 'ngd'?"),
         ("ngd", {"opt.lr": "0.1"},
          "--opt.lr 0.1: nothing is left to tune; give a range (--opt.lr LOW:HIGH) or values (--opt.lr A,B)"),
-        ("sps", {"opt.max_step": 1, "opt.c": "0.5"}, "--opt.max_step 1: nothing is left to tune"),
+        ("sps", {"opt.max_step": 1, "opt.c": "0.5"}, "--opt.max_step 1 --opt.c 0.5: nothing is left to tune"),
         ("ngd", {"task": "synthetic", "task.n": "10,20"},
          "--task.n 10,20: only hyperparameters (--opt.NAME) are tuned; give one value"),
         ("ngd", {"trainer.max_steps": "5:50"}, "--trainer.max_steps 5:50: only hyperparameters"),
@@ -307,6 +313,35 @@ def test_a_grown_grid_that_may_not_grow_is_topped_up():
     assert list(kinds(order))[11:] == [1.0, 3.162, 10.0]  # what lies below is there
 
 
+TWO_RANGES = Design({"opt.lr": Range(1e-4, 1.0), "opt.c": Range(0.1, 100.0)}, "grid")
+
+
+def test_a_grid_of_two_ranges_goes_outwards_by_their_widths():
+    order = TWO_RANGES.wanted({}, "min", ALL, 9)
+    assert [(each.point["opt.lr"], each.point["opt.c"]) for each in order] == [
+        (0.01, 1.0), (0.003162, 1.0), (0.03162, 1.0), (0.001, 1.0), (0.1, 1.0), (0.01, 0.1), (0.01, 10.0),
+        (0.003162, 0.1), (0.003162, 10.0),
+    ]  # fmt: skip
+
+
+def test_a_grid_of_two_ranges_grows_beside_its_best_until_all_neighbours_are_tried():
+    def bowl(point):
+        return math.log10(point["opt.lr"] / 0.1) ** 2 + math.log10(point["opt.c"] / 10) ** 2
+
+    order, known = simulate(TWO_RANGES, bowl, 9)
+    best = TWO_RANGES.best([each.point for each in order], known, "min", ALL)
+    assert best == {"opt.lr": 0.1, "opt.c": 10.0}
+    grown = {(each.point["opt.lr"], each.point["opt.c"]) for each in order[9:]}
+    assert {each.kind for each in order[9:]} == {"extension"}
+    assert len(grown) <= EXTENSION_LIMIT
+    assert (0.1, 10.0) in grown
+
+
+def test_where_all_diverged_on_two_ranges_smaller_values_of_the_first_are_tried():
+    order, _ = simulate(TWO_RANGES, lambda p: 1.0 if p["opt.lr"] < 0.0005 else None, 9)
+    assert [each.point["opt.lr"] for each in order[9:11]] == [0.0003162, 0.0001]
+
+
 def test_values_alone_are_their_product():
     design = Design({"opt.lr": (0.1, 1.0), "opt.nesterov": (True, False)}, "grid")
     order, _ = simulate(design, lambda p: p["opt.lr"], 4)
@@ -348,9 +383,9 @@ def test_the_longest_grid_has_numbers_only(low):
     assert all(0 < each.point["opt.lr"] < math.inf for each in order)
 
 
-def test_a_grid_has_one_range_that_is_not_too_narrow():
-    assert message(Design, {"opt.lr": LR, "opt.c": (1, 2), "opt.weight_decay": Range(1e-5, 1)}, "grid") == (
-        "--opt.lr, --opt.weight_decay: a grid has one range; use --sampler qmc, or give values (A,B) for all but one"
+def test_a_grid_has_no_range_that_is_narrower_than_its_step():
+    assert message(Design, {"opt.lr": LR, "opt.c": Range(1, 9)}, "grid") == (
+        "--opt.c 1:9: narrower than a grid's step, a decade; use --sampler qmc, or give values, as A,B"
     )
     assert message(Design, {"opt.momentum": Range(0.5, 0.9)}, "grid") == (
         "--opt.momentum 0.5:0.9: narrower than a grid's step, half a decade; use --sampler qmc, or give values, as A,B"
@@ -446,8 +481,8 @@ def designs(draw) -> tuple[Design, int, int]:
     axes = draw(st.lists(values, max_size=2))
     at = draw(st.integers(0, len(axes)))
     axes[at:at] = [draw(decades)]
-    if sampler == "qmc" and draw(st.booleans()):
-        axes.append(draw(decades))
+    if draw(st.booleans()):
+        axes.append(draw(decades.filter(lambda axis: axis.high > 9 * axis.low)))
     space = {f"opt.{'abcd'[i]}": axis for i, axis in enumerate(axes)}
     step = math.prod(len(axis) for axis in axes if isinstance(axis, tuple)) if sampler == "grid" else 1
     return Design(space, sampler), step, 6 * step if sampler == "grid" else 14
@@ -494,7 +529,7 @@ def test_a_tuning_ends_without_trying_anything_twice(drawn, data, mode, least):
     assert "design" not in {each.kind for each in order[trials:]}
     grown = [each for each in order if each.kind == "extension"]
     assert len(grown) <= EXTENSION_LIMIT * step
-    assert len(grown) % (EXTENSION_STEP * step) == 0
+    assert len(grown) % step == 0
     assert all(each.point.keys() == design.space.keys() and list(each.point) == list(design.space) for each in order)
     if design.sampler == "qmc":
         assert not grown

@@ -25,6 +25,7 @@ from bench.machine import this_process
 from bench.results.selection import CONVERGED
 from bench.store.record import RunResult
 from bench.tuning import summary, tuned
+from bench.tuning.space import point_key
 from bench.tuning.studies import NoDatabase, Studies
 from bench.tuning.study import Stuck, Study
 from bench.tuning.study_result import analyse, study_result
@@ -319,6 +320,21 @@ def test_a_study_from_its_first_trial_to_the_winner_on_fresh_seeds(url: str) -> 
         [{"step": 20, "train_s": 0.1, "loss": 0.0}]
     ] * 2  # the last alone
     assert stored.seconds is not None
+
+
+def test_a_setting_whose_cap_sets_the_steps_is_never_the_winner_and_counted(sqlite_url: str) -> None:
+    study = begin(sqlite_url, 5, report=False)
+    while claimed := study.claim(me()):
+        for trial in claimed:
+            capped = 0.99 if trial.point["opt.lr"] == 0.1 else 0.5  # which would be the best
+            assert study.complete(trial, [replace(run, cap_share=capped) for run in made(trial, valley)])
+    found = study_result(study)
+    assert found.best is not None
+    assert found.best.point["opt.lr"] in (0.03162, 0.3162)
+    assert found.scores[point_key({"opt.lr": 0.1})] is None
+    (note,) = [line for line in summary.lines(found, analyse(found)) if "had no part in the choice" in line]
+    assert "1 setting had no part in the choice: the step cap bound on more than 90%" in note
+    assert analyse(found).curves[0].points[analyse(found).curves[0].best or 0].x in (0.03162, 0.3162)
 
 
 def test_a_trial_that_comes_to_nothing_is_tried_again_and_then_failed(url: str) -> None:
@@ -1005,7 +1021,8 @@ def test_what_cannot_be_tuned_is_refused(words: dict[str, Any], message: str) ->
 def test_what_is_asked_for_when_nothing_is_said() -> None:
     assert make_request(spec().design, None) == Request(trials=9)
     assert make_request(spec(opt__lr="0.1,1").design, None) == Request(trials=2)
-    assert make_request(spec(opt__momentum="0,0.9").design, None) == Request(trials=18)
+    assert make_request(spec(opt__momentum="0,0.9").design, None) == Request(trials=10)
+    assert make_request(spec(opt__weight_decay="1e-3:1e-1").design, None) == Request(trials=9)
     assert make_request(spec(sampler="qmc").design, None) == Request(trials=9)
     assert make_request(spec().design, 12, tpe=True) == Request(trials=9, refine=3)
     for trials in (None, 9, 3):

@@ -10,7 +10,7 @@ from bench.boards.entries import KINDS, OWN_VERSIONS, REFERENCES, VERSIONS, Entr
 from bench.config import settings_of
 from bench.errors import UserError, unknown
 from bench.results.group import Seed
-from bench.results.selection import above_infimum, best_index, equal_below, seed_median, selected
+from bench.results.selection import above_infimum, best_index, equal_below, score_of
 from bench.store.record import RunResult
 from bench.store.reports import CheckRecord, StudyRecord
 from bench.store.stores import HOW_TO_FILL, Stores
@@ -270,7 +270,7 @@ def _best_of(searched: Sequence[Entry], seeds: Collection[Seed]) -> Entry:
     runs = [[entry.runs[seed] for seed in seeds] for entry in searched]
     above = above_infimum([run for own in runs for run in own])
     mode, metric = searched[0].problem.mode, searched[0].problem.metric
-    scores = [seed_median([selected(run, above) for run in own], mode) for own in runs]
+    scores = [score_of(own, above, mode) for own in runs]
     best = best_index(scores, mode, equal_below(scores, metric))
     entry = min(searched, key=lambda entry: entry.diverged) if best is None else searched[best]
     entry.best_of = len(searched)

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from bench.results.group import Group, seed_of
-from bench.results.selection import Mode
+from bench.results.selection import Mode, is_capped
 from bench.store.record import RunResult
 from bench.store.reports import StudyRecord
 from bench.text import cell, comparable, word_of
@@ -109,6 +109,8 @@ class Entry(Group):
         chosen_on = {self.study.select_split} if self.study else {run.tuned_on for run in self.runs.values()}
         if "train" in chosen_on and any(run.split not in ("", "train") for run in self.runs.values()):
             return "tuned on training data, and held-out data are compared"
+        if self.kind == "tuned" and is_capped(self.runs.values()):
+            return "its cap sets the step, as in SGD with a fixed step"
         return None
 
     @property

@@ -7,7 +7,7 @@ from bench.boards.entries import Entry
 from bench.boards.shared import lost
 from bench.results.group import Measure, Seed
 from bench.results.retuning import REPEATS, Ends, repeated_interval, retuned_interval
-from bench.results.selection import above_infimum, equal_below, seed_median, selected
+from bench.results.selection import above_infimum, equal_below, is_capped, seed_median, selected
 from bench.results.stats import Interval
 from bench.store.record import RunResult
 from bench.store.reports import StudyRecord, StudyTrial
@@ -107,7 +107,9 @@ def _trials(found: Collected, study: StudyRecord, measure: Measure) -> tuple[End
     if not whole or not any(index):
         return None
     above = above_infimum([run for own in runs for run in own.values()])
-    scores = [[selected(own[seed], above) if own else None for seed in seeds] for own in runs]
+    scores = [  # None throughout for a setting that cannot be chosen
+        [selected(own[seed], above) if own and not is_capped(own.values()) else None for seed in seeds] for own in runs
+    ]
     finals = [[measure.of(own[seed]) if own else None for seed in seeds] for own in runs]
     return scores, finals, index.index(True)
 

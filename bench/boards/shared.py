@@ -11,10 +11,9 @@ from typing import Any
 from bench.boards.collect import Collected
 from bench.boards.entries import KINDS, Entry, Problem
 from bench.results.group import Measure, final
-from bench.results.selection import CONVERGED, above_infimum
+from bench.results.selection import CONVERGED, above_infimum, is_capped
 from bench.results.sequential import LEAST_SEEDS, Comparison, advice, differences
 from bench.results.table import Column
-from bench.run_summary import CAP_SHARE_TO_REPORT
 from bench.store.record import RunResult
 
 FEW_SEEDS = 3
@@ -46,7 +45,6 @@ def who(entry: Entry) -> dict[str, Any]:
 
 def flags(entry: Entry) -> list[str]:
     """What makes an entry less than it looks."""
-    caps = [run.cap_share for run in entry.runs.values() if run.cap_share is not None]
     several = [what for what, versions in entry.versions.items() if len(versions) > 1]
     return [
         *["provisional"] * (len(entry.runs) < FEW_SEEDS),
@@ -61,7 +59,7 @@ def flags(entry: Entry) -> list[str]:
         *["not the whole task"] * any(run.part for run in entry.runs.values()),
         *["no schedule"] * any(run.unscheduled for run in entry.runs.values()),
         *["stopped by time"] * any(run.status == "timeout" for run in entry.runs.values()),
-        *["cap sets the step"] * (bool(caps) and sum(caps) / len(caps) > CAP_SHARE_TO_REPORT),
+        *["cap sets the step"] * is_capped(entry.runs.values()),
         *["saturated by one step"] * any(run.saturated_at is not None for run in entry.runs.values()),
         *["seeds run twice"] * bool(entry.twice),
     ]

@@ -190,8 +190,8 @@ _ALL = (
         elsewhere=_several("trials have") | {"logger": "trials have none; their curves are in the store"},
         options=(
             TASK, OPT, CONFIG,
-            Option("trials", "settings that are tried (default: nine half decades around the range's middle, be the"
-                   " range wider or narrower); a grid may extend up to 8 values beyond an edge, also of a range that"
+            Option("trials", "settings that are tried (default: nine around the middles of the ranges, be these"
+                   " wider or narrower); a grid may extend by up to 8 places beyond an edge, also of a range that"
                    " was given, while the best lies there", "N", whole()),
             Option("budget", "what may be spent: as many trials as a number of runs makes, fresh seeds included"
                    " but not what a grid adds beyond an edge (200runs), or a time, after which the workers stop and"

@@ -1,7 +1,8 @@
 """How the best of several settings is chosen, from the runs of each.
 
 A seed that diverged counts as worse than all others, and a setting at which half of the seeds or more diverged is never
-the best: what it promises holds for the lucky half alone.
+the best: what it promises holds for the lucky half alone. Nor is one at which a step cap bound nearly always: its runs
+are those of SGD with a fixed step, whatever the method is called.
 """
 
 import math
@@ -14,6 +15,8 @@ from bench.store.record import Mode, RunResult
 End = float | None
 """A number, or None for `diverged`."""
 
+CAP_BINDS = 0.9
+"""A cap that bound on a greater share of the steps has set their size in place of the method. Ours."""
 CONVERGED = 1e-16
 """Losses that are less than this above their infimum, or above 0, are equally good. Ours."""
 USABLE_FACTOR = 2
@@ -67,6 +70,23 @@ def seed_median(values: Sequence[End], mode: Mode) -> End:
         return None
     median = statistics.median([*there, *[math.inf if mode == "min" else -math.inf] * lost])
     return median if math.isfinite(median) else None  # the mean of two values may be too great for a number
+
+
+def is_capped(runs: Iterable[RunResult]) -> bool:
+    """Whether a step cap bound on nearly all steps, in the mean over the runs of a setting that know it."""
+    shares = [run.cap_share for run in runs if run.cap_share is not None]
+    return bool(shares) and sum(shares) / len(shares) > CAP_BINDS
+
+
+def score_of(runs: Sequence[RunResult], above: bool, mode: Mode) -> End:
+    """The score by which a setting is chosen: the median of `selected`, None for one that cannot be the best.
+
+    Args:
+        runs: of the setting, ended, one for each seed.
+        above: take the loss above its infimum.
+        mode: of the metric.
+    """
+    return None if is_capped(runs) else seed_median([selected(run, above) for run in runs], mode)
 
 
 def equal_below(scores: Iterable[End], metric: str) -> float:

@@ -13,7 +13,7 @@ from bench.grammar.values import DEFAULT_POINTS, log_grid, parts, read_grid, ref
 from bench.options import Option, all_optimizer_options, rest_of, task_options
 from bench.strict_yaml import flatten_yaml
 from bench.tuned import tuned_settings
-from optimizers import OPTIMIZERS
+from optimizers import OPTIMIZERS, LogUniform
 from optimizers.groups import RESERVED, REST
 from optimizers.plugins import slug
 from tasks import TASKS
@@ -73,9 +73,9 @@ def configurations(
         values = {key: _once(values_of(key, value, task, known)) for key, value in settings.items()}
         if not any(key.startswith("opt.") and len(several) > 1 for key, several in values.items()):
             fixed = tuned_settings(task, name) if tuned and task else {}
-            for key, span in OPTIMIZERS[name].search.items():
-                if f"opt.{key}" not in fixed:
-                    values.setdefault(f"opt.{key}", log_grid(span.low, span.high, DEFAULT_POINTS))
+            key, axis = next(iter(OPTIMIZERS[name].search.items()), ("", None))
+            if isinstance(axis, LogUniform) and f"opt.{key}" not in fixed:
+                values.setdefault(f"opt.{key}", log_grid(axis.low, axis.high, DEFAULT_POINTS))
         grids.append((name, values))
     sizes = {key: len(several) for _, values in grids for key, several in values.items() if len(several) > 1}
     shape = [*(f"{size:,} values of --{key}" for key, size in sizes.items()), f"{len(seeds):,} seeds"]

@@ -23,6 +23,7 @@ from bench.results.draw import write_pictures
 from bench.results.group import Group, Measure
 from bench.results.render import csv_lines, markdown_table, shown
 from bench.results.selection import (
+    CAP_BINDS,
     CONVERGED,
     USABLE_FACTOR,
     USABLE_SHARE,
@@ -33,6 +34,7 @@ from bench.results.selection import (
     equal_below,
     final_value,
     good_range,
+    is_capped,
     seed_median,
     selected,
 )
@@ -55,6 +57,7 @@ class Point:
         choice: median of the last evaluation during training, on the selection split: by it the best is chosen, so that
             the test set has no part in that; None where runs keep no evaluations, and where half of the seeds or more
             diverged, which is never the best.
+        capped: whether a step cap set the steps, which is never the best either (`is_capped`).
     """
 
     x: Any
@@ -64,6 +67,7 @@ class Point:
     quartiles: tuple[End, End]
     interval: tuple[End, End] | None
     choice: End = None
+    capped: bool = False
 
 
 @dataclass(frozen=True)
@@ -237,9 +241,9 @@ def _point(x: Any, group: Group, final: Measure, chosen_by: Measure) -> tuple[Po
     k = int((bdtr(np.arange(n), n, 0.5) <= 0.025).sum())
     interval = ends(end(badness[k - 1]), end(badness[n - k])) if k else None
     quartiles, median = ends(quantile(0.25), quantile(0.75)), quantile(0.5)
-    score = seed_median(chosen, mode)
+    capped, score = is_capped(group.runs.values()), seed_median(chosen, mode)
     choice = None if chosen == finals else score
-    return Point(x, n, finals.count(None), median, quartiles, interval, choice), score
+    return Point(x, n, finals.count(None), median, quartiles, interval, choice, capped), None if capped else score
 
 
 def _curve(name: str, x: str, found: list[tuple[Point, End]], mode: Mode, numeric: bool, least: float) -> Curve:
@@ -284,7 +288,10 @@ def _range(ends: tuple[End, End] | None) -> str:
 
 def _summary(sweep: Sensitivity, curve: Curve) -> list[str]:
     if curve.best is None:
-        return [f"no best: half of the seeds or more diverged at every {curve.x}"]
+        capped = f", or a step cap bound on more than {CAP_BINDS:.0%} of the steps," * any(
+            p.capped for p in curve.points
+        )
+        return [f"no best: half of the seeds or more diverged{capped} at every {curve.x}"]
     best = curve.points[curve.best]
     at = f"best {curve.x} {_text(best.x, 4)}: median {sweep.metric} {_number(best.median)}"
     text = [f"{at}, 95 % interval {_range(best.interval)} ({best.seeds} seeds)" if best.interval else at]

@@ -4,6 +4,7 @@ A design is a pure function of the scores that are known. So a tuning that was i
 what a smaller budget would have found can be read from the scores of a larger one (`replay`).
 """
 
+import heapq
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,15 +18,16 @@ from bench.results.selection import End, Mode, best_index
 from bench.tuning.space import Axis, Key, Point, Range, Space, is_number, point_key
 
 Sampler = Literal["grid", "qmc"]
+Place = tuple[int, ...]
+"""A place of a grid: for each range by how many of its steps it lies beyond 1."""
 Kind = Literal["design", "extension", "top-up", "refinement", "fresh"]
 """Why a point is tried; the last two are a study's own and never a design's."""
 
 EXTENSION_LIMIT = 8
-"""Values by which a grid's main axis may grow while its best lies at an edge, also beyond a given range. Ours."""
-EXTENSION_STEP = 2
-"""Values that it grows by at a time: a decade. Ours."""
+"""Places by which a grid may grow while its best lies at an edge, also beyond a given range. Ours."""
 LONGEST_GRID = 500
 """Half decades that a grid may span; beyond lie no numbers."""
+_STEPS = {1: "half a decade", 2: "a decade"}
 
 
 class Wanted(NamedTuple):
@@ -63,9 +65,11 @@ class Replay(NamedTuple):
 class Design:
     """The points of a space that a tuning tries, and their order.
 
-    `grid` takes half decades of the one range, 10 ** (j / 2) with four digits, from the range's middle outwards, each
-    with all combinations of the other axes' values; so the range decides where the grid lies and the number of trials
-    how far it goes. If the best lies at an edge the grid grows there. Without a range it is all combinations.
+    `grid` takes half decades of the first range, 10 ** (j / 2) with four digits, and decades of any further one, from
+    the ranges' middles outwards: next comes what lies nearest to the middle, each range measured by its width. So the
+    ranges decide where the grid lies and the number of trials how far it goes. Each place is tried with all
+    combinations of the other axes' values. If a place beside the best has not been tried, in any range, the grid grows
+    there by a decade. Without a range it is all combinations.
     `qmc` takes points of an unscrambled Halton sequence.
 
     Either way a design of fewer trials is the beginning of one of more.
@@ -75,7 +79,7 @@ class Design:
         sampler: how.
 
     Raises:
-        UserError: a grid has several ranges, or one that is narrower than its step.
+        UserError: a range of a grid is narrower than its step.
     """
 
     space: Space
@@ -84,16 +88,21 @@ class Design:
     def __post_init__(self) -> None:
         if self.sampler == "qmc":
             return
-        ranges = {name: axis for name, axis in self.space.items() if isinstance(axis, Range)}
-        if len(ranges) > 1:
-            names = ", ".join(f"--{name}" for name in ranges)
-            raise UserError(f"{names}: a grid has one range; use --sampler qmc, or give values (A,B) for all but one")
-        for name, axis in ranges.items():
-            if math.log10(axis.high / axis.low) < 0.499:  # 1e-3:3.162e-3 is a step
+        for step, (name, axis) in zip(self._steps, self._ranges.items(), strict=True):
+            if math.log10(axis.high / axis.low) < step / 2 - 0.001:  # 1e-3:3.162e-3 is half a decade
                 raise UserError(
-                    f"--{name} {axis.low:g}:{axis.high:g}: narrower than a grid's step, half a decade;"
+                    f"--{name} {axis.low:g}:{axis.high:g}: narrower than a grid's step, {_STEPS[step]};"
                     " use --sampler qmc, or give values, as A,B"
                 )
+
+    @property
+    def _ranges(self) -> dict[str, Range]:
+        return {name: axis for name, axis in self.space.items() if isinstance(axis, Range)}
+
+    @property
+    def _steps(self) -> list[int]:
+        """Of the ranges, in half decades."""
+        return [1, *[2] * len(self._ranges)][: len(self._ranges)]
 
     @property
     def main(self) -> str | None:
@@ -165,7 +174,7 @@ class Design:
         return tuple(others) if main is None else (point[main], *others)
 
     def at_boundary(self, points: Sequence[Point], best: Point) -> bool:
-        """Whether the best lies at the boundary of what was tried along the main axis; False if there is none.
+        """Whether the best lies at the boundary of what was tried along a range, or the main axis; False without one.
 
         On a grid and among values: it is the lowest or the highest that was tried, or the only one. In a range of which
         a sequence took N points: it lies within 1/N of an end, in the logarithm.
@@ -175,14 +184,17 @@ class Design:
             best: one of them.
         """
         main = self.main
-        if main is None:
-            return False
-        axis, value = self.space[main], best[main]
-        if isinstance(axis, Range) and self.sampler == "qmc":
-            share = math.log(value / axis.low) / math.log(axis.high / axis.low)
-            return min(share, 1 - share) <= 1 / len(points)
-        tried = [point[main] for point in points]
-        return value in (min(tried), max(tried))
+        names = list(self._ranges) or ([] if main is None else [main])
+
+        def is_last(name: str) -> bool:
+            axis, value = self.space[name], best[name]
+            if isinstance(axis, Range) and self.sampler == "qmc":
+                share = math.log(value / axis.low) / math.log(axis.high / axis.low)
+                return min(share, 1 - share) <= 1 / len(points)
+            tried = [point[name] for point in points]
+            return value in (min(tried), max(tried))
+
+        return any(map(is_last, names))
 
     def around(self, point: Point) -> Space:
         """The space from a point to its neighbours on a grid: half a decade either way in each range; values stay."""
@@ -212,13 +224,13 @@ class Design:
         return [Wanted(point, "design") for point in points]
 
     def _grown(self, known: Mapping[Key, End], mode: Mode, least: float, trials: int, total: int) -> list[Wanted]:
-        name, axis = next((name, axis) for name, axis in self.space.items() if isinstance(axis, Range))
-        others = list(_combinations({other: axis for other, axis in self.space.items() if other != name}))
+        ranges, steps = self._ranges, self._steps
+        others = list(_combinations({name: axis for name, axis in self.space.items() if name not in ranges}))
         if trials % len(others):
             near = [str(n * len(others)) for n in (trials // len(others), trials // len(others) + 1) if n]
             raise UserError(
-                f"--trials {trials}: each value of {name} is tried with {len(others)} combinations of the"
-                f" others, so that it has to be a multiple of {len(others)}: {' or '.join(near)}"
+                f"--trials {trials}: each value of {' and '.join(ranges)} is tried with {len(others)} combinations of"
+                f" the others, so that it has to be a multiple of {len(others)}: {' or '.join(near)}"
             )
         if max(trials, total) > LONGEST_GRID * len(others):
             raise UserError(
@@ -226,24 +238,25 @@ class Design:
                 f" {LONGEST_GRID * len(others)} points here"
             )
 
-        def points(j: int) -> list[Point]:
-            value = typed(10 ** (j / 2))
-            return [{key: value if key == name else other[key] for key in self.space} for other in others]
+        def points(place: Place) -> list[Point]:
+            at = {name: typed(10 ** (j * step / 2)) for name, j, step in zip(ranges, place, steps, strict=True)}
+            return [{name: at[name] if name in at else other[name] for name in self.space} for other in others]
 
-        kinds: dict[int, Kind] = dict.fromkeys(itertools.islice(_outwards(axis), trials // len(others)), "design")
+        order = _outwards(list(ranges.values()), steps)
+        kinds: dict[Place, Kind] = dict.fromkeys(itertools.islice(order, trials // len(others)), "design")
         while True:
-            wanted = [Wanted(point, kind) for j, kind in kinds.items() for point in points(j)]
+            made = {place: points(place) for place in kinds}
+            wanted = [Wanted(point, kind) for place, kind in kinds.items() for point in made[place]]
             if any(each.key not in known for each in wanted):
                 return wanted
             best = self.best([each.point for each in wanted], known, mode, least)
-            grow = _beyond(kinds, None if best is None else best[name])
+            grow = _beyond(kinds, next((place for place, own in made.items() if best in own), None), steps)
             if grow:
                 kinds |= dict.fromkeys(grow, "extension")
             elif len(wanted) < total:
                 lacking = -(-total // len(others)) - len(kinds)
-                kinds |= dict.fromkeys(
-                    itertools.islice((j for j in _outwards(axis) if j not in kinds), lacking), "top-up"
-                )
+                order = _outwards(list(ranges.values()), steps)
+                kinds |= dict.fromkeys(itertools.islice((at for at in order if at not in kinds), lacking), "top-up")
             else:
                 return wanted
 
@@ -291,24 +304,57 @@ def _combinations(space: Space) -> Iterator[Point]:
     return (dict(zip(space, values, strict=True)) for values in itertools.product(*axes))
 
 
-def _outwards(axis: Range) -> Iterator[int]:
-    """Half decades from the middle of a range: c, c - 1, c + 1, c - 2, ..."""
-    middle = round(math.log10(axis.low) + math.log10(axis.high), 9)  # in half decades; rounding errors decide no ties
-    centre = math.ceil(middle - 0.5)
-    yield centre
-    for i in itertools.count(1):
-        yield from (centre - i, centre + i)
+def _outwards(ranges: Sequence[Range], steps: Sequence[int]) -> Iterator[Place]:
+    """Places of a grid from the middle outwards, the lower first of equally near ones.
+
+    Args:
+        ranges: in order.
+        steps: of them, in half decades.
+    """
+
+    def middle(axis: Range, step: int) -> int:  # rounding errors decide no ties
+        return math.ceil(round((math.log10(axis.low) + math.log10(axis.high)) / step, 9) - 0.5)
+
+    centre = [middle(axis, step) for axis, step in zip(ranges, steps, strict=True)]
+    widths = [2 * math.log10(axis.high / axis.low) / step for axis, step in zip(ranges, steps, strict=True)]
+    start: Place = (0,) * len(ranges)
+    near: list[tuple[float, Place]] = [(0.0, start)]
+    seen: set[Place] = {start}
+    while True:
+        _, offsets = heapq.heappop(near)
+        yield tuple(c + i for c, i in zip(centre, offsets, strict=True))
+        for k, sign in itertools.product(range(len(offsets)), (-1, 1)):
+            beside = _moved(offsets, k, sign)
+            if beside not in seen:
+                seen.add(beside)
+                distance = math.hypot(*(i / width for i, width in zip(beside, widths, strict=True)))
+                heapq.heappush(near, (round(distance, 9), beside))
 
 
-def _beyond(kinds: Mapping[int, Kind], best: float | None) -> list[int]:
-    """By which half decades the grid grows, if it does."""
-    low, high = min(kinds), max(kinds)
-    grown = list(kinds.values()).count("extension")
-    if len(kinds) < 2 or grown + EXTENSION_STEP > EXTENSION_LIMIT:
+def _beyond(kinds: Mapping[Place, Kind], best: Place | None, steps: Sequence[int]) -> list[Place]:
+    """Where the grid grows, if it does: by a decade to each side of the best that was not tried.
+
+    Where all diverge, the steps were too large: it grows below the lowest of the first range.
+    """
+    if len(kinds) < 2:
         return []
-    if best is None or best == typed(10 ** (low / 2)):  # where all diverge, the steps were too large
-        return [low - i for i in range(1, EXTENSION_STEP + 1)]
-    return [high + i for i in range(1, EXTENSION_STEP + 1)] if best == typed(10 ** (high / 2)) else []
+    if best is None:
+        best, sides = min(kinds), [(0, -1)]
+    else:
+        sides = itertools.product(range(len(steps)), (-1, 1))
+    grow = [
+        _moved(best, k, sign * i)
+        for k, sign in sides
+        if _moved(best, k, sign) not in kinds
+        for i in range(1, 2 // steps[k] + 1)
+    ]
+    grow = [place for place in grow if place not in kinds]
+    grown = list(kinds.values()).count("extension")
+    return grow if grown + len(grow) <= EXTENSION_LIMIT else []
+
+
+def _moved(place: Place, axis: int, by: int) -> Place:
+    return (*place[:axis], place[axis] + by, *place[axis + 1 :])
 
 
 def _settings(count: int) -> str:

@@ -10,7 +10,7 @@ from bench.errors import UserError, unknown
 from bench.grammar.values import ends_of_range
 from bench.options import Option, all_optimizer_options, parse_options, rest_of
 from bench.sweeps.grid import values_of
-from optimizers import OPTIMIZERS
+from optimizers import OPTIMIZERS, LogUniform
 from optimizers.groups import REST
 from tasks import TASKS
 
@@ -65,8 +65,13 @@ def read_space(words: Mapping[str, Any], opt: str) -> tuple[Space, dict[str, Any
     if opt not in OPTIMIZERS:
         raise unknown("optimizer", opt, OPTIMIZERS)
     spec, task = OPTIMIZERS[opt], str(words.get("task", ""))
-    options = all_optimizer_options(spec, rest_of(spec, words, "opt."))
-    own = {f"opt.{name}": Range(span.low, span.high) for name, span in spec.search.items()}
+    rest = rest_of(spec, words, "opt.")
+    options = all_optimizer_options(spec, rest)
+    own: Space = {
+        f"opt.{name}": Range(axis.low, axis.high) if isinstance(axis, LogUniform) else axis
+        for name, axis in spec.search.items()
+        if rest == spec.rest or not name.startswith(f"{REST}.")  # another rest has other values
+    }
     space: Space = {name: span for name, span in own.items() if name not in words}
     fixed: dict[str, Any] = {}
     for key, raw in words.items():

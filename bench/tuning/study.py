@@ -26,7 +26,16 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from bench.errors import RunFailed, UserError
 from bench.machine import lives
 from bench.plugins import allowed
-from bench.results.selection import CONVERGED, End, above_infimum, equal_below, final_value, seed_median, selected
+from bench.results.selection import (
+    CONVERGED,
+    End,
+    above_infimum,
+    equal_below,
+    final_value,
+    score_of,
+    seed_median,
+    selected,
+)
 from bench.store.load import Damaged
 from bench.store.record import RunResult
 from bench.text import plain
@@ -146,7 +155,8 @@ class Study:
 
         Returns:
             Median over the seeds of the last evaluation on the selection split, by `point_key`: None where half of the
-            seeds diverged, the trial was pruned, or all attempts failed. The bound is `equal_below`.
+            seeds diverged, a cap set the steps (`is_capped`), the trial was pruned, or all attempts failed. The bound
+            is `equal_below`.
         """
         retries = self.request.retries
         runs = [run for trial in trials if trial.state == "completed" for run in trial.runs]
@@ -156,7 +166,7 @@ class Study:
         for trial in trials:
             key = point_key(trial.point)
             if trial.state == "completed":
-                known[key] = seed_median([selected(run, above) for run in trial.runs], self.spec.mode)
+                known[key] = score_of(trial.runs, above, self.spec.mode)
             elif trial.state == "pruned":
                 known[key] = None
             elif trial.state == "failed":

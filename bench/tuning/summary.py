@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from bench.results.render import shown
+from bench.results.selection import CAP_BINDS, is_capped
 from bench.results.table import Table
-from bench.run_summary import CAP_SHARE_TO_REPORT
 from bench.sweeps import sensitivity
 from bench.text import duration, plain
 from bench.tuning.progress import counted, spoken
@@ -46,9 +46,10 @@ def lines(found: StudyResult, analysed: sensitivity.Sensitivity | None) -> list[
 
 def _notes(found: StudyResult) -> list[str]:
     notes = []
-    if found.best is not None and any((run.cap_share or 0) > CAP_SHARE_TO_REPORT for run in found.best.runs):
+    if capped := sum(is_capped(trial.runs) for trial in (*found.scored, *found.refined)):
         notes.append(
-            "the step cap bound on nearly all steps of the winner: it is SGD with a fixed step under another name"
+            f"{counted(capped, 'setting')} had no part in the choice: the step cap bound on more than {CAP_BINDS:.0%}"
+            " of the steps, which is SGD with a fixed step under another name"
         )
     for part in sorted({run.part for run in found.runs if run.part}):
         notes.append(f"not the whole task: {part}")

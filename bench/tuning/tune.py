@@ -1,5 +1,6 @@
 """Tuning: from words to a study, and from a study to workers that carry it out."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -68,8 +69,7 @@ def make_spec(
             " a winner is flattered by the seeds that chose it; give seeds of its own to each"
         )
     space, fixed = read_space(words, str(words["opt"]))
-    ranges = sum(isinstance(axis, Range) for axis in space.values())
-    design = Design(space, sampler or ("qmc" if ranges > 1 else "grid"))
+    design = Design(space, sampler or "grid")
     refuse_too_many(f"this search with {counted(len(seeds), 'seed')}", default_trials(design) * len(seeds))
     first = design.wanted({}, "min", CONVERGED, default_trials(design))[0].point
     config = resolve({**fixed, **first, "seed": seeds[0]}, fallback=places)
@@ -122,12 +122,15 @@ def refuse_twice(where: str, values: Sequence[Any]) -> None:
 
 
 def default_trials(design: Design) -> int:
-    """Points of a design for which nothing is said: nine values of its range, with all values of the others."""
-    values = 1
-    for axis in design.space.values():
-        values *= 1 if isinstance(axis, Range) else len(axis)
+    """Points of a design for which nothing is said: nine, or as many more as whole combinations of values need.
+
+    Equal for all, since a method with more to tune must not have more trials for it. Values alone are their product.
+    """
+    values = math.prod(len(axis) for axis in design.space.values() if not isinstance(axis, Range))
     ranges = any(isinstance(axis, Range) for axis in design.space.values())
-    return GRID_POINTS * values if ranges and design.sampler == "grid" else GRID_POINTS if ranges else values
+    if not ranges:
+        return values
+    return -(-GRID_POINTS // values) * values if design.sampler == "grid" else GRID_POINTS
 
 
 def make_request(
@@ -177,11 +180,12 @@ def make_request(
 def promise(spec: StudySpec, trials: int) -> str:
     """What a study will try, in words: a grid is not bounded by the range that it lies around."""
     text = f"{counted(trials, 'trial')} of {counted(len(spec.seeds), 'seed')}"
+    steps = iter(("half decades", *["decades"] * len(spec.axes)))
     for name, axis in spec.axes.items():
         if isinstance(axis, Range) and spec.sampler == "grid":
             tried = [each.point[name] for each in spec.design.wanted({}, spec.mode, CONVERGED, trials)]
             text += (
-                f", {name} {min(tried):g} to {max(tried):g}, half decades around the middle of"
+                f", {name} {min(tried):g} to {max(tried):g}, {next(steps)} around the middle of"
                 f" {axis.low:g}:{axis.high:g}"
             )
     more = spec.design.may_grow_by(trials)
