@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.plugins import naming
-from bench.results.selection import CAP_BINDS
-from bench.store.record import RESUMABLE, RunResult
+from bench.store.record import CAP_BINDS, RESUMABLE, RunResult
 from bench.store.store import Store
 from bench.text import clean
 

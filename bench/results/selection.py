@@ -10,13 +10,11 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from bench.store.record import Mode, RunResult
+from bench.store.record import CAP_BINDS, Mode, RunResult
 
 End = float | None
 """A number, or None for `diverged`."""
 
-CAP_BINDS = 0.9
-"""A cap that bound on a greater share of the steps has set their size in place of the method. Ours."""
 CONVERGED = 1e-16
 """Losses that are less than this above their infimum, or above 0, are equally good. Ours."""
 USABLE_FACTOR = 2

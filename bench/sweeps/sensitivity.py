@@ -23,7 +23,6 @@ from bench.results.draw import write_pictures
 from bench.results.group import Group, Measure
 from bench.results.render import csv_lines, markdown_table, shown
 from bench.results.selection import (
-    CAP_BINDS,
     CONVERGED,
     USABLE_FACTOR,
     USABLE_SHARE,
@@ -39,7 +38,7 @@ from bench.results.selection import (
     selected,
 )
 from bench.results.table import Column, Table
-from bench.store.record import FINISHED, RunResult
+from bench.store.record import CAP_BINDS, FINISHED, RunResult
 from bench.sweeps.sensitivity_plot import describe
 from bench.text import clean, plain
 

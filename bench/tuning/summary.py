@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from bench.results.render import shown
-from bench.results.selection import CAP_BINDS, is_capped
+from bench.results.selection import is_capped
 from bench.results.table import Table
+from bench.store.record import CAP_BINDS
 from bench.sweeps import sensitivity
 from bench.text import duration, plain
 from bench.tuning.progress import counted, spoken
