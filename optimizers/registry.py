@@ -23,8 +23,8 @@ class Traits:
             without one.
         coupled: the step of a parameter depends on others beyond the norms that `step` is told, so that the pure update
             is one of all parameters.
-        by_piece: a group may say `pieces`, of how many matrices, stacked by rows, its parameters are; each is treated
-            by itself.
+        by_piece: the method treats each matrix by itself where several are stacked by rows in one parameter. Their
+            number is the hyperparameter `pieces` of a parameter group.
     """
 
     needs_loss: bool = False

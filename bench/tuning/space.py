@@ -8,10 +8,9 @@ from typing import Any
 
 from bench.errors import UserError, unknown
 from bench.grammar.values import ends_of_range
-from bench.options import Option, all_optimizer_options, parse_options, rest_of
+from bench.options import Option, all_optimizer_options, no_such_option, parse_options
 from bench.sweeps.grid import values_of
 from optimizers import OPTIMIZERS
-from optimizers.groups import REST
 from tasks import TASKS
 
 
@@ -65,7 +64,7 @@ def read_space(words: Mapping[str, Any], opt: str) -> tuple[Space, dict[str, Any
     if opt not in OPTIMIZERS:
         raise unknown("optimizer", opt, OPTIMIZERS)
     spec, task = OPTIMIZERS[opt], str(words.get("task", ""))
-    options = all_optimizer_options(spec, rest_of(spec, words, "opt."))
+    options = all_optimizer_options(spec, words, "opt.")
     own = {f"opt.{name}": Range(span.low, span.high) for name, span in spec.search.items()}
     space: Space = {name: span for name, span in own.items() if name not in words}
     fixed: dict[str, Any] = {}
@@ -77,8 +76,8 @@ def read_space(words: Mapping[str, Any], opt: str) -> tuple[Space, dict[str, Any
             fixed[key] = raw
             continue
         if name not in options:
-            raise unknown("option", f"--{key}", [f"--opt.{known}" for known in options])
-        if isinstance(raw, str) and raw.count(":") == 1 and name != REST:
+            raise no_such_option(spec, words, name, "opt.")
+        if isinstance(raw, str) and raw.count(":") == 1:
             space[key] = _range(key, raw, options[name])
             continue
         values = values_of(key, raw, "", options)
