@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.errors import UserError, unknown
+from bench.grammar.parse import unknown_setting
 from bench.text import why_wrong
 from optimizers import OPTIMIZERS, TASK_VALUE
 from optimizers.groups import REST, ROLES
@@ -343,7 +344,9 @@ def rest_of(spec: Any, given: Mapping[str, Any], prefix: str = "") -> str | None
     return str(name)
 
 
-def no_such_option(spec: Any, given: Mapping[str, Any], name: str, prefix: str = "") -> UserError:
+def no_such_option(
+    spec: Any, given: Mapping[str, Any], name: str, prefix: str = "", others: Iterable[str] = ()
+) -> UserError:
     """The error for a hyperparameter that an optimizer does not have here: what it is taken for, and what to write.
 
     Args:
@@ -351,6 +354,7 @@ def no_such_option(spec: Any, given: Mapping[str, Any], name: str, prefix: str =
         given: settings by name; they may name the optimizer for the rest.
         name: of the hyperparameter, with neither dashes nor group.
         prefix: before the names of `given`.
+        others: further options, with dashes, that may be meant.
     """
     rest, known = rest_of(spec, given, prefix), all_optimizer_options(spec, given, prefix)
     first, _, tail = name.partition(".")
@@ -365,7 +369,7 @@ def no_such_option(spec: Any, given: Mapping[str, Any], name: str, prefix: str =
     if first in OPTIMIZERS and tail in known:
         return UserError(f"unknown option '--opt.{name}'; did you mean '--opt.{tail}'? A run has one optimizer")
     own = tail if first in OPTIMIZERS and tail else name
-    return unknown("option", f"--opt.{own}", [f"--opt.{each}" for each in known])
+    return unknown_setting(f"opt.{own}", [*others, *(f"--opt.{each}" for each in known)])
 
 
 def optimizer_values(spec: Any, given: Mapping[str, Any]) -> dict[str, Any]:

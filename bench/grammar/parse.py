@@ -310,7 +310,9 @@ def check_settings(args: Args) -> None:
         there = {*known, *(f"--opt.{name}" for name in all_optimizer_options(spec, args.of_runs, "opt."))}
         for name in sorted(name for name in args.of_runs if "." in name and f"--{name}" not in there):
             group, _, own = name.partition(".")
-            raise no_such_option(spec, args.of_runs, own, "opt.") if group == "opt" else unknown_setting(name, known)
+            if group == "opt":
+                raise no_such_option(spec, args.of_runs, own, "opt.", known)
+            raise unknown_setting(name, known)
 
 
 def unknown_setting(name: str, known: Sequence[str]) -> UserError:
