@@ -281,7 +281,7 @@ OPTIMIZERS = Registry(
         OptimizerSpec(
             name="muon",
             target="optimizers.muon:Muon",
-            formula="w <- (1 - lr * weight_decay) w - lr * s * NS(u), u the Nesterov momentum; AdamW for the rest",
+            formula="w <- (1 - lr * weight_decay) w - lr * s * NS(u), u the Nesterov momentum of a matrix",
             source="Jordan et al., Muon (2024); Liu et al., arXiv 2502.16982",
             search={"lr": LogUniform(1e-3, 1e0)},
             traits=Traits(by_piece=True),

@@ -21,9 +21,13 @@ from bench import config as config_module
 from bench import runner
 from bench.config import RunConfig, resolve, settings_of
 from bench.errors import UserError
+from bench.execute.choice import _step_together
 from bench.grammar.values import read_seeds
-from bench.lanes.optimizers import have_pure_update
+from bench.lanes.optimizers import Together, have_pure_update
+from bench.lanes.runs import make_lanes
+from bench.run_summary import remarks_on
 from bench.settings import described as record
+from bench.store.record import RunResult
 from bench.sweeps.grid import configurations
 from bench.tuning.space import Range, read_space
 from optimizers import OPTIMIZERS, ROLES, SPS, Muon, Parameter, global_norm
@@ -743,6 +747,31 @@ def test_lanes_with_groups_are_the_runs_of_fit(opt: str, store: Path) -> None:
     grid = block(store, "tiny", opt, LANES[opt], **words)
     for lane, alone in zip(lanes_of(grid), fits(grid), strict=True):
         assert gap(lane, alone) < 1e-9
+
+
+@pytest.mark.parametrize(
+    ("words", "together"),
+    [
+        ({"opt": "adamw", "opt__vector__lr": 0.1}, True),
+        ({"opt": "muon"}, True),
+        ({"opt": "momo"}, True),
+        ({"opt": "momo", "opt__vector__lr": 0.1}, False),
+        ({"opt": "torch.optim:LBFGS"}, False),
+    ],
+)
+def test_whoever_measures_asks_what_the_engine_asks(store: Path, words: dict[str, Any], together: bool) -> None:
+    own = config(**words, trainer__batch_size="full", store=store)
+    assert _step_together(own) == together == isinstance(make_lanes([[own]]).stepper, Together)
+
+
+def test_a_cap_that_binds_is_named() -> None:
+    capped = {name: result(name) for name in ("sps", "momo")}
+    assert "raise --opt.max_step to" in " ".join(remarks_on(capped["sps"]))
+    assert "raise --opt.lr to" in " ".join(remarks_on(capped["momo"]))
+
+
+def result(opt: str) -> RunResult:
+    return RunResult(**record(config(opt=opt)), cap_share=1.0)
 
 
 def test_a_pure_update_of_somebody_elses_is_not_applied_group_by_group() -> None:
