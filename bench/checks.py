@@ -33,11 +33,15 @@ def check_places(configs: Iterable[RunConfig]) -> None:
             seen.add(key)
             if is_main_process():  # the other ranks write nothing
                 Store(config.store).refuse_unwritable()
-            _check_files(config)
+            check_files(config)
 
 
-def _check_files(config: RunConfig) -> None:
-    """Make sure that the files of the data are there."""
+def check_files(config: RunConfig) -> None:
+    """Make sure that the files of the data are there, fetched if need be.
+
+    Raises:
+        UserError: they are not.
+    """
     if not config.task_spec.files:
         return
     require = load(config.task_spec.files)
@@ -59,7 +63,7 @@ def check_early(config: RunConfig) -> None:
     """
     trainer, traits = config.trainer, config.traits
     if all(spec.name in OPTIMIZERS.own for spec in config.methods):  # reading the options of others imports them
-        options = all_optimizer_options(config.opt_spec, config.rest_spec and config.rest_spec.name)
+        options = all_optimizer_options(config.opt_spec, config.opt_options)
         for name, value in config.opt_options.items():
             option = options[name]
             if value != option.default and (place := _range_of(option.help, value)):
@@ -69,7 +73,12 @@ def check_early(config: RunConfig) -> None:
         raise UserError(
             f"--opt.{REST}: {which} evaluates the loss several times a step, so it must move all parameters"
         )
-    if traits.full_batch and trainer.batch_size != "full":
+    if trainer.batch_size != "full" and (rest := config.rest_spec) is not None and rest.traits.full_batch:
+        raise UserError(
+            f"--opt.{REST} {rest.name}: it is a full-batch method, and the batch has {trainer.batch_size} samples; name"
+            " another one, or write --trainer.batch_size full"
+        )
+    if config.opt_spec.traits.full_batch and trainer.batch_size != "full":
         raise UserError(
             f"--trainer.batch_size {trainer.batch_size}: {config.opt} is a full-batch method;"
             " use its stochastic form, or --trainer.micro_batch_size to save memory"

@@ -16,6 +16,7 @@ from pydantic_core import PydanticCustomError
 from bench.errors import UserError, unknown
 from bench.grammar.parse import unknown_setting
 from bench.grammar.values import MOST_SEED, SEED_RANGE
+from bench.machine import is_main_process
 from bench.options import (
     NO_BOOLEAN,
     Option,
@@ -32,6 +33,7 @@ from bench.strict_yaml import flatten_yaml
 from bench.text import plain, why_wrong
 from bench.tuned import tuned_settings
 from optimizers import OPTIMIZERS, STEP_KEYWORDS, OptimizerSpec, Traits
+from optimizers.groups import REST
 from optimizers.plugins import bare, slug
 from tasks import TASKS, TaskSpec
 
@@ -191,13 +193,15 @@ class RunConfig(NoBooleans):
 
     @property
     def spec_versions(self) -> dict[str, Any]:
-        """Versions of task and optimizer, packages of plug-ins, digests of files and weights that task options name."""
+        """Versions of task, optimizer and rest, packages of plug-ins, digests of what task options name.
+
+        The rest is one of the suite's own, and so of no package.
+        """
         contents = [f"{k} {d[:16]}" for k, v in self.task_options.items() if (d := _content(v))]
         there = {
             "task_package": self.task_spec.package,
             "opt_package": self.opt_spec.package,
             "rest": self.rest_spec and self.rest_spec.version,
-            "rest_package": self.rest_spec and self.rest_spec.package,
             "contents": ", ".join(contents) or None,
         }
         return {
@@ -291,7 +295,7 @@ def resolve(
     if opt not in OPTIMIZERS:
         raise unknown("optimizer", opt, OPTIMIZERS)
     if tuned:
-        settings = tuned_settings(task, opt) | settings
+        settings = _applicable(OPTIMIZERS[opt], tuned_settings(task, opt), settings) | settings
     groups: dict[str, dict[str, Any]] = {"task": {}, "opt": {}, "trainer": {}, "": {}}
     for key, value in settings.items():
         group, _, name = key.partition(".") if key.startswith("opt.") else key.rpartition(".")
@@ -325,12 +329,8 @@ def resolve(
         # Which one it is belongs to the run's identity, so it cannot be left open.
         options = config_.task_options | {"dataset": spec.dataset_in(config_.data)}
         config_ = config_.model_copy(update={"task_options": options})
-    if config_.trainer.schedule == "constant" and config_.trainer.floor:
-        # It would be another run with the same result.
-        config_ = config_.model_copy(update={"trainer": config_.trainer.model_copy(update={"floor": 0.0})})
-    if config_.trainer.schedule != "wsd":
-        config_ = config_.model_copy(update={"trainer": config_.trainer.model_copy(update={"decay": 0.2})})
-    elif config_.trainer.warmup + config_.trainer.decay > 1:
+    config_ = config_.model_copy(update={"trainer": _without_idle(config_.trainer)})
+    if config_.trainer.schedule == "wsd" and config_.trainer.warmup + config_.trainer.decay > 1:
         raise UserError(
             f"--trainer.decay {config_.trainer.decay:g}: with a warm-up over {config_.trainer.warmup:g} of the steps it"
             f" can be at most {1 - config_.trainer.warmup:g}"
@@ -339,6 +339,35 @@ def resolve(
     if isinstance(size, int) and size < 1:
         raise UserError(f"--trainer.batch_size {size}: it must be at least 1, or `full`")
     return config_
+
+
+def _applicable(spec: OptimizerSpec, tuned: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Tuned settings; where others name another optimizer for the rest, without those of the tuned one."""
+    every = tuned | dict(settings)
+    if rest_of(spec, tuned, "opt.") == rest_of(spec, every, "opt."):
+        return tuned
+    known = {f"opt.{name}" for name in all_optimizer_options(spec, every, "opt.")}
+    return {
+        name: value
+        for name, value in tuned.items()
+        if name.partition(".")[0] != "opt" or (name in known and name.split(".")[1] != REST)
+    }
+
+
+def _without_idle(trainer: TrainerOptions) -> TrainerOptions:
+    """The options with the default in place of what has no effect: it would be another run with the same result."""
+    without = {"floor": trainer.schedule == "constant", "decay": trainer.schedule != "wsd"}
+    usual = {name: TrainerOptions.model_fields[name].default for name, idle in without.items() if idle}
+    for name, value in usual.items():
+        if (given := getattr(trainer, name)) != value:
+            _say_once(f"--trainer.{name} {given:g} is left out: the schedule is {trainer.schedule} and has no {name}")
+    return trainer.model_copy(update=usual)
+
+
+@lru_cache
+def _say_once(line: str) -> None:
+    if is_main_process():
+        print(f"bench: {line}", file=sys.stderr)
 
 
 def _validated(values: dict[str, Any]) -> RunConfig:
@@ -357,7 +386,7 @@ def _all_options(task: str, opt: str) -> list[str]:
     return [
         *(f"--{name}" for name in sorted(_TOP)),
         *(f"--task.{name}" for name in task_options(TASKS[task])),
-        *(f"--opt.{name}" for name in all_optimizer_options(OPTIMIZERS[opt], OPTIMIZERS[opt].rest)),
+        *(f"--opt.{name}" for name in all_optimizer_options(OPTIMIZERS[opt], {})),
         *(f"--trainer.{name}" for name in TrainerOptions.model_fields),
     ]
 

@@ -11,13 +11,14 @@ import inspect
 import re
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from bench.errors import UserError, unknown
+from bench.grammar.parse import unknown_setting
 from bench.text import why_wrong
 from optimizers import OPTIMIZERS, TASK_VALUE
 from optimizers.groups import REST, ROLES
@@ -282,30 +283,39 @@ def optimizer_options(spec: Any) -> dict[str, Option]:
     return {k: replace(o, default=spec.defaults.get(k, o.default)) for k, o in options.items()}
 
 
-def all_optimizer_options(spec: Any, rest: str | None) -> dict[str, Option]:
+def all_optimizer_options(spec: Any, given: Mapping[str, Any], prefix: str = "") -> dict[str, Option]:
     """The options of an OptimizerSpec, those by role, and those of the optimizer for the rest, in dotted form.
+
+    With a rest the first method has the role `matrix` alone, and the other one all others.
 
     Args:
         spec: whose.
-        rest: name of the optimizer for all but the matrices, or None.
+        given: settings by name; they may name the optimizer for the rest.
+        prefix: before their names.
+
+    Raises:
+        UserError: as for `rest_of`.
     """
-    own = optimizer_options(spec)
-    found = own | _by_role(own)
-    others = " and ".join(role for role in ROLES if role != "matrix")
-    help_ = f"another optimizer for all parameters but matrices ({others}); --opt.{REST}.NAME sets its options"
+    rest, own = rest_of(spec, given, prefix), optimizer_options(spec)
+    others = [role for role in ROLES if role != "matrix"]
+    found = own | _by_role(own, ROLES if rest is None else ["matrix"])
+    help_ = (
+        f"another optimizer for all parameters but matrices ({' and '.join(others)}); --opt.{REST}.NAME sets its"
+        " options"
+    )
     found[REST] = Option(REST, str | None, spec.rest if spec.rest is not None or rest is not None else UNSET, help_)
     if rest is not None:
         theirs = optimizer_options(OPTIMIZERS[rest])
         usual = {k: replace(o, default=spec.defaults.get(f"{REST}.{k}", o.default)) for k, o in theirs.items()}
-        found |= {f"{REST}.{k}": replace(o, name=f"{REST}.{k}") for k, o in (usual | _by_role(usual)).items()}
+        found |= {f"{REST}.{k}": replace(o, name=f"{REST}.{k}") for k, o in (usual | _by_role(usual, others)).items()}
     return found
 
 
-def _by_role(options: Mapping[str, Option]) -> dict[str, Option]:
+def _by_role(options: Mapping[str, Option], roles: Iterable[str]) -> dict[str, Option]:
     """Options of one role; where they are not given, those of all parameters hold."""
     return {
         f"{role}.{name}": replace(option, name=f"{role}.{name}", default=UNSET)
-        for role in ROLES
+        for role in roles
         for name, option in options.items()
     }
 
@@ -327,9 +337,39 @@ def rest_of(spec: Any, given: Mapping[str, Any], prefix: str = "") -> str | None
     if name is None or (isinstance(name, str) and name.lower() in ("none", "null")):
         return None
     known = [each for each, other in OPTIMIZERS.own.items() if other.rest is None]
+    if "," in str(name):
+        raise UserError(f"--opt.{REST} {name}: one optimizer moves the rest of a run; `bench sweep` takes several")
     if name not in known:
         raise unknown(f"--opt.{REST}", str(name), known)
     return str(name)
+
+
+def no_such_option(
+    spec: Any, given: Mapping[str, Any], name: str, prefix: str = "", others: Iterable[str] = ()
+) -> UserError:
+    """The error for a hyperparameter that an optimizer does not have here: what it is taken for, and what to write.
+
+    Args:
+        spec: of the first optimizer.
+        given: settings by name; they may name the optimizer for the rest.
+        name: of the hyperparameter, with neither dashes nor group.
+        prefix: before the names of `given`.
+        others: further options, with dashes, that may be meant.
+    """
+    rest, known = rest_of(spec, given, prefix), all_optimizer_options(spec, given, prefix)
+    first, _, tail = name.partition(".")
+    if rest is None and first == REST:
+        return UserError(f"--opt.{name}: {spec.name} has no rest here; name it first: --opt.{REST} adamw")
+    if rest is not None and first in ROLES and (other := f"{REST}.{name}") in known:
+        why = f"with --opt.{REST} {rest} {spec.name} moves the matrices alone"
+        return UserError(f"--opt.{name}: {why}; write --opt.{other} for {rest}'s value")
+    if rest is not None and first == REST and tail.startswith("matrix.") and tail in known:
+        why = f"{rest} moves the rest, which has no matrices"
+        return UserError(f"--opt.{name}: {why}; write --opt.{tail} for {spec.name}'s value")
+    if first in OPTIMIZERS and tail in known:
+        return UserError(f"unknown option '--opt.{name}'; did you mean '--opt.{tail}'? A run has one optimizer")
+    own = tail if first in OPTIMIZERS and tail else name
+    return unknown_setting(f"opt.{own}", [*others, *(f"--opt.{each}" for each in known)])
 
 
 def optimizer_values(spec: Any, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -338,9 +378,14 @@ def optimizer_values(spec: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         UserError: as for `parse_options`.
     """
-    rest = rest_of(spec, given)
-    plain = rest is None and not any("." in name or name == REST for name in given)
-    return parse_options("opt", optimizer_options(spec) if plain else all_optimizer_options(spec, rest), given)
+    plain = spec.rest is None and not any("." in name or name == REST for name in given)
+    options = optimizer_options(spec) if plain else all_optimizer_options(spec, given)
+    for name in sorted(given.keys() - options.keys()):
+        raise no_such_option(spec, given, name)
+    values = parse_options("opt", options, given)
+    if spec.rest is None and values.get(REST, "") is None:
+        del values[REST]  # `--opt.rest none` where there is none anyway: the same run
+    return values
 
 
 def task_options(spec: Any) -> dict[str, Option]:

@@ -65,7 +65,7 @@ def remarks_on(result: RunResult) -> list[str]:
         lines.append(
             f"the step cap bound on {result.cap_share:.0%} of the steps,"
             " so the cap and not the method set the step size (with a fixed cap that is SGD);"
-            " raise --opt.max_step to let the method choose"
+            f" raise --opt.{_cap_of(result)} to let the method choose"
         )
     if result.saturated_at is not None:
         lines.append(
@@ -73,6 +73,11 @@ def remarks_on(result: RunResult) -> list[str]:
             " that step and not the method gave the result; smaller steps show what the method does"
         )
     return lines
+
+
+def _cap_of(result: RunResult) -> str:
+    """The option that caps the step; methods without `max_step`, such as momo, have lr as their cap."""
+    return next((name for name in result.config["opt_options"] if name.rpartition(".")[2] == "max_step"), "lr")
 
 
 def fit_words(run: RunResult) -> str:

@@ -30,12 +30,14 @@ from bench.checks import check, option_error
 from bench.config import RunConfig, on_device
 from bench.errors import RunBroke, RunBusy, RunFailed, UserError, first_line
 from bench.machine import LIBRARIES, cpu_name, is_main_process
+from bench.options import all_optimizer_options
 from bench.progress import Progress, doing
 from bench.settings import described
 from bench.stop import StopRequest
 from bench.store.attempt import Attempt
 from bench.store.record import RunResult, now
 from bench.store.store import Store
+from bench.text import comparable
 from bench.tuned import TunedBy
 from optimizers import TASK_VALUE
 from optimizers.groups import REST, Parameter, Part, divide
@@ -242,11 +244,16 @@ def make_plan(config: RunConfig, task: Task) -> Plan:
         if name.rpartition(".")[2] == "f_star" and name in hyperparameters:
             # The task's loss leaves this constant out, so that L - f_star keeps its digits.
             hyperparameters[name] -= task.data.loss_offset.get("train", 0.0)
-    parameters = task.parameter_roles()
+    try:
+        parameters = task.parameter_roles()
+    except ValueError as error:
+        raise UserError(f"task {config.task}: {error}") from None
     try:
         parts = divide(config.opt_spec, config.rest_spec, hyperparameters, parameters)
     except ValueError as error:
         raise option_error("opt", error, config.opt_options) from None
+    if len(parts) < len(config.methods):
+        _refuse_idle_rest(config)
     steps = min(x for x in limits if x is not None)
     return Plan(
         make_optimizer=_maker(config, parts, parameters),
@@ -263,6 +270,21 @@ def make_plan(config: RunConfig, task: Task) -> Plan:
         measure_every=trainer.measure_every,
         create_graph=config.traits.create_graph,
     )
+
+
+def _refuse_idle_rest(config: RunConfig) -> None:
+    """Refuse values of an optimizer for the rest where nothing is left for it: they would have no effect.
+
+    Raises:
+        UserError: there is one.
+    """
+    options = all_optimizer_options(config.opt_spec, config.opt_options)
+    for name, value in config.opt_options.items():
+        if name.partition(".")[0] == REST and comparable(value) != comparable(options[name].default):
+            raise UserError(
+                f"--opt.{name} {value}: all parameters of {config.task} are matrices, which {config.opt} moves, so"
+                " nothing is left for the rest; leave it out"
+            )
 
 
 def _maker(

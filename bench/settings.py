@@ -17,12 +17,14 @@ _PLACES = ("task", "opt", "seed", "data_seed", "device")
 
 def described(config: RunConfig) -> dict[str, Any]:
     """The fields of a record (`RunResult`) that its configuration decides."""
-    spec, opt = config.task_spec, config.opt_spec
+    spec = config.task_spec
+    formulas = [method.formula for method in config.methods if method.formula]
     return {
         "run_id": config.run_id, "config": as_stored(config), "identity": config.identity,
         "problem": problem_of(config), "chosen": chosen_of(config),
         "metric": spec.metric, "mode": spec.mode, "scale": spec.scale, "target": spec.target,
-        "measures": spec.measure_every is not None, "formula": opt.formula, "traits": opt.traits.named(),
+        "measures": spec.measure_every is not None, "formula": f"; {REST}: ".join(formulas),
+        "traits": config.traits.named(),
     }  # fmt: skip
 
 
@@ -48,8 +50,14 @@ def problem_of(config: RunConfig) -> dict[str, Any]:
 
 
 def chosen_of(config: RunConfig) -> dict[str, Any]:
-    """The settings, in dotted form, that differ from `bench fit --task TASK --opt OPT`, without seeds and device."""
-    usual = settings_of(resolve({"task": config.task, "opt": config.opt}).model_dump())
+    """The settings, in dotted form, that differ from `bench fit --task TASK --opt OPT`, without seeds and device.
+
+    An optimizer for the rest that is not the method's own is one of them; then its own defaults are none.
+    """
+    names, rest = {"task": config.task, "opt": config.opt}, f"opt.{REST}"
+    other = {rest: config.opt_options[REST]} if REST in config.opt_options else {}
+    usual = settings_of(resolve(names | other).model_dump())
+    usual[rest] = config.opt_spec.rest
     own = settings_of(config.model_dump(exclude={"data", "store", "logger"}))
     found = _differing({name: value for name, value in own.items() if name not in _PLACES}, usual)
     if any(name in found for name in _BUDGET):  # one alone would replace both
@@ -75,7 +83,7 @@ def tuned_by(config: RunConfig) -> TunedBy | None:
     names = [f"trainer.{name}" for name in ("max_epochs", "max_steps", "max_seconds", "batch_size")]
     for what, mark, then, now in (
         ("for another budget", "--", provenance.settings, {name: settings[name] for name in names}),
-        ("with other code", "", provenance.versions, {k: v for k, v in config.spec_versions.items() if k != REST}),
+        ("with other code", "", provenance.versions, config.spec_versions),
     ):
         other = [f"{mark}{k} {v}, not {then.get(k)}" for k, v in now.items() if then and v != then.get(k)]
         if other:

@@ -92,7 +92,8 @@ def divide(
         parameters: all that are trained, in order.
 
     Raises:
-        ValueError: there is no matrix for the first method.
+        ValueError: there is no matrix for the first method, a value is of a role that no parameter of its method has,
+            or `OptimizerSpec.groups` does not do what it should.
     """
     every = range(len(parameters))
     own, others = split_rest(values)
@@ -104,12 +105,16 @@ def divide(
     left = [i for i in every if parameters[i].role != "matrix"]
     parts = [_part(spec, own, matrices, parameters)]
     if left:
-        parts.append(_part(rest, others, left, parameters))
+        parts.append(_part(rest, others, left, parameters, f"{REST}."))
     return sorted(parts, key=lambda part: -_size(part.groups[0].indices, parameters))
 
 
 def _part(
-    spec: OptimizerSpec, values: Mapping[str, Any], indices: Iterable[int], parameters: Sequence[Parameter]
+    spec: OptimizerSpec,
+    values: Mapping[str, Any],
+    indices: Iterable[int],
+    parameters: Sequence[Parameter],
+    prefix: str = "",
 ) -> Part:
     own = {name: value for name, value in values.items() if "." not in name}
     by_role: dict[str, dict[str, Any]] = {}
@@ -118,9 +123,15 @@ def _part(
         if dot:
             by_role.setdefault(role, {})[option] = value
     indices = list(indices)
-    declared: Sequence[Mapping[str, Any]] = [{}] * len(indices)
-    if spec.groups:
-        declared = load(spec.groups)([parameters[i] for i in indices], own)
+    there = dict.fromkeys(parameters[i].role for i in indices)
+    for role, given in by_role.items():
+        if role not in there:
+            option, value = next(iter(given.items()))
+            raise ValueError(
+                f"{prefix}{role}.{option}={value}: {spec.name} has no parameter of this role here, only of"
+                f" {', '.join(there)}; leave it out"
+            )
+    declared = _declared(spec, [parameters[i] for i in indices], own)
     found: dict[Any, tuple[list[int], dict[str, Any]]] = {}
     for i, mine in zip(indices, declared, strict=True):
         parameter = parameters[i]
@@ -135,6 +146,30 @@ def _part(
     ]
     groups.sort(key=lambda group: -_size(group.indices, parameters))
     return Part(spec, own, groups)
+
+
+def _declared(
+    spec: OptimizerSpec, parameters: Sequence[Parameter], values: Mapping[str, Any]
+) -> Sequence[Mapping[str, Any]]:
+    """The hyperparameters of each parameter that `OptimizerSpec.groups` gives.
+
+    Raises:
+        ValueError: it raises, or returns something else.
+    """
+    if not spec.groups:
+        return [{}] * len(parameters)
+    function = load(spec.groups)
+    try:
+        found = list(function(parameters, values))
+    except Exception as error:  # of somebody else's code
+        raise ValueError(f"{spec.groups} raises {type(error).__name__}: {error}") from error
+    if len(found) != len(parameters) or not all(isinstance(each, Mapping) for each in found):
+        kinds = ", ".join(dict.fromkeys(type(each).__name__ for each in found)) or "nothing"
+        raise ValueError(
+            f"{spec.groups} returns {len(found)} values ({kinds}) for {len(parameters)} parameters; it must return one"
+            " mapping for each"
+        )
+    return found
 
 
 def _size(indices: Iterable[int], parameters: Sequence[Parameter]) -> int:

@@ -48,6 +48,8 @@ def _made(part: Part, params: Sequence[nn.Parameter], parameters: Sequence[Param
     optimizer = cls(groups, **part.hyperparameters)
     for group in part.groups:
         if fixed := sorted(group.values.keys() - optimizer.defaults.keys()):
+            if fixed[0] not in inspect.signature(cls).parameters:
+                raise ValueError(f"{part.spec.groups} gives {fixed[0]}, which {part.spec.name} does not have")
             raise ValueError(
                 f"{group.roles[0]}.{fixed[0]}={group.values[fixed[0]]}: {part.spec.name} has one {fixed[0]} for all"
                 " parameters"

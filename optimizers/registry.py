@@ -23,8 +23,8 @@ class Traits:
             without one.
         coupled: the step of a parameter depends on others beyond the norms that `step` is told, so that the pure update
             is one of all parameters.
-        by_piece: a group may say `pieces`, of how many matrices, stacked by rows, its parameters are; each is treated
-            by itself.
+        by_piece: the method treats each matrix by itself where several are stacked by rows in one parameter. Their
+            number is the hyperparameter `pieces` of a parameter group.
     """
 
     needs_loss: bool = False
@@ -282,7 +282,7 @@ OPTIMIZERS = Registry(
         OptimizerSpec(
             name="muon",
             target="optimizers.muon:Muon",
-            formula="w <- (1 - lr * weight_decay) w - lr * s * NS(u), u the Nesterov momentum; AdamW for the rest",
+            formula="w <- (1 - lr * weight_decay) w - lr * s * NS(u), u the Nesterov momentum of a matrix",
             source="Jordan et al., Muon (2024); Liu et al., arXiv 2502.16982",
             search={"lr": LogUniform(1e-3, 1e0), "rest.lr": LogUniform(1e-4, 1e-2)},
             traits=Traits(by_piece=True),

@@ -37,11 +37,16 @@ HYPERPARAMETERS: dict[str, dict[str, Any]] = {
     "sps": {"c": 4.0},
     "adam": {"lr": 0.003},
     "adamw": {"lr": 0.003},
-    "sgdm": {"lr": 0.03, "vector.lr": 0.01, "embedding.weight_decay": 0.1},
+    "sgdm": {"lr": 0.03},
     "momo": {"lr": 0.05},
     "sfadamw": {"lr": 0.003},
-    "muon": {"lr": 0.003, "rest.lr": 0.003},
+    "muon": {"lr": 0.003},
 }
+BY_ROLE: dict[str, dict[str, Any]] = {
+    "sgdm": {"vector.lr": 0.01, "embedding.weight_decay": 0.1},
+    "muon": {"rest.lr": 0.003},
+}
+"""Further ones, for tasks with parameters of all roles."""
 GENTLER: dict[tuple[str, str], dict[str, Any]] = {
     ("tiny", "ngd"): {"lr": 0.01},
     ("tiny", "ps"): {"c": 16.0},
@@ -64,7 +69,7 @@ class Case(NamedTuple):
     @property
     def hyperparameters(self) -> dict[str, Any]:
         """Of its optimizer."""
-        own = HYPERPARAMETERS[self.opt]
+        own = HYPERPARAMETERS[self.opt] | BY_ROLE.get(self.opt, {})
         return own | GENTLER.get((self.task, self.opt), {})
 
     @property

@@ -6,6 +6,7 @@ import re
 import shutil
 import sys
 from dataclasses import replace
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from statistics import mean
@@ -28,10 +29,10 @@ from bench.results.selection import CONVERGED, End
 from bench.results.stats import Interval
 from bench.store.block import DONE, RUNS
 from bench.store.record import RunResult
-from bench.store.reports import study_path
+from bench.store.reports import check_path, study_path
 from bench.store.stores import Stores
 from bench.store.tables import CURVE_FIELDS
-from tests.entered import board, found, keep, keep_block, made, rows, seeds, study, tried, tuned
+from tests.entered import VERSIONS, board, found, keep, keep_block, made, rows, seeds, study, tried, tuned
 from tests.stored import put
 
 A, B = [0.81, 0.84, 0.80, 0.86, 0.83], [0.70, 0.72, 0.69, 0.77, 0.71]
@@ -655,7 +656,39 @@ def test_flags_of_the_study_are_those_of_the_row(store):
     assert row["flags"] == ["lr at boundary", "tuning not finished", "pruned"]
 
 
-@pytest.mark.parametrize("what", ["torch", "lightning", "task", "contents", "opt", "opt_package"])
+def test_entries_with_a_rest_have_short_names_and_its_version(store):
+    muon = partial(made, "muon", final=0.8)
+    keep(store, muon(), muon(seed=1, words={"opt.rest": "sgd"}), muon(words={"opt.rest": "sgd", "opt.rest.lr": 0.5}))
+    names = [entry.name for entry in found(store, settings="all").entries]
+    assert names == ["muon (rest adamw)", "muon (rest sgd, rest.lr 0.1)", "muon (rest sgd, rest.lr 0.5)"]
+    keep(store, muon(seed=2, versions=VERSIONS | {"rest": 1}), muon(seed=3, versions=VERSIONS | {"rest": 2}))
+    with pytest.raises(UserError, match=r"several versions of optimizer adamw: 1 \(1 runs\), 2 .*versions\.rest="):
+        found(store, only={"opt.rest": "adamw"})
+
+
+def test_conformance_is_that_of_all_methods_of_an_entry(store):
+    def checked(name: str, verdict: str = "pass", version: int = 1) -> None:
+        path = check_path(store, name, version, None)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        one = {"check": "groups", "verdict": verdict, "measured": None, "note": "", "seconds": 0.1, "tolerance": None,
+               "meaning": "", "advice": ""}  # fmt: skip
+        record = {"name": name, "ok": verdict == "pass", "options": {}, "verdicts": [one], "version": version}
+        path.write_text(json.dumps(record))
+
+    def shown() -> list[str | None]:
+        return [entry.conformance for entry in found(store, settings="all").entries]
+
+    keep(store, made("muon", words={"opt.rest": "sgd"}, versions=VERSIONS | {"rest": 1}), made("adam"))
+    checked("muon")
+    checked("adam")
+    assert shown() == ["pass", None]
+    checked("sgd", version=2)
+    assert shown() == ["pass", None]
+    checked("sgd", "fail")
+    assert shown() == ["pass", "fails groups"]
+
+
+@pytest.mark.parametrize("what", ["torch", "lightning", "task", "contents", "opt", "opt_package", "rest"])
 def test_mixed_versions_are_refused_unless_asked_for(store, what):
     keep(store, *seeds("adam", A))
     keep(store, *seeds("adam", A[:2], first=90, versions=made().versions | {what: 0}))

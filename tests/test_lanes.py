@@ -35,7 +35,7 @@ from tasks import TASKS, BatchRandomness, Outcome, Task, TaskData, TaskSpec
 from tasks.core.dropout import use_batch_dropout
 from tasks.core.order import BatchOrder
 from tests import tiny, tiny_lm
-from tests.equivalence import HYPERPARAMETERS, may_clip
+from tests.equivalence import BY_ROLE, HYPERPARAMETERS, may_clip
 from tests.optimizer_cases import CASES, MORE_ARGUMENTS, VALUES
 
 pytestmark = pytest.mark.numeric
@@ -275,6 +275,7 @@ class Problem:
     def block(self, store: Path, opt: str, factors: Sequence[float], **words: Any) -> Grid:
         """Two seeds, and lanes with the learning rate of `tests.equivalence` times each factor."""
         usual = {"lr": inspect.signature(OPTIMIZERS[opt].cls).parameters["lr"].default} | HYPERPARAMETERS[opt]
+        usual |= BY_ROLE.get(opt, {}) if self.task.startswith("tiny") else {}
         lanes = [usual | {"lr": usual["lr"] * factor} for factor in factors]
         return block(store, self.task, opt, lanes, **{"trainer__max_steps": STEPS, **self.words, **words})
 

@@ -35,6 +35,8 @@ from bench.stop import StopRequest
 from bench.store.record import RunResult
 from bench.store.store import Store
 from bench.tuned import TunedBy
+from optimizers import Parameter
+from optimizers.groups import divide
 from tests.daemons import until
 from tests.slow import GATE, HELD, SLOW
 from tests.test_kills import leftovers, outcome
@@ -590,13 +592,15 @@ def test_cutting_makes_no_process_take_longer(groups: list[tuple[int, int, float
         )
 
 
+MATRIX = Parameter("w", (2, 2), "matrix")
+
+
 class FakeLanes:
     """Lanes whose update does nothing."""
 
-    plan = SimpleNamespace(total_steps=100)
-
     def __init__(self, grid: Any, *, compiled: bool = False) -> None:
         self.compiled = compiled
+        self.plan = SimpleNamespace(total_steps=100, parts=divide(grid[0][0].opt_spec, None, {}, [MATRIX]))
 
     def update_alone(self) -> Callable[[], bool]:
         return lambda: self.compiled

@@ -4,6 +4,8 @@ import copy
 import io
 import math
 import pickle
+import re
+import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -15,11 +17,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from bench import config as config_module
 from bench import runner
 from bench.config import RunConfig, resolve, settings_of
 from bench.errors import UserError
+from bench.execute.choice import _step_together
 from bench.grammar.values import read_seeds
-from bench.lanes.optimizers import have_pure_update
+from bench.lanes.optimizers import Together, have_pure_update
+from bench.lanes.runs import make_lanes
+from bench.run_summary import remarks_on
+from bench.settings import described as record
+from bench.store.record import RunResult
 from bench.sweeps.grid import configurations
 from bench.tuning.space import Range, read_space
 from optimizers import OPTIMIZERS, ROLES, SPS, Muon, Parameter, global_norm
@@ -150,13 +158,20 @@ def test_a_file_may_nest_roles(tmp_path: Path) -> None:
         ({"opt__vectr__lr": "1"}, "unknown option '--opt.vectr.lr'"),
         ({"opt__vector__lrr": "1"}, "--opt.vector.lr"),
         ({"opt__rest": "adamm"}, "adamm"),
-        ({"opt__rest__lr": "1"}, "rest.lr"),
+        ({"opt__rest__lr": "1"}, "--opt.rest.lr: adamw has no rest here; name it first: --opt.rest adamw"),
+        ({"opt__vecter__lr": "1"}, "did you mean '--opt.vector.lr'?"),
+        ({"opt__momo__head__lr": "1"}, "did you mean '--opt.head.lr'?"),
+        ({"opt__momo__head__wieght_decay": "1"}, "did you mean '--opt.head.weight_decay'?"),
+        ({"opt__rest": "adamw,sgd"}, "`bench sweep` takes several"),
+        ({"opt": "muon", "opt__vector__lr": "1"}, "muon moves the matrices alone; write --opt.rest.vector.lr"),
+        ({"opt": "muon", "opt__rest__matrix__lr": "1"}, "which has no matrices; write --opt.matrix.lr"),
+        ({"opt": "muon", "opt__rest__vecter__lr": "1"}, "did you mean '--opt.rest.vector.lr'?"),
         ({"opt__vector__lr": "high"}, "--opt.vector.lr 'high'"),
         ({"opt__vector__lr": "true"}, "--opt.vector.lr"),
     ],
 )
 def test_misspelt_roles_and_values_are_named(words: dict[str, str], said: str) -> None:
-    with pytest.raises(UserError, match=r"(?i)unknown|takes|number|did you mean") as error:
+    with pytest.raises(UserError, match=r"(?i)unknown|takes|number|did you mean|write|name it") as error:
         config(**words)
     assert said in str(error.value)
 
@@ -190,9 +205,9 @@ def test_values_by_role_are_swept_and_tuned_over(tmp_path: Path) -> None:
     )  # fmt: skip
     assert varied == ["opt.vector.weight_decay", "opt.embedding.lr"]
     assert Counter(c.opt for c in configs) == {"adamw": 6, "sgd": 2}
-    space, fixed = read_space({"opt.rest.lr": "1e-4:1e-2", "opt.vector.weight_decay": "0", "task": "tiny"}, "muon")
+    space, fixed = read_space({"opt.rest.lr": "1e-4:1e-2", "opt.rest.vector.weight_decay": "0", "task": "tiny"}, "muon")
     assert space == {"opt.lr": Range(1e-3, 1.0), "opt.rest.lr": Range(1e-4, 1e-2)}
-    assert fixed == {"opt.vector.weight_decay": "0", "task": "tiny"}
+    assert fixed == {"opt.rest.vector.weight_decay": "0", "task": "tiny"}
 
 
 EVIL = "import pathlib; pathlib.Path(__file__).with_name('ran').touch(); from torch.optim import SGD as X"
@@ -210,6 +225,133 @@ def test_a_rest_is_one_of_the_suites_own_whoever_names_it_and_nothing_is_importe
         with pytest.raises(UserError, match=r"unknown --opt\.rest"):
             names_it()
     assert not (tmp_path / "ran").exists()
+
+
+def test_no_rest_where_there_is_none_anyway_is_the_same_run() -> None:
+    assert config(opt__rest="none").run_id == config(opt__rest=None).run_id == config().run_id
+    assert config(opt="muon", opt__rest="none").run_id != config(opt="muon").run_id
+
+
+@pytest.mark.parametrize(
+    ("task", "words", "said"),
+    [
+        ("attention_matrix", {"opt__embedding__lr": "1"}, "--opt.embedding.lr=1.0: adamw has no parameter of this role "
+         "here, only of matrix; leave it out"),
+        ("synthetic_joint", {"opt": "muon", "opt__rest__embedding__lr": "1"}, "--opt.rest.embedding.lr=1.0: adamw has "
+         "no parameter of this role here, only of head"),
+        ("attention_matrix", {"opt": "muon", "opt__rest__lr": "5"}, "--opt.rest.lr 5.0: all parameters of "
+         "attention_matrix are matrices, which muon moves"),
+        ("attention_matrix", {"opt__rest": "sgd"}, "--opt.rest sgd: all parameters of attention_matrix are matrices"),
+    ],
+)  # fmt: skip
+def test_a_value_for_parameters_that_there_are_not_is_refused(task: str, words: dict[str, str], said: str) -> None:
+    with pytest.raises(UserError) as error:
+        runner.build(config(task, **words))
+    assert str(error.value).startswith(said)
+    assert len(runner.build(config(task, opt="muon"))[1].parts) == (1 if task == "attention_matrix" else 2)
+
+
+def test_a_full_batch_method_for_the_rest_is_named(cli, tmp_path: Path) -> None:
+    words = ("--task", "synthetic_joint", "--opt", "muon", "--device", "cpu", "--store", tmp_path,
+             "--trainer.batch_size", "2", "--trainer.max_steps", "1")  # fmt: skip
+    for rest in ("gd", "ngd"):
+        answer = cli("fit", *words, "--opt.rest", rest)
+        assert answer.code == 2
+        assert f"--opt.rest {rest}: it is a full-batch method, and the batch has 2 samples" in answer.err
+
+
+def test_help_and_suggestions_know_who_moves_what(cli) -> None:
+    assert "one role: matrix, embedding, head, vector" in cli("fit", "--opt", "adamw", "--help").out
+    assert "--opt.rest.ROLE.NAME others" in " ".join(cli("fit", "--opt", "muon", "--help").out.split())
+    answer = cli("fit", "--task", "attention_matrix", "--opt", "muon", "--opt.vector.lr", "1")
+    assert (answer.code, answer.err.count("\n")) == (2, 1)
+    assert "write --opt.rest.vector.lr" in answer.err
+
+
+def test_tuned_values_of_one_rest_are_not_those_of_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "tuned" / "tiny"
+    folder.mkdir(parents=True)
+    (folder / "muon.yaml").write_text("task: tiny\nopt: {name: muon, lr: 0.5, rest.lr: 0.25}\n")
+    (folder / "adam.yaml").write_text("task: tiny\nopt: {name: adam, lr: 0.5, vector.lr: 0.25}\n")
+
+    def tuned(opt: str, **words: Any) -> dict[str, Any]:
+        config()
+        return resolve({"task": "tiny", "opt": opt, **words}, tuned=True).opt_options
+
+    assert (tuned("muon")["rest.lr"], tuned("muon", **{"opt.rest": "adamw"})["rest.lr"]) == (0.25, 0.25)
+    other = tuned("muon", **{"opt.rest": "sgd"})
+    assert (other["lr"], other["rest.lr"]) == (0.5, 0.1)
+    assert "rest.lr" not in tuned("muon", **{"opt.rest": "none"})
+    assert tuned("adam")["vector.lr"] == 0.25
+    assert "vector.lr" not in tuned("adam", **{"opt.rest": "sgd"})
+
+
+def test_several_optimizers_for_the_rest_are_swept(tmp_path: Path) -> None:
+    tiny.register()
+    words, places = {"task": "tiny", **tiny.SIZES, "opt": "muon"}, {"store": tmp_path, "device": "cpu"}
+    seeds = read_seeds("2")
+    configs, varied = configurations(words | {"opt.rest": "adamw,sgd", "opt.lr": "0.1,0.2,0.3"}, seeds, places)
+    assert varied == ["opt.rest", "opt.lr"]
+    assert Counter(c.opt_options["rest"] for c in configs) == {"adamw": 6, "sgd": 6}
+    alone, varied = configurations(words | {"opt.rest": "adamw,sgd"}, seeds, places)
+    assert (len(alone), varied) == (4, ["opt.rest"])
+    with pytest.raises(UserError, match=r"--opt.rest.betas: muon has no such option with --opt.rest sgd"):
+        configurations(words | {"opt.rest": "adamw,sgd", "opt.rest.betas": "0.9,0.99"}, seeds, places)
+    with pytest.raises(UserError, match=r"did you mean '--opt.vector.lr'"):
+        configurations(words | {"opt.vecter.lr": "1"}, seeds, places)
+
+
+@pytest.mark.parametrize("words", [("--opt.head.fused", "false"), ("--opt.matrix.momentum", "2")])
+def test_a_sweep_refuses_what_fit_refuses_in_the_same_line(cli, tmp_path: Path, words: tuple[str, ...]) -> None:
+    common = ("--task", "synthetic_joint", "--opt", "sngd", "--device", "cpu", "--store", tmp_path,
+              "--trainer.max_steps", "2", *words)  # fmt: skip
+    alone, swept = cli("fit", *common), cli("sweep", *common, "--opt.lr", "0.1,0.2", "--engine", "lanes")
+    assert (alone.code, swept.code) == (2, 2)
+    assert alone.err.splitlines()[-1] == swept.err.splitlines()[-1]
+
+
+def test_a_share_that_no_schedule_uses_is_left_out_with_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    plain = config()
+    config_module._say_once.cache_clear()
+    for words in ({"trainer__decay": 0.3}, {"trainer__floor": 0.3}):
+        assert config(**words).run_id == config(**words).run_id == plain.run_id
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [
+        f"bench: --trainer.{name} 0.3 is left out: the schedule is constant and has no {name}"
+        for name in ("decay", "floor")
+    ]
+    assert config(trainer__schedule="wsd", trainer__decay=0.3, trainer__floor=0.1).trainer.decay == 0.3
+    assert capsys.readouterr().err == ""
+
+
+def test_a_record_describes_all_methods_of_a_run() -> None:
+    own = record(config(opt="adam", opt__rest="sps"))
+    assert own["formula"] == f"{OPTIMIZERS['adam'].formula}; rest: {OPTIMIZERS['sps'].formula}"
+    assert own["traits"] == ["needs_loss"]
+    assert record(config())["formula"] == OPTIMIZERS["adamw"].formula
+
+
+def test_what_was_chosen_has_the_rest_and_not_the_rests_own_defaults() -> None:
+    chosen = record(config(opt="adam", opt__rest="sgd", opt__rest__momentum=0.5))["chosen"]
+    assert {k: v for k, v in chosen.items() if k.startswith("opt.")} == {"opt.rest": "sgd", "opt.rest.momentum": 0.5}
+    assert record(config(opt="muon", opt__rest="none"))["chosen"]["opt.rest"] is None
+    assert not any(k.startswith("opt.") for k in record(config(opt="muon"))["chosen"])
+
+
+def test_a_list_of_parameters_downloads_and_writes_nothing(
+    cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake_mnist: Path
+) -> None:
+    monkeypatch.setenv("BENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("urllib.request.urlopen", lambda *_, **__: pytest.fail("it used the network"))
+    assert "nothing is downloaded or written" in cli("show", "mnist", "--data", tmp_path / "none").out
+    assert "model.head.weight" in cli("show", "mnist", "--data", fake_mnist).out
+    text = tmp_path / "data" / "tiny_shakespeare" / "input.txt"
+    text.parent.mkdir(parents=True)
+    text.write_text("to be or not to be\n" * 500)
+    before = sorted(tmp_path.rglob("*"))
+    assert "nothing is downloaded or written" in cli("show", "lm", "--data", tmp_path / "data").out
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_without_a_rest_one_method_moves_everything() -> None:
@@ -233,9 +375,12 @@ parameters = st.lists(
 def test_every_parameter_is_in_one_group_and_the_largest_comes_first(
     every: list[Parameter], said: set[str], hybrid: bool
 ) -> None:
-    values = {"lr": 0.1, **{f"{role}.lr": i for i, role in enumerate(sorted(said))}}
+    said &= {p.role for p in every}
+    by_role = {f"{role}.lr": i for i, role in enumerate(sorted(said))}
+    values = {"lr": 0.1, **by_role}
     if hybrid:
-        values |= {"rest": "adamw", **{f"rest.{name}": value for name, value in values.items()}}
+        own = {f"rest.{name}" * ("matrix" not in name) or name: value for name, value in by_role.items()}
+        values = {"lr": 0.1, "rest": "adamw", "rest.lr": 0.1, **own}
     rest = OPTIMIZERS["adamw"] if hybrid else None
     if hybrid and all(p.role != "matrix" for p in every):
         with pytest.raises(ValueError, match="no parameter of the role matrix for muon"):
@@ -249,7 +394,7 @@ def test_every_parameter_is_in_one_group_and_the_largest_comes_first(
     for part, group in groups:
         for i in group.indices:
             own = {**part.hyperparameters, **group.values}
-            assert own["lr"] == values.get(f"{every[i].role}.lr", 0.1)
+            assert own["lr"] == by_role.get(f"{every[i].role}.lr", 0.1)
             assert own.get("pieces", 1) == (every[i].pieces if part.spec.name == "muon" else 1)
             assert not hybrid or (part.spec.name == "muon") == (every[i].role == "matrix")
 
@@ -278,6 +423,54 @@ def test_a_plug_in_may_give_each_parameter_its_values(tmp_path: Path, monkeypatc
         assert lrs[id(p)] == (0.01 if known.role == "vector" else 0.8 * 0.5**block)
 
 
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        ("[{}]", "scaled:by_layer returns 1 values (dict) for"),
+        ("[0.1 for _ in parameters]", "(float) for"),
+        ("None", "scaled:by_layer raises TypeError: 'NoneType' object is not iterable"),
+        ("[{'lrr': 0.1} for _ in parameters]", "scaled:by_layer gives lrr, which"),
+        ("[hparams['missing']]", "scaled:by_layer raises KeyError: 'missing'"),
+    ],
+)
+def test_groups_of_a_plug_in_that_are_none_are_told_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, returned: str, said: str
+) -> None:
+    (tmp_path / "scaled.py").write_text(re.sub(r"    return \[.*", f"    return {returned}", SCALED))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "scaled", raising=False)
+
+    def make() -> None:
+        task, plan = runner.build(config(opt=f"{tmp_path}/scaled.py:SPEC"))
+        plan.make_optimizer(task.parameters())
+
+    with pytest.raises(UserError) as error:
+        make()
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("roles_", "pieces", "said"),
+    [
+        ({"0.wieght": "head"}, {}, "roles of Sequential: it has no parameter 0.wieght"),
+        ({"0.*": "heads"}, {}, "roles of Sequential: 0.* has 'heads'; roles are matrix, embedding, head, vector"),
+        ({}, {"1.weight": 2}, "pieces of Sequential: it has no parameter 1.weight"),
+        ({}, {"0.*": 0}, "pieces of Sequential: 0.* has 0; it takes a count from 1 on"),
+    ],
+)
+def test_roles_and_pieces_of_nothing_are_named(roles_: Any, pieces: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
+        described(nn.Sequential(nn.Linear(4, 6)), roles_, pieces)
+
+
+def test_roles_of_a_task_that_are_none_end_a_run_in_one_line(cli, tmp_path: Path, monkeypatch: Any) -> None:
+    tiny.register()
+    monkeypatch.setattr("tasks.vision.vit.ViTClassifier.roles", {"model.haed.weight": "head"})
+    answer = cli("fit", "--task", "tiny", "--opt", "adamw", "--device", "cpu", "--store", tmp_path)
+    assert (answer.code, answer.err.count("\n")) == (2, 1)
+    assert "task tiny: roles of ViTClassifier: it has no parameter model.haed.weight" in answer.err
+
+
 NAMED = """
 import torch
 
@@ -295,6 +488,16 @@ def test_a_class_that_takes_named_parameters_gets_names(tmp_path: Path, store: P
     task, plan = runner.build(own)
     optimizer: Any = plan.make_optimizer(task.parameters())
     assert optimizer.names == [name for name, _ in task.named_parameters()]
+    assert runner.run(own, progress=False).status == "completed"
+
+
+def test_a_class_that_takes_named_parameters_works_beside_a_rest(tmp_path: Path, store: Path) -> None:
+    (tmp_path / "named.py").write_text(NAMED)
+    own = config(opt=f"{tmp_path}/named.py:ByName", opt__rest="adamw", trainer__max_steps=3, store=store)
+    task, plan = runner.build(own)
+    optimizer: Any = plan.make_optimizer(task.parameters())
+    (named,) = (part for part in optimizer.parts if hasattr(part, "names"))
+    assert named.names == [p.name for p in task.parameter_roles() if p.role == "matrix"]
     assert runner.run(own, progress=False).status == "completed"
 
 
@@ -544,6 +747,31 @@ def test_lanes_with_groups_are_the_runs_of_fit(opt: str, store: Path) -> None:
     grid = block(store, "tiny", opt, LANES[opt], **words)
     for lane, alone in zip(lanes_of(grid), fits(grid), strict=True):
         assert gap(lane, alone) < 1e-9
+
+
+@pytest.mark.parametrize(
+    ("words", "together"),
+    [
+        ({"opt": "adamw", "opt__vector__lr": 0.1}, True),
+        ({"opt": "muon"}, True),
+        ({"opt": "momo"}, True),
+        ({"opt": "momo", "opt__vector__lr": 0.1}, False),
+        ({"opt": "torch.optim:LBFGS"}, False),
+    ],
+)
+def test_whoever_measures_asks_what_the_engine_asks(store: Path, words: dict[str, Any], together: bool) -> None:
+    own = config(**words, trainer__batch_size="full", store=store)
+    assert _step_together(own) == together == isinstance(make_lanes([[own]]).stepper, Together)
+
+
+def test_a_cap_that_binds_is_named() -> None:
+    capped = {name: result(name) for name in ("sps", "momo")}
+    assert "raise --opt.max_step to" in " ".join(remarks_on(capped["sps"]))
+    assert "raise --opt.lr to" in " ".join(remarks_on(capped["momo"]))
+
+
+def result(opt: str) -> RunResult:
+    return RunResult(**record(config(opt=opt)), cap_share=1.0)
 
 
 def test_a_pure_update_of_somebody_elses_is_not_applied_group_by_group() -> None:

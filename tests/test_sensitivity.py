@@ -202,6 +202,14 @@ def test_further_settings_make_curves_of_their_own(varied):
     assert [curve.name for curve in sweep.curves] == ["gd, momentum 0", "gd, momentum 0.9"]
 
 
+def test_hyperparameters_by_role_and_of_the_rest_keep_their_names():
+    results = [r for m in (0.1, 0.2) for lr in (0.1, 0.2) for r in at(lr, 1.0, **{"opt__rest.lr": m})]
+    sweep = analyse(results, ["opt.lr", "opt.rest.lr"], "min")
+    assert [curve.name for curve in sweep.curves] == ["gd, rest.lr 0.1", "gd, rest.lr 0.2"]
+    alone = [run(final=1.0, **{"opt__vector.lr": lr}) for lr in (0.1, 0.2)]
+    assert analyse(alone, ["opt.vector.lr"], "min").x == "opt.vector.lr"
+
+
 def test_a_setting_of_one_value_is_passed_over_as_x():
     results = [run(seed=s, final=v, opt__lr=0.1, task__sigma=v) for v in (1.0, 2.0) for s in range(2)]
     sweep = analyse(results, ["opt.lr", "task.sigma"], "min")

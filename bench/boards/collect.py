@@ -15,6 +15,7 @@ from bench.store.record import RunResult
 from bench.store.reports import CheckRecord, StudyRecord
 from bench.store.stores import HOW_TO_FILL, Stores
 from bench.text import word_of
+from optimizers.groups import REST
 from optimizers.plugins import bare
 
 
@@ -129,11 +130,15 @@ def collect(
 
 
 def _conformance(entry: Entry, checks: Iterable[CheckRecord]) -> str | None:
-    """What reports say of the version of the optimizer that all runs of an entry were trained with."""
-    about = {(run.versions.get("opt"), run.versions.get("opt_package")) for run in entry.runs.values()}
-    mine = [c for c in checks if bare(c.name) == entry.opt and {(c.version, c.package)} == about]
-    failed = sorted({name for report in mine for name in report.failed})
-    return f"fails {', '.join(failed)}" if failed else "pass" if mine else None
+    """What reports say of the versions of the optimizers that all runs of an entry were trained with."""
+    failed = set[str]()
+    for kind, name in {"opt": entry.opt, "rest": entry.options.get(REST)}.items():
+        about = {(run.versions.get(kind), run.versions.get(f"{kind}_package")) for run in entry.runs.values()}
+        mine = [c for c in checks if bare(c.name) == name and {(c.version, c.package)} == about]
+        if name is not None and not mine:
+            return None
+        failed |= {check for report in mine for check in report.failed}
+    return f"fails {', '.join(sorted(failed))}" if failed else "pass"
 
 
 def _filtered(
@@ -280,7 +285,11 @@ def _best_of(searched: Sequence[Entry], seeds: Collection[Seed]) -> Entry:
 def _refuse_mixed(entries: Sequence[Entry]) -> None:
     for problem, own in _by_problem(entries).items():
         groups = [(what, what, own) for what in VERSIONS]
-        groups += [(what, f"optimizer {e.opt}", [e]) for e in own for what in OWN_VERSIONS]
+        groups += [
+            (what, f"optimizer {e.options.get(REST) if what == REST else e.opt}", [e])
+            for e in own
+            for what in OWN_VERSIONS
+        ]
         for what, of, group in groups:
             count = Counter(str(run.versions.get(what, "unknown")) for e in group for run in e.runs.values())
             if len(count) > 1:

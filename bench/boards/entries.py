@@ -16,12 +16,13 @@ from bench.results.selection import Mode, is_capped
 from bench.store.record import RunResult
 from bench.store.reports import StudyRecord
 from bench.text import cell, comparable, word_of
+from optimizers.groups import REST
 from optimizers.plugins import bare
 
 KINDS = ("tuned", "default", "by hand")
 VERSIONS = ("task", "task_package", "contents", "torch", "lightning")
 """Versions that must be equal within a problem."""
-OWN_VERSIONS = ("opt", "opt_package")
+OWN_VERSIONS = ("opt", "opt_package", "rest")
 """Versions that must be equal within an entry."""
 
 REFERENCES = ("adamw", "gd")
@@ -77,8 +78,8 @@ class Entry(Group):
         tuned_elsewhere: whether the study that found the settings is not in these stores; it may have had another
             budget.
         twice: seeds of which there are several runs; one of them is taken.
-        conformance: what `bench check` said of this version of the optimizer: `pass`, or the names of checks that
-            failed; None if it was not asked.
+        conformance: what `bench check` said of these versions of the optimizer and, if there is one, of that for the
+            rest: `pass`, or the names of checks that failed; None if it was not asked of both.
     """
 
     problem: Problem
@@ -172,7 +173,7 @@ def _add(entry: Entry, run: RunResult) -> None:
 
 
 def _standing(run: RunResult) -> list[Any]:
-    versions = [run.versions.get(name) for name in ("task", "opt")]
+    versions = [run.versions.get(name) for name in ("task", "opt", "rest")]
     return [run.status != "timeout", *(version if isinstance(version, int) else 0 for version in versions)]
 
 
@@ -235,8 +236,12 @@ def _tell_apart(entries: Iterable[Entry]) -> None:
 def differing(entry: Entry, own: Sequence[Entry]) -> str:
     """The hyperparameters, and the source, that tell an entry from others of its optimizer, in words."""
     others = [other.options for other in own if other.opt == entry.opt]
-    names = dict.fromkeys(name for other in others for name in other)
-    names = [name for name in names if len({_text(other.get(name)) for other in others}) > 1]
+    alike = [other for other in others if other.get(REST) == entry.options.get(REST)]  # whose `rest.lr` is the same
+    names = [
+        name
+        for name in dict.fromkeys(name for other in others for name in other)
+        if len({_text(o.get(name)) for o in (alike if name.startswith(f"{REST}.") else others)}) > 1
+    ]
     words = [f"{name} {word_of(entry.options.get(name))}" for name in names]
     words += [entry.source] * (len({other.source for other in own if other.opt == entry.opt}) > 1)
     return ", ".join(words)

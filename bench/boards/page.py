@@ -145,11 +145,14 @@ def _kind(kind: str, chart: Chart) -> dict[str, Any]:
 def _made(place: int, entry: Entry) -> dict[str, Any]:
     """What stands behind a row."""
     studies = {entry.study.name} if entry.study else {run.tuned_by for run in entry.runs.values() if run.tuned_by}
-    versions = {"torch": "torch", "lightning": "lightning", "task": "task version", "opt": "optimizer version"}
+    versions = {
+        "torch": "torch", "lightning": "lightning", "task": "task version", "opt": "optimizer version",
+        "rest": "version of the rest",
+    }  # fmt: skip
     return {
         "place": place, "name": cell(entry.name), "problem": cell(entry.problem.name), "kind": entry.kind,
         "n": len(entry.runs), "study": cell(sorted(studies)) if studies else None,
-        "versions": {words: cell(entry.versions[name]) for name, words in versions.items()},
+        "versions": {words: cell(entry.versions[name]) for name, words in versions.items() if name in entry.versions},
         "machines": cell(entry.machines), "commands": list(map(cell, commands(entry.runs.values()))),
     }  # fmt: skip
 

@@ -14,6 +14,7 @@ from bench.errors import UserError, first_line
 from bench.execute import Engine
 from bench.execute.blocks import rectangles
 from bench.grammar.values import Memory
+from bench.lanes.optimizers import have_pure_update
 from bench.lanes.runs import Grid, make_lanes
 from bench.memory import bytes_of, ran_out, watch_peak
 from bench.progress import doing
@@ -86,7 +87,8 @@ class Choices:
     def _how_many(self, group: Sequence[RunConfig]) -> Choice:
         first = group[0]
         # Optimizers with a pure update cost about the same, but for what they make of matrices; others step one by one.
-        own = [spec.name for spec in first.methods if spec.pure_update is None or spec.traits.by_piece]
+        together = _step_together(first)
+        own = [spec.name for spec in first.methods if not together or spec.traits.by_piece]
         alike = first.task, repr(first.task_options), first.trainer, *own
         if alike not in self._measured:
             with doing("measuring how many lanes pay"):
@@ -165,13 +167,14 @@ class Choices:
             blocks: of lanes; all of runs with one `block_key`.
             most: seconds that all their training takes, and so the updates at most; infinite if it was not measured.
         """
-        methods = blocks[0][0][0].methods
-        if most < COMPILE_SECONDS or any(spec.pure_update is None for spec in methods):
+        if most < COMPILE_SECONDS:
             return False
-        name = " and ".join(spec.name for spec in methods)
+        name = " and ".join(spec.name for spec in blocks[0][0][0].methods)
         grid, sizes = max(blocks, key=_lanes), {_lanes(block) for block in blocks}
         try:
             lanes = make_lanes(grid)
+            if not have_pure_update(lanes.plan.parts):
+                return False
             ahead = sum(map(_lanes, blocks)) / _lanes(grid) * lanes.plan.total_steps  # updates of such a block in all
             plain = seconds_of(lanes.update_alone(), ahead)
             del lanes
@@ -200,6 +203,16 @@ class Choices:
             f" {ahead * plain:,.0f} s of updates"
         )
         return pays
+
+
+def _step_together(config: RunConfig) -> bool:
+    """Whether one update moves all lanes of such runs."""
+    try:
+        return have_pure_update(build(config)[1].parts)
+    except UserError:
+        raise
+    except Exception:  # so it will in training, which records how
+        return False
 
 
 def _line(costs: Mapping[int, float], ahead: float) -> tuple[float, float] | None:

@@ -141,8 +141,8 @@ def _values_of_setting(command: Command, name: str, before: Sequence[str]) -> li
     options = dict(task_options(TASKS[task])) if group == "task" and task in TASKS.own else {}
     for opt in opts if group == "opt" else []:
         if name == REST:
-            return list(OPTIMIZERS)
-        options |= all_optimizer_options(OPTIMIZERS[opt], OPTIMIZERS[opt].rest) if opt in OPTIMIZERS.own else {}
+            return [*(each for each, spec in OPTIMIZERS.own.items() if spec.rest is None), "none"]
+        options |= all_optimizer_options(OPTIMIZERS[opt], {}) if opt in OPTIMIZERS.own else {}
     kinds = options[name].type_name.split(" or ") if name in options else []
     names = [kind for kind in kinds if kind not in ("int", "float", "str", "bool") and "," not in kind]
     return ["true", "false"] * ("bool" in kinds) + names

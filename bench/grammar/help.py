@@ -96,8 +96,9 @@ def hyperparameter_rows(spec: "OptimizerSpec") -> list[str]:
     from bench.options import all_optimizer_options, optimizer_options
     from optimizers.groups import REST, ROLES
 
-    rest = replace(all_optimizer_options(spec, spec.rest)[REST], default=spec.rest)
-    by_role = row("--opt.ROLE.NAME", f"a value for the parameters of one role: {', '.join(ROLES)} (`bench show TASK`)")
+    rest = replace(all_optimizer_options(spec, {})[REST], default=spec.rest)
+    roles = f"one role: {', '.join(ROLES)}" if spec.rest is None else f"the role matrix; --opt.{REST}.ROLE.NAME others"
+    by_role = row("--opt.ROLE.NAME", f"a value for the parameters of {roles} (`bench show TASK`)")
     return [*rows("opt", {**optimizer_options(spec), REST: rest}), *by_role]
 
 

@@ -265,7 +265,7 @@ def refuse_several(settings: Mapping[str, Any]) -> None:
     Raises:
         UserError: with the command that takes several.
     """
-    from bench.options import all_optimizer_options, rest_of, task_options
+    from bench.options import all_optimizer_options, task_options
     from optimizers import OPTIMIZERS
     from tasks import TASKS
 
@@ -280,8 +280,7 @@ def refuse_several(settings: Mapping[str, Any]) -> None:
         )
     options: dict[str, Any] = {}
     if opt in OPTIMIZERS.own:
-        rest = rest_of(OPTIMIZERS[opt], settings, "opt.")
-        options |= {f"opt.{k}": o for k, o in all_optimizer_options(OPTIMIZERS[opt], rest).items()}
+        options |= {f"opt.{k}": o for k, o in all_optimizer_options(OPTIMIZERS[opt], settings, "opt.").items()}
     options |= {f"task.{k}": o for k, o in (task_options(TASKS[task]) if task in TASKS.own else {}).items()}
     for name, value in settings.items():
         kinds = options[name].type_name.split(" or ") if name in options else []
@@ -300,16 +299,19 @@ def check_settings(args: Args) -> None:
         UserError: with the setting that was meant.
     """
     from bench.grammar.commands import COMMANDS
-    from bench.options import all_optimizer_options, rest_of
+    from bench.options import all_optimizer_options, no_such_option
     from optimizers import OPTIMIZERS
     from tasks import TASKS
 
     task, opt = (str(args.of_runs.get(kind, "")) for kind in ("task", "opt"))
     if task in TASKS.own and opt in OPTIMIZERS.own:
         known = known_options(COMMANDS["fit"], task, [opt])
-        rest = rest_of(OPTIMIZERS[opt], args.of_runs, "opt.")
-        there = {*known, *(f"--opt.{name}" for name in all_optimizer_options(OPTIMIZERS[opt], rest))}
+        spec = OPTIMIZERS[opt]
+        there = {*known, *(f"--opt.{name}" for name in all_optimizer_options(spec, args.of_runs, "opt."))}
         for name in sorted(name for name in args.of_runs if "." in name and f"--{name}" not in there):
+            group, _, own = name.partition(".")
+            if group == "opt":
+                raise no_such_option(spec, args.of_runs, own, "opt.", known)
             raise unknown_setting(name, known)
 
 

@@ -91,6 +91,10 @@ def meant(word: str, known: Iterable[str]) -> str | None:
     group = _GROUPS.get(group, group)
     if (full := f"{group}.{last}" if group else last) in names:
         return names[full]
+    before, _, role = group.rpartition(".")
+    roles = {each.split(".")[-2] for each in names if each.count(".") > 1}
+    if before and (role := nearest(role, roles) or "") and (full_ := f"{before}.{role}.{last}") in names:
+        return names[full_]  # --opt.vecter.lr
     key = last.replace("_", "").lower()
     for ours, theirs in _MEANT.items():
         if key in theirs.split():

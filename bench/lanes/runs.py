@@ -61,6 +61,7 @@ def make_lanes(grid: Grid, *, compiled: bool = False, solved: bool = False) -> L
             task.data.facts()
         tasks.append(task)
         plans.append([make_plan(config, task) for config in row])
+    plans[0][0].make_optimizer(tasks[0].parameters())  # it refuses what it refuses of a run alone
     dtype = torch.float64 if first.precision == "64-true" else torch.float32
     return Lanes(tasks, plans, torch.device(first.device), dtype, compiled=compiled)
 

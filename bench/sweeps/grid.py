@@ -9,8 +9,9 @@ from typing import Any, get_origin
 
 from bench.config import RunConfig, decided, resolve
 from bench.errors import UserError, unknown
+from bench.grammar.near import nearest
 from bench.grammar.values import DEFAULT_POINTS, log_grid, parts, read_grid, refuse_too_many
-from bench.options import Option, all_optimizer_options, rest_of, task_options
+from bench.options import Option, all_optimizer_options, task_options
 from bench.strict_yaml import flatten_yaml
 from bench.tuned import tuned_settings
 from optimizers import OPTIMIZERS, LogUniform
@@ -59,25 +60,31 @@ def configurations(
         )
     common, own = by_optimizer(words, names)
     grids: list[tuple[str, dict[str, list[Any]]]] = []
-    for name in names:
-        settings = common | own[name]
-        for option in sorted(k for k in common if k.startswith("opt.") and k[4:] not in _options(name, settings)):
-            having = [n for n in names if option[4:] in _options(n, common | own[n])]
+    swept: dict[str, int] = {}
+    by_rest = {name: _by_rest(common | own[name]) for name in names}
+    for name, settings in ((opt, each) for opt in names for each in by_rest[opt]):
+        known = _options(name, settings)
+        for option in sorted(k for k in common if k.startswith("opt.") and k[4:] not in known):
+            having = [n for n in names for each in by_rest[n] if option[4:] in _options(n, each)]
             if not having:
                 continue  # `resolve` says so, with the nearest name
+            if name in having:
+                rest = f"--opt.{REST} {settings[f'opt.{REST}']}"
+                raise UserError(f"--{option}: {name} has no such option with {rest}; sweep each {REST} by itself")
             raise UserError(
                 f"--{option}: {name} has no such option; write --opt.{having[0]}{option[3:]} to give it to"
                 f" {having[0]} alone"
             )
-        known = _options(name, settings)
         values = {key: _once(values_of(key, value, task, known)) for key, value in settings.items()}
-        if not any(key.startswith("opt.") and len(several) > 1 for key, several in values.items()):
+        if len(by_rest[name]) > 1:
+            swept[f"opt.{REST}"] = len(by_rest[name])
+        elif not any(key.startswith("opt.") and len(several) > 1 for key, several in values.items()):
             fixed = tuned_settings(task, name) if tuned and task else {}
             key, axis = next(iter(OPTIMIZERS[name].search.items()), ("", None))
             if isinstance(axis, LogUniform) and f"opt.{key}" not in fixed:
                 values.setdefault(f"opt.{key}", log_grid(axis.low, axis.high, DEFAULT_POINTS))
         grids.append((name, values))
-    sizes = {key: len(several) for _, values in grids for key, several in values.items() if len(several) > 1}
+    sizes = swept | {key: len(several) for _, values in grids for key, several in values.items() if len(several) > 1}
     shape = [*(f"{size:,} values of --{key}" for key, size in sizes.items()), f"{len(seeds):,} seeds"]
     runs = len(seeds) * sum(math.prod(map(len, values.values())) for _, values in grids)
     refuse_too_many(f"this sweep has {' x '.join(shape)}", runs)
@@ -114,6 +121,8 @@ def by_optimizer(words: Mapping[str, Any], names: Sequence[str]) -> tuple[dict[s
         name, dot, option = rest.partition(".")
         if group == "opt" and dot and name not in RESERVED:
             if name not in own:
+                if role := nearest(name, RESERVED):
+                    raise UserError(f"unknown option '--{key}'; did you mean '--opt.{role}.{option}'?")
                 raise unknown("optimizer of --opt", name, names)
             own[name][f"opt.{option}"] = value
         else:
@@ -122,7 +131,14 @@ def by_optimizer(words: Mapping[str, Any], names: Sequence[str]) -> tuple[dict[s
 
 
 def _options(opt: str, settings: Mapping[str, Any]) -> dict[str, Option]:
-    return all_optimizer_options(OPTIMIZERS[opt], rest_of(OPTIMIZERS[opt], settings, "opt."))
+    return all_optimizer_options(OPTIMIZERS[opt], settings, "opt.")
+
+
+def _by_rest(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The settings for each optimizer of the rest that they name, since its options are others."""
+    raw = settings.get(key := f"opt.{REST}")
+    several = raw if isinstance(raw, list) else parts(raw) if isinstance(raw, str) else []
+    return [{**settings, key: rest} for rest in dict.fromkeys(several)] or [dict(settings)]
 
 
 def values_of(key: str, raw: Any, task: str, hyperparameters: Mapping[str, Option]) -> list[Any]:
@@ -139,8 +155,6 @@ def values_of(key: str, raw: Any, task: str, hyperparameters: Mapping[str, Optio
     """
     group, _, name = key.partition(".")
     if not isinstance(raw, str | list) or not name:
-        return [raw]
-    if key == f"opt.{REST}":  # a plug-in's name may have a colon
         return [raw]
     if ":" in raw:
         return read_grid(key, str(raw))

@@ -179,7 +179,7 @@ def analyse(results: Sequence[RunResult], varied: Sequence[str], mode: Mode) -> 
     least = equal_below((chosen_by.of(run) for of in groups.values() for own in of.values() for run in own), metric)
     for key, ends in groups.items():
         found = [_point(at, Group.of(ends[at]), final, chosen_by) for at in (sorted(ends) if numeric else ends)]
-        words = [key[0], *(f"{name.rpartition('.')[2]} {_text(value)}" for name, value in key[1:])]
+        words = [key[0], *(f"{name.partition('.')[2] or name} {_text(value)}" for name, value in key[1:])]
         curve = _curve(", ".join(words), axes[key[0]].x, found, mode, numeric, least)
         left = {at: status for at, status in unscored.get(key, {}).items() if at not in ends}
         curves.append(replace(curve, unscored=left, opt=key[0]))

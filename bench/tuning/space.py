@@ -8,7 +8,7 @@ from typing import Any
 
 from bench.errors import UserError, unknown
 from bench.grammar.values import ends_of_range
-from bench.options import Option, all_optimizer_options, parse_options, rest_of
+from bench.options import Option, all_optimizer_options, no_such_option, parse_options
 from bench.sweeps.grid import values_of
 from optimizers import OPTIMIZERS, LogUniform
 from optimizers.groups import REST
@@ -65,12 +65,12 @@ def read_space(words: Mapping[str, Any], opt: str) -> tuple[Space, dict[str, Any
     if opt not in OPTIMIZERS:
         raise unknown("optimizer", opt, OPTIMIZERS)
     spec, task = OPTIMIZERS[opt], str(words.get("task", ""))
-    rest = rest_of(spec, words, "opt.")
-    options = all_optimizer_options(spec, rest)
+    options = all_optimizer_options(spec, words, "opt.")
+    other_rest = words.get(f"opt.{REST}", spec.rest) != spec.rest  # which has other values
     own: Space = {
         f"opt.{name}": Range(axis.low, axis.high) if isinstance(axis, LogUniform) else axis
         for name, axis in spec.search.items()
-        if rest == spec.rest or not name.startswith(f"{REST}.")  # another rest has other values
+        if not (other_rest and name.startswith(f"{REST}."))
     }
     space: Space = {name: span for name, span in own.items() if name not in words}
     fixed: dict[str, Any] = {}
@@ -82,8 +82,8 @@ def read_space(words: Mapping[str, Any], opt: str) -> tuple[Space, dict[str, Any
             fixed[key] = raw
             continue
         if name not in options:
-            raise unknown("option", f"--{key}", [f"--opt.{known}" for known in options])
-        if isinstance(raw, str) and raw.count(":") == 1 and name != REST:
+            raise no_such_option(spec, words, name, "opt.")
+        if isinstance(raw, str) and raw.count(":") == 1:
             space[key] = _range(key, raw, options[name])
             continue
         values = values_of(key, raw, "", options)

@@ -44,6 +44,7 @@ from bench.tuning.rows import TrialRow
 from bench.tuning.space import Axis, Point, Range, Space, point_key
 from bench.tuning.trials import Request, State, StudySpec, Trial, read_trial, versions_of
 from optimizers import OPTIMIZERS
+from optimizers.groups import REST
 from tasks import TASKS
 
 if TYPE_CHECKING:
@@ -235,7 +236,8 @@ class Study:
             UserError: with the versions.
         """
         spec = self.spec
-        here = versions_of(TASKS.get(spec.task), OPTIMIZERS.get(spec.opt))
+        rest = OPTIMIZERS.own.get(str(spec.settings.get(f"opt.{REST}")))
+        here = versions_of(TASKS.get(spec.task), OPTIMIZERS.get(spec.opt), rest)
         if here != spec.versions:
             raise UserError(
                 f"study {self.name} was begun with versions {spec.versions} of {spec.task} and {spec.opt},"

@@ -69,8 +69,8 @@ class StudySpec(BaseModel):
     """What makes a study the study it is, and all that readers need to show it without importing what it names.
 
     Attributes:
-        task, opt, versions: what is tuned, with the versions of the two, and of plug-ins their `task_package` and
-            `opt_package`.
+        task, opt, versions: what is tuned, with the versions of the two and of the optimizer for the `rest`, and of
+            plug-ins their `task_package` and `opt_package`.
         metric: what is compared.
         mode: whether it is better when smaller or greater.
         settings: all settings of its runs that are not searched, in dotted form.
@@ -313,9 +313,12 @@ def _lies_on(axis: Axis, value: Any) -> bool:
     return is_number(value) and value > 0 if isinstance(axis, Range) else value in axis
 
 
-def versions_of(task: Any, opt: Any) -> dict[str, int | str]:
-    """Versions of a task and an optimizer, and of plug-ins their packages, from the registries' entries."""
-    there = {"task": task, "opt": opt}
+def versions_of(task: Any, opt: Any, rest: Any) -> dict[str, int | str]:
+    """Versions of a task, an optimizer and that for the rest, and packages of plug-ins, from the registries' entries.
+
+    What is None has none.
+    """
+    there = {"task": task, "opt": opt, "rest": rest}
     versions = {kind: getattr(spec, "version", None) for kind, spec in there.items()}
     versions |= {f"{kind}_package": getattr(spec, "package", None) for kind, spec in there.items()}
     return {name: what for name, what in versions.items() if what is not None}

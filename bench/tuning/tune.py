@@ -78,7 +78,7 @@ def make_spec(
     settings = {name: value for name, value in settings.items() if name not in left_out}
     chosen = chosen_of(config).keys() | {"data_seed"} | ({"device"} if config.device != "auto" else set())
     return StudySpec(
-        task=config.task, opt=config.opt, versions=versions_of(config.task_spec, config.opt_spec),
+        task=config.task, opt=config.opt, versions=versions_of(config.task_spec, config.opt_spec, config.rest_spec),
         metric=config.task_spec.metric, mode=config.task_spec.mode,
         settings=settings, chosen=[name for name in settings if name in chosen],
         space=space_as_json(space), sampler=design.sampler, seeds=list(seeds), report_seeds=list(report_seeds),

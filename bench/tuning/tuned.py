@@ -49,7 +49,7 @@ def tuned_yaml(found: StudyResult) -> str:
                       f" {run.versions.get('lightning')}, {machine}"),
             "versions": {
                 name: run.versions[name]
-                for name in ("task", "opt", "task_package", "opt_package")
+                for name in ("task", "opt", "rest", "task_package", "opt_package")
                 if name in run.versions
             },
             "engine": ", ".join(sorted({run.engine for run in found.runs})),

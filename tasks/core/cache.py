@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.core.files import DataError
+from tasks.core.files import DataError, is_reading, refuse_if_reading
 
 _T = TypeVar("_T")
 
@@ -68,6 +68,7 @@ def cached_arrays(
     with _alone(folder):
         found = _load(folder, names)
         if found is None:
+            refuse_if_reading()
             _save(folder, path, *make())
             found = _load(folder, names)
             assert found is not None
@@ -89,6 +90,7 @@ def cached(meaning: Any, read: Callable[[str], _T], make: Callable[[], str]) -> 
     with _alone(file):
         with suppress(Exception):  # it is not there, or damaged
             return read(file.read_text("utf-8"))
+        refuse_if_reading()
         temporary = file.with_suffix(".tmp")
         temporary.write_text(made := make(), "utf-8")
         temporary.replace(file)
@@ -132,9 +134,14 @@ def _sha256(array: Any) -> str:
 def _alone(path: Path) -> Iterator[None]:
     """One process at a time makes what lies at this path of the cache; the lock goes with the process.
 
+    Who only reads takes none: what is there is there whole.
+
     Raises:
         DataError: the cache cannot be written.
     """
+    if is_reading():
+        yield
+        return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.with_name(f"{path.name}.lock").open("w") as lock:

@@ -6,12 +6,41 @@ import tarfile
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 
 class DataError(Exception):
     """Data are missing or damaged; the message says which file and what to do."""
+
+
+_reading = ContextVar("reading", default=False)
+
+
+@contextmanager
+def only_reading() -> Iterator[None]:
+    """Nothing is downloaded or written within: whoever wants to gets a DataError, as if it could not be done."""
+    token = _reading.set(True)
+    try:
+        yield
+    finally:
+        _reading.reset(token)
+
+
+def is_reading() -> bool:
+    """Whether this is within `only_reading`."""
+    return _reading.get()
+
+
+def refuse_if_reading() -> None:
+    """Called before something is downloaded or written.
+
+    Raises:
+        DataError: within `only_reading`.
+    """
+    if is_reading():
+        raise DataError("nothing is downloaded or written for a list")
 
 
 def md5(path: Path) -> str:
@@ -34,6 +63,7 @@ def require_present(folder: Path, names: Iterable[str], download: Callable[[], o
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
         try:
+            refuse_if_reading()
             download()
         except Exception as error:
             raise DataError(

@@ -5,7 +5,7 @@ from fnmatch import fnmatchcase
 
 from torch import nn
 
-from optimizers.groups import Parameter, Role
+from optimizers.groups import ROLES, Parameter, Role
 
 _EMBEDDINGS = nn.Embedding, nn.EmbeddingBag, nn.Conv1d, nn.Conv2d, nn.Conv3d
 """Modules whose weights make vectors of tokens and patches."""
@@ -25,8 +25,19 @@ def described(model: nn.Module, roles: Mapping[str, Role], pieces: Mapping[str, 
         pieces: how many matrices of one shape are stacked by rows, by patterns.
 
     Raises:
-        ValueError: the rows cannot be cut into the pieces.
+        ValueError: the rows cannot be cut into the pieces, there is no such role, or a name without `*` is that of no
+            parameter.
     """
+    every = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    for what, said_of in {"roles": roles, "pieces": pieces}.items():
+        if missing := sorted(name for name in said_of if "*" not in name and name not in every):
+            raise ValueError(f"{what} of {type(model).__name__}: it has no parameter {missing[0]}")
+    for pattern, role in roles.items():
+        if role not in ROLES:
+            raise ValueError(f"roles of {type(model).__name__}: {pattern} has {role!r}; roles are {', '.join(ROLES)}")
+    for pattern, count in pieces.items():
+        if type(count) is not int or count < 1:
+            raise ValueError(f"pieces of {type(model).__name__}: {pattern} has {count!r}; it takes a count from 1 on")
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     modules = dict(model.named_modules())
     found: list[Parameter] = []

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from tasks.core.files import DataError
+from tasks.core.files import DataError, refuse_if_reading
 
 
 class Hub(NamedTuple):
@@ -40,6 +40,7 @@ def require_tables(paths: Mapping[str, Path], columns: Sequence[str], hub: Hub |
     missing = [split for split, path in paths.items() if not path.is_file()]
     try:
         for split in missing:
+            refuse_if_reading()
             _fetch(hub, split, paths[split])
     except Exception as error:  # of the network, of the Hub, of the disk
         names, several = ", ".join(paths[split].name for split in missing), "s" * (len(columns) > 1)

@@ -13,7 +13,7 @@ from transformers import AttentionInterface, AutoConfig, AutoModelForSequenceCla
 
 from optimizers.groups import Role
 from tasks.core.attention import MultiHeadAttention, head_size, plain_attention
-from tasks.core.files import DataError
+from tasks.core.files import DataError, refuse_if_reading
 from tasks.core.roles import COMPOSITION
 from tasks.core.tables import one_line, sha256
 from tasks.core.task import Task
@@ -271,6 +271,7 @@ def model_folder(model: str, *, weights: bool = True) -> Path:
         except (OSError, ValueError):
             pass
         try:
+            refuse_if_reading()
             # Asked first, once: a download tries for half a minute before it says that there is no network.
             found = {file.rfilename for file in HfApi().model_info(model, timeout=10).siblings or ()}
             if found.issuperset(needed):

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, trainers
 from tokenizers.implementations import BertWordPieceTokenizer
 from tokenizers.models import WordPiece
 
-from tasks.core.files import DataError
+from tasks.core.files import DataError, refuse_if_reading
 from tasks.core.tables import one_line
 
 LEAST_VOCABULARY = 100
@@ -71,7 +71,9 @@ def _tokenizer_folder(model: str) -> Path:
     why = ""
     for here in (True, False):
         try:
-            if not here:  # without a network the download would try again for a minute
+            if not here:
+                refuse_if_reading()
+                # Asked first: without a network the download would try again for a minute.
                 get_hf_file_metadata(hf_hub_url(model, "config.json"), timeout=10)
             wanted = [*_FILES, "tokenizer_config.json", "merges.txt"]
             folder = Path(snapshot_download(model, allow_patterns=wanted, local_files_only=here))
