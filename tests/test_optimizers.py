@@ -791,8 +791,9 @@ def test_a_class_of_the_registry_is_used_like_any_torch_optimizer() -> None:
 def test_the_registrys_defaults_and_search_ranges_name_real_hyperparameters(name: str) -> None:
     spec = OPTIMIZERS[name]
     assert spec.name == name
-    assert {*spec.defaults, *spec.search} <= hyperparameters(spec.cls)
-    assert all(0 < interval.low < interval.high for interval in spec.search.values())
+    of_rest = {f"rest.{option}" for option in hyperparameters(OPTIMIZERS[spec.rest].cls)} if spec.rest else set()
+    assert {*spec.defaults, *spec.search} <= hyperparameters(spec.cls) | of_rest
+    assert all(len(axis) > 1 if isinstance(axis, tuple) else 0 < axis.low < axis.high for axis in spec.search.values())
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
