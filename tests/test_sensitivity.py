@@ -331,9 +331,9 @@ def test_json_is_strict_and_says_what_the_table_says():
             "may_be_wider": True,
             "unscored": {}, "points": [
                 {"x": 0.1, "seeds": 2, "diverged": 0, "median": 1.5, "quartiles": [1, 2], "interval": None,
-                 "choice": None},
+                 "choice": None, "capped": False},
                 {"x": 0.2, "seeds": 2, "diverged": 2, "median": None, "quartiles": [None, None], "interval": None,
-                 "choice": None},
+                 "choice": None, "capped": False},
             ],
         }],
     }  # fmt: skip
