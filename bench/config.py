@@ -90,6 +90,19 @@ class TrainerOptions(NoBooleans):
     warmup: float = Field(0.0, ge=0, lt=1, description="share of the steps, in [0, 1), over which lr rises linearly")
     floor: float = Field(0.0, ge=0, le=1, description="least lr of a decay as a share of lr, in [0, 1]")
     decay: float = Field(0.2, gt=0, le=1, description="share of the steps, in (0, 1], over which wsd decays at the end")
+    average: Literal["none", "ema", "lawa"] = Field(
+        "none",
+        description="which average of the weights is evaluated: none, ema (exponential, with start correction), or lawa"
+        " (mean of the latest snapshots); left out for optimizers that average by themselves",
+    )
+    average_decay: float = Field(0.999, gt=0, lt=1, description="d of ema, in (0, 1): a <- a + (1-d)/(1-d^t) (w - a)")
+    average_window: int = Field(5, ge=2, description="snapshots in the mean of lawa, at least 2; each is kept")
+    average_every: int | None = Field(
+        None,
+        ge=1,
+        description="optimizer steps between the snapshots of lawa; by default an epoch, but not less than a twentieth"
+        " of the run; a twentieth where the run has no average_window of epochs",
+    )
     val_every: int | None = Field(
         None,
         ge=1,
@@ -335,10 +348,22 @@ def resolve(
             f"--trainer.decay {config_.trainer.decay:g}: with a warm-up over {config_.trainer.warmup:g} of the steps it"
             f" can be at most {1 - config_.trainer.warmup:g}"
         )
+    _refuse_without_effect(config_.trainer)
     size = config_.trainer.batch_size
     if isinstance(size, int) and size < 1:
         raise UserError(f"--trainer.batch_size {size}: it must be at least 1, or `full`")
     return config_
+
+
+def _refuse_without_effect(trainer: TrainerOptions) -> None:
+    """Refuse options of another average: they would make another run with the same result."""
+    for name, kind in (("average_decay", "ema"), ("average_window", "lawa"), ("average_every", "lawa")):
+        value = getattr(trainer, name)
+        if trainer.average != kind and value != TrainerOptions.model_fields[name].default:
+            raise UserError(
+                f"--trainer.{name} {value}: it says nothing about --trainer.average {trainer.average}; leave it out, or"
+                f" take --trainer.average {kind}"
+            )
 
 
 def _validated(values: dict[str, Any]) -> RunConfig:

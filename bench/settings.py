@@ -22,7 +22,7 @@ def described(config: RunConfig) -> dict[str, Any]:
         "run_id": config.run_id, "config": as_stored(config), "identity": config.identity,
         "problem": problem_of(config), "chosen": chosen_of(config),
         "metric": spec.metric, "mode": spec.mode, "scale": spec.scale, "target": spec.target,
-        "measures": spec.measure_every is not None, "formula": opt.formula, "traits": opt.traits.named(),
+        "measures": spec.measure_every is not None, "formula": opt.formula, "traits": config.traits.named(),
     }  # fmt: skip
 
 
