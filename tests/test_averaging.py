@@ -24,7 +24,9 @@ from bench.boards.collect import collect
 from bench.boards.shared import flags
 from bench.config import RunConfig, resolve
 from bench.errors import UserError
+from bench.progress import Progress
 from bench.run_summary import result_lines
+from bench.stop import StopRequest
 from bench.store.record import RunResult
 from bench.store.store import Store
 from bench.store.stores import Stores
@@ -372,6 +374,31 @@ def test_snapshots_are_an_epoch_apart_where_the_run_has_several(steps: int, per_
 # -- resumed ----------------------------------------------------------------------------------------------------------
 
 
+class Stopping(Progress):
+    """Asks a run to stop at its 30th step."""
+
+    def __init__(self, stop: StopRequest) -> None:
+        super().__init__(60, "", enabled=False)
+        self.asked = stop
+
+    def update(self, now: int, *rest: Any) -> None:
+        if now >= 30 and self.asked.signal is None:
+            self.asked.note(signal.SIGINT)
+
+
+@each_average
+def test_a_run_that_was_interrupted_goes_on_bit_for_bit(kind: str, store: Path) -> None:
+    configs = [
+        resolve({**SMALL, "opt": "adam", "trainer.val_every": "7", "store": folder, **WORDS[kind]})
+        for folder in (store, store.with_name("whole"))
+    ]
+    stop = StopRequest()
+    assert runner.run(configs[0], stop=stop, progress=lambda *_: Stopping(stop)).status == "killed"
+    for config in configs:
+        assert runner.run(config, progress=False).status == "completed"
+    assert outcome(store) == outcome(store.with_name("whole"))
+
+
 @pytest.mark.deep
 @each_average
 def test_a_run_that_was_killed_goes_on_bit_for_bit(kind: str, store: Path, tmp_path: Path) -> None:
@@ -459,7 +486,7 @@ def test_lanes_that_are_replayed_are_those_that_are_not(
 def test_a_block_that_was_stopped_goes_on_as_if_it_had_not_been(kind: str, store: Path) -> None:
     grid = block(store, "net", "adam", lrs(0.05, 1e200), **in_lanes(kind))
     whole = lanes_of(elsewhere(grid))
-    stop = runner.StopRequest()
+    stop = StopRequest()
     assert train(grid, stop, Silent(4, lambda: stop.note(signal.SIGINT))) is None
     assert gap(lanes_of(grid), whole) == 0
 
