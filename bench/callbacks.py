@@ -168,7 +168,7 @@ class Recorder(Watcher):
         if result.status in ("killed", "running"):
             return
         self.watch.close()
-        optimizer: Any = pl_module.optimizers(use_pl_optimizer=False)
+        switch = True
         with self.aside():
             if result.status != "diverged":
                 result.final = self._report("final", pl_module)
@@ -179,10 +179,10 @@ class Recorder(Watcher):
                     result.best, result.metrics["best"] = result.final, result.metrics["final"]
                 else:
                     pl_module.load_best_weights()
-                    optimizer = None
+                    switch = False
                     result.best = self._report("best", pl_module)
             if result.best is not None:
-                with torch.no_grad(), pl_module.in_eval_mode(optimizer):
+                with torch.no_grad(), pl_module.in_eval_mode(switch=switch):
                     result.specimen = pl_module.specimen()
         self._clock()
 

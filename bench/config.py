@@ -92,6 +92,19 @@ class TrainerOptions(NoBooleans):
     warmup: float = Field(0.0, ge=0, lt=1, description="share of the steps, in [0, 1), over which lr rises linearly")
     floor: float = Field(0.0, ge=0, le=1, description="least lr of a decay as a share of lr, in [0, 1]")
     decay: float = Field(0.2, gt=0, le=1, description="share of the steps, in (0, 1], over which wsd decays at the end")
+    average: Literal["none", "ema", "lawa"] = Field(
+        "none",
+        description="which average of the weights is evaluated: none, ema (exponential, with start correction), or lawa"
+        " (mean of the latest snapshots); left out for optimizers that average by themselves",
+    )
+    average_decay: float = Field(0.999, gt=0, lt=1, description="d of ema, in (0, 1): a <- a + (1-d)/(1-d^t) (w - a)")
+    average_window: int = Field(5, ge=2, description="snapshots in the mean of lawa, at least 2; each is kept")
+    average_every: int | None = Field(
+        None,
+        ge=1,
+        description="optimizer steps between the snapshots of lawa; by default an epoch, but not less than a twentieth"
+        " of the run; a twentieth where the run has no average_window of epochs",
+    )
     val_every: int | None = Field(
         None,
         ge=1,
@@ -356,11 +369,17 @@ def _applicable(spec: OptimizerSpec, tuned: dict[str, Any], settings: Mapping[st
 
 def _without_idle(trainer: TrainerOptions) -> TrainerOptions:
     """The options with the default in place of what has no effect: it would be another run with the same result."""
-    without = {"floor": trainer.schedule == "constant", "decay": trainer.schedule != "wsd"}
-    usual = {name: TrainerOptions.model_fields[name].default for name, idle in without.items() if idle}
+    idle = {
+        "floor": (trainer.schedule == "constant", "schedule"), "decay": (trainer.schedule != "wsd", "schedule"),
+        "average_decay": (trainer.average != "ema", "average"),
+        "average_window": (trainer.average != "lawa", "average"),
+        "average_every": (trainer.average != "lawa", "average"),
+    }  # fmt: skip
+    usual = {name: TrainerOptions.model_fields[name].default for name, (is_idle, _) in idle.items() if is_idle}
     for name, value in usual.items():
         if (given := getattr(trainer, name)) != value:
-            _say_once(f"--trainer.{name} {given:g} is left out: the schedule is {trainer.schedule} and has no {name}")
+            of = idle[name][1]
+            _say_once(f"--trainer.{name} {given:g} is left out: the {of} is {getattr(trainer, of)} and has no {name}")
     return trainer.model_copy(update=usual)
 
 

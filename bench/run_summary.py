@@ -56,6 +56,10 @@ def remarks_on(result: RunResult) -> list[str]:
         lines.append(f"{result.skipped} steps were not taken because a gradient {why}")
     if result.unscheduled:
         lines.append("the schedule is left out, since this optimizer finds its own step size or does without one")
+    if "averages" in result.traits:
+        asked = result.config.get("trainer", {}).get("average", "none")
+        left_alone = "" if asked == "none" else f"; --trainer.average {asked} leaves them alone"
+        lines.append(f"the weights that are evaluated are averages that this optimizer keeps by itself{left_alone}")
     if result.part:
         lines.append(f"not the whole task: {result.part}")
     if result.tuned_on == "train" != result.split:

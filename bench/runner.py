@@ -42,6 +42,7 @@ from bench.tuned import TunedBy
 from optimizers import TASK_VALUE
 from optimizers.groups import REST, Parameter, Part, divide
 from optimizers.hybrid import make
+from tasks.core.averaging import Averaging
 from tasks.core.data import TaskData
 from tasks.core.files import DataError
 from tasks.core.order import micro_batches_per_rank
@@ -266,6 +267,7 @@ def make_plan(config: RunConfig, task: Task) -> Plan:
         seed=config.seed,
         clip=trainer.gradient_clip_val,
         schedule=schedule_of(config, steps),
+        average=average_of(config, steps, per_epoch),
         step_keywords=config.step_keywords,
         measure_every=trainer.measure_every,
         create_graph=config.traits.create_graph,
@@ -313,6 +315,30 @@ def schedule_of(config: RunConfig, steps: int) -> Schedule | None:
     if not trainer.is_scheduled or config.traits.unscheduled:
         return None
     return Schedule(trainer.schedule, steps, trainer.warmup, trainer.floor, trainer.decay)
+
+
+def average_of(config: RunConfig, steps: int, per_epoch: int) -> Averaging | None:
+    """The average of the weights that is evaluated, or None where there is none.
+
+    Args:
+        config: of the run.
+        steps: of the run.
+        per_epoch: steps of an epoch.
+
+    Raises:
+        UserError: the run ends before the first snapshot.
+    """
+    trainer = config.trainer
+    if trainer.average == "none":
+        return None
+    every = trainer.average_every
+    if every is None:
+        every = -(-steps // 20)
+        if per_epoch * trainer.average_window <= steps:
+            every = max(every, per_epoch)
+    if every > steps:
+        raise UserError(f"--trainer.average_every {every}: the run has {steps} steps; use at most {steps}")
+    return Averaging(trainer.average, trainer.average_decay, trainer.average_window, every)
 
 
 def val_every(config: RunConfig, plan: Plan, task: Task) -> int:

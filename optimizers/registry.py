@@ -23,6 +23,8 @@ class Traits:
             without one.
         coupled: the step of a parameter depends on others beyond the norms that `step` is told, so that the pure update
             is one of all parameters.
+        averages: the weights that are evaluated are averages that the method keeps by itself (`eval()`, or `evaluated`
+            of the pure update), so no other average of them is taken.
         by_piece: the method treats each matrix by itself where several are stacked by rows in one parameter. Their
             number is the hyperparameter `pieces` of a parameter group.
     """
@@ -33,6 +35,7 @@ class Traits:
     create_graph: bool = False
     unscheduled: bool = False
     coupled: bool = False
+    averages: bool = False
     by_piece: bool = False
 
     def named(self) -> list[str]:
@@ -179,9 +182,8 @@ def _plugin(name: str, value: Any, origin: Origin) -> OptimizerSpec:
     doc = inspect.cleandoc(vars(value).get("__doc__") or "").partition("\n")[0]  # not an inherited one
     has_lr = "lr" in inspect.signature(value).parameters
     searched = {"lr": _ANY_LR} if has_lr else {}
-    traits = replace(
-        traits_of(adapted(value)), unscheduled=not has_lr or hasattr(value, "eval")
-    )  # as schedule-free ones have
+    averages = hasattr(value, "eval")  # as schedule-free ones have
+    traits = replace(traits_of(adapted(value)), unscheduled=not has_lr or averages, averages=averages)
     return OptimizerSpec(
         name=name, target=origin.target, formula=doc or value.__name__, source=origin.package, search=searched,
         package=package, traits=traits,
@@ -276,7 +278,7 @@ OPTIMIZERS = Registry(
             formula="z <- z - lr * (g / (sqrt(v_hat) + eps) + weight_decay y), x <- average of z, y between z and x",
             source="Defazio et al., The Road Less Scheduled, arXiv 2405.15682",
             search={"lr": LogUniform(1e-4, 1e-1)},
-            traits=Traits(unscheduled=True),
+            traits=Traits(unscheduled=True, averages=True),
             update="optimizers.schedule_free:update",
         ),
         OptimizerSpec(

@@ -86,6 +86,8 @@ CASES = {name: ("--opt", name) for name in OPTIMIZERS} | {
     "adamw-scheduled": ("--opt", "adamw", "--trainer.schedule", "cosine", "--trainer.warmup", "0.6"),
     "adam-amsgrad": ("--opt", "adam", "--opt.amsgrad", "--opt.betas", "0.8,0.9"),
     "adamw-by-role": ("--opt", "adamw", "--opt.vector.weight_decay", "0", "--opt.embedding.lr", "1e-3"),
+    "adamw-ema": ("--opt", "adamw", "--trainer.average", "ema", "--trainer.average_decay", "0.9"),
+    "muon-lawa": ("--opt", "muon", "--trainer.average", "lawa", "--trainer.average_every", "4"),
     "muon-and-sps": ("--opt", "muon", "--opt.rest", "sps", "--opt.rest.gamma", "2", "--opt.rest.max_step", "5"),
     "sps-clipped-micro": ("--opt", "sps", "--trainer.gradient_clip_val", "0.1", "--trainer.micro_batch_size", "7"),
 }  # fmt: skip

@@ -58,6 +58,7 @@ def flags(entry: Entry) -> list[str]:
         *[f"mixed versions of {' and '.join(several)}"] * bool(several),
         *["not the whole task"] * any(run.part for run in entry.runs.values()),
         *["no schedule"] * any(run.unscheduled for run in entry.runs.values()),
+        *["own average"] * any("averages" in run.traits for run in entry.runs.values()),
         *["stopped by time"] * any(run.status == "timeout" for run in entry.runs.values()),
         *["cap sets the step"] * is_capped(entry.runs.values()),
         *["saturated by one step"] * any(run.saturated_at is not None for run in entry.runs.values()),

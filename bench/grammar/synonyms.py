@@ -35,6 +35,8 @@ _MEANT = {
     "trainer.gradient_clip_val": "clip gradclip clipgrad clipgradnorm maxgradnorm gradientclip gradientclipval",
     "trainer.schedule": "schedule scheduler lrscheduler lrschedule lrschedulertype",
     "trainer.warmup": "warmup warmupsteps warmupratio",
+    "trainer.average": "average averaging ema swa lawa polyakaveraging modelema weightaveraging useema",
+    "trainer.average_decay": "emadecay averagedecay",
     "trainer.val_every": "valevery evalevery evalsteps valcheckinterval evalinterval",
     "trainer.checkpoint_seconds": "checkpointevery savesteps saveevery",
     "trainer.strategy": "strategy ddp fsdp distributed",

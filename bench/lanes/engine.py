@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from bench.lanes.optimizers import OneByOne, Together, Weights, beside, have_pure_update
 from bench.lanes.replay import Replay
 from bench.lanes.scores import Scores, without_warning
+from tasks.core.averaging import Average
 from tasks.core.dropout import use_batch_dropout
 from tasks.core.order import BatchOrder, micro_batches_per_rank
 from tasks.core.task import Task
@@ -90,6 +91,8 @@ class Lanes:
         replayed = self.plan.total_steps >= REPLAYED_FROM
         # By the structure of the batch; what is drawn or belongs to one problem would be frozen.
         self._replays: dict[Any, Replay] | None = {} if replayed and not self.apart else None
+        self.averaged = [self.trained[i] for i in self.plan.averaged]
+        self.average = Average(self.plan.average) if self.plan.average is not None and self.averaged else None
         self.stepper = (
             Together(self.weights, plans, self.trained, compiled=compiled, replayed=replayed)
             if have_pure_update(self.plan.parts)
@@ -123,6 +126,8 @@ class Lanes:
             self.stepper.follow(self.plan.schedule, self.steps_done)
         raw, applied = self.stepper.step(loss, grads, {"loss_grad_norm": norm, "grad_norm": clipped})
         self.steps_done += 1
+        if self.average is not None:
+            self.average.take(self.steps_done, self._of_average())
         return torch.stack([loss, norm, raw, applied])
 
     def update_alone(self) -> Callable[[], object]:
@@ -200,7 +205,7 @@ class Lanes:
     @torch.no_grad()
     def snapshot(self) -> Weights:
         """Copies of the present weights, as they are evaluated."""
-        with self.stepper.in_eval_mode():
+        with self._evaluation_weights():
             return {name: w.clone() for name, w in self.weights.items()}
 
     @torch.no_grad()
@@ -264,7 +269,7 @@ class Lanes:
         """What a resumed block goes on from."""
         return {
             "weights": self.weights, "best": self.best, "final": self.final, "steps_done": self.steps_done,
-            "stepper": self.stepper.state_dict(),
+            "stepper": self.stepper.state_dict(), "average": self.average and self.average.state_dict(),
         }  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -274,6 +279,8 @@ class Lanes:
                 w.copy_(state[kind][name])  # in place: the lanes' own optimizers hold views
         self.steps_done = state["steps_done"]
         self.stepper.load_state_dict(state["stepper"])
+        if self.average is not None:
+            self.average.load_state_dict(state["average"], self._of_average())
 
     # -- inside -----------------------------------------------------------------------------------------------------
 
@@ -339,13 +346,27 @@ class Lanes:
 
     @contextmanager
     def _in_eval_mode(self, switch: bool = True) -> Iterator[None]:
-        """All models in eval mode; with `switch` the optimizers too, which may keep other weights for it."""
+        """All models in eval mode; with `switch` at the weights that are evaluated in place of those that train."""
         with ExitStack() as stack:
             for task in self.tasks:
-                stack.enter_context(task.in_eval_mode(None))
+                stack.enter_context(task.in_eval_mode(switch=False))
             if switch:
-                stack.enter_context(self.stepper.in_eval_mode())
+                stack.enter_context(self._evaluation_weights())
             yield
+
+    @contextmanager
+    def _evaluation_weights(self) -> Iterator[None]:
+        """The optimizers in eval mode, which may keep other weights for it, and averages in place of their weights."""
+        with self.stepper.in_eval_mode():
+            trained = dict(self.weights)
+            if self.average is not None:
+                self.weights |= zip(self.averaged, self.average.of(self._of_average()), strict=True)
+            yield
+            self.weights |= trained
+
+    def _of_average(self) -> list[Tensor]:
+        """The weights that are averaged."""
+        return [self.weights[name] for name in self.averaged]
 
 
 class LanesModule(pl.LightningModule):

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, final
 
 import lightning.pytorch as pl
@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from torchmetrics import Metric, MetricCollection
 
 from optimizers.groups import Parameter, Role
+from tasks.core.averaging import Average
 from tasks.core.data import TaskData
 from tasks.core.dropout import use_batch_dropout
 from tasks.core.order import BatchOrder
@@ -51,7 +52,8 @@ class Task(pl.LightningModule, ABC):
         self.record = Record()
         self.best_weights: dict[str, Tensor] | None = None
         self.order: BatchOrder | None = None
-        self._sharded = False
+        self.average: Average | None = None
+        self._shards: list[Any] = []  # modules under FSDP2
         self._loop: Loop | None = None
 
     @abstractmethod
@@ -118,21 +120,31 @@ class Task(pl.LightningModule, ABC):
         return {name: value[0] for name, value in self.measure_at(weights).items()}
 
     @final
+    def setup(self, stage: str) -> None:
+        """Begin the average of the plan, if it has one; a checkpoint is restored after it."""
+        self.average = Average(self.plan.average) if self.plan.average is not None and self.plan.averaged else None
+
+    @final
+    def averaged(self) -> list[nn.Parameter]:
+        """The parameters that are averaged."""
+        trained = [p for p in self.parameters() if p.requires_grad]
+        return [trained[i] for i in self.plan.averaged]
+
+    @final
     def configure_model(self) -> None:
         """Swap in dropout that micro-batches do not change, and shard under FSDP2."""
         use_batch_dropout(self, self.randomness)
         mesh = self.device_mesh
-        if mesh is None or self._sharded:
+        if mesh is None or self._shards:
             return
         from torch.distributed.fsdp import fully_shard
 
-        self._sharded = True
         shards = mesh["data_parallel"]
         for blocks in [m for m in self.modules() if isinstance(m, nn.ModuleList)]:
             for block in blocks:
-                fully_shard(block, mesh=shards)
+                self._shards.append(fully_shard(block, mesh=shards))
         for child in self.children():
-            fully_shard(child, mesh=shards)
+            self._shards.append(fully_shard(child, mesh=shards))
         for name, parameter in self.named_parameters():
             if not isinstance(parameter, DTensor):
                 raise ValueError(f"parameter {name} belongs to no submodule of the task, so FSDP2 cannot shard it")
@@ -152,6 +164,8 @@ class Task(pl.LightningModule, ABC):
         """Put the data on the device once, and fix the order."""
         self.data.to(self.device, self.dtype)  # type: ignore[arg-type]
         self.randomness.seed = self.plan.seed
+        if self.average is not None:
+            self.average.to(self.device)
         n, plan = self.data.sizes["train"], self.plan
         self.order = BatchOrder(n, plan.batch_size, plan.data_seed, self.device, self.data.lengths)
 
@@ -194,7 +208,7 @@ class Task(pl.LightningModule, ABC):
         size = self.plan.evaluation_batch_size
         if self.device.type == "cpu":
             size = min(size, EVALUATED_ON_CPU)
-        with self.in_eval_mode(None if best else self.optimizers(use_pl_optimizer=False)):
+        with self.in_eval_mode(switch=not best):
             for start in range(0, self.data.sizes[split], size):
                 with self.trainer.precision_plugin.forward_context():
                     outcome = self.loss(self.data.batch(split, slice(start, start + size)))
@@ -206,18 +220,26 @@ class Task(pl.LightningModule, ABC):
 
     @final
     @contextmanager
-    def in_eval_mode(self, optimizer: Any) -> Iterator[None]:
-        """The model, and an optimizer that keeps other weights for evaluation, in eval mode."""
+    def in_eval_mode(self, *, switch: bool = True) -> Iterator[None]:
+        """The model in eval mode; with `switch` at the weights that are evaluated, in place of those that are trained.
+
+        FSDP2 leaves whole what a forward pass has gathered, and the next one would take it for the present weights.
+        """
         self.eval()
-        with evaluation_weights(optimizer):
+        with self._evaluation_weights() if switch else nullcontext():
             yield
+            for module in self._shards:
+                module.reshard()
         self.train()
+
+    def _evaluation_weights(self) -> AbstractContextManager[None]:
+        return evaluation_weights(self.optimizers(use_pl_optimizer=False), self.average, self.averaged())
 
     @final
     @torch.no_grad()
     def keep_best_weights(self) -> None:
         """Remember the present weights, as they are evaluated, as the best on the selection split."""
-        with evaluation_weights(self.optimizers(use_pl_optimizer=False)):
+        with self._evaluation_weights():
             self.best_weights = {name: value.detach().clone() for name, value in self.state_dict().items()}
 
     @final
@@ -233,6 +255,7 @@ class Task(pl.LightningModule, ABC):
         """Add the position in the run. Order, dropout and augmentation follow from it; Lightning's counters do not."""
         checkpoint["steps_done"] = self.steps_done
         checkpoint["best_weights"] = self.best_weights and {k: whole(v) for k, v in self.best_weights.items()}
+        checkpoint["average"] = self.average and self.average.state_dict()
         checkpoint.pop("loops", None)
 
     @final
@@ -240,3 +263,5 @@ class Task(pl.LightningModule, ABC):
         """Take up the position in the run."""
         self.steps_done = checkpoint["steps_done"]
         self.best_weights = checkpoint["best_weights"]
+        if self.average is not None:
+            self.average.load_state_dict(checkpoint["average"], self.averaged())

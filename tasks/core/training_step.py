@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from optimizers.closures import once_known
 from optimizers.groups import Part
 from optimizers.norms import global_norm
+from tasks.core.averaging import Average, Averaging
 from tasks.core.data import TaskData
 from tasks.core.order import BatchOrder, micro_batches_per_rank
 from tasks.core.randomness import BatchRandomness
@@ -45,6 +46,7 @@ class Plan:
         seed: decides dropout and augmentation.
         clip: bound on the gradient's global norm, or None.
         schedule: of the learning rate, or None to leave it alone.
+        average: which average of the weights is evaluated, or None for the weights themselves.
         create_graph: gradients keep their graph, for methods that differentiate them.
         step_keywords: which of `STEP_KEYWORDS` the optimizer's `step` takes.
         measure_every: optimizer steps between measurements, or None for none.
@@ -60,9 +62,18 @@ class Plan:
     seed: int = 0
     clip: float | None = None
     schedule: Schedule | None = None
+    average: Averaging | None = None
     step_keywords: Collection[str] = ()
     create_graph: bool = False
     measure_every: int | None = None
+
+    @property
+    def averaged(self) -> list[int]:
+        """Places of the trained parameters that are averaged: all but those of methods that average by themselves."""
+        if self.average is None:
+            return []
+        parts = [part for part in self.parts if not part.spec.traits.averages]
+        return sorted(i for part in parts for group in part.groups for i in group.indices)
 
 
 class CurveRow(NamedTuple):
@@ -96,6 +107,7 @@ class Trained(Protocol):
     record: Record
     randomness: BatchRandomness
     order: BatchOrder | None
+    average: Average | None
 
     @property
     def trainer(self) -> Any:
@@ -113,14 +125,23 @@ class Trained(Protocol):
         """All parameters by name."""
         ...
 
+    def averaged(self) -> list[nn.Parameter]:
+        """Those of which `average` is."""
+        ...
+
 
 @contextmanager
-def evaluation_weights(optimizer: Any) -> Iterator[None]:
-    """In eval mode an optimizer that keeps other weights for evaluation (schedule-free methods)."""
+def evaluation_weights(optimizer: Any, average: Average | None, averaged: Sequence[Tensor]) -> Iterator[None]:
+    """The weights that are evaluated, in place of those that are trained.
+
+    An optimizer that keeps other weights for evaluation (schedule-free methods) is in eval mode, and where there is an
+    average it stands in place of the averaged weights.
+    """
     evaluate, train = (getattr(optimizer, mode, None) for mode in ("eval", "train"))
     if evaluate:
         evaluate()
-    yield
+    with nullcontext() if average is None else average.in_place_of(averaged):
+        yield
     if train:
         train()
 
@@ -144,6 +165,7 @@ class Loop:
         if self.scaler is not None:
             optimizer.register_step_post_hook(self._was_taken)
         self.named_parameters = list(task.named_parameters())
+        self.average, self.averaged = task.average, task.averaged()
         self.noted: list[tuple[int, dict[str, Tensor]]] = []
         # Leaves averaging over ranks to a batch's last micro-batch, where the strategy can.
         self.without_sync = getattr(self.strategy, "block_backward_sync", nullcontext)
@@ -167,6 +189,8 @@ class Loop:
             self.taken = False  # the optimizer's own step says otherwise; it is skipped where a gradient overflowed
             self.scaler.step(self.optimizer, closure, **keywords)  # takes a closure by position only
             self.scaler.update()
+        if self.average is not None and self.taken:
+            self.average.take(step + 1, self.averaged)
         lr = self.optimizer.param_groups[0].get("lr", nan)
         raw, applied = (getattr(self.optimizer, "step_sizes", None) or (lr, lr)) if self.taken else (0.0, 0.0)
         self.record.curve.append(CurveRow(loss, norms["loss_grad_norm"], raw, applied))
@@ -175,7 +199,8 @@ class Loop:
         """Keep the weights after so many steps for `measure`, if they are to be measured."""
         every = self.plan.measure_every
         if every and (done % every == 0 or done == self.plan.total_steps):
-            with evaluation_weights(self.optimizer):  # not the model: walking through its modules takes longer
+            # Not the model: walking through its modules takes longer.
+            with evaluation_weights(self.optimizer, self.average, self.averaged):
                 weights = {name: whole(p.detach()).clone() for name, p in self.named_parameters}
             self.noted.append((done, weights))
 

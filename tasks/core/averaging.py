@@ -1,0 +1,129 @@
+"""Averages of weights over the steps of a run, which are evaluated in place of the weights that are trained."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from tasks.core.sharding import cut_like, whole
+
+Kind = Literal["ema", "lawa"]
+
+
+@dataclass(frozen=True)
+class Averaging:
+    """Which average of the weights w after each step is evaluated.
+
+     - `ema`: a <- a + (1 - d) / (1 - d^t) (w - a) after the t-th step, so that after the first one a = w (Kingma and
+       Ba, arXiv 1412.6980, section 7.2);
+     - `lawa`: the mean of the latest k of the snapshots that are taken every n steps, and before the first one w
+       (Kaddour, arXiv 2209.14981; Sanyal et al., arXiv 2306.03241).
+
+    Attributes:
+        kind: the formula.
+        decay: d of `ema`, in (0, 1).
+        window: k of `lawa`, at least 2.
+        every: n of `lawa`, at least 1.
+    """
+
+    kind: Kind
+    decay: float = 0.999
+    window: int = 5
+    every: int = 1
+
+
+class Average:
+    """A running average of lists of tensors, element by element, so for the weights of one run and of many at once.
+
+    It keeps one copy of the weights for `ema`, in float32 at least, and up to k for `lawa`, in the weights' own type;
+    their mean is taken in float32 at least. Buffers of a model are no weights: they are evaluated as they are.
+
+    Args:
+        how: which average.
+    """
+
+    def __init__(self, how: Averaging) -> None:
+        self.how = how
+        self._count = 0  # weights in the average of `ema`; snapshots of `lawa` that were due so far
+        self._kept: list[list[Tensor]] = []  # the average of `ema`; the snapshots of `lawa`, the latest last
+
+    @torch.no_grad()
+    def take(self, step: int, weights: Sequence[Tensor]) -> None:
+        """Take the weights after a step that has moved them.
+
+        A step that a gradient scaler skips is none: `ema` does not count it, and a snapshot that was due is taken after
+        the next one.
+
+        Args:
+            step: number of the run's step, from 1.
+            weights: always in the same order.
+        """
+        if self.how.kind == "lawa":
+            if step // self.how.every > self._count:
+                self._count = step // self.how.every
+                self._kept = [*self._kept[1 - self.how.window :], [w.detach().clone() for w in weights]]
+            return
+        self._count += 1
+        if not self._kept:
+            self._kept = [[_precise(w.detach(), copy=True) for w in weights]]
+            return
+        share = (1 - self.how.decay) / (1 - self.how.decay**self._count)
+        torch._foreach_lerp_(self._kept[0], [_precise(w) for w in weights], share)
+
+    @torch.no_grad()
+    def of(self, weights: Sequence[Tensor]) -> list[Tensor]:
+        """The average in the type of these weights, to be read only; themselves where nothing was taken yet."""
+        if not self._kept:
+            return list(weights)
+        mean = self._kept[0]
+        if len(self._kept) > 1:
+            mean = [_precise(w, copy=True) for w in mean]
+            for more in self._kept[1:]:
+                torch._foreach_add_(mean, [_precise(w) for w in more])
+            torch._foreach_div_(mean, len(self._kept))
+        return [m.to(w.dtype) for m, w in zip(mean, weights, strict=True)]
+
+    @contextmanager
+    def in_place_of(self, weights: Sequence[Tensor]) -> Iterator[None]:
+        """The average in place of these weights, which come back bit for bit."""
+        with torch.no_grad():
+            trained = [w.detach().clone() for w in weights]
+            _put(weights, self.of(weights))
+        yield
+        with torch.no_grad():
+            _put(weights, trained)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run goes on from: whole tensors, on all ranks."""
+        return {"count": self._count, "kept": [[whole(w) for w in each] for each in self._kept]}
+
+    def load_state_dict(self, state: Mapping[str, Any], like: Sequence[Tensor]) -> None:
+        """Go on from a state, on the device of these weights and cut as they are.
+
+        Raises:
+            ValueError: it is of other weights.
+        """
+        for each in state["kept"]:
+            if [w.shape for w in each] != [w.shape for w in like]:
+                raise ValueError("the average in the checkpoint is of other weights")
+        self._count = state["count"]
+        self._kept = [
+            [cut_like(kept.to(w.device), w) for kept, w in zip(each, like, strict=True)] for each in state["kept"]
+        ]
+
+    def to(self, device: torch.device) -> None:
+        """Follow the weights to a device."""
+        self._kept = [[w.to(device) for w in each] for each in self._kept]
+
+
+def _put(weights: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    for w, value in zip(weights, values, strict=True):
+        w.copy_(value)
+
+
+def _precise(w: Tensor, copy: bool = False) -> Tensor:
+    """In float32 at least."""
+    return w.to(torch.promote_types(w.dtype, torch.float32), copy=copy)
