@@ -129,10 +129,13 @@ def collect(
 
 
 def _conformance(entry: Entry, checks: Iterable[CheckRecord]) -> str | None:
-    """What reports say of the version of the optimizer that all runs of an entry were trained with."""
+    """What reports say of the version of the optimizer that all runs of an entry were trained with.
+
+    Only failures count that change results or block a set-up.
+    """
     about = {(run.versions.get("opt"), run.versions.get("opt_package")) for run in entry.runs.values()}
     mine = [c for c in checks if bare(c.name) == entry.opt and {(c.version, c.package)} == about]
-    failed = sorted({name for report in mine for name in report.failed})
+    failed = sorted({name for report in mine for name in report.serious})
     return f"fails {', '.join(failed)}" if failed else "pass" if mine else None
 
 

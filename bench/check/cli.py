@@ -4,7 +4,7 @@ import json
 import sys
 from typing import Any
 
-from bench.check.catalogue import CHECKS
+from bench.check.catalogue import CHECKS, SEVERITIES
 from bench.check.report import Verdict, write_verdict
 from bench.check.supervisor import LIMIT, conformance
 from bench.errors import UserError
@@ -13,7 +13,7 @@ from bench.progress import StatusLine, say
 
 
 def main(words: list[str]) -> int:
-    """Check an optimizer: 0 all is well, 1 a check failed.
+    """Check an optimizer: 0 all is well, 1 a failure changes results or blocks a set-up.
 
     Raises:
         UserError: there is no such optimizer, check or option.
@@ -51,7 +51,8 @@ def listing() -> str:
     lines = []
     for check in CHECKS.values():
         bound = "reported" if check.tolerance is None else f"at most {check.tolerance:g}"
-        lines += [f"{check.name}: {check.meaning}", f"    {bound} ({check.because})"]
+        failure = f"; a failure: {SEVERITIES[check.severity]}" if check.severity else ""
+        lines += [f"{check.name}: {check.meaning}", f"    {bound} ({check.because}){failure}"]
     return "\n".join(lines)
 
 
