@@ -28,7 +28,7 @@ def main(words: list[str]) -> int:
             raise UserError("--matrix checks optimizers as they are: leave the name, --opt.* and --reference away")
         from bench.check import matrix  # which needs numpy
 
-        matrix.command(args.matrix, args.only, args.limit, args.out, "json" if args.json else "md")
+        matrix.command(args.matrix, args.only, args.limit, args.out, "json" if args.json else "md", args.store)
         return 0
     if args.out:
         raise UserError("-o is for --matrix; use --json > FILE")

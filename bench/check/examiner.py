@@ -10,7 +10,7 @@ import pickle
 import sys
 import time
 import warnings
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib import import_module
 from importlib.metadata import version
 from platform import python_version
@@ -87,6 +87,7 @@ class Examiner:
     def _run(self, examination: Examination) -> None:
         from bench.check.subject import Subject
 
+        spec: OptimizerSpec | None = None
         try:
             self._warm_up()
             self.tell("check", check=examination.checks[0])  # which loading counts as
@@ -94,15 +95,17 @@ class Examiner:
             reference = load(examination.reference) if examination.reference else None
             subject = Subject(spec, examination.options, reference, limit=self.limit)
         except (UserError, PluginError) as error:
-            self.tell("refused", why=str(error))
+            self.tell("refused", why=_explained(spec, str(error)))
             return
         except BaseException as error:
-            self._verdict(Verdict(examination.checks[0], "error", note=described(error)))
+            self._verdict(Verdict(examination.checks[0], "error", note=_explained(spec, described(error))))
             return
         self.tell("about", about=_about(subject))
         for name in examination.checks:
             self.tell("check", check=name)
             verdict = judged(name, subject)
+            if name == "builds" and not verdict.ok:
+                verdict = replace(verdict, note=_explained(subject.spec, verdict.note))
             self._verdict(verdict)
             if name == "builds" and not verdict.ok:
                 return
@@ -119,6 +122,16 @@ class Examiner:
 
     def _verdict(self, verdict: Verdict) -> None:
         self.tell("verdict", verdict=asdict(verdict))
+
+
+def _explained(spec: OptimizerSpec | None, said: str) -> str:
+    """An error, behind what its class shows of the reason."""
+    from bench.check.reasons import why
+
+    try:
+        return said if spec is None else why(spec.cls, said)
+    except Exception:  # a class that cannot be looked at
+        return said
 
 
 def judged(name: str, subject: Any) -> Verdict:
