@@ -22,11 +22,11 @@ SERIOUS: tuple[Severity, ...] = ("results", "set-up")
 
 @dataclass(frozen=True)
 class Check:
-    """A property of optimizers, and the function that measures it.
+    """A property of optimizers or tasks, and the function that measures it.
 
     Attributes:
         name: what `--only` takes.
-        target: `module:function`; from a `Subject` to a `Measured` (`bench/check/subject.py`).
+        target: `module:function`; from a `Subject` (`TaskSubject`) to a `Measured` (`bench/check/subject.py`).
         meaning: one line.
         tolerance: greatest number that passes; None for what is only reported.
         because: why that much.
@@ -442,11 +442,86 @@ _ALL = (
     ),
 )
 
-CHECKS = {check.name: check for check in _ALL}
-"""All checks by name, in the order in which they run."""
+_OF_TASKS = (
+    Check(
+        "builds",
+        "bench.check.task:builds",
+        "data and model are made, and six steps give finite losses and move weights",
+        None,
+        "it works or it does not",
+        "see what it raised, and where: it must train in float64 on the CPU (--precision 64-true)",
+        "set-up",
+    ),
+    Check(
+        "deterministic",
+        "bench.check.task:deterministic",
+        "the same seed gives the same run, and another seed another",
+        0.0,
+        _EXACT,
+        "make initial weights from torch's generator, data from `seed`, and what is random in training from"
+        " `randomness.draw`; keep nothing in the class or the module",
+        "results",
+    ),
+    Check(
+        "micro_batches",
+        "bench.check.task:micro_batches",
+        "batches in three pieces give the run of batches in one",
+        1e-9,
+        _ROUNDING,
+        "the loss is a mean over rows that are independent: no batch normalisation, no sum; what is random comes from"
+        " `randomness.draw`, and rows of unequal weight are divided by the split's mean",
+        "results",
+    ),
+    Check(
+        "resume",
+        "bench.check.task:resume",
+        "a run that goes on from a checkpoint equals the uninterrupted one",
+        0.0,
+        _EXACT,
+        "keep what training changes in parameters and buffers; take random numbers from `randomness.draw`, not from the"
+        " global generator",
+        "results",
+    ),
+    Check(
+        "lanes",
+        "bench.check.task:lanes",
+        "runs that are trained as one program equal those of `bench fit`",
+        1e-9,
+        _ROUNDING,
+        "compare `loss_at` with `loss` at one point; the loss may depend on weights and batch alone",
+        "results",
+    ),
+    Check(
+        "leakage",
+        "bench.check.task:leakage",
+        "no training row is in another split",
+        0.01,
+        "the share of a split's rows; texts repeat some, a real leak is greater",
+        "draw each split from a stream of its own (`derive_seed(seed, split)`), or cut them apart before anything else",
+        "results",
+    ),
+    Check(
+        "roles",
+        "bench.check.task:roles",
+        "every trained parameter has a role, and every pattern of `roles` and `pieces` fits one",
+        None,
+        "it has or it has not",
+        "`bench show TASK` lists names and roles; the roles are matrix, embedding, head and vector",
+        "results",
+    ),
+)
+
+Kind = Literal["optimizer", "task"]
+
+CATALOGUES: dict[Kind, dict[str, Check]] = {
+    "optimizer": {check.name: check for check in _ALL},
+    "task": {check.name: check for check in _OF_TASKS},
+}
+"""All checks by name, in the order in which they run, by what they are of."""
+
+CHECKS = CATALOGUES["optimizer"]
 
 
-def weight(check: str) -> int:
+def weight(check: Check) -> int:
     """Checks in order of this number have the worst failures first, and what is only reported last."""
-    severity = CHECKS[check].severity
-    return list(SEVERITIES).index(severity) if severity else len(SEVERITIES)
+    return list(SEVERITIES).index(check.severity) if check.severity else len(SEVERITIES)

@@ -13,11 +13,12 @@ import warnings
 from dataclasses import asdict, dataclass, field, replace
 from importlib import import_module
 from importlib.metadata import version
+from pathlib import Path
 from platform import python_version
 from typing import Any
 
 from bench import process
-from bench.check.catalogue import CHECKS
+from bench.check.catalogue import CATALOGUES, Kind
 from bench.check.report import Verdict
 from bench.errors import UserError, described, unknown
 from optimizers import OPTIMIZERS, OptimizerSpec
@@ -28,7 +29,7 @@ _SUITE = "attention-optimizer-bench"
 
 @dataclass(frozen=True)
 class Examination:
-    """Checks of one optimizer.
+    """Checks of one optimizer or task.
 
     Attributes:
         name: in the registry, `module:Class` or `file.py:Class`.
@@ -36,6 +37,8 @@ class Examination:
         options: hyperparameters.
         reference: `module:function`, or None.
         checks: names.
+        kind: what it is.
+        data: the data folder of a task; None for the default.
         asked: what is asked for is only which optimizers `name` stands for; it may be a module or a file as well.
     """
 
@@ -44,6 +47,8 @@ class Examination:
     options: dict[str, Any] = field(default_factory=dict)
     reference: str | None = None
     checks: tuple[str, ...] = ()
+    kind: Kind = "optimizer"
+    data: Path | None = None
     asked: bool = False
 
 
@@ -91,9 +96,12 @@ class Examiner:
         try:
             self._warm_up()
             self.tell("check", check=examination.checks[0])  # which loading counts as
-            spec = examination.spec or _found(examination.name)
-            reference = load(examination.reference) if examination.reference else None
-            subject = Subject(spec, examination.options, reference, limit=self.limit)
+            if examination.kind == "task":
+                subject = _task(examination)
+            else:
+                spec = examination.spec or _found(examination.name)
+                reference = load(examination.reference) if examination.reference else None
+                subject = Subject(spec, examination.options, reference, limit=self.limit)
         except (UserError, PluginError) as error:
             self.tell("refused", why=_explained(spec, str(error)))
             return
@@ -103,9 +111,9 @@ class Examiner:
         self.tell("about", about=_about(subject))
         for name in examination.checks:
             self.tell("check", check=name)
-            verdict = judged(name, subject)
-            if name == "builds" and not verdict.ok:
-                verdict = replace(verdict, note=_explained(subject.spec, verdict.note))
+            verdict = judged(name, subject, examination.kind)
+            if spec is not None and name == "builds" and not verdict.ok:
+                verdict = replace(verdict, note=_explained(spec, verdict.note))
             self._verdict(verdict)
             if name == "builds" and not verdict.ok:
                 return
@@ -134,12 +142,20 @@ def _explained(spec: OptimizerSpec | None, said: str) -> str:
         return said
 
 
-def judged(name: str, subject: Any) -> Verdict:
+def _task(examination: Examination) -> Any:
+    from bench.check.task import TaskSubject
+
+    subject = TaskSubject(examination.name, examination.options, examination.data)
+    subject.make()
+    return subject
+
+
+def judged(name: str, subject: Any, kind: Kind = "optimizer") -> Verdict:
     """Run one check."""
     from bench.check.steps import NotApplicable, seed
     from bench.check.subject import Failed, Raised
 
-    check = CHECKS[name]
+    check = CATALOGUES[kind][name]
     module, _, function = check.target.partition(":")
     measure = getattr(import_module(module), function)
     seed(0)
@@ -195,8 +211,9 @@ def _about(subject: Any) -> dict[str, Any]:
         name: value if isinstance(value, int | float | bool | None) else str(value)
         for name, value in subject.arguments.items()
     }
+    target = spec.target if isinstance(spec, OptimizerSpec) else spec.module
     return {
-        "target": spec.target, "version": spec.version, "package": spec.package, "versions": versions,
+        "target": target, "version": spec.version, "package": spec.package, "versions": versions,
         "arguments": arguments,
     }  # fmt: skip
 

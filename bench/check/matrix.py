@@ -140,7 +140,7 @@ def board(found: Sequence[Row], notes: Sequence[str] = ()) -> Board:
         notes: on where and how it was made.
     """
     made_of = {v.check for row in found for v in row.report.verdicts}
-    checks = sorted((check for check in CHECKS if check in made_of), key=weight)
+    checks = sorted((check for check in CHECKS if check in made_of), key=lambda check: weight(CHECKS[check]))
     found = sorted(found, key=_rank)
     versions = next((row.report.about["versions"] for row in found if row.report.about), {})
     legend = (

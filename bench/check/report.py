@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from bench.check.catalogue import CHECKS, SERIOUS, SEVERITIES, weight
+from bench.check.catalogue import CATALOGUES, SERIOUS, SEVERITIES, Check, Kind, weight
 
 Word = Literal["pass", "fail", "not applicable", "error"]
 
@@ -36,7 +36,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Report:
-    """All verdicts on an optimizer.
+    """All verdicts on an optimizer or a task.
 
     Attributes:
         name: what was asked for.
@@ -44,12 +44,19 @@ class Report:
         about: target, package, versions, and arguments that its constructor was called with; empty if it could not be
             loaded.
         verdicts: in the order of the catalogue.
+        kind: what was checked.
     """
 
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
     about: Mapping[str, Any] = field(default_factory=dict)
     verdicts: tuple[Verdict, ...] = ()
+    kind: Kind = "optimizer"
+
+    @property
+    def catalogue(self) -> dict[str, Check]:
+        """The checks that there are of its kind."""
+        return CATALOGUES[self.kind]
 
     @property
     def ok(self) -> bool:
@@ -59,18 +66,21 @@ class Report:
     @property
     def failed(self) -> list[str]:
         """Names of the checks that failed, or in which the optimizer raised, the worst first."""
-        return sorted((verdict.check for verdict in self.verdicts if not verdict.ok), key=weight)
+        return sorted(
+            (verdict.check for verdict in self.verdicts if not verdict.ok),
+            key=lambda check: weight(self.catalogue[check]),
+        )
 
     @property
     def serious(self) -> list[str]:
         """Of them, those whose failure changes results or blocks a set-up."""
-        return [check for check in self.failed if CHECKS[check].severity in SERIOUS]
+        return [check for check in self.failed if self.catalogue[check].severity in SERIOUS]
 
     def headline(self) -> str:
         """The faults, and what is less: `1 fault (changes results: groups); less: costs speed: syncs, temporaries`."""
         by: dict[Any, list[str]] = {}
         for check in self.failed:
-            by.setdefault(CHECKS[check].severity, []).append(check)
+            by.setdefault(self.catalogue[check].severity, []).append(check)
         serious, less = (
             "; ".join(
                 f"{word}: {', '.join(by[s])}" for s, word in SEVERITIES.items() if s in by and (s in SERIOUS) is it
@@ -91,10 +101,10 @@ class Report:
         numbers = (Column(title, title, digits=3, side="right") for title in ("measured", "at most"))
         failed = [self[check] for check in self.failed]
         verdicts = [*failed, *(v for v in self.verdicts if v.ok)]
-        rows = ((v.check, v.verdict, v.measured, CHECKS[v.check].tolerance, v.note) for v in verdicts)
+        rows = ((v.check, v.verdict, v.measured, self.catalogue[v.check].tolerance, v.note) for v in verdicts)
         lines = shown(Table.of(["check", "verdict", *numbers, Column("note", wraps=True)], rows))
         for v in failed:
-            check = CHECKS[v.check]
+            check = self.catalogue[v.check]
             lines += [
                 "",
                 f"{v.check} ({SEVERITIES[check.severity]}): {check.meaning}" if check.severity else v.check,
@@ -113,7 +123,7 @@ class Report:
 
         rows = []
         for v in self.verdicts:
-            check = CHECKS[v.check]
+            check = self.catalogue[v.check]
             about = {name: getattr(check, name) for name in ("tolerance", "severity", "meaning", "advice")}
             rows.append(asdict(v) | about)
         options = {

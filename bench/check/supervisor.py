@@ -5,14 +5,16 @@ import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from bench.check.catalogue import CHECKS
+from bench.check.catalogue import CATALOGUES, CHECKS
 from bench.check.child import INSIDE, Child, Ended
 from bench.check.examiner import Examination
 from bench.check.report import Report, Verdict
 from bench.errors import UserError, unknown
 from optimizers import OPTIMIZERS, OptimizerSpec
+from tasks import TASKS
 
 LIMIT = 30.0
 """Seconds that one check may take."""
@@ -76,6 +78,30 @@ def examination_of(
     formula = reference if reference is None else _named(reference)
     checks = tuple(check for check in CHECKS if only is None or check in only)
     return Examination(name, spec, dict(options or {}), formula, checks)
+
+
+def examination_of_task(
+    name: str, *, only: Sequence[str] | None = None, options: Mapping[str, Any] | None = None, data: Path | None = None
+) -> Examination:
+    """An examination of a task for `run`.
+
+    Args:
+        name: in the registry, `module:SPEC` or `file.py:SPEC`.
+        only: names of checks; all if None.
+        options: of the task, as values or as words of the command line.
+        data: the data folder; None for the default.
+
+    Raises:
+        UserError: there is no such task or check.
+    """
+    checks = CATALOGUES["task"]
+    for each in only or ():
+        if each not in checks:
+            raise unknown("check", each, checks)
+    if name not in TASKS:
+        raise unknown("task", name, TASKS)
+    chosen = tuple(check for check in checks if only is None or check in only)
+    return Examination(name, options=dict(options or {}), checks=chosen, kind="task", data=data)
 
 
 def _named(value: Any) -> str:
@@ -189,7 +215,7 @@ class _State:
     def report(self) -> Report:
         """All that is known."""
         verdicts = tuple(self.verdicts[check] for check in self.examination.checks if check in self.verdicts)
-        return Report(self.examination.name, self.examination.options, self.about, verdicts)
+        return Report(self.examination.name, self.examination.options, self.about, verdicts, self.examination.kind)
 
 
 def _one_process(states: Mapping[int, _State], limit: float, refuse: bool) -> Iterator[None]:
