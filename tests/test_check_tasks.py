@@ -45,7 +45,7 @@ def test_a_task_of_the_suite_passes_all(reports: dict[str, Report]) -> None:
     [
         ("SOUND", "roles", "1 matrix, 1 head, 1 vector"),
         ("LEAKS", "leakage", "1 of 20 rows of val, 0 of 20 rows of test are rows of train"),
-        ("MISSPELT", "roles", "roles: the pattern 'readuot' fits no trained parameter"),
+        ("MISSPELT", "roles", "roles: there is no trained parameter 'readuot'"),
         ("NOSUCHROLE", "roles", "readout has the role 'output', which is none of matrix, embedding, head, vector"),
         ("ONESEED", "deterministic", "seed 1 gives the run of seed 0: weights and samples follow from no seed"),
         ("ONESEED", "lanes", "its TaskSpec does not say lanes=True, so its runs are made one by one"),

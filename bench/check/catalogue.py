@@ -503,7 +503,7 @@ _OF_TASKS = (
     Check(
         "roles",
         "bench.check.task:roles",
-        "every trained parameter has a role, and every pattern of `roles` and `pieces` fits one",
+        "every trained parameter has a role, and every name in `roles` and `pieces` is that of one",
         None,
         "it has or it has not",
         "`bench show TASK` lists names and roles; the roles are matrix, embedding, head and vector",

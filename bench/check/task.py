@@ -211,12 +211,18 @@ def roles(subject: TaskSubject) -> Measured:
         found = task.parameter_roles()
     except ValueError as error:
         raise Failed(str(error)) from None
-    for said in ("roles", "pieces"):
-        for pattern in getattr(task, said):
-            if not any(fnmatchcase(parameter.name, pattern) for parameter in found):
-                raise Failed(f"{said}: the pattern {pattern!r} fits no trained parameter")
+    unused = [
+        (said, pattern)
+        for said in ("roles", "pieces")
+        for pattern in getattr(task, said)
+        if not any(fnmatchcase(parameter.name, pattern) for parameter in found)
+    ]
+    for said, name in unused:
+        if "*" not in name:  # a pattern may be for parameters that options bring
+            raise Failed(f"{said}: there is no trained parameter {name!r}")
     for parameter in found:
         if parameter.role not in ROLES:
             raise Failed(f"{parameter.name} has the role {parameter.role!r}, which is none of {', '.join(ROLES)}")
     counts = {role: sum(parameter.role == role for parameter in found) for role in ROLES}
-    return Measured(None, ", ".join(f"{n} {role}" for role, n in counts.items() if n))
+    note = ", ".join(f"{n} {role}" for role, n in counts.items() if n)
+    return Measured(None, note + "".join(f"; {said}: {pattern!r} fits none" for said, pattern in unused))
