@@ -27,6 +27,8 @@ class Traits:
             of the pure update), so no other average of them is taken.
         by_piece: the method treats each matrix by itself where several are stacked by rows in one parameter. Their
             number is the hyperparameter `pieces` of a parameter group.
+        draws: `step` draws from the global random generators.
+        sets_lr: `step` changes `group["lr"]` by itself.
     """
 
     needs_loss: bool = False
@@ -37,6 +39,8 @@ class Traits:
     coupled: bool = False
     averages: bool = False
     by_piece: bool = False
+    draws: bool = False
+    sets_lr: bool = False
 
     def named(self) -> list[str]:
         """The names of those that hold."""
@@ -81,6 +85,7 @@ class OptimizerSpec:
         update: `module:function`, the method as a pure function of one run, with which many runs are trained as one
             program (`torch.func.vmap`). None: a sweep has one instance of the class for each run, which is slower.
         package: of a plug-in: its distribution and version, or a digest of its file; part of every run's identity.
+        temporaries: full-size tensors that a step holds at its peak beside its state, in copies of the parameters.
         rest: the optimizer that moves all parameters but the matrices unless the user names another. None: the method
             moves everything unless the user says `rest`.
         groups: `module:function`, hyperparameters of each parameter as a pure function of what is known of it:
@@ -119,6 +124,7 @@ class OptimizerSpec:
     traits: Traits = Traits()
     update: str | None = None
     package: str | None = None
+    temporaries: float = 2.0
     rest: str | None = None
     groups: str | None = None
 
@@ -289,6 +295,7 @@ OPTIMIZERS = Registry(
             search={"lr": LogUniform(1e-3, 1e0), "rest.lr": LogUniform(1e-4, 1e-2)},
             traits=Traits(by_piece=True),
             update="optimizers.muon:update",
+            temporaries=5.0,
             rest="adamw",
         ),
     ),

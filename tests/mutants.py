@@ -1,6 +1,7 @@
 """Optimizers with one fault each, and the checks that must find it, and no others; sound ones come first."""
 
 import os
+import random
 import time
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -77,20 +78,6 @@ class Sound(Optimizer):
 
 
 @mutant()
-class SoundGradients(Sound):
-    """Uses up the gradients, as foreach code does that saves memory."""
-
-    def step(self, closure: Any = None) -> Any:
-        loss = super().step(closure)
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    with torch.no_grad():
-                        p.grad.mul_(-3)
-        return loss
-
-
-@mutant()
 class SoundNorm(Sound):
     """Normalised."""
 
@@ -136,9 +123,9 @@ class SoundPolyak(Optimizer):
         return loss
 
 
-@mutant()
+@mutant("rank_seeds", draws=True)
 class DrawsNoise(Sound):
-    """Langevin dynamics, almost."""
+    """Langevin dynamics, almost; replicas stay equal only as long as their generators are."""
 
     def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
         super().move(group, params)
@@ -232,6 +219,23 @@ class MatricesOnly(Sound):
             if p.ndim != 2:
                 raise ValueError("matrices only")
         super().move(group, params)
+
+
+@mutant()
+class AsksForRoles(Sound):
+    """Wants groups that say which parameters are matrices."""
+
+    def __init__(self, params: Any, lr: float = 0.05) -> None:
+        params = list(params)
+        for group in params:
+            assert "use_muon" in group
+        super().__init__(params, lr=lr)
+
+
+@mutant()
+class AsksForNames(Sound):
+    def __init__(self, named_parameters: Any, lr: float = 0.05) -> None:
+        super().__init__([p for _, p in named_parameters], lr=lr)
 
 
 def heavy_ball(grads: Any, state: Any, params: Any, loss: Any, hparams: Any) -> Any:
@@ -334,7 +338,8 @@ class FunctionInDefaults(Sound):
 
 NOISE = EVERYTHING - {
     "quadratic", "attention", "reference", "lr_zero", "zero_gradient", "bf16", "closure", "closure_calls",
-    "norm_keywords", "syncs", "leaks", "ddp",
+    "norm_keywords", "syncs", "leaks", "ddp", "rank_seeds", "lr_changes", "own_lr", "gradients", "generators",
+    "temporaries",
 }  # fmt: skip
 
 
@@ -366,7 +371,7 @@ class OneAtATime(Sound):
 # ---- Groups ----------------------------------------------------------------------------------------------------------
 
 
-@mutant("groups")
+@mutant("groups", "group_values")
 class FirstGroupOnly(Sound):
     def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
         if group is self.param_groups[0]:
@@ -379,7 +384,7 @@ class NormOfAGroup(SoundNorm):
         return super().factor(group, self.norm([p.grad for p in group["params"] if p.grad is not None]))
 
 
-@mutant("schedule", "lr_zero")
+@mutant("schedule", "group_values", "lr_zero")
 class FixedRate(Sound):
     def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
         super().move({**group, "lr": self.defaults["lr"]}, params)
@@ -398,6 +403,78 @@ class NoRate(Optimizer):
                 if p.grad is not None:
                     p.sub_(p.grad, alpha=group["rate"])
         return loss
+
+
+@mutant("lr_changes")
+class KeepsFirstRate(Sound):
+    """Pauses where lr is 0, and else has the rate of its first step."""
+
+    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        first = group.setdefault("first", group["lr"])
+        super().move({**group, "lr": first if group["lr"] else 0.0}, params)
+
+
+@mutant("own_lr")
+class SetsRate(Sound):
+    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        super().move(group, params)
+        group["lr"] *= 0.99
+
+
+@mutant(sets_lr=True)
+class SetsRateAsDeclared(SetsRate):
+    pass
+
+
+class Decays(Sound):
+    """With weight decay; `decay` is where a fault may sit."""
+
+    def __init__(self, params: Any, lr: float = 0.05, momentum: float = 0.9, weight_decay: float = 0.0) -> None:
+        Optimizer.__init__(self, params, dict(lr=lr, momentum=momentum, weight_decay=weight_decay, foreach=False))
+
+    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        for p in params:
+            p.mul_(1 - group["lr"] * self.decay(group))
+        super().move(group, params)
+
+    def decay(self, group: dict[str, Any]) -> float:
+        return group["weight_decay"]
+
+
+@mutant("group_values")
+class DecayOfFirstGroup(Decays):
+    def decay(self, group: dict[str, Any]) -> float:
+        return self.param_groups[0]["weight_decay"]
+
+
+@mutant("group_values")
+class DecayOfGreatestGroup(Decays):
+    def decay(self, group: dict[str, Any]) -> float:
+        return max(each["weight_decay"] for each in self.param_groups)
+
+
+@mutant("group_values")
+class MomentumFromDefaults(Sound):
+    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        super().move({**group, "momentum": self.defaults["momentum"]}, params)
+
+
+@mutant("group_values")
+class RateOfFirstGroup(SoundNorm):
+    """In a method whose groups share a norm."""
+
+    def factor(self, group: dict[str, Any], norm: Tensor) -> Tensor:
+        return super().factor(self.param_groups[0], norm)
+
+
+@mutant()
+class RefusesTwoValues(DecayOfFirstGroup):
+    """As the groups of some methods must agree."""
+
+    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        if len({each["weight_decay"] for each in self.param_groups}) > 1:
+            raise ValueError("weight_decay differs between groups")
+        super().move(group, params)
 
 
 @mutant("lr_zero")
@@ -538,6 +615,54 @@ class ClaimsToScale(Sound):
     _step_supports_amp_scaling = True
 
 
+# ---- What a step leaves alone ----------------------------------------------------------------------------------------
+
+
+@mutant("gradients")
+class UsesUpGradients(Sound):
+    """Uses up the gradients, as foreach code does that saves memory."""
+
+    def step(self, closure: Any = None) -> Any:
+        loss = super().step(closure)
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    with torch.no_grad():
+                        p.grad.mul_(-3)
+        return loss
+
+
+@mutant("gradients")
+class ZeroesGradients(Sound):
+    def step(self, closure: Any = None) -> Any:
+        loss = super().step(closure)
+        self.zero_grad(set_to_none=True)
+        return loss
+
+
+@mutant("gradients")
+class DecaysGradients(Decays):
+    def decay(self, group: dict[str, Any]) -> float:
+        for p in group["params"]:
+            if p.grad is not None:
+                p.grad.add_(p.detach(), alpha=group["weight_decay"] / len(group["params"]))
+        return 0.0
+
+
+@mutant("generators")
+class DrawsForNothing(Sound):
+    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        torch.rand(())
+        super().move(group, params)
+
+
+@mutant("generators")
+class DrawsWhenMade(Sound):
+    def __init__(self, params: Any, **options: Any) -> None:
+        super().__init__(params, **options)
+        random.random()
+
+
 # ---- Ranks -----------------------------------------------------------------------------------------------------------
 
 
@@ -547,7 +672,7 @@ class SharesLoss(SoundPolyak):
         return loss / dist.get_world_size() if dist.is_initialized() else loss
 
 
-@mutant("ddp", "fsdp")
+@mutant("ddp", "rank_seeds", "fsdp")
 class RateByRank(Sound):
     def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
         rank = dist.get_rank() if dist.is_initialized() else 0
@@ -619,6 +744,14 @@ class Leaks(Sound):
         super().move(group, params)
 
 
+@mutant("temporaries")
+class Clones(Sound):
+    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        kept = [p.grad.clone() for p in params for _ in range(3)]
+        super().move(group, params)
+        del kept
+
+
 # ---- Misbehaviour: none of it may get out ----------------------------------------------------------------------------
 
 
@@ -647,7 +780,8 @@ class Raises(Sound):
         raise SystemExit("enough")
 
 
-@mutant(*EVERYTHING - {"builds", "reference", "closure_calls", "norm_keywords", "syncs", "leaks"})
+@mutant(*EVERYTHING - {"builds", "reference", "closure_calls", "norm_keywords", "syncs", "leaks", "group_values",
+    "lr_changes", "own_lr", "gradients", "generators", "temporaries"})  # fmt: skip
 class Nonsense(Sound):
     def step(self, closure: Any = None) -> Any:
         for group in self.param_groups:

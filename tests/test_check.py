@@ -1,5 +1,6 @@
 """The conformance kit finds each fault and no other, passes the suite's optimizers, and survives what it is given."""
 
+import inspect
 import json
 import os
 import subprocess
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from bench.check import Report, Verdict, conformance, write_verdict
-from bench.check.catalogue import CHECKS
+from bench.check.catalogue import CHECKS, SEVERITIES
 from bench.check.cli import listing, main
 from bench.check.supervisor import Examination, _State, examination_of, run
 from bench.errors import UserError
@@ -28,7 +29,11 @@ pytestmark = pytest.mark.numeric
 OWN = [name for name in OPTIMIZERS if name in OPTIMIZERS.own]
 FORMULAS = {case.name: f"tests.optimizer_cases:{case.formula.__name__}" for case in CASES}
 SLOW = ("Exits", "Hangs", "WaitsForOthers")  # they cost a process or wait for a limit
-LOOKED_INTO = ("Sound", "FirstGroupOnly", "FlatViews", "ObjectInState", "Raises")
+LOOKED_INTO = (
+    "Sound", "FirstGroupOnly", "FlatViews", "ObjectInState", "Raises", "RefusesTwoValues", "DecayOfFirstGroup", "Reads",
+    "Lists", "Leaks", "ClosureWithoutGradients", "NoLoss", "StateOutside", "WideState", "NormOfAGroup", "SetsRate",
+    "DecaysGradients", "DrawsForNothing", "DrawsWhenMade",
+)  # fmt: skip
 """Mutants that tests look into by their name."""
 
 
@@ -47,9 +52,11 @@ def reports(request: pytest.FixtureRequest) -> dict[str, Report]:
             mutants.Sound, only="reference", reference=formula, options={"momentum": 0.5, "lr": 0.2}
         )
         examinations.append(examination)
+    examinations.append(examination_of("muon", options={"rest": "sgdm", "rest.lr": "0.3"}))
     spec = OptimizerSpec("mine", "tests.mutants:Sound", "", "tests", defaults={"lr": 0.3}, version=4)
     examinations.append(examination_of(spec, only=["quadratic"]))
-    return dict(zip([*names, *OWN, "sound_reference", "wrong_reference", "spec"], run(examinations), strict=True))
+    more = ["sound_reference", "wrong_reference", "hybrid", "spec"]
+    return dict(zip([*names, *OWN, *more], run(examinations), strict=True))
 
 
 def table(report: Report) -> str:
@@ -68,7 +75,7 @@ def test_a_fault_fails_its_checks_and_no_others(name: str, reports: dict[str, Re
 @pytest.mark.parametrize("name", OWN)
 def test_the_suites_own_optimizers_pass_all_checks(name: str, reports: dict[str, Report]) -> None:
     report = reports[name]
-    assert report.ok, table(report)
+    assert not report.failed, table(report)
     assert [verdict.check for verdict in report.verdicts] == list(CHECKS)
     passed = {verdict.check for verdict in report.verdicts if verdict.verdict == "pass"}
     of_matrices = {"reference", "scalar_empty"} if OPTIMIZERS[name].traits.by_piece else set()
@@ -116,7 +123,57 @@ def test_a_failure_says_what_was_measured_and_what_to_do(reports: dict[str, Repo
     assert f"{measured:.3g}" in text
     assert CHECKS["groups"].advice in text
     assert CHECKS["resume"].advice not in text
-    assert "1 fail" in text.splitlines()[-1]
+    assert "2 faults (changes results: groups, group_values); " in text.splitlines()[-1]
+    assert "2 fail" in text.splitlines()[-1]
+    assert [line.split()[0] for line in text.splitlines()[1:3]] == ["groups", "group_values"]  # above those that pass
+
+
+def test_only_what_changes_results_or_blocks_a_set_up_is_a_fault() -> None:
+    assert {check.severity for check in CHECKS.values()} == {*SEVERITIES, None}
+    assert all(
+        (check.severity is None) == (check.tolerance is None) or name == "builds" for name, check in CHECKS.items()
+    )
+    words = {"copies": "fail", "syncs": "error", "groups": "pass", "memory": "pass"}
+    report = Report("x", verdicts=tuple(Verdict(name, word) for name, word in words.items()))
+    assert (report.ok, report.failed, report.serious) == (True, ["syncs", "copies"], [])
+    assert report.headline() == "no fault; less: costs speed: syncs; hygiene: copies"
+    worse = Report("x", verdicts=(*report.verdicts, Verdict("fsdp", "fail"), Verdict("ddp", "fail")))
+    assert (worse.ok, worse.serious) == (False, ["ddp", "fsdp"])
+    assert worse.headline().startswith(
+        "2 faults (changes results: ddp; blocks a set-up: fsdp); less: costs speed: syncs"
+    )
+
+
+def line_of(cls: str, text: str) -> str:
+    """The place of the only line with this text in a mutant, as a verdict says it."""
+    lines, start = inspect.getsourcelines(getattr(mutants, cls))
+    (at,) = [start + i for i, line in enumerate(lines) if text in line]
+    return f"tests/mutants.py, line {at}"
+
+
+@pytest.mark.parametrize(
+    ("name", "check", "words"),
+    [
+        ("Reads", "syncs", ("_local_scalar_dense (", line_of("Reads", "norm.item()"))),
+        ("Lists", "syncs", ("tolist (", line_of("Lists", "norm.tolist()"))),
+        ("Leaks", "leaks", ("what stays is made in ", line_of("Leaks", "p.grad.clone()"))),
+        ("ClosureWithoutGradients", "closure", ("disabled (", line_of("ClosureWithoutGradients", "closure()"))),
+        ("NoLoss", "closure", ("returns None", line_of("NoLoss", "def step"))),
+        ("StateOutside", "resume", ("self.buffers has 0 entries in place of 4",)),
+        ("WideState", "resume_bf16", ("['state'][0]['buffer'] is bfloat16 of shape (5, 5) in place of float32",)),
+        ("FirstGroupOnly", "groups", ("two groups: state[1] is missing",)),
+        ("NormOfAGroup", "groups", ("parameters 0, 1, 2, 3 move otherwise",)),
+        ("DecayOfFirstGroup", "group_values", ("weight_decay: 0.0 in one group and 0.1 in another",)),
+        ("DecaysGradients", "gradients", ("parameter 0, shape (5, 5), is changed after step, with weight_decay",)),
+        ("SetsRate", "own_lr", ("param_groups[0]['lr'] was 0.05 before a step and is 0.0495 after it",)),
+        ("DrawsForNothing", "generators", ("a step touches torch's generator",)),
+        ("DrawsWhenMade", "generators", ("its constructor touches Python's generator",)),
+    ],
+)  # fmt: skip
+def test_a_failure_says_where_and_what(
+    name: str, check: str, words: tuple[str, ...], reports: dict[str, Report]
+) -> None:
+    assert all(word in reports[name][check].note for word in words), table(reports[name])
 
 
 def test_where_an_optimizer_raises_stands_in_the_verdict(reports: dict[str, Report]) -> None:
@@ -142,6 +199,18 @@ def test_a_reference_is_held_to(formula: str, good: bool, reports: dict[str, Rep
     assert [verdict.check for verdict in report.verdicts] == ["reference"]
     assert report.ok is good, table(report)
     assert report.options == {"momentum": 0.5, "lr": 0.2}
+
+
+def test_a_method_for_matrices_is_checked_with_another_for_the_rest(reports: dict[str, Report]) -> None:
+    alone, hybrid = reports["muon"], reports["hybrid"]
+    assert not hybrid.failed, table(hybrid)
+    assert (alone["builds"].note, hybrid["builds"].note) == ("on matrices only", "by role")
+    assert (alone["scalar_empty"].verdict, hybrid["scalar_empty"].verdict) == ("not applicable", "pass")
+
+
+def test_two_values_that_are_refused_are_no_fault(reports: dict[str, Report]) -> None:
+    assert reports["RefusesTwoValues"]["group_values"].note == "lr, momentum; it refuses two values of weight_decay"
+    assert reports["DecayOfFirstGroup"]["group_values"].note.startswith("weight_decay: 0.0 in one group and 0.1 in")
 
 
 def test_a_spec_is_checked_as_it_is_given(reports: dict[str, Report]) -> None:
@@ -249,7 +318,7 @@ def test_a_class_that_no_other_process_can_import_is_refused() -> None:
         (["adm"], "unknown optimizer 'adm'; did you mean 'adam'"),
         (["sngd", "--only", "grups"], "unknown check 'grups'; did you mean 'groups'"),
         (["sngd", "--only", ""], "--only '': it names nothing"),
-        (["sngd", "--task.H", "3"], "--task.H: bench check has no such setting"),
+        (["sngd", "--task.H", "3"], "--task.H is an option of a task: name it with --task TASK"),
         (["sngd", "--limit", "0"], "write seconds"),
         ([], "which optimizer"),
         (["sngd", "--only", "builds", "--opt.lrr", "3"], "did you mean '--opt.lr'"),
@@ -288,7 +357,7 @@ def test_all_checks_of_an_optimizer_are_stored(tmp_path: Path, capsys: pytest.Ca
 
 def test_the_command_succeeds_where_all_is_well(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sngd", "--only", "groups,closure", "--opt.max_step=0.1"]) == 0
-    assert capsys.readouterr().out.endswith("sngd: 2 pass\n")
+    assert capsys.readouterr().out.endswith("sngd: no fault; 2 pass\n")
 
 
 def test_what_is_checked_is_listed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,6 +17,7 @@ from bench.check.cli import main
 from bench.check.matrix import MATRIX_CHECKS, Row, as_text, board, members, rows, said
 from bench.check.report import Report, Verdict
 from bench.errors import UserError
+from bench.store.stores import Stores
 from tests import tiny
 
 PRIVATE = Path("/", "somewhere", "secret", "place", "file.py")
@@ -38,6 +39,15 @@ HELPER = Good([__import__("torch").ones(1)])
 
 class Needy(mutants.Sound):
     def __init__(self, params, friend): super().__init__(params)
+
+class Wraps(mutants.Sound):
+    def __init__(self, params, base_optimizer): super().__init__(params)
+
+class OfModel(mutants.Sound):
+    def __init__(self, model, lr: float = 0.1): super().__init__(model.parameters())
+
+class Abstract(Optimizer):
+    def __init__(self, params, lr: float = 0.1): super().__init__(params, dict(lr=lr))
 
 class Rude(mutants.Sound):
     def __init__(self, params): raise ValueError("<script>alert(1)</script> | `x` PRIVATE")
@@ -69,7 +79,7 @@ def found(zoo: Path) -> list[Row]:
             groups,
             only=CHECKED,
             limit=20,
-            show=lambda examination, verdict: shown.append((examination.name, verdict.check)),
+            show=lambda report, verdict: shown.append((report.name, verdict.check)),
         )
     )
     assert sorted(shown) == sorted((row.report.name, check) for row in result for check in CHECKED)
@@ -82,12 +92,15 @@ def names(found: list[Row], zoo: Path) -> list[str]:
 
 def test_a_module_stands_for_its_public_optimizers_once(found: list[Row], zoo: Path) -> None:
     own = [
+        "Abstract",
         "Again",
         "FirstOnly",
         "Leaves",
         "Needy",
+        "OfModel",
         "Rude",
         "Sleeps",
+        "Wraps",
     ]  # Good is Again; a file may be named by class as well
     assert names(found, zoo) == [*own, "sgd", "torch.optim:NAdam", "Good"]
     packages = {name: row.package for name, row in zip(names(found, zoo), found, strict=True)}
@@ -107,7 +120,14 @@ def test_torchs_own_are_there_where_they_are_asked_for() -> None:
     [
         ("Again", ["pass", "pass", "pass"], ""),
         ("FirstOnly", ["pass", "fail", "pass"], ""),
-        ("Needy", ["error", "not applicable", "not applicable"], "--opt.friend is required"),
+        ("Needy", ["error", "not applicable", "not applicable"], "no default for friend: --opt.friend is required"),
+        (
+            "Wraps",
+            ["error", "not applicable", "not applicable"],
+            "it wraps another optimizer (argument base_optimizer): ",
+        ),
+        ("OfModel", ["error", "not applicable", "not applicable"], "it takes a model in place of parameters"),
+        ("Abstract", ["error", "not applicable", "not applicable"], "it is an abstract base class: "),
         ("Rude", ["error", "not applicable", "not applicable"], "ValueError: <script>"),
         ("Leaves", ["error", "not applicable", "not applicable"], "the process ended with code 7"),
         ("Sleeps", ["pass", "error", "pass"], "no end after 20 s"),
@@ -123,15 +143,20 @@ def test_whatever_an_optimizer_does_ends_in_a_row(
 
 
 def test_the_board_counts(found: list[Row]) -> None:
-    packages, table, checks = board(found).tables
-    assert {row["package"]: (row["optimizers"], row["built"], row["clean"]) for row in packages.rows}[
+    packages, table, not_built, checks = board(found).tables
+    assert {row["package"]: (row["optimizers"], row["built"], row["clean"], row["spotless"]) for row in packages.rows}[
         found[0].package
-    ] == (7, 4, 2)
-    assert [row["faults"] for row in table.rows][:6] == [0, 1, "not built", "not built", "not built", 1]
+    ] == (10, 4, 2, 2)
+    # Those without faults first, then the others, then what is not built.
+    assert [row["faults"] for row in table.rows] == [0, 0, 0, 0, 1, 1, *["not built"] * 6]
+    assert [row["opt"].rpartition(":")[2] for row in not_built.rows] == [
+        "Abstract", "Leaves", "Needy", "OfModel", "Rude", "Wraps",
+    ]  # fmt: skip
+    assert [row["check"] for row in checks.rows] == ["groups", "builds", "memory"]  # by what a failure does
     groups = next(row for row in checks.rows if row["check"] == "groups")
-    assert [groups[word] for word in ("pass", "fail", "error", "not applicable")] == [4, 1, 1, 3]
+    assert [groups[word] for word in ("pass", "fail", "error", "not applicable")] == [4, 1, 1, 6]
     assert table.rows[0]["memory"] == "1"  # reported, so the number itself
-    assert len(table.notes) == 5
+    assert len(table.notes) == 2
 
 
 def test_paths_of_this_machine_stay_here() -> None:
@@ -172,7 +197,7 @@ def test_the_page_is_whole_escaped_and_for_all(found: list[Row]) -> None:
         if name in ("src", "href") or name[:2] == "on"
     ]
     assert "url(" not in text
-    assert kinds.count("caption") == kinds.count("table") == 3
+    assert kinds.count("caption") == kinds.count("table") == 4
     assert {attrs.get("scope") for tag, attrs in page.tags if tag == "th"} == {"col", "row"}
     assert "prefers-color-scheme: dark" in text
     titles = [attrs.get("title") or "" for tag, attrs in page.tags if tag == "td"]
@@ -186,7 +211,7 @@ def test_other_formats_hold_all_of_it(found: list[Row]) -> None:
     assert "<script>" not in table
     assert "file.py" in table
     assert "secret" not in table
-    assert json.loads(as_text(found, "json"))[0]["tables"][1]["rows"][1]["groups"] == "FAIL"
+    assert json.loads(as_text(found, "json"))[0]["tables"][1]["rows"][4]["groups"] == "FAIL"
     assert as_text(found, "csv").count("FAIL") == 1
 
 
@@ -235,11 +260,11 @@ def test_a_module_that_cannot_be_imported_is_one_line(code: str, message: str, t
 def test_the_command_writes_every_file_that_it_is_given(
     tmp_path: Path, zoo: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["--matrix", f"sgd,{zoo}:FirstOnly", "--only", "groups"]
+    words = ["--matrix", f"sgd,{zoo}:FirstOnly", "--only", "groups", "--store", str(tmp_path / "store")]
     assert main([*words, "-o", f"{tmp_path}/m.md", "-o", f"{tmp_path}/m.html"]) == 0
     out, err = capsys.readouterr()
     assert out == ""
-    assert f"2/2 {zoo}:FirstOnly: 1 faults" in err
+    assert f"2/2 {zoo}:FirstOnly: 1 fault (changes results: groups)" in err
     assert "| sgd | attention-optimizer-bench" in (tmp_path / "m.md").read_text()
     assert (tmp_path / "m.html").read_text().startswith("<!doctype html>")
     assert main([*words, "--json"]) == 0
@@ -248,19 +273,80 @@ def test_the_command_writes_every_file_that_it_is_given(
 
 @pytest.mark.deep
 def test_an_interrupt_leaves_what_is_there(tmp_path: Path, zoo: Path) -> None:
-    words = ["check", "--matrix", f"sgd,{zoo}:Sleeps", "--only", "groups", "-o", f"{tmp_path}/m.md"]
+    words = ["check", "--matrix", f"sgd,{zoo}:Sleeps", "--only", "groups", "-o", f"{tmp_path}/m.md",
+             "--store", str(tmp_path / "store")]  # fmt: skip
     process = subprocess.Popen(
         [sys.executable, "-m", "bench.cli", *words],
         stderr=subprocess.PIPE, text=True, cwd=tiny.ROOT, env={**os.environ, "PYTHONPATH": str(tiny.ROOT)},
     )  # fmt: skip
     assert process.stderr is not None
-    assert process.stderr.readline() == "1/2 sgd: 0 faults\n"
+    assert process.stderr.readline() == "1/2 sgd: no fault\n"
     time.sleep(0.5)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert err == f"written to {tmp_path}/m.md\nbench: interrupted\n"
     assert "Interrupted: 1 of 2 optimizers were checked" in (tmp_path / "m.md").read_text()
+
+
+COUNTS = """
+from tests import mutants
+
+class Counts(mutants.Sound):
+    def __init__(self, params, lr: float = 0.05):
+        with open("LOG", "a") as log:
+            log.write(".")
+        super().__init__(params, lr=lr)
+
+class Sleeps(Counts):
+    def add_param_group(self, group):
+        import os, time
+        if getattr(self, "param_groups", None) and os.path.exists("SLEEP"): time.sleep(1000)
+        super().add_param_group(group)
+"""
+
+
+@pytest.mark.deep
+def test_a_killed_matrix_goes_on_and_nothing_is_lost_or_made_twice(tmp_path: Path) -> None:
+    store, log, sleep, page = (tmp_path / name for name in ("store", "log", "sleep", "m.json"))
+    (tmp_path / "mine.py").write_text(COUNTS.replace("LOG", str(log)).replace("SLEEP", str(sleep)))
+    sleep.touch()
+    words = ["check", "--matrix", str(tmp_path / "mine.py"), "--limit", "200", "-o", str(page), "--store", str(store)]
+    command = {"args": [sys.executable, "-m", "bench.cli", *words], "cwd": tiny.ROOT, "stderr": subprocess.PIPE,
+               "text": True, "env": {**os.environ, "PYTHONPATH": str(tiny.ROOT)}}  # fmt: skip
+    process = subprocess.Popen(**command)
+    until = time.monotonic() + 200
+
+    def lines() -> list[str]:
+        return [line for path in store.glob("checks/matrix-*.jsonl") for line in path.read_text().splitlines()]
+
+    before_sleep = MATRIX_CHECKS.index("groups")
+    while len(lines()) < len(MATRIX_CHECKS) + before_sleep and time.monotonic() < until:
+        time.sleep(0.1)
+    again = subprocess.run(**command)
+    assert (again.returncode, "another process makes this matrix now" in again.stderr) == (2, True)
+    process.kill()
+    process.communicate()
+    kept, made = lines(), len(log.read_text())
+    assert len(kept) == len(MATRIX_CHECKS) + before_sleep
+    assert [report.name.rpartition(":")[2] for report in Stores([store]).checks] == ["Counts"]
+    (journal,) = store.glob("checks/matrix-*.jsonl")
+    journal.write_text("\n".join([*kept, '{"name": "torn']))
+    sleep.unlink()
+    done = subprocess.run(**command)
+    assert done.returncode == 0, done.stderr
+    assert f"going on after {len(kept)} verdicts" in done.stderr
+    assert not journal.exists()
+    reports = {report.name.rpartition(":")[2]: report for report in Stores([store]).checks}
+    assert sorted(reports) == ["Counts", "Sleeps"]
+    assert all([v["check"] for v in report.verdicts] == list(MATRIX_CHECKS) for report in reports.values())
+    assert all(report.failed == [] for report in reports.values())
+    verdicts = [json.loads(line)["verdict"] for line in kept]
+    assert [v["seconds"] for v in verdicts] == [
+        v["seconds"] for name in ("Counts", "Sleeps") for v in reports[name].verdicts
+    ][: len(kept)]  # those that were kept, not others
+    assert len(log.read_text()) > made
+    assert json.loads(page.read_text())[0]["title"] == "Conformance of 2 optimizers"
 
 
 def test_a_report_without_anything_is_shown() -> None:

@@ -140,7 +140,7 @@ def test_bad_words_of_a_command(cli, store, name) -> None:
         ("reproduce x --seed 3", "--seed 3: an experiment has several; write --seeds COUNT"),
         ("leaderboard --seed 3", "write --only NAME=VALUE"),
         ("leaderboard --opt.lr 3", "--opt.lr: bench leaderboard has no such setting; see `bench leaderboard -h`"),
-        ("check sgd --task.n 3", "--task.n: bench check has no such setting, only --opt.*; see `bench check -h`"),
+        ("check sgd --task.n 3", "--task.n is an option of a task: name it with --task TASK"),
         ("data status --opt.lr 3", "--opt.lr: bench data has no such setting"),
         ("fit cifar10 sngd", "unexpected word 'cifar10': settings are written --name value; write bench fit --task"
          " cifar10 --opt sngd"),

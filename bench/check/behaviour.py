@@ -35,7 +35,7 @@ def builds(subject: Subject) -> Measured:
         if owned != sorted(id(p) for p in stepper.params):
             raise Failed(f"made from {name}, its param_groups do not hold each parameter once")
         stepper.step()
-    return Measured(None, "on matrices only" if subject.matrices else "")
+    return Measured(None, "on matrices only" if subject.matrices else "by role" if subject.by_role else "")
 
 
 def _lowered(subject: Subject, model: Callable[[], Any], tolerance: float = 0.5, steps: int = 60) -> Measured:

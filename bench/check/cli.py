@@ -4,16 +4,16 @@ import json
 import sys
 from typing import Any
 
-from bench.check.catalogue import CHECKS
+from bench.check.catalogue import CATALOGUES, CHECKS, SEVERITIES, Kind
 from bench.check.report import Verdict, write_verdict
-from bench.check.supervisor import LIMIT, conformance
+from bench.check.supervisor import LIMIT, conformance, examination_of_task, run
 from bench.errors import UserError
 from bench.grammar.commands import parse
 from bench.progress import StatusLine, say
 
 
 def main(words: list[str]) -> int:
-    """Check an optimizer: 0 all is well, 1 a check failed.
+    """Check an optimizer: 0 all is well, 1 a failure changes results or blocks a set-up.
 
     Raises:
         UserError: there is no such optimizer, check or option.
@@ -23,12 +23,16 @@ def main(words: list[str]) -> int:
     if args.list:
         print(listing())
         return 0
+    if args.task is not None:
+        return _task(args)
+    if of_task := [f"--{name}" for name in args.of_runs if name.startswith("task.")]:
+        raise UserError(f"{of_task[0]} is an option of a task: name it with --task TASK")
     if args.matrix is not None:
         if args.name is not None or args.of_runs or args.reference:
             raise UserError("--matrix checks optimizers as they are: leave the name, --opt.* and --reference away")
         from bench.check import matrix  # which needs numpy
 
-        matrix.command(args.matrix, args.only, args.limit, args.out, "json" if args.json else "md")
+        matrix.command(args.matrix, args.only, args.limit, args.out, "json" if args.json else "md", args.store)
         return 0
     if args.out:
         raise UserError("-o is for --matrix; use --json > FILE")
@@ -46,13 +50,32 @@ def main(words: list[str]) -> int:
     return 0 if report.ok else 1
 
 
+def _task(args: Any) -> int:
+    """Check a task."""
+    wrong = [f"--{name}" for name in args.of_runs if name.startswith("opt.")]
+    if args.name is not None or args.matrix is not None or args.reference or args.out or wrong:
+        raise UserError("--task checks a task alone: leave the optimizer, --opt.*, --matrix, --reference and -o away")
+    options = {name.removeprefix("task."): value for name, value in args.of_runs.items()}
+    examination = examination_of_task(args.task, only=args.only, options=options, data=args.data)
+    progress = _Progress(len(examination.checks))
+    (report,) = run([examination], limit=args.limit, show=progress.show)
+    progress.line.clear()
+    print(json.dumps(report.as_json(), indent=1, allow_nan=False) if args.json else report.text())
+    return 0 if report.ok else 1
+
+
 def listing() -> str:
     """What is checked."""
+    return "\n".join([*_listed("optimizer"), "", "Of tasks (--task):", *_listed("task")])
+
+
+def _listed(kind: Kind) -> list[str]:
     lines = []
-    for check in CHECKS.values():
+    for check in CATALOGUES[kind].values():
         bound = "reported" if check.tolerance is None else f"at most {check.tolerance:g}"
-        lines += [f"{check.name}: {check.meaning}", f"    {bound} ({check.because})"]
-    return "\n".join(lines)
+        failure = f"; a failure: {SEVERITIES[check.severity]}" if check.severity else ""
+        lines += [f"{check.name}: {check.meaning}", f"    {bound} ({check.because}){failure}"]
+    return lines
 
 
 class _Progress:

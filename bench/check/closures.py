@@ -1,11 +1,13 @@
 """What an optimizer does with its closure, its keywords and with gradients that others have made."""
 
+import inspect
 from math import inf
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from bench.check.probes import place
 from bench.check.steps import NotApplicable, gap, values
 from bench.check.subject import Failed, Measured, Subject
 
@@ -13,28 +15,35 @@ from bench.check.subject import Failed, Measured, Subject
 def closure(subject: Subject) -> Measured:
     """Step as a plain training loop does, under no_grad."""
     stepper = subject.stepper()
-    enabled: list[bool] = []
+    disabled: list[str] = []
     losses: list[Tensor] = []
 
     def evaluate() -> Tensor:
-        enabled.append(torch.is_grad_enabled())
+        if not torch.is_grad_enabled():
+            disabled.append(place())
         with torch.enable_grad():
             losses.append(stepper.backward())
         return losses[-1]
 
     evaluate()
-    del enabled[:], losses[:]
+    del disabled[:], losses[:]
     with torch.no_grad():
         returned = stepper.optimizer.step(evaluate)
         if torch.is_grad_enabled():
-            raise Failed("gradients are enabled after a step under no_grad")
+            raise Failed(f"gradients are enabled after a step under no_grad{_step(stepper.optimizer)}")
     if not losses:
-        raise Failed("step(closure) does not call the closure")
-    if not all(enabled):
-        raise Failed("the closure runs with gradients disabled")
+        raise Failed(f"step(closure) does not call the closure{_step(stepper.optimizer)}")
+    if disabled:
+        raise Failed("the closure runs with gradients disabled" + (f" ({disabled[0]})" if disabled[0] else ""))
     if not isinstance(returned, Tensor | float):
-        raise Failed(f"step(closure) returns {returned!r}, not the closure's loss")
+        raise Failed(f"step(closure) returns {returned!r}, not the closure's loss{_step(stepper.optimizer)}")
     return Measured(_apart(float(returned), float(losses[0])))
+
+
+def _step(optimizer: Any) -> str:
+    """Where its `step` stands."""
+    code = getattr(inspect.unwrap(type(optimizer).step), "__code__", None)
+    return f" ({code.co_filename}, line {code.co_firstlineno})" if code else ""
 
 
 def _apart(a: float, b: float) -> float:

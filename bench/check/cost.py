@@ -3,7 +3,7 @@
 import gc
 import statistics
 import time as clock
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -35,9 +35,12 @@ def leaks(subject: Subject) -> Measured:
     for _ in range(80):
         _watched(stepper, watch)
     first = _settled(watch)
+    watch.places = True
     for _ in range(40):
         _watched(stepper, watch)
-    return Measured(max(0, _settled(watch) - first) / _size(stepper.params))
+    grown = max(0, _settled(watch) - first)
+    where = watch.most() if grown else ""
+    return Measured(grown / _size(stepper.params), f"what stays is made in {where}" if where else "")
 
 
 def _watched(stepper: Stepper, watch: Any) -> None:
@@ -59,9 +62,25 @@ def _settled(memory: Memory) -> int:
 
 def memory(subject: Subject) -> Measured:
     """State and temporaries in the third step."""
+    state, temporaries = _copies(subject, {})
+    return Measured(state, f"state {state:.2g}, temporaries {temporaries:.2g}")
+
+
+def temporaries(subject: Subject) -> Measured:
+    """Temporaries beyond what is declared, with the kernels that GPUs take."""
+    ways: list[dict[str, Any]] = [{}]
+    if "foreach" in subject.options and not subject.arguments.get("fused"):
+        ways.append({"foreach": True})
+    most = max(_copies(subject, way)[1] for way in ways)
+    declared = subject.spec.temporaries
+    return Measured(max(0.0, most - declared), f"{most:.2g} copies, where {declared:g} are declared")
+
+
+def _copies(subject: Subject, arguments: Mapping[str, Any]) -> tuple[float, float]:
+    """State after two steps, and temporaries at the peak of a third, in copies of the parameters."""
     params = _large(subject, 40_000)
     with Memory(peaks=True) as watch:
-        optimizer = subject.make(params)
+        optimizer = subject.make(params, **arguments)
         _push(subject, optimizer, params)
         _push(subject, optimizer, params)
         state = watch.now()
@@ -69,7 +88,7 @@ def memory(subject: Subject) -> Measured:
         _push(subject, optimizer, params)
         peak = watch.peak
     size = _size(params)
-    return Measured(state / size, f"state {state / size:.2g}, temporaries {max(0, peak - state) / size:.2g}")
+    return state / size, max(0, peak - state) / size
 
 
 def time(subject: Subject) -> Measured:

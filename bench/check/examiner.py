@@ -10,14 +10,15 @@ import pickle
 import sys
 import time
 import warnings
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib import import_module
 from importlib.metadata import version
+from pathlib import Path
 from platform import python_version
 from typing import Any
 
 from bench import process
-from bench.check.catalogue import CHECKS
+from bench.check.catalogue import CATALOGUES, Kind
 from bench.check.report import Verdict
 from bench.errors import UserError, described, unknown
 from optimizers import OPTIMIZERS, OptimizerSpec
@@ -28,7 +29,7 @@ _SUITE = "attention-optimizer-bench"
 
 @dataclass(frozen=True)
 class Examination:
-    """Checks of one optimizer.
+    """Checks of one optimizer or task.
 
     Attributes:
         name: in the registry, `module:Class` or `file.py:Class`.
@@ -36,6 +37,8 @@ class Examination:
         options: hyperparameters.
         reference: `module:function`, or None.
         checks: names.
+        kind: what it is.
+        data: the data folder of a task; None for the default.
         asked: what is asked for is only which optimizers `name` stands for; it may be a module or a file as well.
     """
 
@@ -44,6 +47,8 @@ class Examination:
     options: dict[str, Any] = field(default_factory=dict)
     reference: str | None = None
     checks: tuple[str, ...] = ()
+    kind: Kind = "optimizer"
+    data: Path | None = None
     asked: bool = False
 
 
@@ -87,22 +92,28 @@ class Examiner:
     def _run(self, examination: Examination) -> None:
         from bench.check.subject import Subject
 
+        spec: OptimizerSpec | None = None
         try:
             self._warm_up()
             self.tell("check", check=examination.checks[0])  # which loading counts as
-            spec = examination.spec or _found(examination.name)
-            reference = load(examination.reference) if examination.reference else None
-            subject = Subject(spec, examination.options, reference, limit=self.limit)
+            if examination.kind == "task":
+                subject = _task(examination)
+            else:
+                spec = examination.spec or _found(examination.name)
+                reference = load(examination.reference) if examination.reference else None
+                subject = Subject(spec, examination.options, reference, limit=self.limit)
         except (UserError, PluginError) as error:
-            self.tell("refused", why=str(error))
+            self.tell("refused", why=_explained(spec, str(error)))
             return
         except BaseException as error:
-            self._verdict(Verdict(examination.checks[0], "error", note=described(error)))
+            self._verdict(Verdict(examination.checks[0], "error", note=_explained(spec, described(error))))
             return
         self.tell("about", about=_about(subject))
         for name in examination.checks:
             self.tell("check", check=name)
-            verdict = judged(name, subject)
+            verdict = judged(name, subject, examination.kind)
+            if spec is not None and name == "builds" and not verdict.ok:
+                verdict = replace(verdict, note=_explained(spec, verdict.note))
             self._verdict(verdict)
             if name == "builds" and not verdict.ok:
                 return
@@ -121,12 +132,30 @@ class Examiner:
         self.tell("verdict", verdict=asdict(verdict))
 
 
-def judged(name: str, subject: Any) -> Verdict:
+def _explained(spec: OptimizerSpec | None, said: str) -> str:
+    """An error, behind what its class shows of the reason."""
+    from bench.check.reasons import why
+
+    try:
+        return said if spec is None else why(spec.cls, said)
+    except Exception:  # a class that cannot be looked at
+        return said
+
+
+def _task(examination: Examination) -> Any:
+    from bench.check.task import TaskSubject
+
+    subject = TaskSubject(examination.name, examination.options, examination.data)
+    subject.make()
+    return subject
+
+
+def judged(name: str, subject: Any, kind: Kind = "optimizer") -> Verdict:
     """Run one check."""
     from bench.check.steps import NotApplicable, seed
     from bench.check.subject import Failed, Raised
 
-    check = CHECKS[name]
+    check = CATALOGUES[kind][name]
     module, _, function = check.target.partition(":")
     measure = getattr(import_module(module), function)
     seed(0)
@@ -182,8 +211,9 @@ def _about(subject: Any) -> dict[str, Any]:
         name: value if isinstance(value, int | float | bool | None) else str(value)
         for name, value in subject.arguments.items()
     }
+    target = spec.target if isinstance(spec, OptimizerSpec) else spec.module
     return {
-        "target": spec.target, "version": spec.version, "package": spec.package, "versions": versions,
+        "target": target, "version": spec.version, "package": spec.package, "versions": versions,
         "arguments": arguments,
     }  # fmt: skip
 

@@ -6,18 +6,41 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from bench.check.steps import Stepper, gap, push, values
+from bench.check.catalogue import CHECKS
+from bench.check.state import difference
+from bench.check.steps import STEPS, Stepper, gap, push, values
 from bench.check.subject import Failed, Measured, Subject, in_training
+
+_TOLERANCE = CHECKS["groups"].tolerance or 0.0
 
 
 def groups(subject: Subject) -> Measured:
     """Two groups, from the start and added later, against one."""
-    one = subject.stepper().run()
-    two = subject.stepper(groups=lambda params: [{"params": params[:1]}, {"params": params[1:]}]).run()
-    later = subject.stepper(groups=lambda params: params[:2])
-    later.optimizer.add_param_group({"params": later.params[2:]})
-    in_training(later.optimizer)
-    return Measured(max(two.gap(one), later.run().gap(one)))
+    ways = {
+        "one group": subject.stepper(),
+        "two groups": subject.stepper(groups=lambda params: [{"params": params[:1]}, {"params": params[1:]}]),
+    }
+    if not subject.by_role:
+        later = ways["a group that is added later"] = subject.stepper(groups=lambda params: params[:2])
+        later.optimizer.add_param_group({"params": later.params[2:]})
+        in_training(later.optimizer)
+    differs = ""
+    one = ways.pop("one group").run(1)
+    for name, way in ways.items():
+        differs = differs or _difference(one, way.run(1), name)
+    one.run(STEPS - 1)
+    measured = max(way.run(STEPS - 1).gap(one) for way in ways.values())
+    return Measured(measured, differs if measured > _TOLERANCE else "")
+
+
+def _difference(one: Stepper, other: Stepper, name: str) -> str:
+    """What a step does otherwise: state of a parameter, or the way of some."""
+    states = (stepper.optimizer.state_dict()["state"] for stepper in (one, other))
+    if what := difference(*states, at="state", tolerance=1e-6):
+        return f"{name}: {what}"
+    pairs = enumerate(zip(other.params, one.params, one.start, strict=True))
+    moved = [str(i) for i, (p, q, start) in pairs if gap([p], [q], [start]) > _TOLERANCE]
+    return f"{name}: parameters {', '.join(moved)} move otherwise" if moved else ""
 
 
 def schedule(subject: Subject) -> Measured:

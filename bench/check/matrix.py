@@ -5,15 +5,17 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from importlib.metadata import packages_distributions
+from importlib.metadata import packages_distributions, version
 from pathlib import Path
+from platform import python_version
 from typing import Any
 
-from bench.check.catalogue import CHECKS
+from bench.check.catalogue import CHECKS, SEVERITIES, weight
 from bench.check.child import START, Child, Ended
 from bench.check.examiner import Examination
-from bench.check.report import Report, Verdict
-from bench.check.supervisor import LIMIT, Show, examination_of, reports
+from bench.check.journal import Journal
+from bench.check.report import Report, Verdict, write_verdict
+from bench.check.supervisor import LIMIT, Known, Show, examination_of, reports
 from bench.errors import UserError
 from bench.grammar.near import nearest
 from bench.output import write
@@ -105,6 +107,7 @@ def rows(
     only: Sequence[str] | None = None,
     limit: float = LIMIT,
     show: Show | None = None,
+    known: Known | None = None,
 ) -> Iterator[Row]:
     """Check optimizers, each group in a process of its own.
 
@@ -115,13 +118,14 @@ def rows(
         only: names of checks; all but `reference` if None.
         limit: seconds that one check may take.
         show: called with each verdict as it comes.
+        known: what was found out before, which is not run again.
 
     Raises:
         UserError: there is no such check.
     """
     for packages in groups:
         examinations = [examination_of(name, only=MATRIX_CHECKS if only is None else only) for name in packages]
-        with closing(reports(examinations, limit=limit, show=show, refuse=False)) as found:
+        with closing(reports(examinations, limit=limit, show=show, refuse=False, known=known)) as found:
             yield from (Row(packages[report.name], report) for report in found)
 
 
@@ -135,17 +139,20 @@ def board(found: Sequence[Row], notes: Sequence[str] = ()) -> Board:
         found: rows.
         notes: on where and how it was made.
     """
-    checks = [c for c in CHECKS if any(v.check == c for row in found for v in row.report.verdicts)]
+    made_of = {v.check for row in found for v in row.report.verdicts}
+    checks = sorted((check for check in CHECKS if check in made_of), key=lambda check: weight(CHECKS[check]))
+    found = sorted(found, key=_rank)
     versions = next((row.report.about["versions"] for row in found if row.report.about), {})
     legend = (
         "FAIL: the property does not hold; ERROR: the optimizer raised, ended its process or came to no end;"
-        " n.a.: not applicable, or not run since the optimizer does not build; a number is reported, and no fault"
+        " n.a.: not applicable, or not run since the optimizer does not build; a number is reported, and no fault."
+        " Faults are failures that change results or block a set-up; columns stand in the order of what a failure does"
     )
-    made = [f"made with {', '.join(f'{name} {version}' for name, version in versions.items())}"] if versions else []
+    made = [f"made with {', '.join(f'{name} {number}' for name, number in versions.items())}"] if versions else []
     return Board(
         "conformance",
         f"Conformance of {len(found)} optimizers",
-        [_packages(found), _matrix(found, checks), _totals(found, checks)],
+        [_packages(found), _matrix(found, checks), *_not_built(found), _totals(found, checks)],
         [legend, *made, *notes],
     )
 
@@ -155,7 +162,8 @@ def _packages(found: Sequence[Row]) -> Table:
         Column("package", "package", "distribution and version"),
         Column("optimizers", "optimizers", "classes that were checked"),
         Column("built", "built", "of them, those that pass the check `builds`, with their default arguments"),
-        Column("clean", "without a fault", "of them, those that pass all checks that apply"),
+        Column("clean", "without a fault", "of them, those of which no failure changes results or blocks a set-up"),
+        Column("spotless", "pass all", "of them, those that pass all checks that apply"),
     ]
     packages = dict.fromkeys(row.package for row in found)
     own = {package: [row.report for row in found if row.package == package] for package in packages}
@@ -163,6 +171,7 @@ def _packages(found: Sequence[Row]) -> Table:
         {
             "package": package, "optimizers": len(own[package]), "built": sum(map(_built, own[package])),
             "clean": sum(report.ok for report in own[package]),
+            "spotless": sum(not report.failed for report in own[package]),
         }
         for package in packages
     ]  # fmt: skip
@@ -173,22 +182,43 @@ def _built(report: Report) -> bool:
     return bool(report.about) and "builds" not in report.failed
 
 
+def _rank(row: Row) -> tuple[bool, int, int]:
+    """Those without faults come first, those that are not built last."""
+    return not _built(row.report), len(row.report.serious), len(row.report.failed)
+
+
+def _not_built(found: Sequence[Row]) -> list[Table]:
+    values = [
+        {"opt": row.report.name, "package": row.package, "why": _without_folders(row.report[row.report.failed[0]].note)}
+        for row in found
+        if not _built(row.report) and row.report.failed
+    ]
+    columns = [
+        Column("opt", "optimizer", "what `bench check` takes"),
+        Column("package", "package", "distribution and version"),
+        Column("why", "why", "the reason, and what was raised"),
+    ]
+    return [Table("Not built with default arguments", columns, values)] if values else []
+
+
 def _matrix(found: Sequence[Row], checks: Sequence[str]) -> Table:
     columns = [
         Column("opt", "optimizer", "what `bench check` takes"),
         Column("package", "package", "distribution and version"),
-        Column("faults", "faults", "number of checks that failed, or in which it raised"),
+        Column("faults", "faults", "number of failures that change results or block a set-up"),
+        Column("less", "less", "number of failures that cost speed or are a matter of hygiene"),
         *(Column(check, check, CHECKS[check].meaning) for check in checks),
     ]
     values, failures = [], []
     for row in found:
         report = row.report
-        value: dict[str, Any] = {"opt": report.name, "package": row.package, "faults": len(report.failed)}
-        if not _built(report):
-            value["faults"] = "not built"
+        value: dict[str, Any] = {"opt": report.name, "package": row.package, "faults": "not built", "less": None}
+        if _built(report):
+            value |= {"faults": len(report.serious), "less": len(report.failed) - len(report.serious)}
         value |= {v.check: in_cell(v) for v in report.verdicts}
         values.append(value)
-        failures += [f"{report.name}: " + "; ".join(said(v) for v in report.verdicts if not v.ok)] * (not report.ok)
+        if _built(report) and report.failed:
+            failures.append(f"{report.name}: " + "; ".join(said(report[check]) for check in report.failed))
     return Table("Optimizers and checks", columns, values, failures)
 
 
@@ -196,6 +226,7 @@ def _totals(found: Sequence[Row], checks: Sequence[str]) -> Table:
     columns = [
         Column("check", "check", "name, as --only takes it"),
         Column("meaning", "what is checked", "what it means"),
+        Column("severity", "a failure", "what a failure does"),
         Column("tolerance", "at most", "greatest number that passes"),
         *(Column(word, WORDS[word], f"optimizers with this verdict: {word}") for word in WORDS),
     ]
@@ -203,11 +234,16 @@ def _totals(found: Sequence[Row], checks: Sequence[str]) -> Table:
         check: Counter(v.verdict for row in found for v in row.report.verdicts if v.check == check) for check in checks
     }
     values = [
-        {"check": c, "meaning": CHECKS[c].meaning, "tolerance": CHECKS[c].tolerance}
+        {"check": c, "meaning": CHECKS[c].meaning, "severity": _severity(c), "tolerance": CHECKS[c].tolerance}
         | {word: count[c][word] for word in WORDS}
         for c in checks
     ]  # fmt: skip
     return Table("By check", columns, values)
+
+
+def _severity(check: str) -> str | None:
+    severity = CHECKS[check].severity
+    return severity and SEVERITIES[severity]
 
 
 def in_cell(verdict: Verdict) -> str:
@@ -221,8 +257,13 @@ def said(verdict: Verdict) -> str:
     tolerance = CHECKS[verdict.check].tolerance
     number = "" if verdict.measured is None else f" {verdict.measured:.3g}"
     bound = f" (at most {tolerance:g})" if number and tolerance is not None else ""
-    note = re.sub(r"(?:/[\w.+@-]+)+/([\w.+@-]+/[\w.+@-]+)", r"\1", verdict.note)
+    note = _without_folders(verdict.note)
     return f"{verdict.check} {WORDS[verdict.verdict]}{number}{bound}" + (f": {note}" if note else "")
+
+
+def _without_folders(note: str) -> str:
+    """Words with the last folder of each path alone."""
+    return re.sub(r"(?:/[\w.+@-]+)+/([\w.+@-]+/[\w.+@-]+)", r"\1", note)
 
 
 def as_text(found: Sequence[Row], kind: str, notes: Sequence[str] = ()) -> str:
@@ -252,8 +293,13 @@ def _page(found: Sequence[Row], whole: Board) -> str:
 # ---- The command -----------------------------------------------------------------------------------------------------
 
 
-def command(words: Sequence[str], only: Sequence[str] | None, limit: float, outputs: Sequence[Path], kind: str) -> None:
+def command(
+    words: Sequence[str], only: Sequence[str] | None, limit: float, outputs: Sequence[Path], kind: str, store: Path
+) -> None:
     """Make the matrix and write it; what is there when it is interrupted is written too.
+
+    Each verdict is in the store as soon as it is there, and the same command goes on after an interrupt or a kill. The
+    report on an optimizer joins the store's once all of its checks were made.
 
     Args:
         words: as those of `members`.
@@ -261,16 +307,21 @@ def command(words: Sequence[str], only: Sequence[str] | None, limit: float, outp
         limit: seconds that one check may take.
         outputs: files, in the formats that their names say; standard output if there is none.
         kind: format on standard output.
+        store: where verdicts are kept.
 
     Raises:
-        UserError: a word stands for nothing, or a file cannot be written.
+        UserError: a word stands for nothing, a file cannot be written, or another process makes this matrix.
         KeyboardInterrupt: it was interrupted.
     """
     examination_of("sgd", only=only)  # a misspelt check is said before anything is imported
     kinds = [kind_of(path) for path in outputs]
     groups = members(words)
+    versions = [python_version(), *(version(name) for name in ("torch", "attention-optimizer-bench"))]
+    checks = [check for check in MATRIX_CHECKS if only is None or check in only]
+    journal = Journal(store, [groups, checks, limit, versions])
     found: list[Row] = []
-    progress = _Progress(sum(map(len, groups)))
+    done = False
+    progress = _Progress(sum(map(len, groups)), journal)
 
     def write_all(notes: Sequence[str] = ()) -> None:
         progress.line.clear()
@@ -278,29 +329,37 @@ def command(words: Sequence[str], only: Sequence[str] | None, limit: float, outp
             write(path, as_text(found, its, notes))
 
     try:
-        for row in rows(groups, only=only, limit=limit, show=progress.show):
+        for row in rows(groups, only=only, limit=limit, show=progress.show, known=journal.known):
             found.append(row)
+            if only is None:
+                write_verdict(store, row.report)
             progress.row(row)
         write_all()
+        done = True
     except KeyboardInterrupt:
         if found:
             write_all([f"interrupted: {len(found)} of {progress.total} optimizers were checked"])
         raise
+    finally:
+        journal.close(done=done)
 
 
 class _Progress:
-    """A line on a terminal, a line for each optimizer elsewhere."""
+    """A line on a terminal, a line for each optimizer elsewhere; verdicts go into the journal on their way."""
 
-    def __init__(self, total: int) -> None:
-        self.done, self.total, self.line = 0, total, StatusLine()
+    def __init__(self, total: int, journal: Journal) -> None:
+        self.done, self.total, self.line, self.journal = 0, total, StatusLine(), journal
+        if journal.known:
+            say(f"going on after {sum(len(known) for _, known in journal.known.values())} verdicts in {journal.path}")
 
-    def show(self, examination: Examination, verdict: Verdict) -> None:
-        """Show a verdict."""
-        self.line.show(f"{self.done + 1}/{self.total} {examination.name}: {verdict.check}")
+    def show(self, report: Report, verdict: Verdict) -> None:
+        """Keep a verdict and show it."""
+        self.journal.write(report, verdict)
+        self.line.show(f"{self.done + 1}/{self.total} {report.name}: {verdict.check}")
 
     def row(self, row: Row) -> None:
         """Show what came of an optimizer."""
         self.done += 1
         if not self.line.live:
-            faults = f"{len(row.report.failed)} faults" if _built(row.report) else "not built"
-            say(f"{self.done}/{self.total} {row.report.name}: {faults}")
+            said = row.report.headline() if _built(row.report) else "not built"
+            say(f"{self.done}/{self.total} {row.report.name}: {said}")

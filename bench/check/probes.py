@@ -1,5 +1,10 @@
 """Watching the operations of a step: what a GPU would wait for, and what memory is made."""
 
+import os
+import sys
+import sysconfig
+from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +20,30 @@ _READS = {
 }  # fmt: skip
 # Methods that make no operation where the tensor is on the host already.
 _METHODS = {"cpu", "numpy", "tolist", "__array__"}
+
+
+_SUITE = str(Path(__file__).parent.parent) + os.sep
+_TORCH = str(Path(torch.__file__).parent) + os.sep
+_PYTHON = sysconfig.get_path("stdlib") + os.sep
+
+
+def place() -> str:
+    """File and line of the code that runs now, outside of the kit, of torch and of Python; else in torch's optimizers.
+
+    Returns:
+        `FILE, line N`, or nothing.
+    """
+    frame: Any = sys._getframe(1)
+    within = ""
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if file.startswith(_TORCH):
+            if not within and file.startswith(f"{_TORCH}optim{os.sep}"):
+                within = f"{file}, line {frame.f_lineno}"
+        elif "site-packages" in file or not file.startswith(("<", _SUITE, _PYTHON)):
+            return f"{file}, line {frame.f_lineno}"
+        frame = frame.f_back
+    return within
 
 
 class Reads(TorchDispatchMode):
@@ -38,6 +67,11 @@ class Reads(TorchDispatchMode):
         super().__exit__(*error)
         self.methods.__exit__(*error)
 
+    def note(self, name: str) -> None:
+        """There was a read."""
+        where = place()
+        self.reads.append(f"{name} ({where})" if where else name)
+
     def given(self, tensors: list[Tensor]) -> None:
         """These tensors lie on the device."""
         self.there |= {t.untyped_storage()._cdata: t.untyped_storage() for t in tensors}
@@ -53,7 +87,7 @@ class Reads(TorchDispatchMode):
         inputs = _tensors((args, kwargs))
         there = self.is_there(inputs)
         if there and (name in _READS or _masked(name, args)):
-            self.reads.append(name)
+            self.note(name)
         out = func(*args, **kwargs)
         if there or (not inputs and kwargs.get("device") is not None):
             self.given(_tensors(out) + (inputs if there and func._schema.is_mutable else []))
@@ -73,7 +107,7 @@ class _Methods(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         to_host = name == "to" and "cpu" in [a for a in (*args, *kwargs.values()) if isinstance(a, str)]
         if (name in _METHODS or to_host) and self.of.is_there(_tensors(args[:1])):
-            self.of.reads.append(name)
+            self.of.note(name)
         return func(*args, **kwargs)
 
 
@@ -92,12 +126,13 @@ class Memory(TorchDispatchMode):
 
     Attributes:
         peak: greatest sum since it was last set.
+        places: whether to note where in the code tensors are made, from now on.
     """
 
     def __init__(self, *, peaks: bool = False) -> None:
         super().__init__()
-        self.alive: dict[int, tuple[StorageWeakRef, int]] = {}
-        self.peaks, self.peak = peaks, 0
+        self.alive: dict[int, tuple[StorageWeakRef, int, str]] = {}
+        self.peaks, self.peak, self.places = peaks, 0, False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operation and note what it made."""
@@ -107,21 +142,28 @@ class Memory(TorchDispatchMode):
         for t in _tensors(out):
             storage = t.untyped_storage()
             if storage._cdata not in known:
-                self.given([t])
+                self.given([t], place() if self.places else "")
         if self.peaks:
             self.peak = max(self.peak, self.now())
         return out
 
-    def given(self, tensors: list[Tensor]) -> None:
+    def given(self, tensors: list[Tensor], where: str = "") -> None:
         """These tensors count as well."""
         for t in tensors:
             storage = t.untyped_storage()
-            self.alive[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
+            self.alive[storage._cdata] = (StorageWeakRef(storage), storage.nbytes(), where)
 
     def now(self) -> int:
         """Bytes that live."""
         self.alive = {key: value for key, value in self.alive.items() if not value[0].expired()}
-        return sum(size for _, size in self.alive.values())
+        return sum(size for _, size, _ in self.alive.values())
+
+    def most(self) -> str:
+        """Where most of what lives was made, of what was noted."""
+        sizes: Counter[str] = Counter()
+        for _, size, where in self.alive.values():
+            sizes[where] += size * bool(where)
+        return max(sizes, key=sizes.__getitem__, default="")
 
 
 def _tensors(tree: Any) -> list[Tensor]:

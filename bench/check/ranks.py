@@ -57,6 +57,12 @@ def ddp(subject: Subject) -> Measured:
     return Measured(gap(first, values(alone.params), alone.start))
 
 
+def rank_seeds(subject: Subject) -> Measured:
+    """How far replicas drift apart under DDP if the ranks' global generators have seeds of their own."""
+    _, apart = _replicas(subject, own_seeds=True)
+    return Measured(apart, "replicas drift apart" if apart else "")
+
+
 def own_loss(subject: Subject) -> Measured:
     """How far replicas drift apart under DDP if the closure tells each rank its own loss.
 
@@ -66,7 +72,7 @@ def own_loss(subject: Subject) -> Measured:
     return Measured(apart, "replicas drift apart" if apart else "replicas stay equal")
 
 
-def _replicas(subject: Subject, *, own_loss: bool = False) -> tuple[list[Tensor], float]:
+def _replicas(subject: Subject, *, own_loss: bool = False, own_seeds: bool = False) -> tuple[list[Tensor], float]:
     """Weights of the first of two ranks after training with DDP, and how far those of the second are from them."""
     _check_applicable(subject)
     from torch.nn.parallel import DistributedDataParallel
@@ -76,7 +82,7 @@ def _replicas(subject: Subject, *, own_loss: bool = False) -> tuple[list[Tensor]
         model.own_loss = own_loss
         network = DistributedDataParallel(model)
         object.__setattr__(model, "network", network)  # no submodule of its own
-        return values(subject.stepper(model).run().params)
+        return values(subject.stepper(model, seeded=1000 * dist.get_rank() if own_seeds else 0).run().params)
 
     first, second = _on_ranks(train, 0.7 * subject.limit)
     return first, gap(second, first, values(list(subject.attention().parameters())))

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from bench.check.catalogue import CHECKS
+from bench.check.catalogue import CATALOGUES, SERIOUS, SEVERITIES, Check, Kind, weight
 
 Word = Literal["pass", "fail", "not applicable", "error"]
 
@@ -36,7 +36,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Report:
-    """All verdicts on an optimizer.
+    """All verdicts on an optimizer or a task.
 
     Attributes:
         name: what was asked for.
@@ -44,48 +44,78 @@ class Report:
         about: target, package, versions, and arguments that its constructor was called with; empty if it could not be
             loaded.
         verdicts: in the order of the catalogue.
+        kind: what was checked.
     """
 
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
     about: Mapping[str, Any] = field(default_factory=dict)
     verdicts: tuple[Verdict, ...] = ()
+    kind: Kind = "optimizer"
+
+    @property
+    def catalogue(self) -> dict[str, Check]:
+        """The checks that there are of its kind."""
+        return CATALOGUES[self.kind]
 
     @property
     def ok(self) -> bool:
-        """Whether nothing has failed."""
-        return all(verdict.ok for verdict in self.verdicts)
+        """Whether no failure changes results or blocks a set-up."""
+        return not self.serious
 
     @property
     def failed(self) -> list[str]:
-        """Names of the checks that failed, or in which the optimizer raised."""
-        return [verdict.check for verdict in self.verdicts if not verdict.ok]
+        """Names of the checks that failed, or in which the optimizer raised, the worst first."""
+        return sorted(
+            (verdict.check for verdict in self.verdicts if not verdict.ok),
+            key=lambda check: weight(self.catalogue[check]),
+        )
+
+    @property
+    def serious(self) -> list[str]:
+        """Of them, those whose failure changes results or blocks a set-up."""
+        return [check for check in self.failed if self.catalogue[check].severity in SERIOUS]
+
+    def headline(self) -> str:
+        """The faults, and what is less: `1 fault (changes results: groups); less: costs speed: syncs, temporaries`."""
+        by: dict[Any, list[str]] = {}
+        for check in self.failed:
+            by.setdefault(self.catalogue[check].severity, []).append(check)
+        serious, less = (
+            "; ".join(
+                f"{word}: {', '.join(by[s])}" for s, word in SEVERITIES.items() if s in by and (s in SERIOUS) is it
+            )
+            for it in (True, False)
+        )
+        n = len(self.serious)
+        return (f"{n} fault{'s' * (n != 1)} ({serious})" if n else "no fault") + (f"; less: {less}" if less else "")
 
     def __getitem__(self, check: str) -> Verdict:
         return {verdict.check: verdict for verdict in self.verdicts}[check]
 
     def text(self) -> str:
-        """The table, and what to do about failures."""
+        """The table, failures first and the worst of them at the top, what to do about them, and the headline."""
         from bench.results.render import shown
         from bench.results.table import Column, Table
 
         numbers = (Column(title, title, digits=3, side="right") for title in ("measured", "at most"))
-        rows = ((v.check, v.verdict, v.measured, CHECKS[v.check].tolerance, v.note) for v in self.verdicts)
+        failed = [self[check] for check in self.failed]
+        verdicts = [*failed, *(v for v in self.verdicts if v.ok)]
+        rows = ((v.check, v.verdict, v.measured, self.catalogue[v.check].tolerance, v.note) for v in verdicts)
         lines = shown(Table.of(["check", "verdict", *numbers, Column("note", wraps=True)], rows))
-        for v in self.verdicts:
-            if not v.ok:
-                check = CHECKS[v.check]
-                lines += [
-                    "",
-                    f"{v.check}: {check.meaning}",
-                    f"  tolerance: {check.because}",
-                    f"  to do: {check.advice}",
-                ]
+        for v in failed:
+            check = self.catalogue[v.check]
+            lines += [
+                "",
+                f"{v.check} ({SEVERITIES[check.severity]}): {check.meaning}" if check.severity else v.check,
+                f"  tolerance: {check.because}",
+                f"  to do: {check.advice}",
+            ]
         count = {
             word: sum(v.verdict == word for v in self.verdicts) for word in ("pass", "fail", "error", "not applicable")
         }
         total = ", ".join(f"{n} {word}" for word, n in count.items() if n)
-        return "\n".join([*lines, "", f"{self.name}: {total}"])
+        return "\n".join([*lines, "", f"{self.name}: {self.headline()}; {total}"])
 
     def as_json(self) -> dict[str, Any]:
         """All of it, as strict JSON can hold it."""
@@ -93,8 +123,9 @@ class Report:
 
         rows = []
         for v in self.verdicts:
-            check = CHECKS[v.check]
-            rows.append({**asdict(v), "tolerance": check.tolerance, "meaning": check.meaning, "advice": check.advice})
+            check = self.catalogue[v.check]
+            about = {name: getattr(check, name) for name in ("tolerance", "severity", "meaning", "advice")}
+            rows.append(asdict(v) | about)
         options = {
             name: value if isinstance(value, int | float | str | bool | None) else str(value)
             for name, value in self.options.items()

@@ -4,9 +4,11 @@ import copy
 import io
 import pickle
 import re
+from contextlib import suppress
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from bench.check.steps import NotApplicable, Stepper, gap, values
 from bench.check.subject import Failed, Measured, Raised, Subject
@@ -31,7 +33,7 @@ def resume_bf16(subject: Subject) -> Measured:
 
 def _resumed(subject: Subject, dtype: torch.dtype) -> Measured:
     whole = subject.stepper(subject.attention(dtype)).run(_BEFORE)
-    weights, file = values(whole.params), io.BytesIO()
+    weights, file, before = values(whole.params), io.BytesIO(), _remembered(whole.optimizer)
     torch.save(whole.optimizer.state_dict(), file)
     whole.run(_AFTER)
     file.seek(0)
@@ -48,9 +50,64 @@ def _resumed(subject: Subject, dtype: torch.dtype) -> Measured:
         again.optimizer.load_state_dict(state)
     except Exception as error:
         raise Raised(f"load_state_dict raises {described(error)}") from error
+    lost = difference(before, _remembered(again.optimizer))
     again.calls = [0] * _BEFORE  # so that it draws the random numbers of these steps
     again.run(_AFTER)
-    return Measured(gap(values(again.params), values(whole.params), weights))
+    measured = gap(values(again.params), values(whole.params), weights)
+    return Measured(measured, f"when it goes on, {lost}" if measured and lost else "")
+
+
+def _remembered(optimizer: Any) -> dict[str, Any]:
+    """Copies of its state_dict and of its attributes, beside those that all optimizers have."""
+    usual = vars(torch.optim.SGD([torch.zeros(1)]))
+    found: dict[str, Any] = {"state_dict()": optimizer.state_dict()}
+    found |= {f"self.{name}": value for name, value in vars(optimizer).items() if name not in usual}
+    copied: dict[str, Any] = {}
+    for name, value in found.items():
+        with suppress(Exception):
+            copied[name] = copy.deepcopy(value)
+    return copied
+
+
+def difference(one: Any, other: Any, at: str = "", tolerance: float = 0.0) -> str:
+    """The first place where two nested values differ, in words; nothing if they agree.
+
+    Args:
+        one: tensors, numbers, words, and dicts and lists of them; of other things only the type counts.
+        other: the same.
+        at: what both are called.
+        tolerance: greatest difference of two elements that counts as none, relative to the greatest of them.
+    """
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        if (one.dtype, one.shape) != (other.dtype, other.shape):
+            return f"{at} is {_kind(other)} in place of {_kind(one)}"
+        close = torch.equal(one, other) or (
+            tolerance > 0 and bool(((one - other).abs() <= tolerance * one.abs().max()).all())
+        )
+        return "" if close else f"{at} differs"
+    if isinstance(one, dict) and isinstance(other, dict):
+        names = [f"{at}[{key!r}]" if at else str(key) for key in one if not isinstance(key, Tensor)]
+        if len(names) < len(one):  # by tensors, which others have taken the place of
+            return difference(list(one.values()), list(other.values()), at, tolerance)
+        pairs = [(name, value, other.get(key, _MISSING)) for name, (key, value) in zip(names, one.items(), strict=True)]
+    elif isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        if len(one) != len(other):
+            return f"{at} has {len(other)} entries in place of {len(one)}"
+        pairs = [(f"{at}[{i}]", *pair) for i, pair in enumerate(zip(one, other, strict=True))]
+    elif other is _MISSING:
+        return f"{at} is missing"
+    elif isinstance(one, int | float | str | None) and isinstance(other, int | float | str | None):
+        return "" if one == other or one != one else f"{at} is {other!r} in place of {one!r}"
+    else:
+        return "" if type(one) is type(other) else f"{at} is a {type(other).__name__}, not a {type(one).__name__}"
+    return next((found for name, a, b in pairs if (found := difference(a, b, name, tolerance))), "")
+
+
+_MISSING = object()
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"
 
 
 def copies(subject: Subject) -> Measured:

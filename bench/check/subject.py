@@ -1,8 +1,8 @@
 """An optimizer under test: what it is made with, and models to step on."""
 
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
 from typing import Any
@@ -12,8 +12,10 @@ from torch import Tensor, nn
 
 from bench.check.problem import Attention, Quadratic
 from bench.check.steps import NotApplicable, Stepper, push, seed
-from bench.options import MISSING, optimizer_options, parse_options
-from optimizers import TASK_VALUE, OptimizerSpec
+from bench.options import MISSING, optimizer_options, parse_options, rest_of
+from optimizers import OPTIMIZERS, TASK_VALUE, OptimizerSpec, Traits
+from optimizers.groups import REST, split_rest
+from optimizers.hybrid import Hybrid, takes_names
 
 _CAPS = ("max_step", "max_lr", "max_step_size", "eta_max")
 _LR = 0.01  # of a constructor that has no default
@@ -49,6 +51,8 @@ class Subject:
             that binds would hide the loss and the norm from the checks.
         hparams: all of the constructor's arguments by name.
         matrices: whether it takes matrices only, so that models of matrices are what it is checked on.
+        by_role: whether it is told which parameters are matrices: by another method for the rest (`--opt.rest`), or by
+            groups that say `use_muon`.
 
     Raises:
         UserError: an option is unknown, has the wrong type, or is missing.
@@ -64,6 +68,8 @@ class Subject:
     ) -> None:
         self.limit = limit
         self.spec, self.cls, self.reference = spec, spec.cls, reference
+        rest = rest_of(spec, given) if REST in given else None
+        given, others = split_rest(given)
         options = optimizer_options(spec)
         if "lr" in options and options["lr"].default is MISSING:
             given = {"lr": _LR, **given}
@@ -78,7 +84,24 @@ class Subject:
         own = {name: default for name, default in own.items() if default is not inspect.Parameter.empty}
         self.hparams: dict[str, Any] = own | self.arguments
         self.options = set(options)
-        self.matrices = not self._steps((4, 3), (3,)) and self._steps((4, 3), (3, 1))
+        self.matrices, self.by_role = False, rest is not None
+        self._flags = False
+        if rest is not None:
+            self._join(OPTIMIZERS[rest], others)
+        elif not self._steps((4, 3), (3,)):
+            self.matrices = self._steps((4, 3), (3, 1))
+            self.by_role = self._flags = not self.matrices
+            if self._flags and not self._steps((4, 3), (3,)):
+                self.by_role = self._flags = False
+
+    def _join(self, rest: OptimizerSpec, given: Mapping[str, Any]) -> None:
+        """Let another method move all but matrices."""
+        values = parse_options(f"opt.{REST}", optimizer_options(rest), given)
+        values = {name: value for name, value in values.items() if value != TASK_VALUE}
+        self.cls = Joint(self.cls, self.lr, rest.cls, values)
+        traits = {name: any(getattr(spec.traits, name) for spec in (self.spec, rest)) for name in vars(Traits())}
+        most = max(self.spec.temporaries, rest.temporaries)
+        self.spec = replace(self.spec, traits=Traits(**traits), temporaries=most, update=None)
 
     def _steps(self, *shapes: tuple[int, ...]) -> bool:
         """Whether it steps on parameters of these shapes."""
@@ -95,7 +118,7 @@ class Subject:
 
     def quadratic(self, turn: Tensor | None = None) -> Quadratic:
         """A fresh quadratic, in turned coordinates."""
-        return Quadratic(turn, matrices=self.matrices)
+        return Quadratic(turn, matrices=self.matrices or self.by_role)
 
     def _lifted(self, cap: str) -> dict[str, float]:
         try:
@@ -128,9 +151,16 @@ class Subject:
         lr = self.hparams.get("lr")
         return None if lr is None else float(lr)
 
-    def make(self, params: Any, **more: Any) -> Any:
-        """An optimizer over parameters or groups."""
-        seed(0)
+    def make(self, params: Any, *, seeded: int = 0, **more: Any) -> Any:
+        """An optimizer over parameters or groups; the generators are seeded before."""
+        params = list(params) if self._flags or takes_names(self.spec.cls) else params
+        if self._flags:
+            params = [{**group, "use_muon": flag} for flag in (True, False) for group in _split(params, matrices=flag)]
+        elif takes_names(self.spec.cls):
+            if any(isinstance(each, dict) for each in params):
+                raise NotApplicable("it takes all parameters by name, and no groups")
+            params = [(f"weight_{i}", p) for i, p in enumerate(params)]
+        seed(seeded)
         return in_training(self.cls(params, **{**self.arguments, **more}))
 
     def stepper(
@@ -138,6 +168,7 @@ class Subject:
         model: Any = None,
         groups: Callable[[list[nn.Parameter]], Any] = list,
         arguments: Mapping[str, Any] | None = None,
+        seeded: int = 0,
     ) -> Stepper:
         """A model with an optimizer.
 
@@ -145,9 +176,54 @@ class Subject:
             model: a module with `loss(rows)`; the attention head in float64 if None.
             groups: from its parameters to what the constructor takes.
             arguments: of the constructor, beside or in place of the subject's.
+            seeded: first seed of the global generators.
         """
         model = self.attention() if model is None else model
-        return Stepper(self, model, self.make(groups(list(model.parameters())), **(arguments or {})))
+        stepper = Stepper(self, model, self.make(groups(list(model.parameters())), seeded=seeded, **(arguments or {})))
+        stepper.seeds = seeded
+        return stepper
+
+
+class Joint:
+    """A method for matrices and another for the rest, made as the class of one method is.
+
+    Args:
+        first: class of the method for matrices.
+        lr: its learning rate, or None.
+        rest: class of the other.
+        arguments: of the other's constructor; its lr follows that of the first, in proportion.
+    """
+
+    def __init__(self, first: Any, lr: float | None, rest: Any, arguments: Mapping[str, Any]) -> None:
+        self.first, self.lr, self.rest, self.arguments = first, lr, rest, arguments
+
+    def __call__(self, params: Any, **arguments: Any) -> Any:
+        """The optimizer of parameters or groups; values of a group other than lr are the first method's."""
+        params = list(params)
+        others = [{"params": group["params"], **self._in_proportion(group)} for group in _split(params, matrices=False)]
+        parts = []
+        if matrices := _split(params, matrices=True):
+            parts.append(self.first(matrices, **arguments))
+        if others:
+            parts.append(self.rest(others, **{**self.arguments, **self._in_proportion(arguments)}))
+        return Hybrid(parts)
+
+    def _in_proportion(self, told: Mapping[str, Any]) -> dict[str, Any]:
+        if not self.lr or "lr" not in told or "lr" not in self.arguments:
+            return {}
+        return {"lr": self.arguments["lr"] * told["lr"] / self.lr}
+
+
+def _split(params: Sequence[Any], *, matrices: bool) -> list[dict[str, Any]]:
+    """The groups' matrices, or all else, as groups."""
+    groups = [each if isinstance(each, dict) else {"params": [each]} for each in params]
+    if all(len(group) == 1 for group in groups):
+        groups = [{"params": [p for group in groups for p in group["params"]]}]
+    own = [
+        {**group, "params": [p for p in group["params"] if (p.ndim == 2 and p.numel() > 0) is matrices]}
+        for group in groups
+    ]
+    return [group for group in own if group["params"]]
 
 
 def in_training(optimizer: Any) -> Any:

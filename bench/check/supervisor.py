@@ -5,21 +5,26 @@ import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from bench.check.catalogue import CHECKS
+from bench.check.catalogue import CATALOGUES, CHECKS
 from bench.check.child import INSIDE, Child, Ended
 from bench.check.examiner import Examination
 from bench.check.report import Report, Verdict
 from bench.errors import UserError, unknown
 from optimizers import OPTIMIZERS, OptimizerSpec
+from tasks import TASKS
 
 LIMIT = 30.0
 """Seconds that one check may take."""
 
 _LOST = 3  # processes that an optimizer may end before the rest of its checks are given up
 
-Show = Callable[[Examination, Verdict], None]
+Show = Callable[[Report, Verdict], None]
+"""Takes what is known of an optimizer so far, and the verdict that has come."""
+Known = Mapping[str, tuple[Mapping[str, Any], Sequence[Verdict]]]
+"""By name, what was found out before: `Report.about` and verdicts."""
 
 
 def conformance(
@@ -75,6 +80,30 @@ def examination_of(
     return Examination(name, spec, dict(options or {}), formula, checks)
 
 
+def examination_of_task(
+    name: str, *, only: Sequence[str] | None = None, options: Mapping[str, Any] | None = None, data: Path | None = None
+) -> Examination:
+    """An examination of a task for `run`.
+
+    Args:
+        name: in the registry, `module:SPEC` or `file.py:SPEC`.
+        only: names of checks; all if None.
+        options: of the task, as values or as words of the command line.
+        data: the data folder; None for the default.
+
+    Raises:
+        UserError: there is no such task or check.
+    """
+    checks = CATALOGUES["task"]
+    for each in only or ():
+        if each not in checks:
+            raise unknown("check", each, checks)
+    if name not in TASKS:
+        raise unknown("task", name, TASKS)
+    chosen = tuple(check for check in checks if only is None or check in only)
+    return Examination(name, options=dict(options or {}), checks=chosen, kind="task", data=data)
+
+
 def _named(value: Any) -> str:
     """How another process finds a class or function."""
     if isinstance(value, str):
@@ -103,7 +132,12 @@ def run(examinations: Sequence[Examination], *, limit: float = LIMIT, show: Show
 
 
 def reports(
-    examinations: Sequence[Examination], *, limit: float = LIMIT, show: Show | None = None, refuse: bool = True
+    examinations: Sequence[Examination],
+    *,
+    limit: float = LIMIT,
+    show: Show | None = None,
+    refuse: bool = True,
+    known: Known | None = None,
 ) -> Generator[Report, None, None]:
     """As `run`, each report as soon as it is there, in the order of the examinations.
 
@@ -112,6 +146,7 @@ def reports(
         limit: seconds that one check may take.
         show: called with each verdict as it comes.
         refuse: whether an optimizer that cannot be loaded or made ends all of it; else it is a verdict like others.
+        known: what was found out before, which is not run again.
 
     Raises:
         UserError: see `refuse`.
@@ -120,7 +155,10 @@ def reports(
         raise UserError(
             "conformance() runs while it imports the optimizer: put the call under `if __name__ == '__main__':`"
         )
-    states = {number: _State(examination, show) for number, examination in enumerate(examinations)}
+    states = {
+        number: _State(examination, show, (known or {}).get(examination.name))
+        for number, examination in enumerate(examinations)
+    }
     told = 0
     while open_ := {number: state for number, state in states.items() if state.left}:
         for _ in _one_process(open_, limit, refuse):
@@ -134,11 +172,18 @@ def reports(
 class _State:
     """What is known of an examination."""
 
-    def __init__(self, examination: Examination, show: Show | None) -> None:
+    def __init__(
+        self,
+        examination: Examination,
+        show: Show | None,
+        known: tuple[Mapping[str, Any], Sequence[Verdict]] | None = None,
+    ) -> None:
         self.examination, self.show = examination, show
-        self.about: dict[str, Any] = {}
-        self.verdicts: dict[str, Verdict] = {}
+        self.about, before = known or ({}, ())
+        self.verdicts = {verdict.check: verdict for verdict in before if verdict.check in examination.checks}
         self.lost = 0
+        if "builds" in self.verdicts and not self.verdicts["builds"].ok:
+            self.close("it does not build")
 
     @property
     def left(self) -> tuple[str, ...]:
@@ -149,7 +194,7 @@ class _State:
         """Take over a verdict."""
         self.verdicts[verdict.check] = verdict
         if self.show is not None:
-            self.show(self.examination, verdict)
+            self.show(self.report(), verdict)
 
     def close(self, why: str) -> None:
         """There will be no more verdicts."""
@@ -168,9 +213,9 @@ class _State:
             self.close(f"not run: {_LOST} checks before ended the process or came to no end")
 
     def report(self) -> Report:
-        """All of it."""
-        verdicts = tuple(self.verdicts[check] for check in self.examination.checks)
-        return Report(self.examination.name, self.examination.options, self.about, verdicts)
+        """All that is known."""
+        verdicts = tuple(self.verdicts[check] for check in self.examination.checks if check in self.verdicts)
+        return Report(self.examination.name, self.examination.options, self.about, verdicts, self.examination.kind)
 
 
 def _one_process(states: Mapping[int, _State], limit: float, refuse: bool) -> Iterator[None]:

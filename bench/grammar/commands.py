@@ -352,12 +352,15 @@ _ALL = (
         "check", "check that an optimizer does what training code expects, plug-ins too",
         text="Check that an optimizer does what training code expects: resume, groups, schedules, odd tensors,"
         " closures, DDP, FSDP2, ...",
-        more="--opt.lr 0.1 and the like set its hyperparameters. Exit code 1: a check failed.",
-        form="NAME | module:Class | file.py:Class | --matrix A,B [--opt.NAME VALUE ...] [options]",
+        more="--opt.lr 0.1 and the like set its hyperparameters. Exit code 1: a failure changes results or blocks a"
+        " set-up.",
+        form="NAME | module:Class | file.py:Class | --matrix A,B | --task TASK [--opt.NAME VALUE ...] [options]",
         positionals=(Option("name", "an optimizer of `bench list optimizers`, module:Class or file.py:Class", "NAME",
                             completes="opt", least=0),),
-        groups=("opt",),
+        groups=("opt", "task"),
         options=(
+            Option("task", "check a task instead: a name of `bench list tasks`, module:SPEC or file.py:SPEC, with its"
+                   " options as --task.NAME VALUE", "TASK", completes="task"),
             Option("matrix", "check many, each a row of a table: all optimizer classes of a module (torch.optim) or"
                    " file, module:Class, names", "A,B", names),
             _out("where the matrix is written: .html, .md, .csv, .json, .tex or .txt (default: Markdown on standard"

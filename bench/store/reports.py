@@ -4,7 +4,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal, NotRequired, TypeVar
 
 from pydantic import ConfigDict, Field, StringConstraints, with_config
 from typing_extensions import TypedDict
@@ -112,6 +112,7 @@ class CheckVerdict(TypedDict):
     tolerance: float | None
     meaning: Text
     advice: Text
+    severity: NotRequired[Literal["results", "set-up", "speed", "hygiene"] | None]
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,7 @@ class CheckRecord:
 
     Attributes:
         name: of the optimizer, as it was asked for.
-        ok: whether nothing has failed.
+        ok: whether no failure changes results or blocks a set-up.
         options: hyperparameters that were given.
         verdicts: in the order of the catalogue.
         target, version, package: the optimizer's; None if it could not be loaded.
@@ -146,6 +147,12 @@ class CheckRecord:
         return [each["check"] for each in self.verdicts if each["verdict"] in ("fail", "error")]
 
     @property
+    def serious(self) -> list[str]:
+        """Of them, those whose failure changes results or blocks a set-up; in older records all."""
+        severities = {each["check"]: each.get("severity", "results") for each in self.verdicts}
+        return [check for check in self.failed if severities[check] in ("results", "set-up")]
+
+    @property
     def what(self) -> str:
         """Tells which version of which optimizer was checked."""
         return json.dumps([self.name, self.version, self.package])
@@ -156,8 +163,8 @@ class CheckRecord:
 
     @property
     def weight(self) -> tuple[int, str]:
-        """Of two reports on one optimizer the one of greater weight counts: that with more failures."""
-        return len(self.failed), ""
+        """Of two reports on one optimizer the one of greater weight counts: that with more faults."""
+        return len(self.serious), f"{len(self.failed):09}"
 
 
 def check_path(store: Path, opt: str, version: int | None, package: str | None) -> Path:

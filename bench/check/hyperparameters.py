@@ -1,0 +1,154 @@
+"""Hyperparameters that differ between groups, and an lr that changes in mid-run."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import inf
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bench.check.steps import NotApplicable, gap, push, values
+from bench.check.subject import Failed, Measured, Subject
+
+_PUSHES = 4
+_MATTERS = 1e-6  # a gap that is no rounding
+
+
+def lr_changes(subject: Subject) -> Measured:
+    """Halve and double lr after three steps: where that makes other steps at the start, it must do so then."""
+    if any("lr" not in group for group in subject.stepper().optimizer.param_groups):
+        raise NotApplicable("its groups have no 'lr', as `schedule` says")
+    factors = [factor for factor in (0.5, 2.0) if _gap_by_lr(subject, 0, factor) > _MATTERS]
+    for factor in factors:
+        if _gap_by_lr(subject, 3, factor) <= _MATTERS:
+            raise Failed(f"lr times {factor:g} makes other steps from the start, and none after 3 steps")
+    return Measured(0.0, "" if factors else "half and double of lr make the same steps")
+
+
+def _gap_by_lr(subject: Subject, before: int, factor: float) -> float:
+    """How far two steps are from those with another lr, after some steps with the same."""
+    changed, plain = subject.stepper().run(before), subject.stepper().run(before)
+    for group in changed.optimizer.param_groups:
+        group["lr"] = group["lr"] * factor
+    return changed.run(2).gap(plain.run(2))
+
+
+def group_values(subject: Subject) -> Measured:
+    """Give each number of the constructor two values in two groups.
+
+    The order of the groups must not matter, nor the constructor's own value; and where the weights of one group do not
+    move those of the other, each must move as if all had its value. To refuse two values is no fault.
+    """
+    subject.refuse_chance()
+    plain = _moved(subject)
+    separable = all(gap(_moved(subject, shifted=1 - i)[i], plain[i], _start(subject)[i]) == 0 for i in (0, 1))
+    worst, differs, held, refused = 0.0, "", [], []
+    for label, name, others in _numbers(subject):
+        value = subject.hparams[name]
+        for other in others:
+            uniform = _if_made(subject, {name: other})
+            if uniform is None or not _MATTERS < _gap(subject, uniform, plain) < inf:
+                continue
+            try:
+                found = _two(subject, name, (value, other), (plain, uniform), separable=separable)
+            except Exception:
+                refused.append(label)
+                break
+            held.append(label)
+            if found > worst:
+                worst, differs = found, f"{label}: {value} in one group and {other} in another do not step as told"
+            break
+    if worst > 1e-9:
+        return Measured(worst, differs)
+    said = [", ".join(held)] * bool(held) + [f"it refuses two values of {', '.join(refused)}"] * bool(refused)
+    return Measured(worst, "; ".join(said))
+
+
+def _numbers(subject: Subject) -> Iterator[tuple[str, str, list[Any]]]:
+    """Each number of the constructor that groups have: what it is called, its argument, other values of this."""
+    group = subject.stepper().optimizer.param_groups[0]
+    for name, value in subject.hparams.items():
+        if name in group and _is_number(value):
+            yield name, name, _others(value)
+        elif name in group and isinstance(value, tuple | list) and all(map(_is_number, value)):
+            for i, each in enumerate(value):
+                yield f"{name}[{i}]", name, [type(value)([*value[:i], x, *value[i + 1 :]]) for x in _others(each)]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _others(value: float) -> list[Any]:
+    """Values to try until one makes other steps."""
+    if isinstance(value, int):
+        return [value + 3, value + 1, value // 2]
+    return [value / 2, 2 * value, value + 0.1] if value else [0.1, 1.5]
+
+
+Halves = tuple[list[Tensor], list[Tensor]]
+"""Weights of the first parameters, and of the others."""
+
+
+def _start(subject: Subject) -> Halves:
+    params = values(list(subject.attention().parameters()))
+    return params[:2], params[2:]
+
+
+def _moved(
+    subject: Subject, arguments: Mapping[str, Any] | None = None, own: Sequence[Mapping[str, Any]] = ({}, {}),
+    order: Sequence[int] = (0, 1), shifted: int | None = None,
+) -> Halves:  # fmt: skip
+    """Weights after some steps with made-up gradients, which are always the same.
+
+    Args:
+        subject: what is checked.
+        arguments: of the constructor.
+        own: values of the two halves' groups.
+        order: of the halves among the groups.
+        shifted: a half whose weights are shifted after the first step, or None.
+    """
+    params: list[Any] = list(subject.attention().parameters())
+    halves = params[:2], params[2:]
+    optimizer = subject.make([{"params": halves[i], **own[i]} for i in order], **(arguments or {}))
+    for step in range(_PUSHES):
+        random = torch.Generator().manual_seed(step)
+        grads = [0.3 * torch.randn(p.shape, generator=random, dtype=p.dtype) for p in params]
+        push(subject, optimizer, list(zip(params, grads, strict=True)))
+        if step == 0 and shifted is not None:
+            with torch.no_grad():
+                for p in halves[shifted]:
+                    p.add_(0.1)
+    return values(halves[0]), values(halves[1])
+
+
+def _if_made(subject: Subject, arguments: Mapping[str, Any]) -> Halves | None:
+    try:
+        return _moved(subject, arguments)
+    except Exception:
+        return None
+
+
+def _gap(subject: Subject, a: Halves, b: Halves) -> float:
+    return gap([*a[0], *a[1]], [*b[0], *b[1]], [p for half in _start(subject) for p in half])
+
+
+def _two(subject: Subject, name: str, of: tuple[Any, Any], uniform: tuple[Halves, Halves], *, separable: bool) -> float:
+    """The greatest gap of two groups with these values from what they should do.
+
+    Args:
+        subject: what is checked.
+        name: the hyperparameter.
+        of: its values in the two groups.
+        uniform: where the weights come if all have the first value, and the second.
+        separable: whether each half moves as if it were alone.
+    """
+    own = [{name: value} for value in of]
+    told = [_moved(subject, {name: of[0]}, own), _moved(subject, {name: of[1]}, own, order=(1, 0))]
+    start = _start(subject)
+    if separable:
+        return max(gap(each[i], uniform[i][i], start[i]) for each in told for i in (0, 1))
+    both_matter = all(gap(uniform[0][i], uniform[1][i], start[i]) > _MATTERS for i in (0, 1))
+    if both_matter and min(_gap(subject, told[0], each) for each in uniform) <= _MATTERS:
+        return inf
+    return _gap(subject, told[0], told[1])

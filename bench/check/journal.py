@@ -1,0 +1,72 @@
+"""Verdicts of a matrix as they come, kept in a store: the same command goes on after a kill. Imports no torch."""
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from bench.check.report import Report, Verdict
+from bench.errors import UserError
+from bench.store.block import CHECKS
+
+
+class Journal:
+    """A file of lines, one for each verdict, that one process writes.
+
+    Args:
+        store: in whose folder of checks it lies.
+        what: all that decides the verdicts, as plain values; another `what` has another file.
+
+    Attributes:
+        known: by optimizer, what was known of it and its verdicts when the file was opened.
+
+    Raises:
+        UserError: the file cannot be written, or another process writes it.
+    """
+
+    def __init__(self, store: Path, what: Any) -> None:
+        digest = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
+        self.path = store / CHECKS / f"matrix-{digest}.jsonl"
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.file = self.path.open("ab+")
+        except OSError as error:
+            raise UserError(
+                f"cannot write {self.path}: {error.strerror or error}; choose another folder with --store"
+            ) from None
+        try:
+            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self.file.close()
+            raise UserError(f"another process makes this matrix now ({self.path}): wait for it, or end it") from None
+        self.known: dict[str, tuple[Mapping[str, Any], list[Verdict]]] = {}
+        self._read()
+
+    def _read(self) -> None:
+        self.file.seek(0)
+        text = self.file.read()
+        whole = text.rpartition(b"\n")[0] + b"\n" * (b"\n" in text)
+        self.file.truncate(len(whole))  # a line that a kill has torn
+        for line in whole.splitlines():
+            with suppress(ValueError, KeyError, TypeError):  # somebody else's
+                entry = json.loads(line)
+                about, verdicts = self.known.get(entry["name"], ({}, []))
+                verdict = Verdict(**entry["verdict"])
+                if verdict.check not in {each.check for each in verdicts}:
+                    self.known[entry["name"]] = (entry["about"] or about, [*verdicts, verdict])
+
+    def write(self, report: Report, verdict: Verdict) -> None:
+        """Add a verdict; it is in the file when this returns."""
+        entry = {"name": report.name, "about": dict(report.about), "verdict": asdict(verdict)}
+        os.write(self.file.fileno(), json.dumps(entry).encode() + b"\n")
+
+    def close(self, *, done: bool) -> None:
+        """Leave the file to the next process, or remove it where there is nothing left to do."""
+        if done:
+            self.path.unlink(missing_ok=True)
+        self.file.close()

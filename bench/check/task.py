@@ -1,0 +1,228 @@
+"""Checks of a task: its data, its loss and its model under the suite's own training, in a few short runs."""
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from hashlib import sha256
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bench.check.steps import NotApplicable, gap, values
+from bench.check.subject import Failed, Measured
+from bench.config import RunConfig, resolve
+from bench.lanes.runs import make_lanes
+from bench.runner import build, make_trainer, quiet
+from optimizers.groups import ROLES
+from tasks import TASKS
+
+_STEPS = 6
+_BATCH = 13  # cut into micro-batches of 4, 4 and 5
+_ROWS = 50_000  # of a split that are looked at
+_LR = 0.05
+_ROUNDING = 1e-9  # another order of the same samples is no other run
+
+
+@dataclass
+class Run:
+    """What came of a short training: weights before and after it, in order, and the loss of each step."""
+
+    start: list[Tensor]
+    weights: list[Tensor]
+    losses: list[float]
+
+    def gap(self, other: "Run") -> float:
+        """How far the weights are from another's, relative to the way that the other has come."""
+        return gap(self.weights, other.weights, other.start)
+
+
+class TaskSubject:
+    """The task that is checked, trained by `sgdm` on the CPU in float64.
+
+    Args:
+        name: in the registry, `module:SPEC` or `file.py:SPEC`.
+        given: its options, as words of the command line or as values.
+        data: the data folder; None for the default.
+
+    Attributes:
+        arguments: what was given.
+
+    Raises:
+        UserError: there is no such task or option, or data are missing.
+    """
+
+    def __init__(self, name: str, given: Mapping[str, Any], data: Path | None = None) -> None:
+        self.name, self.spec, self.arguments = name, TASKS[name], dict(given)
+        self._data: dict[str, Any] = {} if data is None else {"data": data}
+        self._size: int | None = None
+
+    def config(self, **more: Any) -> RunConfig:
+        """A configuration of few steps; `more` has `__` in the place of dots."""
+        settings: dict[str, Any] = {
+            "task": self.name, "opt": "sgdm", "opt.lr": _LR, "device": "cpu", "precision": "64-true",
+            "trainer.max_steps": _STEPS, "store": tempfile.gettempdir(), **self._data,
+        }  # fmt: skip
+        if self._size is not None:
+            settings["trainer.batch_size"] = min(_BATCH, self._size)
+        settings |= {f"task.{name}": value for name, value in self.arguments.items()}
+        return resolve(settings | {name.replace("__", "."): value for name, value in more.items()})
+
+    def make(self, **more: Any) -> tuple[Any, RunConfig]:
+        """The task, with weights as the seed makes them, and its configuration."""
+        if self._size is None:
+            self._size = build(self.config())[0].data.sizes["train"]
+        config = self.config(**more)
+        return build(config)[0], config
+
+    def run(self, steps: int = _STEPS, begin: Path | None = None, end: Path | None = None, **more: Any) -> Run:
+        """Train.
+
+        Args:
+            steps: after which to stop.
+            begin: a checkpoint to go on from.
+            end: where to leave one.
+            more: settings.
+        """
+        task, config = self.make(**more)
+        trained = [p for p in task.parameters() if p.requires_grad]
+        start = values(trained)
+        with quiet():
+            trainer = make_trainer(config, [])
+            trainer.fit(task, _Steps(task, steps), ckpt_path=begin, weights_only=True)
+            if end is not None:
+                trainer.save_checkpoint(end)
+        return Run(start, values(trained), [float(row.loss) for row in task.record.curve])
+
+
+class _Steps:
+    """What Lightning takes for a dataloader: one range of steps, from where the task is."""
+
+    def __init__(self, task: Any, stop: int) -> None:
+        self.task, self.stop = task, stop
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        yield self.task.steps_done, self.stop
+
+
+def builds(subject: TaskSubject) -> Measured:
+    """Make data and model, and train a few steps."""
+    run = subject.run()
+    if not all(map(isfinite, run.losses)):
+        raise Failed(f"losses of the first steps are {', '.join(f'{loss:g}' for loss in run.losses)}")
+    if all(map(torch.equal, run.weights, run.start)):
+        raise Failed("six steps move no weight: no gradient reaches the parameters")
+    return Measured(None, f"loss {run.losses[0]:.4g}, after {_STEPS - 1} steps {run.losses[-1]:.4g}")
+
+
+def deterministic(subject: TaskSubject) -> Measured:
+    """Train twice with a seed, and once with another."""
+    first = subject.run()
+    measured = subject.run().gap(first)
+    if subject.run(seed=1).gap(first) <= _ROUNDING:
+        raise Failed("seed 1 gives the run of seed 0: weights and samples follow from no seed")
+    return Measured(measured)
+
+
+def micro_batches(subject: TaskSubject) -> Measured:
+    """Train with batches in one piece and in three."""
+    whole = subject.run()
+    cut = subject.run(trainer__micro_batch_size=-(-len_of(subject) // 3))
+    return Measured(cut.gap(whole))
+
+
+def len_of(subject: TaskSubject) -> int:
+    """Samples of a batch."""
+    size = subject.config().trainer.batch_size
+    assert isinstance(size, int)
+    return size
+
+
+def resume(subject: TaskSubject) -> Measured:
+    """Go on from a checkpoint, made halfway, in a task that is made anew."""
+    whole = subject.run()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "checkpoint"
+        subject.run(_STEPS // 2, end=path)
+        torch.manual_seed(1)  # as another process would have it
+        again = subject.run(begin=path)
+    return Measured(gap(again.weights, whole.weights, whole.start))
+
+
+def lanes(subject: TaskSubject) -> Measured:
+    """Train two learning rates of two seeds as one program, against four runs."""
+    if not subject.spec.lanes:
+        raise NotApplicable("its TaskSpec does not say lanes=True, so its runs are made one by one")
+    rates = (_LR, _LR / 2)
+    subject.make()
+    together = make_lanes([[subject.config(seed=seed, opt__lr=lr) for lr in rates] for seed in (0, 1)])
+    for _ in range(_STEPS):
+        together.step()
+    worst = 0.0
+    for g in range(2):
+        for r, lr in enumerate(rates):
+            alone = subject.run(seed=g, opt__lr=lr)
+            weights = [together.weights[name][g, r] for name in together.trained]
+            worst = max(worst, gap(weights, alone.weights, alone.start))
+    return Measured(worst)
+
+
+def leakage(subject: TaskSubject) -> Measured:
+    """Share of the held-out rows whose samples are among those of the training split, of the worst split."""
+    data = subject.make()[0].data
+    held_out = [split for split in data.sizes if split != "train"]
+    if not held_out:
+        raise NotApplicable("it has no split but train")
+    train = set(_rows(data, "train"))
+    found = {split: list(_rows(data, split)) for split in held_out}
+    shared = {split: sum(row in train for row in rows) for split, rows in found.items()}
+    worst = max(held_out, key=lambda split: shared[split] / max(1, len(found[split])))
+    note = ", ".join(f"{shared[split]} of {len(found[split])} rows of {split}" for split in held_out)
+    return Measured(shared[worst] / max(1, len(found[worst])), f"{note} are rows of train")
+
+
+def _rows(data: Any, split: str) -> Iterator[bytes]:
+    """A digest of each row as it comes without randomness, padded to no other."""
+    size = 1 if data.lengths is not None else 500
+    for start in range(0, min(data.sizes[split], _ROWS), size):
+        stop = min(start + size, data.sizes[split])
+        batch = [t for t in _tensors(data.batch(split, slice(start, stop))) if t.ndim and len(t) == stop - start]
+        for row in zip(*(t.reshape(stop - start, -1).contiguous().numpy() for t in batch), strict=True):
+            yield sha256(b"|".join(part.tobytes() for part in row)).digest()
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    if isinstance(tree, Tensor):
+        return [tree.detach()]
+    if isinstance(tree, Mapping):
+        tree = list(tree.values())
+    elif not isinstance(tree, tuple | list):
+        tree = list(vars(tree).values()) if hasattr(tree, "__dict__") else []
+    return [tensor for branch in tree for tensor in _tensors(branch)]
+
+
+def roles(subject: TaskSubject) -> Measured:
+    """Look at what the task says of its parameters."""
+    task, _ = subject.make()
+    try:
+        found = task.parameter_roles()
+    except ValueError as error:
+        raise Failed(str(error)) from None
+    unused = [
+        (said, pattern)
+        for said in ("roles", "pieces")
+        for pattern in getattr(task, said)
+        if not any(fnmatchcase(parameter.name, pattern) for parameter in found)
+    ]
+    for said, name in unused:
+        if "*" not in name:  # a pattern may be for parameters that options bring
+            raise Failed(f"{said}: there is no trained parameter {name!r}")
+    for parameter in found:
+        if parameter.role not in ROLES:
+            raise Failed(f"{parameter.name} has the role {parameter.role!r}, which is none of {', '.join(ROLES)}")
+    counts = {role: sum(parameter.role == role for parameter in found) for role in ROLES}
+    note = ", ".join(f"{n} {role}" for role, n in counts.items() if n)
+    return Measured(None, note + "".join(f"; {said}: {pattern!r} fits none" for said, pattern in unused))

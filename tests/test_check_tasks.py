@@ -1,0 +1,78 @@
+"""The conformance kit for tasks finds each fault and no other, and passes the suite's tasks."""
+
+import json
+
+import pytest
+
+from bench.check.catalogue import CATALOGUES, SERIOUS
+from bench.check.cli import main
+from bench.check.report import Report
+from bench.check.supervisor import examination_of_task, run
+from bench.errors import UserError
+from tests import tiny
+from tests.mutant_tasks import FAULTS
+
+pytestmark = pytest.mark.numeric
+
+TASKS = CATALOGUES["task"]
+
+
+@pytest.fixture(scope="module")
+def reports() -> dict[str, Report]:
+    """In one process."""
+    names = [f"tests.mutant_tasks:{name}" for name in FAULTS]
+    examinations = [*map(examination_of_task, names), examination_of_task("synthetic", options={"T": "4"})]
+    return dict(zip([*FAULTS, "synthetic"], run(examinations), strict=True))
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_fails_its_checks_and_no_others(name: str, reports: dict[str, Report]) -> None:
+    assert set(reports[name].failed) == FAULTS[name], "\n" + reports[name].text()
+
+
+def test_every_check_has_a_mutant_and_a_severity() -> None:
+    assert set().union(*FAULTS.values()) == TASKS.keys()
+    assert all(check.severity in SERIOUS and check.advice for check in TASKS.values())
+
+
+def test_a_task_of_the_suite_passes_all(reports: dict[str, Report]) -> None:
+    assert {verdict.verdict for verdict in reports["synthetic"].verdicts} == {"pass"}
+    assert reports["synthetic"].options == {"T": "4"}
+
+
+@pytest.mark.parametrize(
+    ("name", "check", "note"),
+    [
+        ("SOUND", "roles", "1 matrix, 1 head, 1 vector"),
+        ("LEAKS", "leakage", "1 of 20 rows of val, 0 of 20 rows of test are rows of train"),
+        ("MISSPELT", "roles", "roles: there is no trained parameter 'readuot'"),
+        ("NOSUCHROLE", "roles", "readout has the role 'output', which is none of matrix, embedding, head, vector"),
+        ("ONESEED", "deterministic", "seed 1 gives the run of seed 0: weights and samples follow from no seed"),
+        ("ONESEED", "lanes", "its TaskSpec does not say lanes=True, so its runs are made one by one"),
+    ],
+)
+def test_a_verdict_says_what_was_seen(name: str, check: str, note: str, reports: dict[str, Report]) -> None:
+    assert reports[name][check].note == note
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--task", "synthetc"], "unknown task 'synthetc'; did you mean 'synthetic'"),
+        (["--task", "synthetic", "--only", "role"], "unknown check 'role'; did you mean 'roles'"),
+        (["--task", "synthetic", "sgd"], "--task checks a task alone"),
+        (["--task", "synthetic", "--opt.lr", "1"], "--task checks a task alone"),
+        (["--task", "synthetic", "--task.TT", "1", "--only", "roles"], "--task.TT"),
+        (["--task", "tests/nowhere.py:SPEC"], "there is no file tests/nowhere.py"),
+    ],
+)
+def test_a_bad_request_says_what_to_do(words: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        main(words)
+
+
+def test_the_command_checks_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--task", f"{tiny.ROOT}/tests/mutant_tasks.py:MISSPELT", "--only", "roles,leakage", "--json"]
+    assert main(words) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert (found["ok"], [v["check"] for v in found["verdicts"]]) == (False, ["leakage", "roles"])
