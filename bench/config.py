@@ -82,7 +82,9 @@ class TrainerOptions(NoBooleans):
         " changes memory, never the result",
     )
     gradient_clip_val: float | None = Field(
-        None, gt=0, description="bound on the gradient's global norm; Polyak steps are computed from the unclipped norm"
+        None,
+        gt=0,
+        description="bound on the gradient's global norm; step sizes are computed from the norm before clipping",
     )
     schedule: Literal["constant", "cosine", "linear", "inverse_sqrt", "wsd"] = Field(
         "constant",

@@ -25,7 +25,7 @@ class SNGD(StepSizeOptimizer):
 
     Args:
         params: parameters or parameter groups; `lr`, `max_step`, `momentum` and `weight_decay` may differ by group.
-        lr: length of the step in parameter space, in [0, inf).
+        lr: length of the step in parameter space, before clipping, in [0, inf).
         max_step: cap on lr / ||g||, in (0, inf]; inf for none.
         momentum: heavy-ball factor, in [0, 1].
         weight_decay: decoupled weight decay per unit of lr, in [0, inf).
@@ -54,18 +54,19 @@ class SNGD(StepSizeOptimizer):
         check_range("weight_decay", group["weight_decay"], 0)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None, *, grad_norm: Tensor | None = None) -> Any:
+    def step(self, closure: Callable[[], Any] | None = None, *, loss_grad_norm: Tensor | None = None) -> Any:
         """Make one step; `.grad` must hold the gradient of the whole batch.
 
         Args:
             closure: optional; re-evaluates the model and returns the loss.
-            grad_norm: norm of the gradient in `.grad` over all parameters, 0-dim; computed if not given.
+            loss_grad_norm: norm of the loss's gradient, 0-dim, where `.grad` no longer holds that gradient because it
+                was clipped; computed from `.grad` if not given.
 
         Returns:
             What the closure returned, else None.
         """
         loss = run_closure(closure)
-        groups, norm = self._collect(grad_norm)
+        groups, norm = self._collect(loss_grad_norm)
         if norm is None:
             return loss
         for i, (group, params) in enumerate(groups):
@@ -102,7 +103,7 @@ class NGD(SNGD):
 
     Args:
         params: parameters or parameter groups; `lr`, `momentum` and `weight_decay` may differ by group.
-        lr: length of the step in parameter space, in [0, inf).
+        lr: length of the step in parameter space, before clipping, in [0, inf).
         momentum: heavy-ball factor on the normalised gradient, in [0, 1].
         weight_decay: decoupled weight decay per unit of lr, in [0, inf).
         fused: None or True updates with one fused kernel where the tensors allow it, False with a plain loop.
@@ -130,12 +131,12 @@ def update(
     loss: Tensor,
     hparams: Mapping[str, Any],
     *,
-    grad_norm: Tensor | None = None,
+    loss_grad_norm: Tensor | None = None,
 ) -> tuple[list[Tensor], dict[str, Any]]:
     """One step of SNGD, or of NGD, which has no `max_step`, as a pure function (`OptimizerSpec.update`)."""
     lr, momentum, decay = hparams["lr"], hparams["momentum"], hparams["weight_decay"]
     cap = hparams.get("max_step", float("inf"))
-    norm = pure.norm(grads) if grad_norm is None else grad_norm
+    norm = pure.norm(grads) if loss_grad_norm is None else loss_grad_norm
     raw = safe_divide(lr, norm)
     step = raw.clamp(max=cap)
     new: dict[str, Any] = {"step_sizes": (raw, step)}

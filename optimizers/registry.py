@@ -217,6 +217,7 @@ OPTIMIZERS = Registry(
         ),
         OptimizerSpec(
             name="ngd",
+            version=2,
             target="optimizers.normalized:NGD",
             formula="w <- w - lr * g / ||g||",
             source=f"{_PAPER}; Nacson et al., arXiv 1803.01905",
@@ -226,6 +227,7 @@ OPTIMIZERS = Registry(
         ),
         OptimizerSpec(
             name="sngd",
+            version=2,
             target="optimizers.normalized:SNGD",
             formula="w <- w - min(lr / ||g||, max_step) * g",
             source=f"{_PAPER} (the place of the cap is our reading)",

@@ -257,9 +257,10 @@ def by_plain_loop(
                 for p in params:
                     p -= step_size * factor * p.grad
         else:
+            told = {"loss_grad_norm": norm} if "loss_grad_norm" in plan.step_keywords else {}  # before clipping
             if case.clip:
                 nn.utils.clip_grad_norm_(params, CLIP)
-            optimizer.step(lambda value=loss: value.detach())
+            optimizer.step(lambda value=loss: value.detach(), **told)
         curve.append((float(loss.detach()), float(norm)))
         moves.append(flat(model) - start)
     return Trained({f"model.{name}": p for name, p in copies(model).items()}, curve, moves)

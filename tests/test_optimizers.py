@@ -193,12 +193,18 @@ def test_momentum_averages_scaled_directions_so_an_old_large_gradient_does_not_d
     torch.testing.assert_close(p.detach(), torch.tensor([-0.15, -0.1], dtype=torch.float64))
 
 
-def test_the_norm_may_be_given() -> None:
-    for cls in (NGD, SNGD):
-        own, given_ = point(1.0, 2.0, grad=(3.0, 4.0)), point(1.0, 2.0, grad=(3.0, 4.0))
-        cls([own], lr=0.1).step()
-        cls([given_], lr=0.1).step(grad_norm=torch.tensor(5.0, dtype=torch.float64))
-        torch.testing.assert_close(given_, own, rtol=1e-14, atol=0)
+@pytest.mark.parametrize(("cls", "told"), [(NGD, {}), (SNGD, {}), (PS, {"loss": 2.0}), (SPS, {"loss": 2.0})])
+def test_a_step_is_computed_from_the_norm_before_clipping_and_follows_the_clipped_gradient(
+    cls: Any, told: dict[str, float]
+) -> None:
+    """So that raw step times norm of the loss's gradient is one thing for all: the length without cap and clipping."""
+    whole, clipped = point(1.0, 2.0, grad=(3.0, 4.0)), point(1.0, 2.0, grad=(0.3, 0.4))
+    a, b = cls([whole], lr=0.1), cls([clipped], lr=0.1)
+    a.step(**told)
+    b.step(**told, loss_grad_norm=torch.tensor(5.0, dtype=torch.float64))
+    torch.testing.assert_close(a.step_sizes, b.step_sizes, rtol=1e-14, atol=0)
+    start = torch.tensor([1.0, 2.0], dtype=torch.float64)
+    torch.testing.assert_close(clipped.detach() - start, (whole.detach() - start) / 10, rtol=1e-12, atol=0)
 
 
 # ---- Properties of Polyak steps --------------------------------------------------------------------------------------
