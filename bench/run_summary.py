@@ -60,6 +60,9 @@ def remarks_on(result: RunResult) -> list[str]:
         asked = result.config.get("trainer", {}).get("average", "none")
         left_alone = "" if asked == "none" else f"; --trainer.average {asked} leaves them alone"
         lines.append(f"the weights that are evaluated are averages that this optimizer keeps by itself{left_alone}")
+    if result.step_of:
+        method, _, roles = result.step_of.partition(": ")
+        lines.append(f"the step sizes in the curve are those of {method} for the parameters of the role {roles}")
     if result.part:
         lines.append(f"not the whole task: {result.part}")
     if result.tuned_on == "train" != result.split:

@@ -100,7 +100,7 @@ def _run(
         raise RunBusy(f"run {config.run_id} is being trained by another process now")
     check(config)
     task, training = build(config)
-    result = new_result(config, task, plan, tuned_by)
+    result = new_result(config, task, training, plan, tuned_by)
     loggers = _loggers(config) if main else []  # before the run is begun: it may complain, and it writes nothing yet
     # All ranks find the same; an attempt has the checkpoint of the one before it, which stays until the run has ended.
     checkpoint = store.checkpoint(config.run_id) if resume and not rerun else None
@@ -204,7 +204,9 @@ def _load(data_cls: Any, config: RunConfig, options: Mapping[str, Any]) -> TaskD
     return data
 
 
-def new_result(config: RunConfig, task: Task, plan: str | None = None, tuned_by: TunedBy | None = None) -> RunResult:
+def new_result(
+    config: RunConfig, task: Task, training: Plan, plan: str | None = None, tuned_by: TunedBy | None = None
+) -> RunResult:
     """The record of a run that is about to begin, what it is made for, and where its hyperparameters come from."""
     study, tuned_on = tuned_by or (None, None)
     return RunResult(
@@ -212,7 +214,7 @@ def new_result(config: RunConfig, task: Task, plan: str | None = None, tuned_by:
         part="; ".join(filter(None, (task.part, task.data.part))) or None, environment=environment(config),
         facts=task.data.facts() | task.facts(),
         unscheduled=config.trainer.is_scheduled and config.traits.unscheduled,
-        begun=now(), plan=plan, tuned_by=study, tuned_on=tuned_on,
+        step_of=training.step_of, begun=now(), plan=plan, tuned_by=study, tuned_on=tuned_on,
     )  # fmt: skip
 
 

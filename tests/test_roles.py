@@ -728,6 +728,22 @@ def test_the_curve_has_the_step_of_the_largest_group(store: Path) -> None:
     assert [row.applied_step for row in task.record.curve] == [0.25, 0.25]
 
 
+@pytest.mark.parametrize(
+    ("words", "step_of"),
+    [
+        ({"opt": "adamw"}, ""),
+        ({"opt": "adamw", "opt__matrix__lr": 0.25}, "adamw: matrix"),
+        ({"opt": "adamw", "opt__vector__lr": 0.25}, "adamw: embedding and matrix and head"),
+        ({"opt": "muon"}, "muon: matrix"),
+    ],
+)
+def test_the_record_says_whose_step_sizes_the_curve_has(words: dict[str, Any], step_of: str, store: Path) -> None:
+    result = runner.run(config(**words, trainer__max_steps=2, store=store), progress=False)
+    assert result.step_of == step_of
+    said = [line for line in remarks_on(result) if "step sizes in the curve" in line]
+    assert bool(said) == bool(step_of)
+
+
 LANES: dict[str, list[dict[str, Any]]] = {
     "adamw": [{"lr": 0.003, "vector.lr": 0.01}, {"lr": 0.001, "vector.lr": 0.001}],
     "sngd": [{"lr": lr, "vector.max_step": 0.1, "head.momentum": 0.5} for lr in (0.05, 0.02)],

@@ -16,7 +16,7 @@ from bench.text import cell, plain
 
 _RESULTS = (
     "status", "reason", "metric", "split", "select_split", "final", "best", "best_step", "metrics", "steps", "skipped",
-    "steps_to_target", "cap_share", "saturated_at", "part", "facts", "engine",
+    "steps_to_target", "cap_share", "saturated_at", "step_of", "part", "facts", "engine",
 )  # fmt: skip
 
 

@@ -42,7 +42,7 @@ VIEWS = {
         "select_split": "varchar", "final": "double", "best": "double", "best_step": "bigint", "steps": "bigint",
         "skipped": "bigint", "steps_to_target": "bigint",
         "seconds_to_target": "double", "wall_s": "double", "train_s": "double", "cap_share": "double",
-        "saturated_at": "bigint",
+        "saturated_at": "bigint", "step_of": "varchar",
         "part": "varchar", "engine": "varchar", "machine": "varchar", "torch": "varchar", "versions": "json",
         "settings": "json", "metrics": "json", "study": "varchar", "begun": "timestamp", "plan": "varchar",
     },

@@ -108,7 +108,7 @@ def _train_block(
     try:
         lanes = make_lanes(grid, compiled=compiled, solved=True)
         results = [
-            new_result(config, task, plan, tuned_by)
+            new_result(config, task, lanes.plan, plan, tuned_by)
             for row, task in zip(grid, lanes.tasks, strict=True)
             for config in row
         ]

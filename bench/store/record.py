@@ -144,6 +144,7 @@ class RunResult:
         wall_s: seconds from first step to end, evaluation included; train_s: without evaluation.
         cap_share: share of steps whose applied step was below the raw one.
         saturated_at: the step that alone took the gradient to 0 (`bench.watch.SATURATING`), where one did.
+        step_of: the method and the roles of the parameters whose step sizes the curve has, where groups differ.
         part: what part of the data was used, and what model if not the one the task is named for; None for the whole
             task.
         memory: peak bytes on host and device, of the process; lanes share it.
@@ -192,6 +193,7 @@ class RunResult:
     train_s: Seconds = 0.0
     cap_share: Annotated[float, Field(ge=0, le=1)] | None = None
     saturated_at: Count | None = None
+    step_of: str = ""
     part: str | None = None
     memory: dict[str, Count] = field(default_factory=dict)
     environment: Facts = field(default_factory=dict)

@@ -68,6 +68,14 @@ class Plan:
     measure_every: int | None = None
 
     @property
+    def step_of(self) -> str:
+        """Method and roles of the largest group of parameters, whose step size the curve has; empty if all are one."""
+        first = self.parts[0]
+        if len(self.parts) == len(first.groups) == 1:
+            return ""
+        return f"{first.spec.name}: {' and '.join(first.groups[0].roles)}"
+
+    @property
     def averaged(self) -> list[int]:
         """Places of the trained parameters that are averaged: all but those of methods that average by themselves."""
         if self.average is None:
