@@ -276,7 +276,16 @@ SAMPLES = {
     "--trainer.gradient_clip_val": "1", "--trainer.val_every": "1", "--trainer.checkpoint_seconds": "1",
     "--trainer.devices": "1", "--trainer.num_nodes": "1", "--trainer.strategy": "auto",
     "--trainer.schedule": "cosine", "--trainer.warmup": "0.1", "--trainer.floor": "0.1", "--trainer.decay": "0.1",
+    "--trainer.average": "ema", "--trainer.average_decay": "0.9", "--trainer.average_window": "2",
+    "--trainer.average_every": "1",
 }  # fmt: skip
+
+
+OF_AN_AVERAGE = {
+    "--trainer.average_decay": "ema",
+    "--trainer.average_window": "lawa",
+    "--trainer.average_every": "lawa",
+}
 
 
 @pytest.mark.parametrize(
@@ -301,6 +310,7 @@ def test_every_flag_in_the_help_parses(cli, tmp_path, monkeypatch, task, opt):
     for flag in flags - {"--task", "--opt", "--resume"} - refused:
         words = [flag] if flag in switches else [flag, (samples | several)[flag]]
         words += ["--seeds", "3"] if flag in several else []
+        words += ["--trainer.average", OF_AN_AVERAGE[flag]] if flag in OF_AN_AVERAGE else []
         answer = cli("fit", "--task", task, "--opt", opt, *words, "--dry-run")
         assert answer.code == 0, (words, answer.err)
 
