@@ -157,11 +157,22 @@ class Leaks(Points):
         val_x[3], val_y[3] = x[17], y[17]
 
 
-@spec("roles")
+REFUSED = {
+    "MISSPELT": "roles of Misspelt: it has no parameter readuot",
+    "NOSUCHROLE": "roles of NoSuchRole: readout has 'output'; roles are matrix, embedding, head, vector",
+}
+"""Specs whose models the suite refuses to make, and why."""
+
+
+@spec()
 class Misspelt(Net):
     roles: ClassVar[Any] = {"readuot": "head"}
 
 
-@spec("roles")
+@spec()
 class NoSuchRole(Net):
     roles: ClassVar[Any] = {"readout": "output"}
+
+
+for refused in REFUSED:
+    del FAULTS[refused]

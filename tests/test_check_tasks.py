@@ -10,7 +10,7 @@ from bench.check.report import Report
 from bench.check.supervisor import examination_of_task, run
 from bench.errors import UserError
 from tests import tiny
-from tests.mutant_tasks import FAULTS
+from tests.mutant_tasks import FAULTS, REFUSED
 
 pytestmark = pytest.mark.numeric
 
@@ -43,10 +43,7 @@ def test_a_task_of_the_suite_passes_all(reports: dict[str, Report]) -> None:
 @pytest.mark.parametrize(
     ("name", "check", "note"),
     [
-        ("SOUND", "roles", "1 matrix, 1 head, 1 vector"),
         ("LEAKS", "leakage", "1 of 20 rows of val, 0 of 20 rows of test are rows of train"),
-        ("MISSPELT", "roles", "roles: there is no trained parameter 'readuot'"),
-        ("NOSUCHROLE", "roles", "readout has the role 'output', which is none of matrix, embedding, head, vector"),
         ("ONESEED", "deterministic", "seed 1 gives the run of seed 0: weights and samples follow from no seed"),
         ("ONESEED", "lanes", "its TaskSpec does not say lanes=True, so its runs are made one by one"),
     ],
@@ -55,14 +52,26 @@ def test_a_verdict_says_what_was_seen(name: str, check: str, note: str, reports:
     assert reports[name][check].note == note
 
 
+def test_the_roles_of_its_parameters_are_told(reports: dict[str, Report]) -> None:
+    assert reports["SOUND"]["builds"].note.endswith("; 1 matrix, 1 head, 1 vector")
+
+
+@pytest.mark.matrix(keep=1)
+@pytest.mark.parametrize("name", REFUSED)
+def test_roles_of_no_parameter_and_no_such_roles_are_refused(name: str) -> None:
+    with pytest.raises(UserError, match=REFUSED[name]):
+        main(["--task", f"tests.mutant_tasks:{name}", "--only", "leakage"])
+
+
+@pytest.mark.matrix(keep=2)
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["--task", "synthetc"], "unknown task 'synthetc'; did you mean 'synthetic'"),
-        (["--task", "synthetic", "--only", "role"], "unknown check 'role'; did you mean 'roles'"),
+        (["--task", "synthetic", "--only", "lane"], "unknown check 'lane'; did you mean 'lanes'"),
         (["--task", "synthetic", "sgd"], "--task checks a task alone"),
         (["--task", "synthetic", "--opt.lr", "1"], "--task checks a task alone"),
-        (["--task", "synthetic", "--task.TT", "1", "--only", "roles"], "--task.TT"),
+        (["--task", "synthetic", "--task.TT", "1", "--only", "lanes"], "--task.TT"),
         (["--task", "tests/nowhere.py:SPEC"], "there is no file tests/nowhere.py"),
     ],
 )
@@ -72,7 +81,7 @@ def test_a_bad_request_says_what_to_do(words: list[str], message: str) -> None:
 
 
 def test_the_command_checks_a_file(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--task", f"{tiny.ROOT}/tests/mutant_tasks.py:MISSPELT", "--only", "roles,leakage", "--json"]
+    words = ["--task", f"{tiny.ROOT}/tests/mutant_tasks.py:LEAKS", "--only", "leakage", "--json"]
     assert main(words) == 1
     found = json.loads(capsys.readouterr().out)
-    assert (found["ok"], [v["check"] for v in found["verdicts"]]) == (False, ["leakage", "roles"])
+    assert (found["ok"], [v["check"] for v in found["verdicts"]]) == (False, ["leakage"])

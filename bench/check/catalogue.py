@@ -500,15 +500,6 @@ _OF_TASKS = (
         "draw each split from a stream of its own (`derive_seed(seed, split)`), or cut them apart before anything else",
         "results",
     ),
-    Check(
-        "roles",
-        "bench.check.task:roles",
-        "every trained parameter has a role, and every name in `roles` and `pieces` is that of one",
-        None,
-        "it has or it has not",
-        "`bench show TASK` lists names and roles; the roles are matrix, embedding, head and vector",
-        "results",
-    ),
 )
 
 Kind = Literal["optimizer", "task"]

@@ -1,9 +1,9 @@
 """Checks of a task: its data, its loss and its model under the suite's own training, in a few short runs."""
 
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from hashlib import sha256
 from math import isfinite
 from pathlib import Path
@@ -115,7 +115,9 @@ def builds(subject: TaskSubject) -> Measured:
         raise Failed(f"losses of the first steps are {', '.join(f'{loss:g}' for loss in run.losses)}")
     if all(map(torch.equal, run.weights, run.start)):
         raise Failed("six steps move no weight: no gradient reaches the parameters")
-    return Measured(None, f"loss {run.losses[0]:.4g}, after {_STEPS - 1} steps {run.losses[-1]:.4g}")
+    found = Counter(parameter.role for parameter in subject.make()[0].parameter_roles())
+    roles = ", ".join(f"{found[role]} {role}" for role in ROLES if found[role])
+    return Measured(None, f"loss {run.losses[0]:.4g}, after {_STEPS - 1} steps {run.losses[-1]:.4g}; {roles}")
 
 
 def deterministic(subject: TaskSubject) -> Measured:
@@ -202,27 +204,3 @@ def _tensors(tree: Any) -> list[Tensor]:
     elif not isinstance(tree, tuple | list):
         tree = list(vars(tree).values()) if hasattr(tree, "__dict__") else []
     return [tensor for branch in tree for tensor in _tensors(branch)]
-
-
-def roles(subject: TaskSubject) -> Measured:
-    """Look at what the task says of its parameters."""
-    task, _ = subject.make()
-    try:
-        found = task.parameter_roles()
-    except ValueError as error:
-        raise Failed(str(error)) from None
-    unused = [
-        (said, pattern)
-        for said in ("roles", "pieces")
-        for pattern in getattr(task, said)
-        if not any(fnmatchcase(parameter.name, pattern) for parameter in found)
-    ]
-    for said, name in unused:
-        if "*" not in name:  # a pattern may be for parameters that options bring
-            raise Failed(f"{said}: there is no trained parameter {name!r}")
-    for parameter in found:
-        if parameter.role not in ROLES:
-            raise Failed(f"{parameter.name} has the role {parameter.role!r}, which is none of {', '.join(ROLES)}")
-    counts = {role: sum(parameter.role == role for parameter in found) for role in ROLES}
-    note = ", ".join(f"{n} {role}" for role, n in counts.items() if n)
-    return Measured(None, note + "".join(f"; {said}: {pattern!r} fits none" for said, pattern in unused))
