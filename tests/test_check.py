@@ -32,7 +32,7 @@ SLOW = ("Exits", "Hangs", "WaitsForOthers")  # they cost a process or wait for a
 LOOKED_INTO = (
     "Sound", "FirstGroupOnly", "FlatViews", "ObjectInState", "Raises", "RefusesTwoValues", "DecayOfFirstGroup", "Reads",
     "Lists", "Leaks", "ClosureWithoutGradients", "NoLoss", "StateOutside", "WideState", "NormOfAGroup", "SetsRate",
-    "DecaysGradients", "DrawsForNothing", "DrawsWhenMade",
+    "DecaysGradients", "DrawsForNothing", "DrawsWhenMade", "sgd", "sngd", "adam", "ps", "sps", "muon",
 )  # fmt: skip
 """Mutants that tests look into by their name."""
 
@@ -42,10 +42,11 @@ def reports(request: pytest.FixtureRequest) -> dict[str, Report]:
     """Mutants and the suite's own optimizers, in one process: starting torch takes longer than the checks of one."""
     wanted = {*LOOKED_INTO, *selected(request, "name")}
     names = [name for name in FAULTS if name not in SLOW and name in wanted]
+    own = [name for name in OWN if name in wanted]
     examinations = [examination_of(SPECS[name]) for name in names] + [
         # A transcription of flat vectors knows no matrices.
         examination_of(name, reference=None if OPTIMIZERS[name].traits.by_piece else FORMULAS[name])
-        for name in OWN
+        for name in own
     ]
     for formula in (mutants.sound_reference, mutants.wrong_reference):
         examination = examination_of(
@@ -56,7 +57,7 @@ def reports(request: pytest.FixtureRequest) -> dict[str, Report]:
     spec = OptimizerSpec("mine", "tests.mutants:Sound", "", "tests", defaults={"lr": 0.3}, version=4)
     examinations.append(examination_of(spec, only=["quadratic"]))
     more = ["sound_reference", "wrong_reference", "hybrid", "spec"]
-    return dict(zip([*names, *OWN, *more], run(examinations), strict=True))
+    return dict(zip([*names, *own, *more], run(examinations), strict=True))
 
 
 def table(report: Report) -> str:
@@ -72,6 +73,7 @@ def test_a_fault_fails_its_checks_and_no_others(name: str, reports: dict[str, Re
     assert set(reports[name].failed) == FAULTS[name], table(reports[name])
 
 
+@pytest.mark.matrix(keep=4)
 @pytest.mark.parametrize("name", OWN)
 def test_the_suites_own_optimizers_pass_all_checks(name: str, reports: dict[str, Report]) -> None:
     report = reports[name]

@@ -483,7 +483,8 @@ def test_a_disk_that_fills_up_is_one_line_and_with_room_it_goes_on(
     assert leftovers(store) == []
 
 
-@pytest.mark.parametrize("kind", [pytest.param("lanes", marks=pytest.mark.deep), "fit"])
+@pytest.mark.deep
+@pytest.mark.parametrize("kind", ["lanes", "fit"])
 def test_a_disk_that_may_only_be_read_is_one_line(cli, start, mount, whole, kind: str) -> None:
     disk = mount()
     store = disk / "runs"

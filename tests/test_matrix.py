@@ -90,6 +90,7 @@ def names(found: list[Row], zoo: Path) -> list[str]:
     return [row.report.name.replace(f"{zoo}:", "") for row in found]
 
 
+@pytest.mark.deep
 def test_a_module_stands_for_its_public_optimizers_once(found: list[Row], zoo: Path) -> None:
     own = [
         "Abstract",
@@ -115,6 +116,7 @@ def test_torchs_own_are_there_where_they_are_asked_for() -> None:
     assert "torch.optim:Optimizer" not in found
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("name", "words", "note"),
     [
@@ -142,6 +144,7 @@ def test_whatever_an_optimizer_does_ends_in_a_row(
     assert note in " ".join(v.note for v in report.verdicts if not v.ok)
 
 
+@pytest.mark.deep
 def test_the_board_counts(found: list[Row]) -> None:
     packages, table, not_built, checks = board(found).tables
     assert {row["package"]: (row["optimizers"], row["built"], row["clean"], row["spotless"]) for row in packages.rows}[
@@ -182,6 +185,7 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
 
+@pytest.mark.deep
 def test_the_page_is_whole_escaped_and_for_all(found: list[Row]) -> None:
     text = as_text(found, "html", ["<b>note</b>"])
     page = Page(text)
@@ -205,6 +209,7 @@ def test_the_page_is_whole_escaped_and_for_all(found: list[Row]) -> None:
     assert "secret" not in text
 
 
+@pytest.mark.deep
 def test_other_formats_hold_all_of_it(found: list[Row]) -> None:
     table = as_text(found, "md")
     assert "| torch.optim:NAdam | torch " in table

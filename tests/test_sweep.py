@@ -1057,6 +1057,7 @@ def test_kill_9_at_many_steps(sweep, store, whole, tmp_path, steps):
     assert same(outcome(store), whole)
 
 
+@pytest.mark.deep
 def test_two_processes_share_the_work(store, whole, tmp_path):
     words = ("sweep", *SMALL, *SIXTEEN, *LANES, *OFTEN, "--store", store)
     journal = tmp_path / "journal"
