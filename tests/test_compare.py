@@ -124,14 +124,15 @@ def test_what_is_checked_stands_on_the_board_and_grids_are_topped_up(cli) -> Non
 @pytest.mark.deep
 def test_an_optimizer_that_fails_a_check_is_stopped_unless_somebody_goes_on_anyway(cli, store: Path) -> None:
     words = [w.replace("Signs", "Forgets") for w in COMPARE]
-    why = "my.py:Forgets fails resume, which changes results: bench check my.py:Forgets says what to do"
+    failed = "resume, resume_bf16, group_values"
+    why = f"my.py:Forgets fails {failed}, which changes results: bench check my.py:Forgets says what to do"
     answer = cli(*words)
     assert (answer.code, answer.err.splitlines()[-1]) == (1, f"bench: error: {why}, --anyway goes on all the same")
     assert not list(Store(store).runs())
     answer = cli(*words, "--anyway")
     assert answer.code == 0
     assert f"bench: warning: {why}\n" in answer.err
-    assert "fails resume" in answer.out
+    assert "fails group_values, resume, resume_bf16" in answer.out
 
 
 def test_a_time_that_is_spent_ends_it_with_the_result_so_far(cli, unchecked: None, monkeypatch) -> None:
