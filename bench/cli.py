@@ -22,7 +22,7 @@ from bench.output import remark, stores_of, warn_of
 from bench.text import clean, plain
 from optimizers.plugins import PluginError, foreign
 
-_TRAINING = ("fit", "sweep", "reproduce", "tune", "suite", "worker")
+_TRAINING = ("fit", "sweep", "reproduce", "tune", "suite", "compare", "worker")
 """The commands that train."""
 
 
@@ -440,6 +440,7 @@ def _in(module: str, *first: str) -> Command:
 _MAINS: dict[str, Command] = {
     "fit": _fit,
     "sweep": _in("bench.sweeps.cli"),
+    "compare": _in("bench.compare"),
     "race": _in("bench.race"),
     **{name: _in(f"bench.tuning.cli.{name}") for name in ("tune", "suite", "studies", "worker")},
     **{name: _in("bench.boards.cli", name) for name in ("leaderboard", "report", "plot")},

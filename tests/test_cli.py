@@ -715,8 +715,8 @@ EMPTY = ": it names no folder and no file; name one, or leave it out for ./"
 
 @pytest.mark.parametrize(
     "words",
-    ["fit --task synthetic --opt ngd", "fit --resume x", "sweep", "tune", "suite theory", "studies", "worker --study x",
-     "leaderboard", "report"]
+    ["fit --task synthetic --opt ngd", "fit --resume x", "sweep", "tune", "compare", "suite theory", "studies",
+     "worker --study x", "leaderboard", "report"]
     + ["plot curves -o x.png", "reproduce", "sql x", "diff a b", "check sgd", "list runs", "show x", "doctor"],
 )  # fmt: skip
 @pytest.mark.parametrize("value", ["", " "])
@@ -730,8 +730,8 @@ def test_an_empty_store_is_not_the_folder_that_one_is_in(cli, monkeypatch, tmp_p
 
 @pytest.mark.parametrize(
     "words",
-    ["fit --task synthetic --opt ngd", "sweep", "tune", "suite theory", "worker --study x", "reproduce", "doctor",
-     "data status"],
+    ["fit --task synthetic --opt ngd", "sweep", "tune", "compare", "suite theory", "worker --study x", "reproduce",
+     "doctor", "data status"],
 )  # fmt: skip
 def test_an_empty_folder_of_data_is_not_the_one_that_one_is_in(cli, monkeypatch, words):
     assert f"--data (or BENCH_DATA) ''{EMPTY}data" in fails(cli, *words.split(), "--data=")

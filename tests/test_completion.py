@@ -39,6 +39,7 @@ from tests.test_cli import FIT
         ("fit --task mnist --opt sngd --opt.lr _", []),
         ("fit --config _", [FILES]),
         ("fit --seed _", []),
+        ("compare --against gd,ng", ["gd,ngd"]),
         ("sweep -o _", [FILES]),
         ("sweep --engine l", ["lanes", "lightning"]),
         ("tune --device c", ["cpu", "cuda"]),

@@ -299,7 +299,7 @@ RUN = "--task synthetic --opt sgd"
     [
         "list runs", "list plans", "leaderboard", "report", "plot curves -o x.png", "sql select", "diff a b", "show a",
         "studies", "doctor", f"sweep {RUN} --opt.lr 1,2", f"tune {RUN}", "suite theory", "worker --plan x",
-        f"fit {RUN}", "fit --resume x", "reproduce deora2024/fig2", "check sgd",
+        f"compare {RUN}", f"fit {RUN}", "fit --resume x", "reproduce deora2024/fig2", "check sgd",
     ],
 )  # fmt: skip
 def test_a_store_that_is_a_file_is_said_everywhere(cli, tmp_path, monkeypatch, words) -> None:

@@ -157,6 +157,35 @@ _ALL = (
         ),
     ),
     Command(
+        "compare", "from an optimizer of yours to a ranked table: check, tuning, fresh seeds, verdicts, a plot",
+        text="Compare optimizers with a baseline on a task: the checks of `bench check`, tuning with equal budgets for"
+        " all (`bench suite`), the winners on fresh seeds, and the board `quality` with verdicts and a plot.",
+        more="Searched is what an optimizer declares, or --opt.lr LOW:HIGH. --opt.NAME is for the optimizers of --opt,"
+        " and --opt.adamw.NAME for one alone. Stored runs are used, so the same command goes on after an interruption."
+        " Exit code 1: a check failed, or an optimizer has no winner.",
+        groups=SETTINGS, elsewhere=_several("trials have") | {"logger": "trials have none"},
+        options=(
+            TASK, Option("opt", "one or more optimizers: my_file.py:MyOpt,ngd", "A,B", completes="opt", setting=True),
+            Option("against", "baselines, tuned as the others are; the first is the reference (default: adamw, or gd"
+                   " where batches are full, and what the store has tuned on this problem)", "A,B", names,
+                   completes="opt"),
+            CONFIG,
+            Option("trials", "settings that are tried of each (default: nine); equal for all, more where a grid grows",
+                   "N", whole()),
+            Option("seeds", "runs of a trial: how many (2 is 1000 and 1001), or which; default 2", "SEEDS",
+                   default="2"),
+            Option("report_seeds", "fresh seeds of each winner: how many (7 is 0 to 6; the default), or which; fewer"
+                   " than 7 decide nothing", "SEEDS", default="7"),
+            Option("budget", "what may be spent: as many trials as a number of runs makes, fresh seeds included"
+                   " (200runs), or a time, after which the result so far is shown (2h, 90min)", "COST", read_budget),
+            Option("anyway", "go on where a check fails whose failure changes results"),
+            _out("where table, plots and settings go (default: compared/TASK/OPT)"),
+            RUN_DEVICE, PRECISION, DATA_SEED, JSON,
+            Option("dry-run", "print what would be made, what is stored, and about how long it takes"),
+            WORKERS, ENGINE, MEMORY, WIDTH, STORAGE, DATA, STORE,
+        ),
+    ),
+    Command(
         "race", "add seeds where verdicts are open, until all is told",
         text="Compare optimizers on tasks with no more runs than the verdicts need: all start with a few seeds, and"
         " each open pair gets the fewest more that can decide it, or none where a decision is unlikely.",

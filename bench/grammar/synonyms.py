@@ -10,7 +10,7 @@ COMMANDS = {
     "search": "tune", "optimize": "tune", "optimise": "tune", "hpo": "tune", "hparams": "tune", "optuna": "tune",
     "benchmark": "suite", "study": "studies", "trials": "studies", "join": "worker", "agent": "worker",
     "rank": "leaderboard", "ranking": "leaderboard", "board": "leaderboard", "boards": "leaderboard",
-    "results": "leaderboard", "table": "leaderboard", "compare": "leaderboard", "html": "report", "page": "report",
+    "results": "leaderboard", "table": "leaderboard", "html": "report", "page": "report",
     "draw": "plot", "figure": "plot", "chart": "plot", "charts": "plot", "curves": "plot", "paper": "reproduce",
     "replicate": "reproduce", "query": "sql", "db": "sql", "copy": "merge", "import": "merge", "sync": "merge",
     "cmp": "diff", "init": "new", "create": "new", "template": "new", "verify": "check", "test": "check",

@@ -3,7 +3,7 @@
 import json
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +17,13 @@ from bench.tuning.cli.shared import need_server, open_studies, without_storage
 from optimizers.plugins import slug
 
 if TYPE_CHECKING:
+    from bench.execute.slots import Slot
+    from bench.tuning.studies import Studies
+    from bench.tuning.study import Study
+    from bench.tuning.suite import Suite
     from bench.tuning.trials import StudySpec
+
+STOPPED = "stopped; nothing is lost, and the same command goes on"
 
 
 def main(words: list[str]) -> int:
@@ -33,12 +39,9 @@ def main(words: list[str]) -> int:
     with doing("importing optuna"):
         from bench.checks import check_early
         from bench.execute.slots import slots
-        from bench.plugins import naming
         from bench.tuning import suite, tuned
-        from bench.tuning.studies import NoDatabase
         from bench.tuning.study_result import missing_runs, study_result
         from bench.tuning.summary import as_json
-        from bench.tuning.workers import Workers
 
     places = {"data": args.data, "store": args.store}
     asked = suite.load(args.file)
@@ -55,28 +58,12 @@ def main(words: list[str]) -> int:
         check_early(config)
     cut = min((slots(args.workers, config) for config in typical), key=len)
     if args.plan:
-        studies = None
-        with suppress(NoDatabase):
-            studies = open_studies(args, read_only=True)
-        with redirect_stdout(sys.stderr):
-            steps = suite.plan(asked, studies, places, suite.measured(places, cut[0].threads))
-        if args.json:
-            print(json.dumps([vars(step) | {"spec": step.spec.model_dump(mode="json")} for step in steps]))
-        else:
-            print("\n".join([asked.title, *suite.plan_lines(steps, len(cut))]))
-        return 0
+        return show_plan(args, asked, places, cut)
     if not args.train_only:
         check_output(args.out)  # before hours of training
-    studies = open_studies(args)
-
-    def say(line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
-
-    named, shared_by = naming(*(spec.names for spec in specs)), max(args.shared_by or 1, len(cut))
-    with Workers(studies, cut, places, Effort.of(args), named, shared_by) as workers:
-        done = suite.carry_out(asked, studies, places, workers, say)
+    done = train(args, asked, open_studies(args), places, cut, max(args.shared_by or 1, len(cut)))
     if done is None:
-        say("bench: stopped; nothing is lost, and the same command goes on")
+        note(STOPPED)
         return 130
     found = [study_result(study) for study in done]
     for each in found:
@@ -93,6 +80,61 @@ def main(words: list[str]) -> int:
         print("\n".join([asked.title, "", *suite.result_lines(found)]))
         print(f"written to {args.out}: {len(paths)} files, such as {paths[-4] if paths else 'none'}")
     return 0 if all(each.best is not None for each in found) else 1
+
+
+def show_plan(args: Args, asked: "Suite", places: Mapping[str, Path], cut: Sequence["Slot"]) -> int:
+    """Print what a suite would do, what of it is stored, and about how long the rest takes.
+
+    Args:
+        args: where its studies are, and whether JSON is asked for.
+        asked: the suite.
+        places: where data and store are.
+        cut: what each worker has.
+
+    Raises:
+        UserError: budgets cannot be made equal, or data are missing.
+    """
+    from bench.tuning import suite
+    from bench.tuning.studies import NoDatabase
+
+    studies = None
+    with suppress(NoDatabase):
+        studies = open_studies(args, read_only=True)
+    with redirect_stdout(sys.stderr):
+        steps = suite.plan(asked, studies, places, suite.measured(places, cut[0].threads))
+    if args.json:
+        print(json.dumps([vars(step) | {"spec": step.spec.model_dump(mode="json")} for step in steps]))
+    else:
+        print("\n".join([asked.title, *suite.plan_lines(steps, len(cut))]))
+    return 0
+
+
+def train(
+    args: Args, asked: "Suite", studies: "Studies", places: Mapping[str, Path], cut: Sequence["Slot"], shared_by: int
+) -> "list[Study] | None":
+    """Carry a suite out with workers of this machine; None if a signal asked to stop.
+
+    Args:
+        args: how runs are made.
+        asked: the suite.
+        studies: where its studies are.
+        places: where data and store are.
+        cut: what each worker has.
+        shared_by: workers that share the trials, on all machines.
+
+    Raises:
+        UserError: something cannot be made; what was made is stored.
+    """
+    from bench.plugins import naming
+    from bench.tuning import suite
+    from bench.tuning.workers import Workers
+
+    def say(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    named = naming(*(spec.names for spec in asked.specs(places)))
+    with Workers(studies, cut, places, Effort.of(args), named, shared_by) as workers:
+        return suite.carry_out(asked, studies, places, workers, say)
 
 
 def _slurm(args: Args, specs: Sequence["StudySpec"], trials: int | None) -> int:

@@ -137,8 +137,14 @@ def deadline(seconds: float | None) -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGALRM, old)
 
 
-def _trials(args: Args, seeds: int, fresh: int) -> int | None:
+def trials_of(args: Args, seeds: int, fresh: int, studies: int = 1) -> int | None:
     """How many trials are asked for, by their number or that of their runs.
+
+    Args:
+        args: with `trials` and `budget`.
+        seeds: of a trial.
+        fresh: seeds of the winner.
+        studies: that share the budget.
 
     Raises:
         UserError: they are asked for in two ways, or the budget is less than one trial.
@@ -148,12 +154,13 @@ def _trials(args: Args, seeds: int, fresh: int) -> int | None:
         return args.trials
     if args.trials is not None:
         raise UserError(f"--budget {args.budget.text} and --trials {args.trials} say the same; leave one out")
-    if runs < seeds + fresh:
+    if runs < (least := studies * (seeds + fresh)):
         raise UserError(
-            f"--budget {args.budget.text}: one trial of {seeds} seeds and {fresh} fresh seeds are {seeds + fresh} runs;"
+            f"--budget {args.budget.text}: one trial of {seeds} seeds and {fresh} fresh seeds"
+            f"{f' for each of {studies} optimizers' * (studies > 1)} are {least} runs;"
             " write that or more, or fewer seeds"
         )
-    return (runs - fresh) // seeds
+    return (runs // studies - fresh) // seeds
 
 
 class _Asked(NamedTuple):
@@ -181,7 +188,7 @@ def _of_study(args: Args, settings: dict[str, Any], words: list[str]) -> _Asked:
         raise UserError(f"--resume takes the study's own settings; leave --{given[0]} out")
     study.admit(named, as_typed("tune", words))
     before = study.request
-    trials = _trials(args, len(study.spec.seeds), len(study.spec.report_seeds) if before.report else 0)
+    trials = trials_of(args, len(study.spec.seeds), len(study.spec.report_seeds) if before.report else 0)
     request = make_request(
         study.spec.design, (before.trials or None) if trials is None else trials, tpe=tpe,
         retries=before.retries if args.retries is None else args.retries, report=before.report, out=args.out,
@@ -215,7 +222,7 @@ def _of_words(args: Args, settings: dict[str, Any], places: dict[str, Path]) -> 
     )  # fmt: skip
     name = spec.name if args.name is None else check_name(args.name)
     retries = 2 if args.retries is None else args.retries
-    trials = _trials(args, len(spec.seeds), len(spec.report_seeds))
+    trials = trials_of(args, len(spec.seeds), len(spec.report_seeds))
     request = make_request(
         spec.design, trials, tpe=tpe, retries=retries, report=report, out=args.out,
         engine=args.engine or "auto", seeds=len(spec.seeds),

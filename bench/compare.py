@@ -1,0 +1,238 @@
+"""`bench compare`: from an optimizer to a ranked table, by the parts that other commands are made of.
+
+The kit checks the optimizers (`bench check`), a suite tunes them and their baselines at equal budgets and runs the
+winners on fresh seeds (`bench suite`), and the board `quality` ranks what came of it (`bench leaderboard`).
+"""
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bench.errors import RunFailed, UserError
+from bench.grammar.commands import parse
+from bench.grammar.parse import Args
+from bench.grammar.values import parts
+from bench.output import check_output, note, remark, warn_of, write
+from bench.progress import doing
+from optimizers.plugins import bare, slug
+
+if TYPE_CHECKING:
+    from bench.boards.collect import Collected
+    from bench.tuning.studies import Studies
+    from bench.tuning.study_result import StudyResult
+    from bench.tuning.suite import Settings, Suite
+    from bench.tuning.trials import StudySpec
+
+
+def main(words: list[str]) -> int:
+    """`bench compare` with these words: 0 done, 1 a check failed or an optimizer has no winner, 130 stopped.
+
+    Raises:
+        UserError: the request cannot be carried out.
+        RunFailed: a check failed whose failure changes results.
+    """
+    command = shlex.join(["bench", "compare", *words])
+    args = parse("compare", words)
+    with doing("importing optuna"):
+        from bench.checks import check_early
+        from bench.execute.slots import slots
+        from bench.tuning.cli.shared import open_studies, without_storage
+        from bench.tuning.cli.suite import STOPPED, show_plan, train
+        from bench.tuning.cli.tune import deadline
+
+    places = {"data": args.data, "store": args.store}
+    suite, opts, reference = _asked(args, places)
+    specs = suite.specs(places)
+    typical = [spec.typical(places) for spec in specs]
+    for config in typical:
+        check_early(config)
+    cut = min((slots(args.workers, config) for config in typical), key=len)
+    if args.dry_run:
+        return show_plan(args, suite, places, cut)
+    out = args.out or Path("compared", slug(specs[0].task), "-".join(map(slug, opts))[:80])
+    check_output(out)
+    done = None
+    with deadline(args.budget and args.budget.seconds) as spent:
+        _check([spec for spec in specs if spec.opt in opts], args)
+        note(suite.title)
+        studies = open_studies(args)
+        done = train(args, suite, studies, places, cut, len(cut))
+    if done is None and not spent():
+        note(STOPPED)
+        return 130
+    if done is None:
+        note(f"the budget of {args.budget.text} is spent, and this is the result so far; the same command goes on")
+    command = shlex.join(["bench", "compare", *without_storage(words)])
+    return _show(_found(specs, open_studies(args)), args, reference, out, command)
+
+
+def _asked(args: Args, places: Mapping[str, Path]) -> "tuple[Suite, list[str], str]":
+    """The suite that tunes all, the optimizers in question, and the reference.
+
+    Raises:
+        UserError: a name or a setting is unknown or illegal, or there is nothing to compare with.
+    """
+    from bench.boards.entries import REFERENCES
+    from bench.sweeps.grid import by_optimizer, settings_in
+    from bench.tuning.cli.tune import trials_of
+    from bench.tuning.suite import Suite, Tune
+    from bench.tuning.tune import make_request, reporting_seeds, tuning_seeds
+
+    words = (settings_in(args.config) if args.config else {}) | dict(args.of_runs)
+    task, opts = str(words.pop("task", "")), list(dict.fromkeys(parts(str(words.pop("opt", "")))))
+    if not opts:
+        raise UserError("--opt is missing: name one or more optimizers, such as --opt my_file.py:MyOpt")
+    seeds, fresh = tuning_seeds(args.seeds), reporting_seeds(args.report_seeds)
+    common, own = by_optimizer(words, [*opts, *(args.against or REFERENCES)])
+    theirs = {name: value for name, value in common.items() if name.startswith("opt.")}
+    common = {name: value for name, value in common.items() if name not in theirs}
+
+    def suite(names: Sequence[str], trials: int | None, title: str = "") -> "Suite":
+        settings: dict[str, Settings | None] = {n: {**(theirs if n in opts else {}), **own[n]} for n in names}
+        tune = Tune(trials=trials, seeds=seeds)
+        return Suite(title=title, tasks={task: {}}, optimizers=settings, settings=common, tune=tune, seeds=fresh)
+
+    first = suite(opts, None).specs(places)[0]
+    against = args.against or [REFERENCES[first.trainer.batch_size == "full"]]
+    every = list(dict.fromkeys([*against, *opts]))
+    if len(every) < 2:
+        raise UserError(f"--opt {opts[0]}: it is the reference itself; name another one with --against")
+    if lost := [f"--opt.{name}.{key[4:]}" for name, values in own.items() for key in values if name not in every]:
+        raise UserError(f"{lost[0]}: it does not take part; name it with --against")
+    trials = trials_of(args, len(seeds), len(fresh), len(every))
+    specs = suite(every, trials).specs(places)
+    if other := next((s for s in specs if s.trainer.batch_size != first.trainer.batch_size), None):
+        raise UserError(
+            f"{first.opt} has batches of {first.trainer.batch_size} and {other.opt} of {other.trainer.batch_size},"
+            " which are two problems; name one with --trainer.batch_size, or others with --against"
+        )
+    tried = max(make_request(spec.design, trials).trials for spec in specs)
+    title = (
+        f"{', '.join(opts)} against {', '.join(against)} on {task}: {tried} trials of {len(seeds)} seeds and"
+        f" {len(fresh)} fresh seeds for each, {len(every) * (tried * len(seeds) + len(fresh))} runs but for what is"
+        " stored, more where a grid grows"
+    )
+    return suite(every, trials, title), opts, against[0]
+
+
+def _check(specs: "Sequence[StudySpec]", args: Args) -> None:
+    """Check optimizers as `bench check` does.
+
+    Raises:
+        UserError: one cannot be loaded.
+        RunFailed: a failure changes results, and nobody wants to go on anyway.
+    """
+    from bench.check import write_verdict
+    from bench.check.supervisor import examination_of, run
+
+    given = [{name[4:]: spec.settings[name] for name in spec.chosen if name.startswith("opt.")} for spec in specs]
+    examinations = [examination_of(spec.opt, options=own) for spec, own in zip(specs, given, strict=True)]
+    with doing(f"checking {', '.join(spec.opt for spec in specs)}"):
+        reports = run(examinations)
+    for report, own in zip(reports, given, strict=True):
+        write_verdict(args.store, report)
+        note(f"{report.name}: {report.headline()}")
+        wrong = [name for name in report.failed
+                 if name == "builds" or report.catalogue[name].severity == "results"]  # fmt: skip
+        if wrong:
+            command = ["bench", "check", report.name, *(w for k, v in own.items() for w in (f"--opt.{k}", str(v)))]
+            why = (
+                f"{report.name} fails {', '.join(wrong)}, which changes results: {shlex.join(command)} says what to do"
+            )
+            if not args.anyway:
+                raise RunFailed(f"{why}, --anyway goes on all the same")
+            remark("warning", why)
+
+
+def _found(specs: "Sequence[StudySpec]", studies: "Studies") -> "list[StudyResult]":
+    from bench.tuning.study_result import study_result
+
+    there = studies.names()
+    return [study_result(studies.open(spec.name)) for spec in specs if spec.name in there]
+
+
+def _show(found: "Sequence[StudyResult]", args: Args, reference: str, out: Path, command: str) -> int:
+    """Print what was found, and write it."""
+    from bench.boards import Asked
+    from bench.boards.forest import forest
+    from bench.boards.headline import headlines
+    from bench.boards.quality import quality
+    from bench.results.draw import picture
+    from bench.results.render import as_json, markdown, written
+    from bench.tuning import suite, tuned
+    from bench.tuning.cli.shared import warn_of as warn_of_study
+    from bench.tuning.summary import as_json as study_json
+
+    for each in found:
+        tuned.remember(each, args.store)
+    suite.write(out / "tuned", found, command)
+    ranked = _ranked(found, args, reference)
+    boards, said = [], list[str]()
+    if ranked is not None:
+        asked = Asked(ranked, {}.__getitem__, reference)
+        boards = [quality(ranked, reference)]
+        said = [text for _, text in headlines(ranked, reference)] + _advice(ranked, reference)
+        write(out / "quality.md", markdown(boards) + "".join(f"\n{line}\n" for line in said))
+        chart = forest(asked)
+        for ending in (".png", ".pdf") if chart.panels[0].traces else ():
+            write(out / f"forest{ending}", picture(chart.shown, ending))
+    if args.json:
+        studies = [study_json(each) for each in found]
+        print(json.dumps({"out": str(out), "studies": studies, "boards": as_json(boards), "said": said}))
+    else:
+        print("\n".join(suite.result_lines(found)))
+        print(written(boards, "table", None) if boards else "no winner has run on fresh seeds yet")
+        print("\n".join(said))
+    broken = [each for each in found if warn_of_study(each.study)]
+    return int(not found or bool(broken) or any(each.best is None for each in found))
+
+
+def _ranked(found: "Sequence[StudyResult]", args: Args, reference: str) -> "Collected | None":
+    """What the board shows: these optimizers, as these studies tuned them, and what else is tuned on their problem.
+
+    None where no winner has run on a fresh seed.
+    """
+    from bench.boards.collect import collect
+    from bench.boards.entries import VERSIONS
+    from bench.store.stores import Stores
+
+    fresh = {run.run_id: run for each in found for run in each.fresh}
+    if not fresh:
+        return None
+    stores, mine = Stores([args.store]), {each.study.name: bare(each.study.spec.opt) for each in found}
+    # Studies of other budgets would win over these.
+    stores.studies = [s for s in stores.studies if s.name in mine or bare(s.opt) not in mine.values()]
+    versions = next(iter(fresh.values())).versions
+    only = {f"versions.{name}": str(versions[name]) for name in VERSIONS if name in versions}
+    every = collect(
+        stores, tasks=[found[0].study.spec.task], only=only, mixed_versions=True, reference=reference
+    )  # fmt: skip
+    warn_of(stores, every.damaged)
+    problem = next(e.problem for e in every.all if any(run.run_id in fresh for run in e.runs.values()))
+    chosen = [e for e in every.chosen if e.problem == problem
+              and (e.opt in mine.values() or (args.against is None and e.kind == "tuned"))]  # fmt: skip
+    return replace(every, entries=chosen, chosen=chosen)
+
+
+def _advice(found: "Collected", reference: str) -> list[str]:
+    """How many seeds would tell what is open, a line each."""
+    from bench.boards.quality import judged
+    from bench.results.sequential import Comparison, advice
+
+    ((problem, entries),) = found.problems.items()
+    _, verdicts, _ = judged(found, problem, entries, reference)
+    lines = []
+    for entry in verdicts.ordered(entries):
+        of = verdicts.of(entry)
+        if isinstance(of, Comparison) and not of.sign:
+            more = advice(of.n, of.wins, of.losses)
+            lines.append(
+                f"{entry.name}: {' to '.join(map(str, sorted({*more})))} seeds in all will probably tell:"
+                f" --report_seeds {more[1]}"
+                if more
+                else f"{entry.name}: nobody can say how many seeds would tell"
+            )
+    return lines

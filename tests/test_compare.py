@@ -1,0 +1,218 @@
+"""`bench compare`: from a file to a table with verdicts, by check, suite and board."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import bench.compare
+import bench.sweeps.sensitivity
+from bench.store.store import Store
+from bench.tuning.workers import Workers
+from tests.test_budget import wait_before_anybody_listens
+from tests.test_cli import fails
+
+MINE = """
+import sys
+import time
+
+import torch
+
+
+class Signs(torch.optim.Optimizer):
+    def __init__(self, params, lr: float = 0.01):
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        with torch.enable_grad():
+            loss = closure() if closure is not None else None
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.sub_(p.grad.sign() * group["lr"])
+        return loss
+
+
+class Slow(Signs):
+    def step(self, closure=None):
+        if "worker" in sys.argv:
+            time.sleep(0.01)
+        return super().step(closure)
+
+
+class Forgets(Signs):
+    def step(self, closure=None):
+        self.taken = getattr(self, "taken", 0) + 1
+        for group in self.param_groups:
+            group["lr"], kept = group["lr"] / self.taken, group["lr"]
+        loss = super().step(closure)
+        for group in self.param_groups:
+            group["lr"] = kept
+        return loss
+"""
+COMPARE = (
+    "compare", "--task", "synthetic", "--opt", "my.py:Signs", "--opt.lr", "0.001,0.003", "--opt.gd.lr", "0.1,1",
+    "--trainer.max_steps", "5", "--device", "cpu", "--workers", "1",
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("my.py").write_text(MINE)
+
+    monkeypatch.setattr(bench.sweeps.sensitivity, "write", lambda *args: [])  # its plots take seconds
+
+
+@pytest.fixture
+def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench.compare, "_check", lambda *args: None)
+
+
+def test_from_a_file_to_a_verdict_and_again_without_training(cli, store: Path, unchecked: None) -> None:
+    first = cli(*COMPARE, "--json")
+    found = json.loads(first.out)
+    rows = {row["opt"]: row for row in found["boards"][0]["tables"][0]["rows"]}
+    assert first.code == 0
+    assert rows["gd"]["verdict"] == "reference"
+    assert rows["my.py:Signs"]["verdict"] in ("better", "worse")
+    assert [(row["trials"], row["n"], row["settings"]) for row in rows.values()] == [(2, 7, "tuned")] * 2
+    assert "better than gd (tuned" in found["said"][0]
+    assert "2 trials of 2 seeds and 7 fresh seeds for each, 22 runs but for what is stored" in first.err
+    kept = {run.run_id: run.begun for run in Store(store).runs()}
+    assert len(kept) == 22
+    out = Path("compared/synthetic/my.Signs")
+    assert (out / "forest.png").stat().st_size > 10_000
+    assert found["said"][0] in (out / "quality.md").read_text()
+    assert (out / "tuned/synthetic/my.Signs.yaml").is_file()
+    again = cli(*COMPARE, "--json")
+    assert again.out == first.out
+    assert {run.run_id: run.begun for run in Store(store).runs()} == kept
+
+
+@pytest.mark.deep
+def test_studies_of_others_are_shown_and_take_no_part_of_a_row(cli, unchecked: None) -> None:
+    """Another study of the reference has more trials, and an optimizer that nobody named is tuned."""
+    for opt in ("gd", "ngd"):
+        cli("tune", "--task", "synthetic", "--opt", opt, "--opt.lr", "0.1,1,2", *COMPARE[9:], "--report_seeds", "2")
+    rows = {row["opt"]: row for row in json.loads(cli(*COMPARE, "--json").out)["boards"][0]["tables"][0]["rows"]}
+    assert {name: (row["trials"], row["n"]) for name, row in rows.items()} == {
+        "gd": (2, 7), "my.py:Signs": (2, 7), "ngd": (3, 2)
+    }  # fmt: skip
+    only = json.loads(cli(*COMPARE, "--against", "gd", "--json").out)["boards"][0]["tables"][0]["rows"]
+    assert {row["opt"] for row in only} == {"gd", "my.py:Signs"}
+
+
+@pytest.mark.deep
+def test_what_is_checked_stands_on_the_board_and_grids_are_topped_up(cli) -> None:
+    answer = cli(*(w for w in COMPARE if w not in ("--opt.lr", "0.001,0.003", "--opt.gd.lr", "0.1,1")), "--trials", 2,
+                 "--report_seeds", 3, "--against", "gd,ngd", "--json")  # fmt: skip
+    found = json.loads(answer.out)
+    rows = {row["opt"]: row for row in found["boards"][0]["tables"][0]["rows"]}
+    assert "my.py:Signs: no fault" in answer.err
+    assert rows["my.py:Signs"]["conformance"] == "pass"
+    assert len({row["trials"] for row in rows.values()}) == 1
+    assert rows.keys() == {"gd", "ngd", "my.py:Signs"}
+    assert rows["ngd"]["verdict"] == "too few seeds (3 of 7)"
+    assert any(line.startswith("my.py:Signs: ") and "seeds" in line for line in found["said"][1:])
+
+
+@pytest.mark.deep
+def test_an_optimizer_that_fails_a_check_is_stopped_unless_somebody_goes_on_anyway(cli, store: Path) -> None:
+    words = [w.replace("Signs", "Forgets") for w in COMPARE]
+    failed = "resume, resume_bf16, group_values"
+    why = f"my.py:Forgets fails {failed}, which changes results: bench check my.py:Forgets says what to do"
+    answer = cli(*words)
+    assert (answer.code, answer.err.splitlines()[-1]) == (1, f"bench: error: {why}, --anyway goes on all the same")
+    assert not list(Store(store).runs())
+    answer = cli(*words, "--anyway")
+    assert answer.code == 0
+    assert f"bench: warning: {why}\n" in answer.err
+    assert "fails group_values, resume, resume_bf16" in answer.out
+
+
+def test_a_time_that_is_spent_ends_it_with_the_result_so_far(cli, unchecked: None, monkeypatch) -> None:
+    monkeypatch.setattr(Workers, "work", wait_before_anybody_listens)
+    answer = cli(*COMPARE, "--budget", "0.5s")
+    assert answer.code == 1
+    assert "the budget of 0.5s is spent, and this is the result so far; the same command goes on" in answer.err
+    assert "no winner has run on fresh seeds yet" in answer.out
+
+
+def test_a_dry_run_and_a_number_of_runs_make_a_plan_and_nothing_else(cli, store: Path) -> None:
+    steps = json.loads(cli(*COMPARE, "--dry-run", "--json").out)
+    assert [(step["spec"]["opt"], step["trials"], step["fresh"]) for step in steps] == [
+        (opt, [2, 0], [7, 0]) for opt in ("gd", "my.py:Signs")
+    ]
+    assert not store.exists()
+    assert not Path("compared").exists()
+    ranges = [w.replace("0.001,0.003", "1e-3:1e0").replace("0.1,1", "1e-2:1e1") for w in COMPARE]
+    assert "46 runs to do" in cli(*ranges, "--budget", "47runs", "--dry-run").out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("", "--opt is missing: name one or more optimizers"),
+        ("--opt ngd", "--task is missing"),
+        ("--task nope --opt ngd", "unknown task 'nope'"),
+        ("--task synthetic --opt ngdd", "unknown optimizer 'ngdd'; did you mean 'ngd'?"),
+        ("--task synthetic --opt my.py:None", "my.py has no 'None'"),
+        ("--task synthetic --opt ngd --against gdd", "unknown optimizer 'gdd'; did you mean 'gd'?"),
+        ("--task synthetic --opt gd", "--opt gd: it is the reference itself; name another one with --against"),
+        ("--task synthetic --opt ngd --opt.adamw.lr 1", "--opt.adamw.lr: it does not take part; name it with"),
+        ("--task synthetic --opt ngd --opt.lrr 1", "unknown option '--opt.lrr'; did you mean '--opt.lr'?"),
+        ("--task mnist --opt gd,sgd", "gd has batches of full and sgd of 100, which are two problems"),
+        ("--task synthetic --opt ngd --budget 17runs", "7 fresh seeds for each of 2 optimizers are 18 runs"),
+        ("--task synthetic --opt ngd --budget 90runs --trials 3", "say the same; leave one out"),
+        ("--task synthetic --opt ngd --seeds 0,1", "--seeds and --report_seeds share 0, 1"),
+        ("--task synthetic --opt ngd --seed 3", "--seed 3: trials have several"),
+    ],
+)
+def test_words_that_cannot_be(cli, store: Path, words: str, message: str) -> None:
+    assert message in fails(cli, "compare", *words.split())
+    assert not store.exists()
+
+
+def test_missing_data_are_one_line(cli, unchecked: None, tmp_path: Path) -> None:
+    answer = cli("compare", "--task", "mnist", "--opt", "sngd", "--device", "cpu", "--data", tmp_path / "none")
+    assert answer.code == 2
+    assert answer.err.splitlines()[-1].startswith("bench: error: missing data: train-images-idx3-ubyte.gz")
+
+
+@pytest.mark.deep
+def test_after_ctrl_c_the_same_command_goes_on(store: Path) -> None:
+    words = [w.replace("Signs", "Slow").replace("5", "300") for w in COMPARE]
+    words += ["--seeds", "1", "--report_seeds", "2", "--engine", "lightning"]
+
+    def start() -> subprocess.Popen[str]:
+        return subprocess.Popen([sys.executable, "-m", "bench", *words], stdout=subprocess.PIPE,
+                                stderr=subprocess.PIPE, text=True)  # fmt: skip
+
+    first = start()
+    assert first.stderr is not None
+    said = ""
+    while "synthetic my.py:Slow: tuning" not in said:
+        line = first.stderr.readline()
+        assert line, said
+        said += line
+    while "[1/2]" not in said.partition("my.py:Slow: tuning")[2]:
+        line = first.stderr.readline()
+        assert line, said
+        said += line
+    first.send_signal(signal.SIGINT)
+    out, err = first.communicate(timeout=120)
+    assert (first.returncode, out) == (130, "")
+    assert err.endswith("bench: stopped; nothing is lost, and the same command goes on\n")
+    before = {run.run_id: run.begun for run in Store(store).runs() if run.finished}
+    second = start()
+    out, err = second.communicate(timeout=240)
+    assert second.returncode == 0, err
+    after = {run.run_id: run.begun for run in Store(store).runs()}
+    assert len(after) == 8
+    assert {run_id: after[run_id] for run_id in before} == before
+    assert "too few seeds (2 of 7)" in out
