@@ -356,9 +356,10 @@ def _show(words: list[str]) -> int:
     args = parse("show", words)
     name = args.name
     from optimizers import OPTIMIZERS
-    from tasks import TASKS
+    from optimizers.plugins import load
+    from tasks import TASKS, TaskSpec
 
-    if name in OPTIMIZERS:
+    if name in OPTIMIZERS and not (":" in name and isinstance(load(name), TaskSpec)):
         from bench.describe import describe_optimizer
 
         print(describe_optimizer(OPTIMIZERS[name]))

@@ -62,7 +62,9 @@ def _specs(args: Args) -> "list[TaskSpec]":
         raise unknown("task", args.task, TASKS)
     spec = TASKS[args.task]
     if not has_files(spec):
-        raise UserError(f"--task {args.task}: its data are made from the seed, there are no files")
+        raise UserError(
+            f"--task {args.task}: its data are made by its own code, there are no files that the suite knows"
+        )
     return [spec]
 
 
@@ -91,8 +93,8 @@ def has_files(spec: "TaskSpec") -> bool:
 
 
 def is_text(spec: "TaskSpec") -> bool:
-    """Whether a task's data are texts that are tokenised; `find` says then which ones."""
-    return hasattr(spec.data_cls, "find")
+    """Whether a task's data are files with texts that are tokenised; `find` says then which ones."""
+    return hasattr(spec.data_cls, "find") and getattr(spec.data_cls, "SOURCES", True) != ()
 
 
 def states(spec: "TaskSpec", root: Path, chosen: Mapping[str, Any] | None = None) -> list[FileState]:

@@ -45,7 +45,7 @@ def describe_task(spec: TaskSpec) -> str:
     ranked = " of the training samples: its claim is about optimization" * spec.ranks_training
     return "\n".join(
         [
-            f"{spec.name} (version {spec.version}): {spec.title}",
+            f"{spec.own_name or spec.name} (version {spec.version}): {spec.title}",
             f"  metric  {spec.metric} ({spec.mode}){ranked}",
             f"  scale   {spec.scale}: {compared}", f"  target  {target}",
             f"  budget  {budget}, batch {spec.batch_size}, precision {spec.precision}",
@@ -56,7 +56,10 @@ def describe_task(spec: TaskSpec) -> str:
 
 def _measurements(spec: TaskSpec) -> list[str]:
     """A task's measurements with what `measure_at` says of them."""
-    keys, names = _keys(*spec.module.split(":")), dict[str, list[str]]()
+    module, name = (
+        spec.module.split(":") if isinstance(spec.module, str) else (spec.module.__module__, spec.module.__name__)
+    )
+    keys, names = _keys(module, name), dict[str, list[str]]()
     for name in spec.measures.split(", "):
         names.setdefault(keys.get(name, ""), []).append(name)
     return [line for text, group in names.items() for line in row(", ".join(group), text)]

@@ -390,10 +390,12 @@ def optimizer_values(spec: Any, given: Mapping[str, Any]) -> dict[str, Any]:
 
 def task_options(spec: Any) -> dict[str, Option]:
     """The options of a TaskSpec: those of its data, then those of its module, then `preset` if it has presets."""
-    if spec.name not in TASKS.own:
-        options = imported_options(spec.data_cls, 2) | imported_options(spec.module_cls)
-    else:
-        options = read_options(spec.data, ("root", "seed")) | read_options(spec.module, ("data",))
+    own, options = spec.name in TASKS.own, dict[str, Option]()
+    for target, skip in ((spec.data, ("root", "seed")), (spec.module, ("data",))):
+        if isinstance(target, str) and (own or target.startswith("tasks.")):
+            options |= read_options(target, skip)
+        else:
+            options |= imported_options(load(target) if isinstance(target, str) else target, len(skip))
     if spec.presets:
         sets = [
             f"{k}: {', '.join(f'{o} {v}' for o, v in values.items()) or 'the defaults'}"

@@ -29,7 +29,7 @@ def result_json(result: RunResult, store: Path) -> dict[str, Any]:
 
 def result_lines(result: RunResult, store: Path) -> list[str]:
     """The result in one line, and one more for each thing that a reader must know."""
-    parts = [f"{result.config['task']} {result.config['opt']}: {result.status}"]
+    parts = [f"{result.task} {result.config['opt']}: {result.status}"]
     if result.final is not None:
         parts.append(f"{result.split} {result.metric} {result.final:.4g}")
         others = {split: found for split, found in result.metrics.get("final", {}).items() if isinstance(found, dict)}

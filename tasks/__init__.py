@@ -13,22 +13,28 @@ if TYPE_CHECKING:
     from tasks.core.seeding import derive_seed
     from tasks.core.task import Task
     from tasks.core.training_step import Outcome
+    from tasks.own import image_task, text_task
 
-__all__ = ["TASKS", "BatchRandomness", "DataError", "Outcome", "Task", "TaskData", "TaskSpec", "derive_seed"]
+__all__ = [
+    "TASKS", "BatchRandomness", "DataError", "Outcome", "Task", "TaskData", "TaskSpec", "derive_seed", "image_task",
+    "text_task",
+]  # fmt: skip
 
 _LATER = {
-    "BatchRandomness": "randomness",
-    "DataError": "files",
-    "Outcome": "training_step",
-    "Task": "task",
-    "TaskData": "data",
-    "derive_seed": "seeding",
+    "BatchRandomness": "core.randomness",
+    "DataError": "core.files",
+    "Outcome": "core.training_step",
+    "Task": "core.task",
+    "TaskData": "core.data",
+    "derive_seed": "core.seeding",
+    "image_task": "own",
+    "text_task": "own",
 }
 """What is imported on first use, so that listing the names does not import torch."""
 
 
 def __getattr__(name: str) -> Any:
     if name in _LATER:
-        value = globals()[name] = getattr(import_module(f"tasks.core.{_LATER[name]}"), name)
+        value = globals()[name] = getattr(import_module(f"tasks.{_LATER[name]}"), name)
         return value
     raise AttributeError(f"module 'tasks' has no attribute {name!r}")

@@ -29,7 +29,16 @@ def _theory(**options: Any) -> TaskSpec:
     return TaskSpec(**(defaults | options))
 
 
-def _language(**options: Any) -> TaskSpec:
+def image_spec(**options: Any) -> TaskSpec:
+    """A ViT-small that tells classes of images apart; options win."""
+    defaults: dict[str, Any] = {
+        "module": "tasks.vision.vit:ViTClassifier", "metric": "accuracy", "mode": "max", "target": None,
+        "budget": {"max_epochs": 5}, "source": _VIT, "lanes": True,
+    }  # fmt: skip
+    return TaskSpec(**(defaults | options))
+
+
+def text_spec(**options: Any) -> TaskSpec:
     """A model of the BERT family, fine-tuned on texts; options win."""
     defaults: dict[str, Any] = {
         "module": "tasks.language.bert:TextClassifier", "metric": "accuracy", "mode": "max", "target": None,
@@ -55,7 +64,7 @@ _LM_PRESETS = {
 def _plugin(name: str, value: Any, origin: Origin) -> TaskSpec:
     if not isinstance(value, TaskSpec):
         raise PluginError(f"{origin.target} is a {type(value).__name__}; a task is a tasks.TaskSpec")
-    return replace(value, name=name, package=origin.package)
+    return replace(value, name=name, package=origin.package, own_name=value.name if ":" in name else "")
 
 
 TASKS = Registry(
@@ -112,46 +121,34 @@ TASKS = Registry(
             measures="error, divergence, construction_error, construction_divergence",
             ranks_training=True,
         ),
-        TaskSpec(
+        image_spec(
             name="mnist",
             title="ViT-small on MNIST",
-            module="tasks.vision.vit:ViTClassifier",
             data="tasks.vision.mnist:MNISTData",
             files="tasks.vision.sources:MNIST.require",
-            metric="accuracy",
-            mode="max",
             target=0.85,
-            budget={"max_epochs": 5},
-            source=_VIT,
-            lanes=True,
         ),
-        TaskSpec(
+        image_spec(
             name="cifar10",
             title="ViT-small on CIFAR-10",
-            module="tasks.vision.vit:ViTClassifier",
             data="tasks.vision.cifar10:CIFAR10Data",
             files="tasks.vision.sources:CIFAR10.require",
-            metric="accuracy",
-            mode="max",
             target=0.45,
-            budget={"max_epochs": 5},
-            source=_VIT,
-            lanes=True,
         ),
-        _language(
+        text_spec(
             name="mnli",
             title="BERT fine-tuned on MNLI: does a premise entail a hypothesis?",
             data="tasks.language.mnli:MNLIData",
             files="tasks.language.sources:MNLI.require",
         ),
-        _language(
+        text_spec(
             name="civil_comments",
             title="BERT fine-tuned on Civil Comments: is a comment toxic?",
             data="tasks.language.civil_comments:CivilCommentsData",
             files="tasks.language.sources:civil_comments",
             datasets=("civil_comments", "jigsaw_toxicity"),
         ),
-        _language(
+        text_spec(
             name="sst2",
             title="BERT with any number of heads, fine-tuned on SST-2: is a phrase positive?",
             data="tasks.language.sst2:SST2Data",
@@ -159,7 +156,7 @@ TASKS = Registry(
             budget={"max_epochs": 5},
             source="Deora, Ghaderi, Taheri, Thrampoulidis (TMLR 2024): batch 32, 5 epochs; the rest is ours",
         ),
-        _language(
+        text_spec(
             name="squad",
             title="BERT fine-tuned on SQuAD: which words of a paragraph answer a question?",
             module="tasks.language.spans:SpanExtractor",

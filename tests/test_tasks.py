@@ -49,8 +49,8 @@ def test_the_order_depends_on_seed_and_step_alone() -> None:
 
 
 def test_the_split_is_the_published_one() -> None:
-    assert split_hash(60_000, mnist.N_VAL, mnist.SALT) == mnist.SPLIT_HASH
-    assert split_hash(50_000, cifar10.N_VAL, cifar10.SALT) == cifar10.SPLIT_HASH
+    for n, module, data in ((60_000, mnist, mnist.MNISTData), (50_000, cifar10, cifar10.CIFAR10Data)):
+        assert split_hash(n, data.n_val, data.name) == module.SPLIT_HASH
     held_out, rest = validation_rows(1000, 100, "x")
     assert sorted([*held_out.tolist(), *rest.tolist()]) == list(range(1000))
     assert len(held_out) == 100

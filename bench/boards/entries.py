@@ -36,7 +36,7 @@ class Problem:
     Attributes:
         key: tells problems apart; all else follows from it.
         name: the task's name, and what differs from its defaults.
-        task: the task's name.
+        task: what is typed after `--task`.
         part: what part of the task it is (`RunResult.part`), or None for the whole.
         metric, mode: what is compared, and whether it is better when smaller or greater.
         target: value of the metric on the selection split that counts as reached, or None.
@@ -192,12 +192,12 @@ class _Places:
         config = run.config
         own = [
             config["task"], run.problem, run.part, run.metric, run.mode, run.target, run.measures,
-            config["opt"], run.versions.get("opt_package"), config["opt_options"],
+            config["opt"], run.versions.get("opt_package"), config["opt_options"], run.task_name,
         ]  # fmt: skip
         text = json.dumps(own)
         if text not in self._known:
             task, opt, package = bare(own[0]), bare(own[7]), str(own[8])
-            key = _text([task, *own[1:7]])
+            key = _text([task, own[10], *own[1:7]])
             self.problems.setdefault(key, _problem(key, task, run))
             # A file may change, and then it is another optimizer.
             self._known[text] = key, opt, package if "file" in package else "", _text(own[9])
@@ -212,7 +212,7 @@ def _text(value: Any) -> str:
 def _problem(key: str, task: str, run: RunResult) -> Problem:
     words = [f"{name.rpartition('.')[2]} {word_of(value)}" for name, value in run.problem.items()]
     words += [f"not the whole task: {run.part}"] * bool(run.part)
-    name = ", ".join([task, *words])
+    name = ", ".join([run.task, *words])
     full = run.config["trainer"].get("batch_size") == "full"
     return Problem(key, name, task, run.part, run.metric, run.mode, run.target, run.measures, full)
 
@@ -224,7 +224,7 @@ def _tell_apart(entries: Iterable[Entry]) -> None:
         same.setdefault(entry.problem.name, {})[entry.problem.key] = entry.problem
     told: dict[str, Problem] = {}
     for own in same.values():
-        for what in ("metric", "mode", "target", "measures"):
+        for what in ("task", "metric", "mode", "target", "measures"):
             if len({getattr(problem, what) for problem in own.values()}) > 1:
                 for key, problem in own.items():
                     name = f"{told.get(key, problem).name}, {what} {cell(getattr(problem, what))}"

@@ -149,8 +149,8 @@ def lines(stores: Stores, asked: Asked) -> list[Line]:
     """
     studies = studies_of(stores)
     kinds: tuple[tuple[str, Sequence[str], Iterable[str]], ...] = (
-        ("task", asked.tasks, (bare(run.config["task"]) for run in stores.runs)),
-        ("optimizer", asked.opts, (bare(run.config["opt"]) for run in stores.runs)),
+        ("task", asked.tasks, (name for run in stores.runs for name in run.names["task"])),
+        ("optimizer", asked.opts, (name for run in stores.runs for name in run.names["opt"])),
         ("study", [asked.study] if asked.study else [], [*studies.values(), *(each.name for each in stores.studies)]),
     )
     for kind, wanted, names in kinds:
@@ -165,8 +165,8 @@ def lines(stores: Stores, asked: Asked) -> list[Line]:
     runs = [
         run
         for run in stores.runs
-        if (not tasks or bare(run.config["task"]) in tasks)
-        and (not opts or bare(run.config["opt"]) in opts)
+        if (not tasks or run.names["task"] & tasks)
+        and (not opts or run.names["opt"] & opts)
         and (not asked.statuses or run.status in asked.statuses)
         and begun[run.run_id] >= asked.since
         and (not asked.study or studies.get(run.run_id) == asked.study)

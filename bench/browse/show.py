@@ -66,7 +66,9 @@ def _facts(run: RunResult, store: Store) -> list[str]:
         f"{name} {run.versions[name]}" for name in ("suite", "torch", "lightning") if name in run.versions
     )
     facts = {
-        "task": f"{config['task']}: {run.split} {run.metric} ({run.mode}){target}",
+        "task": run.task
+        + f" ({config['task']})" * bool(run.task_name)
+        + f": {run.split} {run.metric} ({run.mode}){target}",
         "optimizer": config["opt"] + f": {run.formula}" * bool(run.formula),
         "seed": seeds,
         "begun": local(begun_at(run, store.find(run.run_id))),

@@ -120,6 +120,7 @@ class RunResult:
         status: how it ended; `running` while it goes on.
         reason: one sentence on the status, or None.
         config: the resolved configuration.
+        task_name: the name in the spec of a task that is typed as `file.py:SPEC`; empty for all others.
         identity: what was hashed into `run_id` (`RunConfig.identity`); empty where that is not known.
         problem: settings, in dotted form, that tell its problem from the task at its defaults: the budget, and what is
             not the task's default.
@@ -165,6 +166,7 @@ class RunResult:
 
     run_id: RunId
     config: Config
+    task_name: Name | Literal[""] = ""
     status: Status = "running"
     reason: str | None = None
     identity: Json = field(default_factory=dict)
@@ -206,6 +208,16 @@ class RunResult:
     specimen: str | None = None
     begun: Moment | Literal[""] = ""
     plan: str | None = None
+
+    @property
+    def task(self) -> str:
+        """The name of its task, as people read it; what is typed after `--task` stands in `config`."""
+        return self.task_name or bare(self.config["task"])
+
+    @property
+    def names(self) -> dict[str, set[str]]:
+        """What its task and its optimizer (`opt`) can be chosen by."""
+        return {"task": {self.task, bare(self.config["task"])}, "opt": {bare(self.config["opt"])}}
 
     @property
     def machine(self) -> str:

@@ -3,12 +3,14 @@
 import hashlib
 import shutil
 import tarfile
+import traceback
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 
 class DataError(Exception):
@@ -91,6 +93,33 @@ def require_files(folder: Path, expected: Mapping[str, str]) -> None:
                 f"damaged data file {path}: {path.stat().st_size:,} bytes with MD5 {found}, expected {expected_md5};"
                 " delete it and copy or download it again"
             )
+
+
+def asked(name: str, samples: Callable[[Path], Any], root: Path) -> Mapping[str, Any]:
+    """What a user's function gives of the data folder: something for each of "train" and "test".
+
+    Args:
+        name: of the task, for messages.
+        samples: the function.
+        root: the data folder.
+
+    Raises:
+        DataError: it raises, or gives something else.
+    """
+    try:
+        found = samples(root)
+    except DataError:
+        raise
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        raise DataError(
+            f"{name}: its samples cannot be read: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            f" ({frame.filename}, line {frame.lineno}); the data folder is {root} (--data DIR or BENCH_DATA)"
+        ) from error
+    if not isinstance(found, Mapping) or sorted(found) != ["test", "train"]:
+        shown = ", ".join(map(str, found)) if isinstance(found, Mapping) else type(found).__name__
+        raise DataError(f"{name}: its samples are {shown}; return a dict with train and test")
+    return found
 
 
 @contextmanager

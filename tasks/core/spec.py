@@ -18,8 +18,8 @@ class TaskSpec:
     Attributes:
         name: what the user types after `--task`.
         title: one line for people.
-        module: `module:Class` of the `tasks.Task`.
-        data: `module:Class` of the `tasks.TaskData`.
+        module: the `tasks.Task`, as `module:Class`, which is imported when it is needed, or the class itself.
+        data: the `tasks.TaskData`, likewise.
         metric: what is compared: a name that the task's metrics have.
         mode: whether the metric is better when greater ("max") or smaller ("min").
         scale: how values are compared: by differences ("linear"), or by ratios of how far a loss lies above its infimum
@@ -47,12 +47,13 @@ class TaskSpec:
             data folder and, by name, those of its options that say which files they are, and imports no torch, so that
             a command can ask before it does. Empty where nothing is read.
         package: of a plug-in: its distribution and version, or a digest of its file; part of every run's identity.
+        own_name: of a plug-in that is typed as `file.py:SPEC`: the name in its spec, which boards show.
     """
 
     name: str
     title: str
-    module: str
-    data: str
+    module: str | type
+    data: str | type
     metric: str
     mode: Literal["max", "min"]
     target: float | None
@@ -72,6 +73,7 @@ class TaskSpec:
     ranks_training: bool = False
     scale: Literal["linear", "log"] = "linear"
     package: str | None = None
+    own_name: str = ""
 
     def __post_init__(self) -> None:
         if self.scale not in ("linear", "log"):
@@ -88,9 +90,9 @@ class TaskSpec:
     @cached_property
     def module_cls(self) -> Any:
         """The Lightning module, a `tasks.Task`."""
-        return load(self.module)
+        return load(self.module) if isinstance(self.module, str) else self.module
 
     @cached_property
     def data_cls(self) -> Any:
         """The data, a `tasks.TaskData`."""
-        return load(self.data)
+        return load(self.data) if isinstance(self.data, str) else self.data

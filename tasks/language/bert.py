@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _FAMILY = ("bert", "roberta")
 _CONFIG, _WEIGHTS = "config.json", "model.safetensors"
+_SMALL = "a small BERT from random weights"
 _HEAD_SIZE = 64  # of all BERTs that were published
 
 
@@ -56,12 +57,14 @@ class Encoder(Task):
     Attributes:
         AUTO: transformers' class of such models.
         DRAWN: how the names of the head's weights begin.
+        PRETRAINED: whether the task is named for pretrained weights, so that a model from scratch is a part of it.
     """
 
     roles: Mapping[str, Role] = {"*classifier*.weight": "head", "*qa_outputs.weight": "head", **COMPOSITION}
     pieces: Mapping[str, int] = {"*.qkv.weight": 3}
     AUTO: ClassVar[Any]
     DRAWN: ClassVar[str]
+    PRETRAINED: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -95,7 +98,7 @@ class Encoder(Task):
         self.num_classes, self.group_names = data.num_classes, data.group_names
         if scratch:
             config, folder = _small_bert(data, layers, width), None
-            self.part = "a small BERT from random weights"
+            self.part = _SMALL if self.PRETRAINED else None
         else:
             folder = model_folder(model, weights=not drawn)
             config = _config_of(type(self), model, folder, data)
@@ -108,7 +111,7 @@ class Encoder(Task):
             config.hidden_dropout_prob = config.attention_probs_dropout_prob = config.classifier_dropout = dropout
         config.num_labels, config.use_cache = data.num_classes, False
         how = {"attn_implementation": _ATTENTION, "dtype": torch.get_default_dtype()}
-        self._facts: dict[str, Any] = {"model": self.part or model}
+        self._facts: dict[str, Any] = {"model": _SMALL if scratch else model}
         if folder is None or drawn:
             self.model = self.AUTO.from_config(config, **how)
             if attention != "standard":
@@ -175,6 +178,12 @@ class TextClassifier(Encoder):
             "accuracy": _Accuracy(self.num_classes, average="micro", validate_args=False),
             "worst_group": WorstGroupAccuracy(self.num_classes, len(self.group_names)),
         }
+
+
+class RowClassifier(TextClassifier):
+    """The same on rows of one's own: its task is named for the texts, not for a model."""
+
+    PRETRAINED = False
 
 
 def _small_bert(data: "TextData", layers: int, width: int) -> Any:

@@ -98,7 +98,7 @@ class TextData(TaskData):
     ) -> None:
         check_range("vocab", vocab, LEAST_VOCABULARY, 2**16)
         check_range("max_length", max_length, 8, 2**16)
-        source = self.source = self.find(root, dataset)
+        source = self.source = self._source(root, dataset)
         paths = source.paths(root)
         source.require(root)
         self.digests = {split: sha256(path) for split, path in paths.items()}
@@ -123,6 +123,10 @@ class TextData(TaskData):
         self.num_classes = source.num_classes
         rows = {split: self._encoded(path, self.digests[split]) for split, path in paths.items()}
         self._place(rows, {split: amount(path) for split, path in paths.items()}, n_train, max_length)
+
+    def _source(self, root: Path, dataset: str | None) -> TextSource:
+        """The data set that this folder holds."""
+        return self.find(root, dataset)
 
     @classmethod
     def find(cls, root: Path, dataset: str | None = None) -> TextSource:
@@ -182,7 +186,7 @@ class TextData(TaskData):
         held_out, rest = self._carved_rows(amounts["train"])
         notes = [source.stand_in] if source.stand_in else []
         for split, (name, official) in source.files.items():
-            if (found := amounts[split]) != official:
+            if official not in (None, found := amounts[split]):
                 notes.append(f"{found:,} of {official:,} rows of {name}")
         if n_train is not None:
             if not 1 <= n_train <= len(rest):

@@ -1,12 +1,24 @@
 """Images that live on the device as one uint8 tensor, shifted and flipped there in training."""
 
+import gzip
+from abc import abstractmethod
+from collections.abc import Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tasks.core.data import TaskData
+from tasks.core.files import DataError, asked
 from tasks.core.randomness import BatchRandomness
-from tasks.core.split import validation_rows
+from tasks.core.split import split_hash, validation_rows
 
+Labelled = tuple[Any, Any]
+"""Images and labels: arrays, or paths of IDX files (`ArrayImages.samples`)."""
 _AUGMENT_STREAM = 0  # dropout layers use the streams from 1 on
 
 
@@ -92,3 +104,118 @@ class ImageData(TaskData):
             windows = x.as_strided((last + 1, channels, height, width), (1, channel, line, 1))
             x = windows.index_select(0, torch.arange(len(x), device=device) * image + draw[0] * line + draw[1])
         return torch.where(mirror[:, None, None, None], x.flip(-1), x) if self.flip else x
+
+
+class ArrayImages(ImageData):
+    """Images and labels that `samples` gives; validation is carved from the training set.
+
+    Args:
+        root: the data folder.
+        seed: unused; the images are the same for every seed.
+        n_train: use only this many of the training images, the first in the order of their hashes; all by default.
+        flip: mirror half of the training images left to right.
+        crop: shift training images by up to this many pixels each way; 0 for none.
+
+    Attributes:
+        name: decides the validation rows, and stands in messages.
+        classes: labels lie in [0, classes).
+        n_val: training images kept for validation; None for a tenth of them, but at most 5,000.
+
+    Raises:
+        ValueError: an option is out of range.
+        DataError: images or labels cannot be read, or are not what they should be.
+    """
+
+    name: ClassVar[str]
+    classes: ClassVar[int]
+    n_val: ClassVar[int | None] = None
+
+    def __init__(
+        self, root: Path, seed: int = 0, *, n_train: int | None = None, flip: bool = False, crop: int = 0
+    ) -> None:
+        given = asked(self.name, self.samples, root)
+        train, test = (self._checked(split, given[split]) for split in ("train", "test"))
+        if train[0].shape[1:] != test[0].shape[1:]:
+            (_, *a), (_, *b) = train[0].shape, test[0].shape
+            raise DataError(f"{self.name}: test images are {b} and train images {a} (C, H, W); make them of one size")
+        n = len(train[0])
+        n_val = min(5_000, n // 10) if self.n_val is None else self.n_val
+        if not 1 <= n_val < n:
+            raise DataError(
+                f"{self.name}: n_val={n_val} of {n} training images cannot be kept for validation; n_val must lie in"
+                f" [1, {n - 1}], and by default there must be 10 images or more"
+            )
+        super().__init__(
+            train, test, num_classes=self.classes, n_val=n_val, n_train=n_train, flip=flip, crop=crop, salt=self.name
+        )
+        digest = sha256()
+        for part in (*train, *test):
+            digest.update(part.numpy().data)
+        self._facts = {"samples": digest.hexdigest()[:16], "validation": split_hash(n, n_val, self.name)}
+
+    @staticmethod
+    @abstractmethod
+    def samples(root: Path) -> Mapping[str, Labelled]:
+        """Images and labels of "train" and of "test".
+
+        Images are uint8 of shape (N, H, W) or (N, H, W, C) with C in [1, 4], labels whole numbers of shape (N,):
+        arrays, or paths of IDX files, packed (.gz) or not.
+        """
+
+    def facts(self) -> dict[str, Any]:
+        """What tells whether two runs had the same images: digests of all of them, and of the held-out rows."""
+        return self._facts
+
+    def _checked(self, split: str, pair: Any) -> tuple[Tensor, Tensor]:
+        """Images of shape (N, C, H, W) and labels."""
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise DataError(f"{self.name}: {split} is a {type(pair).__name__}; make it a pair of images and labels")
+        x, y = (read_idx(part) if isinstance(part, Path | str) else np.array(part) for part in pair)
+        if x.dtype != np.uint8 or x.ndim not in (3, 4) or 0 in x.shape or (x.ndim == 4 and x.shape[3] > 4):
+            raise DataError(
+                f"{self.name}: {split} images are {x.dtype} of shape {x.shape}; make them uint8 of shape (N, H, W) or"
+                " (N, H, W, C) with 1 to 4 channels"
+            )
+        if y.dtype.kind not in "iu" or y.ndim != 1:
+            raise DataError(
+                f"{self.name}: {split} labels are {y.dtype} of shape {y.shape}; make them whole numbers of shape (N,)"
+            )
+        if len(x) != len(y):
+            raise DataError(f"{self.name}: {split} has {len(x)} images and {len(y)} labels; give one label each")
+        wrong = np.flatnonzero((y < 0) | (y >= self.classes))
+        if len(wrong):
+            raise DataError(
+                f"{self.name}: {split} row {wrong[0]} has the label {y[wrong[0]]}, which is not in"
+                f" [0, {self.classes - 1}]; correct it, or say how many classes there are"
+            )
+        pixels = torch.from_numpy(x if x.ndim == 4 else x[..., None])
+        return pixels.permute(0, 3, 1, 2).contiguous(), torch.from_numpy(y.astype(np.int64))
+
+
+def read_idx(path: Path | str) -> NDArray[np.uint8]:
+    """An array in the IDX format: two zero bytes, type (8: uint8), number of dimensions, their sizes, the values.
+
+    Args:
+        path: the file; the same name with or without .gz will do.
+
+    Raises:
+        DataError: it is missing, damaged, or of another type than uint8.
+    """
+    path = Path(path)
+    other = path.with_suffix("") if path.suffix == ".gz" else path.with_name(f"{path.name}.gz")
+    found = next((each for each in (path, other) if each.is_file()), None)
+    if found is None:
+        raise DataError(
+            f"missing data: {path.name} expected in {path.parent}; copy it there, or name the folder of the data with"
+            " --data DIR or BENCH_DATA"
+        )
+    try:
+        raw = found.read_bytes()
+        raw = gzip.decompress(raw) if found.suffix == ".gz" else raw
+        zero, kind, dimensions = int.from_bytes(raw[:2]), raw[2], raw[3]
+        if zero or kind != 8:
+            raise ValueError(f"it begins with {raw[:4].hex()}, and IDX files of uint8 with 0000 08")
+        shape = np.frombuffer(raw, ">i4", dimensions, offset=4)
+        return np.frombuffer(raw, np.uint8, offset=4 + 4 * dimensions).reshape(shape).copy()
+    except (OSError, EOFError, ValueError, IndexError) as error:
+        raise DataError(f"damaged data file {found} ({error}); delete it and copy it again") from None

@@ -1,0 +1,111 @@
+"""Labelled texts of one's own, given as rows."""
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, ClassVar
+
+import numpy as np
+
+from tasks.core.files import DataError, asked
+from tasks.language.labelled_text import TextData
+from tasks.language.text_source import TextSource
+
+_TEXTS, _LABEL = ("text", "second"), "label"
+
+
+class RowTexts(TextData):
+    """Labelled texts, or pairs of them, that `samples` gives as rows; validation is carved from the training rows.
+
+    Args:
+        root: the data folder.
+        seed: unused; the texts are the same for every seed.
+        model: whose tokenizer is used: a local folder, or a name on the Hugging Face Hub.
+        scratch: train a word-piece vocabulary on the training texts, unless `model` is a local folder with a tokenizer.
+        vocab: tokens of a vocabulary from scratch, in [100, 65536]; there are fewer where the texts have too few words.
+        max_length: tokens of a row, special ones included, in [8, 65536]; what is longer is cut.
+        n_train: use only this many of the training rows, the first in the order of their hashes; all by default.
+
+    Attributes:
+        name: decides the validation rows, and stands in messages.
+        classes: labels lie in [0, classes).
+        n_val: training rows kept for validation; a tenth of the rows where that is less.
+
+    Raises:
+        ValueError: an option is out of range.
+        DataError: rows cannot be read, or are not what they should be; no tokenizer was found.
+    """
+
+    report = "test"
+    SOURCES = ()  # in the data folder there are no files that the suite knows
+    name: ClassVar[str]
+    classes: ClassVar[int]
+    n_val: ClassVar[int] = 5_000
+
+    def __init__(
+        self,
+        root: Path,
+        seed: int = 0,
+        *,
+        model: str = "bert-base-uncased",
+        scratch: bool = False,
+        vocab: int = 8000,
+        max_length: int = 128,
+        n_train: int | None = None,
+    ) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        given = asked(self.name, self.samples, root)
+        rows = {split: list(given[split]) for split in ("train", "test")}
+        columns = self._columns_of(rows)
+        self._texts = columns[:-1]
+        with TemporaryDirectory() as folder:  # what is made of the files is kept by their content
+            for split, own in rows.items():
+                values = dict(zip(columns, zip(*own, strict=True), strict=True))
+                pq.write_table(pa.table(values), self._file(split, Path(folder)))
+            super().__init__(
+                Path(folder), seed, model=model, scratch=scratch, vocab=vocab, max_length=max_length, n_train=n_train
+            )
+
+    @staticmethod
+    @abstractmethod
+    def samples(root: Path) -> Mapping[str, Sequence[tuple[Any, ...]]]:
+        """Rows of "train" and of "test": (text, label), or (text, second text, label), with whole numbers as labels."""
+
+    def _source(self, root: Path, dataset: str | None) -> TextSource:
+        """The files that hold the rows meanwhile."""
+        files = {split: (self._file(split).name, None) for split in ("train", "test")}
+        return TextSource(".", files, self._texts, _LABEL, self.classes, self.n_val, self.name)
+
+    @staticmethod
+    def _file(split: str, folder: Path = Path()) -> Path:
+        return folder / f"{split}.parquet"
+
+    def _columns_of(self, rows: Mapping[str, Sequence[Any]]) -> tuple[str, ...]:
+        """The columns that all rows have.
+
+        Raises:
+            DataError: they do not, or a row is not what it should be.
+        """
+        if len(rows["train"]) < 10 or not rows["test"]:
+            raise DataError(
+                f"{self.name}: there are {len(rows['train'])} training and {len(rows['test'])} test rows; at least 10"
+                " and 1 are needed, since a tenth of the training rows is kept for validation"
+            )
+        width = len(rows["train"][0])
+        for split, own in rows.items():
+            for i, row in enumerate(own):
+                *texts, label = row
+                if len(row) != width or width not in (2, 3) or not all(isinstance(text, str) for text in texts):
+                    raise DataError(
+                        f"{self.name}: {split} row {i} is {str(row)[:80]}; make all rows (text, label), or all"
+                        " (text, second text, label)"
+                    )
+                if not isinstance(label, int | np.integer) or not 0 <= label < self.classes:
+                    raise DataError(
+                        f"{self.name}: {split} row {i} has the label {label!r}; it must be a whole number in"
+                        f" [0, {self.classes - 1}]; correct it, or say how many classes there are"
+                    )
+        return (*_TEXTS[: width - 1], _LABEL)

@@ -1,0 +1,66 @@
+"""Tasks of one's own, from images or texts with labels: the family's model, budget, batch and metric."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tasks.core.spec import TaskSpec
+from tasks.language.rows import RowTexts
+from tasks.registry import image_spec, text_spec
+from tasks.vision.images import ArrayImages, Labelled
+
+
+def image_task(
+    name: str, samples: Callable[[Path], Mapping[str, Labelled]], *, classes: int, n_val: int | None = None, **spec: Any
+) -> TaskSpec:
+    """A ViT-small that tells classes of images apart.
+
+    Its options are those of `mnist`. Validation images are carved from the training set by the hashes of their rows
+    (`tasks.core.split`).
+
+    Args:
+        name: of the task, as boards show it. It decides which images are kept for validation.
+        samples: takes the data folder (`--data`) and gives {"train": (images, labels), "test": (images, labels)}.
+            Images are uint8 of shape (N, H, W) or (N, H, W, C) with C in [1, 4], labels whole numbers of shape (N,):
+            arrays, or paths of IDX files, packed (.gz) or not. A run whose samples are not so ends before it begins,
+            with a `tasks.DataError` that says which row and value it is.
+        classes: labels lie in [0, classes).
+        n_val: training images kept for validation, in [1, N); by default a tenth of them, but at most 5,000.
+        spec: other attributes of the `TaskSpec`, in place of those of the family: `title`, `target`, `budget`.
+
+    Raises:
+        TypeError: `spec` names no attribute of a `TaskSpec`.
+    """
+    data = type("Images", (ArrayImages,), _own(name, samples, classes, n_val))
+    return image_spec(**{"name": name, "title": f"ViT-small on {name}", "data": data, **spec})
+
+
+def text_task(
+    name: str, rows: Callable[[Path], Mapping[str, Sequence[tuple[Any, ...]]]], *, classes: int, n_val: int = 5_000,
+    **spec: Any,
+) -> TaskSpec:  # fmt: skip
+    """A small BERT from random weights that tells classes of texts, or of pairs of texts, apart.
+
+    Its options are those of `sst2`, by default `--task.scratch true`; `--task.preset pretrained` fine-tunes
+    `--task.model`. Validation rows are carved from the training rows by their hashes (`tasks.core.split`).
+
+    Args:
+        name: of the task, as boards show it. It decides which rows are kept for validation.
+        rows: takes the data folder (`--data`) and gives {"train": rows, "test": rows}, each (text, label), or each
+            (text, second text, label), with whole numbers as labels; at least 10 and 1 of them. A run whose rows are
+            not so ends before it begins, with a `tasks.DataError` that says which row and value it is.
+        classes: labels lie in [0, classes).
+        n_val: training rows kept for validation, at least 1; a tenth of the rows where that is less.
+        spec: other attributes of the `TaskSpec`, in place of those of the family: `title`, `target`, `budget`.
+
+    Raises:
+        TypeError: `spec` names no attribute of a `TaskSpec`.
+    """
+    data = type("Texts", (RowTexts,), _own(name, rows, classes, n_val))
+    presets = {"scratch": {"scratch": True}, "pretrained": {"scratch": False}}
+    own = {"name": name, "title": f"BERT on {name}", "module": "tasks.language.bert:RowClassifier", "data": data}
+    return text_spec(**{**own, "presets": presets, **spec})
+
+
+def _own(name: str, samples: Callable[[Path], Any], classes: int, n_val: int | None) -> dict[str, Any]:
+    return {"name": name, "samples": staticmethod(samples), "classes": classes, "n_val": n_val}
