@@ -164,10 +164,12 @@ def _show(found: "Sequence[StudyResult]", args: Args, reference: str, out: Path,
     from bench.results.render import as_json, markdown, written
     from bench.tuning import suite, tuned
     from bench.tuning.cli.shared import warn_of as warn_of_study
+    from bench.tuning.study_result import missing_runs
     from bench.tuning.summary import as_json as study_json
 
     for each in found:
         tuned.remember(each, args.store)
+        note(missing_runs(each, args.store))
     suite.write(out / "tuned", found, command)
     ranked = _ranked(found, args, reference)
     boards, said = [], list[str]()
@@ -193,7 +195,7 @@ def _show(found: "Sequence[StudyResult]", args: Args, reference: str, out: Path,
 def _ranked(found: "Sequence[StudyResult]", args: Args, reference: str) -> "Collected | None":
     """What the board shows: these optimizers, as these studies tuned them, and what else is tuned on their problem.
 
-    None where no winner has run on a fresh seed.
+    None where no winner has run on a fresh seed, or such runs lie in other stores.
     """
     from bench.boards.collect import collect
     from bench.boards.entries import VERSIONS
@@ -211,7 +213,7 @@ def _ranked(found: "Sequence[StudyResult]", args: Args, reference: str) -> "Coll
         stores, tasks=[found[0].study.spec.task], only=only, mixed_versions=True, reference=reference
     )  # fmt: skip
     warn_of(stores, every.damaged)
-    problem = next(e.problem for e in every.all if any(run.run_id in fresh for run in e.runs.values()))
+    problem = next((e.problem for e in every.all if any(r.run_id in fresh for r in e.runs.values())), None)
     chosen = [e for e in every.chosen if e.problem == problem
               and (e.opt in mine.values() or (args.against is None and e.kind == "tuned"))]  # fmt: skip
     return replace(every, entries=chosen, chosen=chosen)
