@@ -81,7 +81,7 @@ def test_a_record_says_all_that_a_board_needs_without_the_file(
     for name in ("fashion_mnist", "fashion.py:SPEC"):
         board = cli("leaderboard", "--task", name, "--store", store)
         assert board.code == 0, board.err
-        assert "fashion_mnist, max_steps 2" in board.out
+        assert "fashion_mnist, depth 1" in board.out
         assert run.run_id in cli("list", "runs", "--task", name, "--store", store).out
     assert "fashion_mnist (fashion.py:SPEC): test accuracy" in cli("show", run.run_id, "--store", store).out
     wrong = cli("leaderboard", "--task", "fashion_mnst", "--store", store)
@@ -96,7 +96,7 @@ def test_a_changed_file_is_another_task(cli, here: Path, store: Path) -> None:
     assert cli(*FIT, "--seed", 1).code == 0
     board = cli("leaderboard")
     assert board.code == 2
-    assert "fashion_mnist, max_steps 2" in board.err
+    assert "fashion_mnist, depth 1" in board.err
     assert "has runs of several versions of task_package: file " in board.err
 
 
