@@ -94,15 +94,17 @@ class RowTexts(TextData):
                 f"{self.name}: there are {len(rows['train'])} training and {len(rows['test'])} test rows; at least 10"
                 " and 1 are needed, since a tenth of the training rows is kept for validation"
             )
-        width = len(rows["train"][0])
+        first = rows["train"][0]
+        width = len(first) if isinstance(first, tuple | list) and len(first) in (2, 3) else 2
         for split, own in rows.items():
             for i, row in enumerate(own):
-                *texts, label = row
-                if len(row) != width or width not in (2, 3) or not all(isinstance(text, str) for text in texts):
+                fits = isinstance(row, tuple | list) and len(row) == width
+                if not fits or not all(isinstance(text, str) for text in row[:-1]):
                     raise DataError(
                         f"{self.name}: {split} row {i} is {str(row)[:80]}; make all rows (text, label), or all"
                         " (text, second text, label)"
                     )
+                label = row[-1]
                 if not isinstance(label, int | np.integer) or not 0 <= label < self.classes:
                     raise DataError(
                         f"{self.name}: {split} row {i} has the label {label!r}; it must be a whole number in"

@@ -18,8 +18,8 @@ class TextSource:
 
     Attributes:
         folder: below the data folder.
-        files: by split, the name of its Parquet file and the rows of the official one, None where there is none; "train"
-            is always there; a file NAME_part stands for one that is missing.
+        files: by split, the name of its Parquet file and the rows of the official one, None where there is none;
+            "train" is always there; a file NAME_part stands for one that is missing.
         texts: columns with the texts, one or two.
         label: column with the label.
         num_classes: labels lie in [0, num_classes).
