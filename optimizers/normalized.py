@@ -25,7 +25,7 @@ class SNGD(StepSizeOptimizer):
 
     Args:
         params: parameters or parameter groups; `lr`, `max_step`, `momentum` and `weight_decay` may differ by group.
-        lr: length of the step in parameter space, before clipping, in [0, inf).
+        lr: length of the step before clipping, in [0, inf).
         max_step: cap on lr / ||g||, in (0, inf]; inf for none.
         momentum: heavy-ball factor, in [0, 1].
         weight_decay: decoupled weight decay per unit of lr, in [0, inf).
@@ -103,7 +103,7 @@ class NGD(SNGD):
 
     Args:
         params: parameters or parameter groups; `lr`, `momentum` and `weight_decay` may differ by group.
-        lr: length of the step in parameter space, before clipping, in [0, inf).
+        lr: length of the step before clipping, in [0, inf).
         momentum: heavy-ball factor on the normalised gradient, in [0, 1].
         weight_decay: decoupled weight decay per unit of lr, in [0, inf).
         fused: None or True updates with one fused kernel where the tensors allow it, False with a plain loop.
