@@ -1,5 +1,6 @@
 """Published optimizers: the kit finds their faults, and all train as they are. Needs their packages: `make zoo`."""
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,23 @@ def test_each_habit_trains(name: str, cli: Any, store: Path, tmp_path: Path, mon
     assert result.status == "completed"
     assert result.final is not None
     assert result.final < 0.6  # ln 2 at the start
+
+
+GUIDE = (Path(__file__).parent.parent / "docs" / "plugins.md").read_text("utf-8")
+LINES = GUIDE.partition("```sh zoo\n")[2].partition("```")[0].splitlines()
+
+
+@pytest.mark.parametrize("line", LINES, ids=lambda line: line.split()[7])
+def test_published_methods_train_by_the_line_that_the_guide_has_for_them(line: str, cli: Any, store: Path) -> None:
+    answer = cli(*shlex.split(line, comments=True)[1:])
+    assert answer.code == 0, answer.err
+    (result,) = Store(store).runs()
+    first, *_, last = Store(store).tables(result.run_id)["curve"]["loss"]
+    assert last < 0.9 * first
+
+
+def test_the_guide_has_lines() -> None:
+    assert len(LINES) >= 8
 
 
 @pytest.mark.parametrize("name", ["schedulefree:AdamWScheduleFree", "schedulefree:SGDScheduleFree"])

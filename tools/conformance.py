@@ -36,6 +36,7 @@ PACKAGES = {
     "heavyball": "heavyball",
 }
 """What is installed, and the module whose optimizers are checked."""
+TESTED_BY = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis")
 
 
 def main() -> None:
@@ -84,7 +85,7 @@ def install(folder: Path, python: Path) -> None:
     constraints = folder / "constraints.txt"
     constraints.write_text("\n".join(pins), "utf-8")
     subprocess.run(
-        [*words, "-c", str(constraints), "-e", str(ROOT), "pytest", "pytest-timeout", *PACKAGES], cwd=ROOT, check=True
+        [*words, "-c", str(constraints), "-e", str(ROOT), *TESTED_BY, *PACKAGES], cwd=ROOT, check=True
     )
 
 
