@@ -199,10 +199,12 @@ def _ranked(found: "Sequence[StudyResult]", args: Args, reference: str) -> "Coll
     """
     from bench.boards.collect import collect
     from bench.boards.entries import VERSIONS
+    from bench.store.store import Store
     from bench.store.stores import Stores
 
-    fresh = {run.run_id: run for each in found for run in each.fresh}
-    if not fresh:
+    store = Store(args.store)
+    fresh = {run.run_id: run for each in found for run in each.fresh if store.get(run.run_id) is not None}
+    if not fresh:  # none is there yet, or they lie in another store
         return None
     stores, mine = Stores([args.store]), {each.study.name: bare(each.study.spec.opt) for each in found}
     # Studies of other budgets would win over these.

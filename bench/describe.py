@@ -12,6 +12,7 @@ from bench.options import _parse, _source, task_options
 from bench.text import word_of
 from optimizers import LogUniform, OptimizerSpec
 from tasks import TaskSpec
+from tasks.core.spec import place_of
 
 if TYPE_CHECKING:
     from bench.papers.experiments import Experiment
@@ -56,9 +57,7 @@ def describe_task(spec: TaskSpec) -> str:
 
 def _measurements(spec: TaskSpec) -> list[str]:
     """A task's measurements with what `measure_at` says of them."""
-    module, name = (
-        spec.module.split(":") if isinstance(spec.module, str) else (spec.module.__module__, spec.module.__name__)
-    )
+    module, name = place_of(spec.module)
     keys, names = _keys(module, name), dict[str, list[str]]()
     for name in spec.measures.split(", "):
         names.setdefault(keys.get(name, ""), []).append(name)

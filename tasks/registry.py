@@ -61,9 +61,15 @@ _LM_PRESETS = {
 }  # fmt: skip
 
 
+MOST_NAME = 500
+"""Letters of a task's name, which stands in records. Ours."""
+
+
 def _plugin(name: str, value: Any, origin: Origin) -> TaskSpec:
     if not isinstance(value, TaskSpec):
         raise PluginError(f"{origin.target} is a {type(value).__name__}; a task is a tasks.TaskSpec")
+    if not 1 <= len(value.name) <= MOST_NAME:
+        raise PluginError(f"{origin.target} has a name of {len(value.name)} letters; give it one of 1 to {MOST_NAME}")
     return replace(value, name=name, package=origin.package, own_name=value.name if ":" in name else "")
 
 

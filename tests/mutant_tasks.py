@@ -157,6 +157,11 @@ class Leaks(Points):
         val_x[3], val_y[3] = x[17], y[17]
 
 
+CLASSES = TaskSpec(
+    name="classes", title="given by classes", module=Net, data=Points, metric="accuracy", mode="max", target=None,
+    budget={"max_steps": 20}, source="tests", batch_size=10, lanes=True,
+)  # fmt: skip
+
 REFUSED = {
     "MISSPELT": "roles of Misspelt: it has no parameter readuot",
     "NOSUCHROLE": "roles of NoSuchRole: readout has 'output'; roles are matrix, embedding, head, vector",

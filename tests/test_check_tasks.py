@@ -52,6 +52,11 @@ def test_a_verdict_says_what_was_seen(name: str, check: str, note: str, reports:
     assert reports[name][check].note == note
 
 
+def test_a_task_may_be_given_by_its_classes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--task", "tests.mutant_tasks:CLASSES", "--only", "leakage", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["target"] == "tests.mutant_tasks:Net"
+
+
 def test_the_roles_of_its_parameters_are_told(reports: dict[str, Report]) -> None:
     assert reports["SOUND"]["builds"].note.endswith("; 1 matrix, 1 head, 1 vector")
 

@@ -317,7 +317,8 @@ def test_the_record_says_which_weights_or_that_there_were_none(folder: Folder) -
     digest = sha256((path / "model.safetensors").read_bytes()).hexdigest()
     config = config_of(Case("sgd", task="tiny_text"))
     pretrained, fresh, scratch = (
-        runner.new_result(config, task) for task in (from_folder(path), from_folder(path, heads="fresh"), small())
+        runner.new_result(config, task, runner.make_plan(config, task))
+        for task in (from_folder(path), from_folder(path, heads="fresh"), small())
     )
     assert pretrained.facts == {"model": str(path), "weights": digest}
     assert (fresh.facts, scratch.facts) == ({"model": str(path)}, {"model": "a small BERT from random weights"})

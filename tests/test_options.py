@@ -8,7 +8,7 @@ import pytest
 
 from bench.config import resolve, settings_of
 from bench.errors import UserError
-from bench.options import MISSING, optimizer_options, parse_options, read_options, task_options
+from bench.options import MISSING, all_optimizer_options, optimizer_options, parse_options, read_options, task_options
 from bench.text import plain
 from optimizers import OPTIMIZERS, TASK_VALUE
 from tasks import TASKS
@@ -49,7 +49,7 @@ def test_every_option_has_a_help_text(name):
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_searched_and_replaced_hyperparameters_exist(name):
     spec = OPTIMIZERS[name]
-    assert {*spec.search, *spec.defaults} <= optimizer_options(spec).keys()
+    assert {*spec.search, *spec.defaults} <= all_optimizer_options(spec, {}).keys()
 
 
 def test_words_become_values_of_the_option_type():

@@ -41,6 +41,8 @@ def message(call, *args, **kwargs) -> str:
         ("ngd", {}, {"opt.lr": LR}, {}),
         ("sps", {}, {"opt.max_step": Range(1e-2, 1e1), "opt.c": Range(0.1, 1e3)}, {}),
         ("sgdm", {}, {"opt.lr": LR, "opt.momentum": (0.7, 0.9, 0.97)}, {}),
+        ("adamw", {"opt.lr": "1e-4:1e-1"},
+         {"opt.lr": Range(1e-4, 1e-1), "opt.weight_decay": Range(1e-3, 1e-1)}, {}),  # lr stays the first
         ("muon", {"opt.lr": "0.1"}, {"opt.rest.lr": Range(1e-4, 1e-2)}, {"opt.lr": "0.1"}),
         ("muon", {"opt.rest": "sgd"}, {"opt.lr": Range(1e-3, 1.0)}, {"opt.rest": "sgd"}),  # with lr of its own
         ("adam", {"opt.lr": "1e-4:1"}, {"opt.lr": Range(1e-4, 1.0)}, {}),
@@ -48,7 +50,7 @@ def message(call, *args, **kwargs) -> str:
         ("sgd", {"opt.lr": "0.5, 1e-1,"}, {"opt.lr": (0.5, 0.1)}, {}),
         ("sgd", {"opt.momentum": "0,0.9"}, {"opt.lr": LR, "opt.momentum": (0.0, 0.9)}, {}),
         ("sgd", {"opt.momentum": "0,0.9", "opt.lr": "1e-3:1"},
-         {"opt.momentum": (0.0, 0.9), "opt.lr": Range(1e-3, 1.0)}, {}),
+         {"opt.lr": Range(1e-3, 1.0), "opt.momentum": (0.0, 0.9)}, {}),
         ("sgd", {"opt.momentum": "0,0.9", "opt.lr": "0.1"}, {"opt.momentum": (0.0, 0.9)}, {"opt.lr": "0.1"}),
         ("sgd", {"opt.momentum": "0,0.9", "opt.lr": 0.1}, {"opt.momentum": (0.0, 0.9)}, {"opt.lr": 0.1}),
         ("sgd", {"opt.weight_decay": "1e-5:1e-2"}, {"opt.lr": LR, "opt.weight_decay": Range(1e-5, 1e-2)}, {}),
@@ -342,6 +344,21 @@ def test_where_all_diverged_on_two_ranges_smaller_values_of_the_first_are_tried(
     assert [each.point["opt.lr"] for each in order[9:11]] == [0.0003162, 0.0001]
 
 
+def test_a_grid_grows_by_what_there_is_room_for_the_nearest_of_each_side_first():
+    space = {f"opt.{name}": Range(1e-4, 1.0) for name in "abcd"}
+    design = Design(space, "grid")
+    order, _ = simulate(design, lambda p: -math.log10(p["opt.d"]), 9, mode="min")
+    assert [each.kind for each in order[9:]] == ["extension"] * EXTENSION_LIMIT
+
+
+def test_where_all_is_capped_a_grid_does_not_grow_towards_smaller_steps():
+    design, known = GRID1, {}
+    for each in design.wanted({}, "min", ALL, 5):
+        known[each.key] = None
+    assert len(design.wanted(known, "min", ALL, 5)) == 7  # as where all diverged
+    assert len(design.wanted(known, "min", ALL, 5, capped=[each.key for each in design.wanted({}, "min", ALL, 5)])) == 5
+
+
 def test_values_alone_are_their_product():
     design = Design({"opt.lr": (0.1, 1.0), "opt.nesterov": (True, False)}, "grid")
     order, _ = simulate(design, lambda p: p["opt.lr"], 4)
@@ -365,9 +382,9 @@ def test_values_alone_are_their_product():
         ({"opt.lr": (1,)}, 2, 0, "--trials 2: these values make 1 setting: write --trials 1"),
         ({"opt.lr": (1, 2)}, 2, 3,
          "there cannot be 3 settings: these values make 2 settings; give a range (LOW:HIGH) instead"),
-        ({"opt.lr": LR}, 501, 0, "--trials 501: a grid of half decades has at most 500 points here"),
+        ({"opt.lr": LR}, 501, 0, "--trials 501: a grid has at most 500 points here"),
         ({"opt.lr": LR, "opt.c": (1, 2)}, 2, 1001,
-         "--trials 1001: a grid of half decades has at most 1000 points here"),
+         "--trials 1001: a grid has at most 1000 points here"),
     ],
 )  # fmt: skip
 def test_grids_that_are_refused(space, trials, total, error):

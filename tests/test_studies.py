@@ -337,6 +337,16 @@ def test_a_setting_whose_cap_sets_the_steps_is_never_the_winner_and_counted(sqli
     assert analyse(found).curves[0].points[analyse(found).curves[0].best or 0].x in (0.03162, 0.3162)
 
 
+def test_where_every_cap_binds_there_is_no_winner_and_the_grid_does_not_go_down(sqlite_url: str) -> None:
+    study = begin(sqlite_url, 5)
+    while claimed := study.claim(me()):
+        for trial in claimed:
+            assert study.complete(trial, [replace(run, cap_share=1.0) for run in made(trial, valley)])
+    found = study_result(study)
+    assert (found.best, len(found.scored), found.missing) == (None, 5, 0)
+    assert tuned._tried(found.scored[0], None) == "not chosen, cap bound on 100% of the steps"
+
+
 def test_a_trial_that_comes_to_nothing_is_tried_again_and_then_failed(url: str) -> None:
     study = begin(url, 3, retries=2)
     lost: list[Trial] = []

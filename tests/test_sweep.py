@@ -54,7 +54,7 @@ SMALL = ("--task", "synthetic", "--trainer.max_steps", STEPS, "--device", "cpu")
 FOUR = ("--opt", "ngd", "--opt.lr", "0.1,1", "--seeds", 2)
 SIXTEEN = ("--opt", "ngd", "--opt.lr", "0.01:1:8", "--seeds", 2)
 LANES = ("--engine", "lanes", "--width", 4)
-OUT = "swept/synthetic/ngd-f9ffaad9"
+OUT = "swept/synthetic/ngd-4d5b6112"
 """Where table and plot of the sweep FOUR go, on every machine and for good."""
 FILES = ["sensitivity.csv", "sensitivity.md", "sensitivity.pdf", "sensitivity.png"]
 CLOCKS = ("wall_s", "train_s", "seconds_to_target", "memory", "begun", "plan")

@@ -84,9 +84,7 @@ def install(folder: Path, python: Path) -> None:
     words = ["uv", "pip", "install", "--quiet", "--python", str(python)]
     constraints = folder / "constraints.txt"
     constraints.write_text("\n".join(pins), "utf-8")
-    subprocess.run(
-        [*words, "-c", str(constraints), "-e", str(ROOT), *TESTED_BY, *PACKAGES], cwd=ROOT, check=True
-    )
+    subprocess.run([*words, "-c", str(constraints), "-e", str(ROOT), *TESTED_BY, *PACKAGES], cwd=ROOT, check=True)
 
 
 def introduction() -> str:

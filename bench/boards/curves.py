@@ -14,7 +14,7 @@ from bench.boards.shared import FEW_SEEDS
 from bench.errors import UserError, unknown
 from bench.papers.arms import Table
 from bench.results.chart import Array, Chart, Panel, Trace, thinned
-from bench.results.selection import CONVERGED
+from bench.results.selection import CONVERGED, cap_share
 
 MOST_POINTS = 200
 """Points of a line at most: no screen and no print shows more."""
@@ -101,9 +101,8 @@ def steps(asked: Asked) -> Chart:
             read = _tables(asked, entry)
             lines[f"{entry.name} applied"] = _columns(read, "applied_step")
             lines[f"{entry.name} raw"] = _columns(read, "raw_step")
-            caps = [run.cap_share for run in entry.runs.values() if run.cap_share is not None]
-            if any(caps):
-                facts.append(f"{entry.name}: {100 * sum(caps) / len(caps):.3g} % of the steps are at the cap")
+            if share := cap_share(entry.runs.values()):
+                facts.append(f"{entry.name}: {100 * share:.3g} % of the steps are at the cap")
         panels.append(_over_steps(f"steps-{i}", problem, title, "step size", lines, facts))
     return Chart(panels, series(asked, ("applied", "raw")))
 

@@ -23,6 +23,7 @@ from bench.check.report import Verdict
 from bench.errors import UserError, described, unknown
 from optimizers import OPTIMIZERS, OptimizerSpec
 from optimizers.plugins import PluginError, load, load_module, provenance
+from tasks.core.spec import place_of
 
 _SUITE = "attention-optimizer-bench"
 
@@ -211,7 +212,7 @@ def _about(subject: Any) -> dict[str, Any]:
         name: value if isinstance(value, int | float | bool | None) else str(value)
         for name, value in subject.arguments.items()
     }
-    target = spec.target if isinstance(spec, OptimizerSpec) else spec.module
+    target = spec.target if isinstance(spec, OptimizerSpec) else ":".join(place_of(spec.module))
     return {
         "target": target, "version": spec.version, "package": spec.package, "versions": versions,
         "arguments": arguments,

@@ -56,7 +56,9 @@ class Journal:
             with suppress(ValueError, KeyError, TypeError):  # somebody else's
                 entry = json.loads(line)
                 about, verdicts = self.known.get(entry["name"], ({}, []))
-                verdict = Verdict(**entry["verdict"])
+                verdict, told = Verdict(**entry["verdict"]), entry["about"]
+                if not isinstance(told, dict) or not isinstance(verdict.measured, float | int | None):
+                    continue
                 if verdict.check not in {each.check for each in verdicts}:
                     self.known[entry["name"]] = (entry["about"] or about, [*verdicts, verdict])
 

@@ -229,8 +229,9 @@ _ALL = (
             Option("seeds", "runs of a trial: how many (2 is 1000 and 1001), or which (5,6 or 10:15); default 2",
                    "SEEDS"),
             Option("report_seeds", "fresh seeds of the winner: how many (5 is 0 to 4; the default), or which", "SEEDS"),
-            Option("sampler", "grid: half decades, more at an edge (default); qmc: quasi-random; tpe: the grid, then"
-                   " refinements around its best, labelled", "S", choices=("grid", "qmc", "tpe")),
+            Option("sampler", "grid: half decades of the first range, decades of others, more at an edge (default);"
+                   " qmc: quasi-random; tpe: the grid, then refinements around its best, labelled", "S",
+                   choices=("grid", "qmc", "tpe")),
             Option("prune", "stop trials that are worse than the median of the others; labelled"),
             Option("retries", "how often a trial that came to nothing is tried again (default 2)", "N", whole(0)),
             Option("name", "of the study (default: TASK-OPT-HASH)", "NAME"),

@@ -71,9 +71,14 @@ def seed_median(values: Sequence[End], mode: Mode) -> End:
 
 
 def is_capped(runs: Iterable[RunResult]) -> bool:
-    """Whether a step cap bound on nearly all steps, in the mean over the runs of a setting that know it."""
+    """Whether a step cap bound on nearly all steps, in the mean over the runs of a setting."""
+    return (cap_share(runs) or 0) > CAP_BINDS
+
+
+def cap_share(runs: Iterable[RunResult]) -> float | None:
+    """The share of steps on which a cap bound, in [0, 1], in the mean over the runs that know it; None without any."""
     shares = [run.cap_share for run in runs if run.cap_share is not None]
-    return bool(shares) and sum(shares) / len(shares) > CAP_BINDS
+    return sum(shares) / len(shares) if shares else None
 
 
 def score_of(runs: Sequence[RunResult], above: bool, mode: Mode) -> End:

@@ -166,7 +166,6 @@ class RunResult:
 
     run_id: RunId
     config: Config
-    task_name: Name | Literal[""] = ""
     status: Status = "running"
     reason: str | None = None
     identity: Json = field(default_factory=dict)
@@ -206,6 +205,7 @@ class RunResult:
     tuned_on: str | None = None
     thinned: bool = False
     specimen: str | None = None
+    task_name: Name | Literal[""] = ""
     begun: Moment | Literal[""] = ""
     plan: str | None = None
 

@@ -77,7 +77,8 @@ class Curve:
         name: what legend and table call it.
         x: the setting that it goes over.
         points: in the order of x.
-        best: index of the best median, the middle one of equals; None if half of the seeds or more diverged everywhere.
+        best: index of the best median, the middle one of equals; None if half of the seeds or more diverged, or a
+            cap set the steps, everywhere.
         usable: indices of the ends of the stretch around the best with medians nearly as good; None where x does not
             take several numbers.
         unscored: values of x that were tried and of which no run has ended, with what became of them.

@@ -7,7 +7,7 @@ what a smaller budget would have found can be read from the scores of a larger o
 import heapq
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
@@ -26,7 +26,7 @@ Kind = Literal["design", "extension", "top-up", "refinement", "fresh"]
 EXTENSION_LIMIT = 8
 """Places by which a grid may grow while its best lies at an edge, also beyond a given range. Ours."""
 LONGEST_GRID = 500
-"""Half decades that a grid may span; beyond lie no numbers."""
+"""Places of a grid; beyond 500 half decades lie no numbers."""
 _STEPS = {1: "half a decade", 2: "a decade"}
 
 
@@ -102,14 +102,13 @@ class Design:
     @property
     def _steps(self) -> list[int]:
         """Of the ranges, in half decades."""
-        return [1, *[2] * len(self._ranges)][: len(self._ranges)]
+        return [1 if i == 0 else 2 for i in range(len(self._ranges))]
 
     @property
     def main(self) -> str | None:
         """The name of the axis that points are ordered by: the first range, else the first of numbers."""
-        ranges = [name for name, axis in self.space.items() if isinstance(axis, Range)]
         numbers = [n for n, axis in self.space.items() if not isinstance(axis, Range) and all(map(is_number, axis))]
-        return next(iter([*ranges, *numbers]), None)
+        return next(iter([*self._ranges, *numbers]), None)
 
     @property
     def can_grow(self) -> bool:
@@ -121,7 +120,10 @@ class Design:
         others = math.prod(len(axis) for axis in self.space.values() if not isinstance(axis, Range))
         return EXTENSION_LIMIT * others if self.sampler == "grid" and self.can_grow and trials > others else 0
 
-    def wanted(self, known: Mapping[Key, End], mode: Mode, least: float, trials: int, total: int = 0) -> list[Wanted]:
+    def wanted(
+        self, known: Mapping[Key, End], mode: Mode, least: float, trials: int, total: int = 0,
+        capped: Collection[Key] = (),
+    ) -> list[Wanted]:  # fmt: skip
         """All points that are wanted so far, in the order in which they are tried.
 
         Those that are not known are what is to be tried next; when all are known the tuning has ended. Scores that come
@@ -134,6 +136,8 @@ class Design:
             trials: points of the design.
             total: points there must be in the end at least. When the best is at no edge, or the grid has grown as far
                 as it may, the next points of the design's order are added.
+            capped: points without a score since a step cap set the steps (`is_capped`). Where none has a score and one
+                is capped, a grid does not grow towards smaller steps.
 
         Raises:
             UserError: there is no such design.
@@ -148,7 +152,7 @@ class Design:
             return [Wanted(point, "design" if i < trials else "top-up") for i, point in enumerate(points)]
         if not self.can_grow:
             return self._product(trials, total)
-        return self._grown(known, mode, least, trials, total)
+        return self._grown(known, mode, least, trials, total, capped)
 
     def best(self, points: Sequence[Point], scores: Mapping[Key, End], mode: Mode, least: float) -> Point | None:
         """The best of the points whose scores are known, the middle one of equals by `position`; None if none is.
@@ -197,15 +201,13 @@ class Design:
         return any(map(is_last, names))
 
     def around(self, point: Point) -> Space:
-        """The space from a point to its neighbours on a grid: half a decade either way in each range; values stay."""
-        return {
-            name: self._near(axis, point[name]) if isinstance(axis, Range) else axis
-            for name, axis in self.space.items()
-        }
+        """The space from a point to its neighbours on a grid: a step either way in each range; values stay."""
+        near = zip(self._ranges.items(), self._steps, strict=True)
+        return self.space | {name: self._near(axis, point[name], step) for (name, axis), step in near}
 
-    def _near(self, axis: Range, value: float) -> Range:
+    def _near(self, axis: Range, value: float, step: int) -> Range:
         j = round(2 * math.log10(value), 3)  # of a value with four digits
-        low, high = (typed(10 ** ((j + step) / 2)) for step in (-1, 1))
+        low, high = (typed(10 ** ((j + sign * step) / 2)) for sign in (-1, 1))
         return Range(low, high) if self.sampler == "grid" else Range(max(low, axis.low), min(high, axis.high))
 
     # -- grid --
@@ -223,7 +225,9 @@ class Design:
             )
         return [Wanted(point, "design") for point in points]
 
-    def _grown(self, known: Mapping[Key, End], mode: Mode, least: float, trials: int, total: int) -> list[Wanted]:
+    def _grown(
+        self, known: Mapping[Key, End], mode: Mode, least: float, trials: int, total: int, capped: Collection[Key]
+    ) -> list[Wanted]:
         ranges, steps = self._ranges, self._steps
         others = list(_combinations({name: axis for name, axis in self.space.items() if name not in ranges}))
         if trials % len(others):
@@ -234,29 +238,31 @@ class Design:
             )
         if max(trials, total) > LONGEST_GRID * len(others):
             raise UserError(
-                f"--trials {max(trials, total)}: a grid of half decades has at most"
-                f" {LONGEST_GRID * len(others)} points here"
+                f"--trials {max(trials, total)}: a grid has at most {LONGEST_GRID * len(others)} points here"
             )
 
         def points(place: Place) -> list[Point]:
             at = {name: typed(10 ** (j * step / 2)) for name, j, step in zip(ranges, place, steps, strict=True)}
             return [{name: at[name] if name in at else other[name] for name in self.space} for other in others]
 
-        order = _outwards(list(ranges.values()), steps)
-        kinds: dict[Place, Kind] = dict.fromkeys(itertools.islice(order, trials // len(others)), "design")
+        order = list(ranges.values()), steps
+        kinds: dict[Place, Kind] = dict.fromkeys(itertools.islice(_outwards(*order), trials // len(others)), "design")
         while True:
             made = {place: points(place) for place in kinds}
             wanted = [Wanted(point, kind) for place, kind in kinds.items() for point in made[place]]
             if any(each.key not in known for each in wanted):
                 return wanted
             best = self.best([each.point for each in wanted], known, mode, least)
-            grow = _beyond(kinds, next((place for place, own in made.items() if best in own), None), steps)
+            first = [point_key(point) for place in kinds if kinds[place] == "design" for point in made[place]]
+            grow = []
+            if best is not None or not any(key in capped for key in first):
+                grow = _beyond(kinds, next((place for place, own in made.items() if best in own), None), steps)
             if grow:
                 kinds |= dict.fromkeys(grow, "extension")
             elif len(wanted) < total:
                 lacking = -(-total // len(others)) - len(kinds)
-                order = _outwards(list(ranges.values()), steps)
-                kinds |= dict.fromkeys(itertools.islice((at for at in order if at not in kinds), lacking), "top-up")
+                more = (place for place in _outwards(*order) if place not in kinds)
+                kinds |= dict.fromkeys(itertools.islice(more, lacking), "top-up")
             else:
                 return wanted
 
@@ -278,7 +284,10 @@ class Design:
         return list(found.values())[:count]
 
 
-def replay(design: Design, scores: Mapping[Key, End], mode: Mode, least: float, trials: int, total: int = 0) -> Replay:
+def replay(
+    design: Design, scores: Mapping[Key, End], mode: Mode, least: float, trials: int, total: int = 0,
+    capped: Collection[Key] = (),
+) -> Replay:  # fmt: skip
     """What a tuning of this design would have found, from scores that are known.
 
     Args:
@@ -288,11 +297,12 @@ def replay(design: Design, scores: Mapping[Key, End], mode: Mode, least: float, 
         least: scores below it count as equal; minus infinity if every difference tells.
         trials: points of the design.
         total: as in `Design.wanted`.
+        capped: likewise.
 
     Raises:
         UserError: there is no such design.
     """
-    wanted = design.wanted(scores, mode, least, trials, total)
+    wanted = design.wanted(scores, mode, least, trials, total, capped)
     scored = [each for each in wanted if each.key in scores]
     missing = [each.point for each in wanted if each.key not in scores]
     return Replay(design.best([each.point for each in scored], scores, mode, least), scored, missing)
@@ -342,15 +352,11 @@ def _beyond(kinds: Mapping[Place, Kind], best: Place | None, steps: Sequence[int
         best, sides = min(kinds), [(0, -1)]
     else:
         sides = itertools.product(range(len(steps)), (-1, 1))
-    grow = [
-        _moved(best, k, sign * i)
-        for k, sign in sides
-        if _moved(best, k, sign) not in kinds
-        for i in range(1, 2 // steps[k] + 1)
-    ]
-    grow = [place for place in grow if place not in kinds]
-    grown = list(kinds.values()).count("extension")
-    return grow if grown + len(grow) <= EXTENSION_LIMIT else []
+    untried = [(k, sign) for k, sign in sides if _moved(best, k, sign) not in kinds]
+    # The nearest of each side first, if there is no room for all.
+    grow = [_moved(best, k, sign * i) for i in (1, 2) for k, sign in untried if i * steps[k] <= 2]
+    room = EXTENSION_LIMIT - list(kinds.values()).count("extension")
+    return [place for place in grow if place not in kinds][:room]
 
 
 def _moved(place: Place, axis: int, by: int) -> Place:

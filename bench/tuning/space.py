@@ -51,8 +51,8 @@ def read_space(words: Mapping[str, Any], opt: str) -> tuple[Space, dict[str, Any
     """What is searched, and the other settings as they were given.
 
     Searched are the hyperparameters that `OptimizerSpec.search` names, unless a word fixes them, and those to which a
-    word gives a range (`LOW:HIGH`), a grid of values (`LOW:HIGH:POINTS`) or a list (`A,B`). Those that no word names
-    come first.
+    word gives a range (`LOW:HIGH`), a grid of values (`LOW:HIGH:POINTS`) or a list (`A,B`). Those that the optimizer
+    names come first, in its order, whatever was said of them.
 
     Args:
         words: settings in dotted form.
@@ -91,6 +91,7 @@ def read_space(words: Mapping[str, Any], opt: str) -> tuple[Space, dict[str, Any
             space[key] = _values(key, raw, values, options[name])
         else:
             fixed[key] = values[0]
+    space = {name: space[name] for name in dict.fromkeys([*own, *space]) if name in space}
     if not space:
         said = " ".join(f"--{name} {fixed[name]}" for name in own) or f"--opt {opt}"
         name = next(iter(own), "opt.NAME")

@@ -32,6 +32,7 @@ from bench.results.selection import (
     above_infimum,
     equal_below,
     final_value,
+    is_capped,
     score_of,
     seed_median,
     selected,
@@ -41,7 +42,7 @@ from bench.store.record import RunResult
 from bench.text import plain
 from bench.tuning.design import Wanted
 from bench.tuning.rows import TrialRow
-from bench.tuning.space import Axis, Point, Range, Space, point_key
+from bench.tuning.space import Axis, Key, Point, Range, Space, point_key
 from bench.tuning.trials import Request, State, StudySpec, Trial, read_trial, versions_of
 from optimizers import OPTIMIZERS
 from optimizers.groups import REST
@@ -187,7 +188,9 @@ class Study:
         trials = self.trials(fresh=False)
         request = self.request
         known, least = self.scores(trials)
-        wanted = self.spec.design.wanted(known, self.spec.mode, least, request.trials, request.total)
+        wanted = self.spec.design.wanted(
+            known, self.spec.mode, least, request.trials, request.total, capped_points(trials)
+        )
         seeds = self.spec.seeds
         added = self._add([(w, seeds) for w in wanted], trials, known)
         open_ = any(point_key(w.point) not in known for w in wanted)
@@ -420,6 +423,11 @@ class Study:
 
     def _id(self, trial: Trial) -> int:
         return self._rdb.get_trial_id_from_study_id_trial_number(self._ids[trial.fresh], trial.number)
+
+
+def capped_points(trials: Sequence[Trial]) -> set[Key]:
+    """The points that have no score since a step cap set their steps."""
+    return {point_key(trial.point) for trial in trials if trial.state == "completed" and is_capped(trial.runs)}
 
 
 def _row(trial: Trial, state: TrialState, runs: list[dict[str, Any]]) -> TrialRow:

@@ -15,7 +15,7 @@ from bench.sweeps import sensitivity
 from bench.tuning.design import replay
 from bench.tuning.progress import counted
 from bench.tuning.space import point_key
-from bench.tuning.study import Study
+from bench.tuning.study import Study, capped_points
 from bench.tuning.trials import Trial
 
 
@@ -31,8 +31,7 @@ class StudyResult:
         best: the winner, or None if no trial has a score.
         fresh: the winner's runs on the fresh seeds that are there.
         fresh_failed: why others of them came to nothing, by seed.
-        lr_at_boundary: whether the best value of the axis along which the design goes, most often lr, lies at the
-            boundary of those tried.
+        lr_at_boundary: whether the best value of a range lies at the boundary of those tried.
         missing: points that the budget would have tried and the study has not.
     """
 
@@ -124,7 +123,8 @@ def study_result(study: Study, budget: int | None = None) -> StudyResult:
             f"--budget {budget}: {study.name} has {request.trials} trials in its design; ask for 1 to {request.trials}"
         )
     total = request.total if budget is None else 0
-    found = replay(spec.design, scores, spec.mode, least, request.trials if budget is None else budget, total)
+    found = replay(spec.design, scores, spec.mode, least, request.trials if budget is None else budget, total,
+                   capped_points(own))  # fmt: skip
     last = {
         point_key(trial.point): trial for trial in own if trial.state != "failed" or point_key(trial.point) in scores
     }

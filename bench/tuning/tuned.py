@@ -4,7 +4,7 @@ from datetime import date
 from pathlib import Path
 
 from bench.errors import RunFailed, UserError
-from bench.results.selection import End
+from bench.results.selection import End, cap_share, is_capped
 from bench.store.files import disk_errors, replacing, write_json
 from bench.store.reports import StudyRecord, study_path
 from bench.sweeps import sensitivity
@@ -89,10 +89,13 @@ def _in_order(found: StudyResult) -> list[Trial]:
 
 def _tried(trial: Trial, score: End) -> str:
     diverged = sum(run.status == "diverged" for run in trial.runs)
-    text = trial.state if trial.state in ("failed", "pruned") else "diverged" if score is None else f"{score:.6g}"
-    caps = [run.cap_share for run in trial.runs if run.cap_share is not None]
+    text = "diverged" if score is None else f"{score:.6g}"
+    if trial.state in ("failed", "pruned"):
+        text = trial.state
+    elif is_capped(trial.runs):
+        text = "not chosen"
     text += f", {diverged} of {len(trial.runs)} seeds diverged" if diverged and score is not None else ""
-    text += f", cap bound on {sum(caps) / len(caps):.0%} of the steps" if caps and sum(caps) else ""
+    text += f", cap bound on {share:.0%} of the steps" if (share := cap_share(trial.runs)) else ""
     return text + (f" ({trial.kind})" if trial.kind != "design" else "")
 
 

@@ -9,6 +9,12 @@ from typing import Any, Literal
 from optimizers.plugins import load
 
 
+def place_of(cls: str | type) -> tuple[str, str]:
+    """Module and name of a class that is given by itself or as `module:Class`."""
+    module, _, name = cls.partition(":") if isinstance(cls, str) else (cls.__module__, "", cls.__qualname__)
+    return module, name
+
+
 @dataclass(frozen=True)
 class TaskSpec:
     """A model, its data, a metric, a target and a budget.

@@ -58,6 +58,9 @@ class RowTexts(TextData):
         import pyarrow.parquet as pq
 
         given = asked(self.name, self.samples, root)
+        for split in ("train", "test"):
+            if not isinstance(given[split], list | tuple):
+                raise DataError(f"{self.name}: {split} is a {type(given[split]).__name__}; give a list of rows")
         rows = {split: list(given[split]) for split in ("train", "test")}
         columns = self._columns_of(rows)
         self._texts = columns[:-1]
@@ -89,6 +92,8 @@ class RowTexts(TextData):
         Raises:
             DataError: they do not, or a row is not what it should be.
         """
+        if self.n_val < 1:
+            raise DataError(f"{self.name}: n_val={self.n_val}; at least one row is kept for validation")
         if len(rows["train"]) < 10 or not rows["test"]:
             raise DataError(
                 f"{self.name}: there are {len(rows['train'])} training and {len(rows['test'])} test rows; at least 10"
@@ -101,7 +106,7 @@ class RowTexts(TextData):
                 fits = isinstance(row, tuple | list) and len(row) == width
                 if not fits or not all(isinstance(text, str) for text in row[:-1]):
                     raise DataError(
-                        f"{self.name}: {split} row {i} is {str(row)[:80]}; make all rows (text, label), or all"
+                        f"{self.name}: {split} row {i} is {repr(row)[:80]}; make all rows (text, label), or all"
                         " (text, second text, label)"
                     )
                 label = row[-1]

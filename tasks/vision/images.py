@@ -1,6 +1,7 @@
 """Images that live on the device as one uint8 tensor, shifted and flipped there in training."""
 
 import gzip
+import zlib
 from abc import abstractmethod
 from collections.abc import Mapping
 from hashlib import sha256
@@ -216,6 +217,8 @@ def read_idx(path: Path | str) -> NDArray[np.uint8]:
         if zero or kind != 8:
             raise ValueError(f"it begins with {raw[:4].hex()}, and IDX files of uint8 with 0000 08")
         shape = np.frombuffer(raw, ">i4", dimensions, offset=4)
+        if (shape < 0).any():
+            raise ValueError(f"its sizes are {shape.tolist()}")
         return np.frombuffer(raw, np.uint8, offset=4 + 4 * dimensions).reshape(shape).copy()
-    except (OSError, EOFError, ValueError, IndexError) as error:
+    except (OSError, EOFError, ValueError, IndexError, zlib.error) as error:
         raise DataError(f"damaged data file {found} ({error}); delete it and copy it again") from None
