@@ -6,7 +6,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -55,9 +55,9 @@ def server(programs: Path) -> Iterator[Server]:
     """Make and start a server in a temporary folder; PostgreSQL refuses root, whose servers run as user postgres."""
     user = "postgres" if os.geteuid() == 0 else None
     with TemporaryDirectory(prefix="bench-postgres-", dir="/tmp", ignore_cleanup_errors=True) as name:
-        folder, made = Path(name), Server(free_ports(1)[0], secrets.token_urlsafe(16))
+        folder, secret = Path(name), secrets.token_urlsafe(16)
         data, password = folder / "data", folder / "password"
-        password.write_text(made.password, "utf-8")
+        password.write_text(secret, "utf-8")
         if user:
             shutil.chown(folder, user)
             shutil.chown(password, user)
@@ -69,7 +69,15 @@ def server(programs: Path) -> Iterator[Server]:
         )  # fmt: skip
         if done.returncode:
             raise RuntimeError(f"initdb: ended with {done.returncode}:\n{done.stdout}")
-        settings = ["listen_addresses=127.0.0.1", f"port={made.port}", "unix_socket_directories=", "fsync=off"]
-        words = [programs / "postgres", "-D", data, *(word for each in settings for word in ("-c", each))]
-        with daemon(words, folder / "log", made.answers, user=user, stop=signal.SIGINT):  # SIGINT: waits for no client
+        with ExitStack() as stack:
+            for again in (True, True, False):  # a connection of somebody else may take the port meanwhile
+                made = Server(free_ports(1)[0], secret)
+                settings = ["listen_addresses=127.0.0.1", f"port={made.port}", "unix_socket_directories=", "fsync=off"]
+                words = [programs / "postgres", "-D", data, *(word for each in settings for word in ("-c", each))]
+                try:  # SIGINT: waits for no client
+                    stack.enter_context(daemon(words, folder / "log", made.answers, user=user, stop=signal.SIGINT))
+                    break
+                except RuntimeError:
+                    if not again:
+                        raise
             yield made

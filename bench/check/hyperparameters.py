@@ -36,8 +36,9 @@ def _gap_by_lr(subject: Subject, before: int, factor: float) -> float:
 def group_values(subject: Subject) -> Measured:
     """Give each number of the constructor two values in two groups.
 
-    The order of the groups must not matter, nor the constructor's own value; and where the weights of one group do not
-    move those of the other, each must move as if all had its value. To refuse two values is no fault.
+    The order of the groups must not matter, nor the constructor's own value; and where neither weights nor gradients of
+    one group move the other, as a norm over all does, each must move as if all had its value. To refuse two values is
+    no fault.
     """
     subject.refuse_chance()
     plain = _moved(subject)
@@ -106,7 +107,7 @@ def _moved(
         arguments: of the constructor.
         own: values of the two halves' groups.
         order: of the halves among the groups.
-        shifted: a half whose weights are shifted after the first step, or None.
+        shifted: a half whose weights are shifted and whose gradients are doubled after the first step, or None.
     """
     params: list[Any] = list(subject.attention().parameters())
     halves = params[:2], params[2:]
@@ -114,6 +115,8 @@ def _moved(
     for step in range(_PUSHES):
         random = torch.Generator().manual_seed(step)
         grads = [0.3 * torch.randn(p.shape, generator=random, dtype=p.dtype) for p in params]
+        if step and shifted is not None:
+            grads = [2 * g if (i < 2) == (shifted == 0) else g for i, g in enumerate(grads)]
         push(subject, optimizer, list(zip(params, grads, strict=True)))
         if step == 0 and shifted is not None:
             with torch.no_grad():
