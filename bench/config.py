@@ -335,7 +335,7 @@ def resolve(
             "task": task,
             "task_options": task_values(spec, groups["task"]),
             "opt": opt,
-            "opt_options": optimizer_values(OPTIMIZERS[opt], groups["opt"]),
+            "opt_options": optimizer_values(OPTIMIZERS[opt].on(spec.family), groups["opt"]),
             "trainer": trainer,
             **rest,
         }

@@ -11,7 +11,7 @@ from bench.grammar.help import hyperparameter_rows, row, rows
 from bench.options import _parse, _source, task_options
 from bench.text import word_of
 from optimizers import LogUniform, OptimizerSpec
-from tasks import TaskSpec
+from tasks import TASKS, TaskSpec
 from tasks.core.spec import place_of
 
 if TYPE_CHECKING:
@@ -31,10 +31,20 @@ def describe_optimizer(spec: OptimizerSpec) -> str:
         [
             f"{spec.name} (version {spec.version})", f"  rule    {spec.formula}", f"  source  {spec.source}",
             f"  class   {spec.target.replace(':', '.')}", *([f"  traits  {', '.join(traits)}"] if traits else []),
-            "", "hyperparameters:", *hyperparameter_rows(spec),
+            "", "hyperparameters:", *hyperparameter_rows(spec), *_by_family(spec),
             "", "search space:", *(f"  --opt.{name}  {space}" for name, space in search.items()),
         ]
     )  # fmt: skip
+
+
+def _by_family(spec: OptimizerSpec) -> list[str]:
+    """The defaults that tasks of a family have in place of the general ones."""
+    lines = [] if not spec.by_family else ["", "defaults by family of tasks:"]
+    for family, values in spec.by_family.items():
+        tasks = ", ".join(name for name, task in TASKS.own.items() if task.family == family)
+        settings = ", ".join(f"{name} {word_of(value)}" for name, value in values.items())
+        lines += row(f"  {family}", f"{settings} ({tasks})")
+    return lines
 
 
 def describe_task(spec: TaskSpec) -> str:
@@ -50,6 +60,7 @@ def describe_task(spec: TaskSpec) -> str:
             f"  metric  {spec.metric} ({spec.mode}){ranked}",
             f"  scale   {spec.scale}: {compared}", f"  target  {target}",
             f"  budget  {budget}, batch {spec.batch_size}, precision {spec.precision}",
+            *([f"  family  {spec.family}"] if spec.family else []),
             f"  source  {spec.source}", "", *measured, "options:", *rows("task", task_options(spec)),
         ]
     )  # fmt: skip

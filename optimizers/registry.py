@@ -79,6 +79,8 @@ class OptimizerSpec:
         source: paper or documentation.
         version: raised when a change alters results; part of every run's identity.
         defaults: values that replace the signature's in the suite; `TASK_VALUE` asks the task.
+        by_family: values that replace these on tasks of a family (`TaskSpec.family`), by its name. Those of the suite
+            are measured: `make defaults`.
         search: the hyperparameters to tune, those that make the method what it is, each with its range or, as a tuple,
             the values to try; the first one is what sweeps and plots go over.
         traits: facts about the method.
@@ -94,6 +96,7 @@ class OptimizerSpec:
 
             It returns for each parameter the values that differ from `hparams`, those of the method. What the user
             gives for a role wins over them.
+        family: of the tasks that `defaults` are for; empty for all.
 
     The pure update (`optimizers/pure.py` has an example and what updates share):
 
@@ -127,6 +130,12 @@ class OptimizerSpec:
     temporaries: float = 2.0
     rest: str | None = None
     groups: str | None = None
+    by_family: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    family: str = ""
+
+    def on(self, family: str) -> "OptimizerSpec":
+        """The spec with the defaults for a family of tasks."""
+        return replaced(self, family=family, defaults={**self.defaults, **self.by_family.get(family, {})})
 
     @property
     def step_keywords(self) -> set[str]:

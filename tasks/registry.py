@@ -25,6 +25,7 @@ def _theory(**options: Any) -> TaskSpec:
     defaults: dict[str, Any] = {
         "metric": "loss", "mode": "min", "target": None, "budget": {"max_steps": 2000}, "batch_size": "full",
         "precision": "64-true", "steps_per_call": 200, "measure_every": 20, "lanes": True, "scale": "log",
+        "family": "theory",
     }  # fmt: skip
     return TaskSpec(**(defaults | options))
 
@@ -33,7 +34,7 @@ def image_spec(**options: Any) -> TaskSpec:
     """A ViT-small that tells classes of images apart; options win."""
     defaults: dict[str, Any] = {
         "module": "tasks.vision.vit:ViTClassifier", "metric": "accuracy", "mode": "max", "target": None,
-        "budget": {"max_epochs": 5}, "source": _VIT, "lanes": True,
+        "budget": {"max_epochs": 5}, "source": _VIT, "lanes": True, "family": "vision",
     }  # fmt: skip
     return TaskSpec(**(defaults | options))
 
@@ -43,6 +44,7 @@ def text_spec(**options: Any) -> TaskSpec:
     defaults: dict[str, Any] = {
         "module": "tasks.language.bert:TextClassifier", "metric": "accuracy", "mode": "max", "target": None,
         "budget": {"max_epochs": 3}, "source": _BERT_A, "batch_size": 32, "micro_batch_size": 128, "steps_per_call": 4,
+        "family": "text",
     }  # fmt: skip
     return TaskSpec(**(defaults | options))
 
@@ -187,6 +189,7 @@ TASKS = Registry(
             micro_batch_size=32,
             steps_per_call=4,
             lanes=True,
+            family="lm",
             presets=_LM_PRESETS,
         ),
     ),

@@ -533,7 +533,7 @@ def test_a_study_can_be_asked_for_more_and_never_for_less(url: str) -> None:
     ("request_", "words"),
     [
         (Request(trials=0), "--trials 0: at least one setting has to be tried"),
-        (Request(trials=5000), "--trials 5000: a grid of half decades has at most 500 points here"),
+        (Request(trials=5000), "--trials 5000: a grid has at most 500 points here"),
     ],
 )
 def test_what_is_no_design_is_not_asked_for(sqlite_url: str, request_: Request, words: str) -> None:

@@ -74,7 +74,8 @@ def _settings(command: Command, words: Sequence[str]) -> list[str]:
         for opt in filter(None, opts):
             if opt not in OPTIMIZERS:
                 raise unknown("optimizer", opt, OPTIMIZERS)
-            lines += ["", f"optimizer {opt}: {OPTIMIZERS[opt].formula}", *hyperparameter_rows(OPTIMIZERS[opt])]
+            spec = OPTIMIZERS[opt].on(TASKS[task].family if task else "")
+            lines += ["", f"optimizer {opt}: {spec.formula}", *hyperparameter_rows(spec)]
         if not any(opts) and "opt" in {option.name for option in command.options}:
             lines += ["", f"Name an optimizer for its options: {command.typed} --opt sngd --help",
                       *_names("optimizers", OPTIMIZERS)]  # fmt: skip

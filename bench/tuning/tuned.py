@@ -15,6 +15,7 @@ from bench.tuning.space import point_key
 from bench.tuning.study_result import StudyResult, analyse
 from bench.tuning.summary import seeds_in_words
 from bench.tuning.trials import StudySpec, Trial
+from optimizers import TASK_VALUE
 from optimizers.plugins import slug
 
 
@@ -31,7 +32,10 @@ def tuned_yaml(found: StudyResult) -> str:
     spec, run = found.study.spec, found.best.runs[0]
     fixed = [name for name in spec.chosen if name.startswith("opt.")]
     # Parsed once more by the run, so that numbers are numbers.
-    values = {name: run.config["opt_options"][name[4:]] for name in (*fixed, *found.best.point)}
+    options = run.config["opt_options"]
+    values = {name[4:]: options[name[4:]] for name in (*fixed, *found.best.point)}
+    # Defaults may change, and what was tuned may not with them.
+    values |= {k: v for k, v in options.items() if v is not None and v is not False and v != TASK_VALUE}
     where = run.environment.get("gpu") or run.environment.get("cpu")
     machine = f"{where}, " * bool(where) + f"{run.environment.get('threads')} threads a run"
     kinds = {
@@ -42,7 +46,7 @@ def tuned_yaml(found: StudyResult) -> str:
     settings = {k: v for k, v in spec.settings.items() if v is not None and not k.startswith("opt.")}
     content = {
         "task": spec.task,
-        "opt": {"name": spec.opt} | {name[4:]: value for name, value in values.items()},
+        "opt": {"name": spec.opt} | values,
         "provenance": {
             "study": found.study.name,
             "found": (f"{date.today()}, torch {run.versions.get('torch')}, lightning"

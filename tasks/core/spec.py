@@ -46,6 +46,7 @@ class TaskSpec:
         measures: what is measured, for people.
         datasets: where it can be trained on several: their folders in the data folder, the one that it is named for
             first. Its option `dataset` names one, by default the first that is there.
+        family: of tasks with models of one kind, whose optimizers share defaults (`OptimizerSpec.by_family`).
         presets: named values of its options; the first preset's are the defaults. Its option `preset` names one.
         lanes: the loss is a function of weights and batch alone, so many runs can be trained as one program: no buffers
             that training changes, nothing drawn but through the batch's randomness.
@@ -73,6 +74,7 @@ class TaskSpec:
     measure_every: int | None = None
     measures: str = ""
     lanes: bool = False
+    family: str = ""
     datasets: tuple[str, ...] = ()
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     files: str = ""
