@@ -207,6 +207,7 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 }
 
 
+@pytest.mark.matrix(keep=8)
 @BOTH
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_store_that_changes_under_the_training_is_missed(
@@ -330,6 +331,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...], dic
     return found
 
 
+@pytest.mark.matrix(keep=8)
 @BOTH
 @pytest.mark.parametrize("harm", HARMS)
 def test_a_harmed_checkpoint_is_put_aside_and_the_training_starts_afresh(

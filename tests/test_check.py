@@ -29,35 +29,35 @@ pytestmark = pytest.mark.numeric
 OWN = [name for name in OPTIMIZERS if name in OPTIMIZERS.own]
 FORMULAS = {case.name: f"tests.optimizer_cases:{case.formula.__name__}" for case in CASES}
 SLOW = ("Exits", "Hangs", "WaitsForOthers")  # they cost a process or wait for a limit
-LOOKED_INTO = (
-    "Sound", "FirstGroupOnly", "FlatViews", "ObjectInState", "Raises", "RefusesTwoValues", "DecayOfFirstGroup", "Reads",
-    "Lists", "Leaks", "ClosureWithoutGradients", "NoLoss", "StateOutside", "WideState", "NormOfAGroup", "SetsRate",
-    "DecaysGradients", "DrawsForNothing", "DrawsWhenMade", "sgd", "sngd", "adam", "ps", "sps", "muon",
-)  # fmt: skip
-"""Mutants that tests look into by their name."""
+
+
+def examination(name: str) -> Examination:
+    """Of a mutant, one of the suite's own optimizers, or what tests look into by another name."""
+    if name in ("sound_reference", "wrong_reference"):
+        formula = getattr(mutants, name)
+        return examination_of(mutants.Sound, only="reference", reference=formula, options={"momentum": 0.5, "lr": 0.2})
+    if name == "hybrid":
+        return examination_of("muon", options={"rest": "sgdm", "rest.lr": "0.3"})
+    if name == "spec":
+        spec = OptimizerSpec("mine", "tests.mutants:Sound", "", "tests", defaults={"lr": 0.3}, version=4)
+        return examination_of(spec, only=["quadratic"])
+    if name in OWN:  # a transcription of flat vectors knows no matrices
+        return examination_of(name, reference=None if OPTIMIZERS[name].traits.by_piece else FORMULAS[name])
+    return examination_of(SPECS[name])
+
+
+def into(*names: str) -> pytest.MarkDecorator:
+    """What a test looks into beside its parameter `name`."""
+    return pytest.mark.reports(*names)
 
 
 @pytest.fixture(scope="module")
 def reports(request: pytest.FixtureRequest) -> dict[str, Report]:
-    """Mutants and the suite's own optimizers, in one process: starting torch takes longer than the checks of one."""
-    wanted = {*LOOKED_INTO, *selected(request, "name")}
-    names = [name for name in FAULTS if name not in SLOW and name in wanted]
-    own = [name for name in OWN if name in wanted]
-    examinations = [examination_of(SPECS[name]) for name in names] + [
-        # A transcription of flat vectors knows no matrices.
-        examination_of(name, reference=None if OPTIMIZERS[name].traits.by_piece else FORMULAS[name])
-        for name in own
-    ]
-    for formula in (mutants.sound_reference, mutants.wrong_reference):
-        examination = examination_of(
-            mutants.Sound, only="reference", reference=formula, options={"momentum": 0.5, "lr": 0.2}
-        )
-        examinations.append(examination)
-    examinations.append(examination_of("muon", options={"rest": "sgdm", "rest.lr": "0.3"}))
-    spec = OptimizerSpec("mine", "tests.mutants:Sound", "", "tests", defaults={"lr": 0.3}, version=4)
-    examinations.append(examination_of(spec, only=["quadratic"]))
-    more = ["sound_reference", "wrong_reference", "hybrid", "spec"]
-    return dict(zip([*names, *own, *more], run(examinations), strict=True))
+    """All that tests look into, in one process: starting torch takes longer than the checks of one."""
+    own = [item for item in request.session.items if item.path == request.path]
+    marked = {name for item in own for mark in item.iter_markers("reports") for name in mark.args}
+    names = sorted(marked | selected(request, "name"))
+    return dict(zip(names, run([examination(name) for name in names]), strict=True))
 
 
 def table(report: Report) -> str:
@@ -67,13 +67,13 @@ def table(report: Report) -> str:
 # ---- What it finds ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.matrix(keep=4)
+@pytest.mark.matrix(keep=2)
 @pytest.mark.parametrize("name", [name for name in FAULTS if name not in SLOW])
 def test_a_fault_fails_its_checks_and_no_others(name: str, reports: dict[str, Report]) -> None:
     assert set(reports[name].failed) == FAULTS[name], table(reports[name])
 
 
-@pytest.mark.matrix(keep=4)
+@pytest.mark.matrix(keep=1)
 @pytest.mark.parametrize("name", OWN)
 def test_the_suites_own_optimizers_pass_all_checks(name: str, reports: dict[str, Report]) -> None:
     report = reports[name]
@@ -89,6 +89,7 @@ def test_every_check_that_can_fail_has_a_mutant() -> None:
     assert set().union(*FAULTS.values()) | {"reference"} == can_fail
 
 
+@pytest.mark.matrix(keep=1)
 @pytest.mark.parametrize(
     ("name", "scale", "rotation"),
     [("sgd", "x10", "equivariant"), ("sngd", "invariant", "equivariant"), ("adam", "invariant", "not equivariant")],
@@ -102,6 +103,8 @@ def test_what_kind_of_method_it_is(name: str, scale: str, rotation: str, reports
     )
 
 
+@pytest.mark.deep
+@into("sgd", "sngd", "adam", "ps", "sps")
 def test_methods_that_use_the_loss_drift_apart_where_ranks_have_their_own(reports: dict[str, Report]) -> None:
     assert [reports[name]["own_loss"].measured for name in ("sgd", "sngd", "adam")] == [0, 0, 0]
     for name in ("ps", "sps"):
@@ -111,11 +114,14 @@ def test_methods_that_use_the_loss_drift_apart_where_ranks_have_their_own(report
         assert reports[name]["ddp"].verdict == "pass"
 
 
+@pytest.mark.deep
+@into("sgd", "Sound", "adam")
 def test_memory_is_counted_in_copies_of_the_parameters(reports: dict[str, Report]) -> None:
     measured = {name: reports[name]["memory"].measured for name in ("sgd", "Sound", "adam")}
     assert measured == {"sgd": 0, "Sound": 1, "adam": pytest.approx(2, abs=1e-3)}
 
 
+@into("FirstGroupOnly")
 def test_a_failure_says_what_was_measured_and_what_to_do(reports: dict[str, Report]) -> None:
     report = reports["FirstGroupOnly"]
     text = report.text()
@@ -153,6 +159,7 @@ def line_of(cls: str, text: str) -> str:
     return f"tests/mutants.py, line {at}"
 
 
+@pytest.mark.matrix(keep=3)
 @pytest.mark.parametrize(
     ("name", "check", "words"),
     [
@@ -178,6 +185,8 @@ def test_a_failure_says_where_and_what(
     assert all(word in reports[name][check].note for word in words), table(reports[name])
 
 
+@pytest.mark.deep
+@into("FlatViews")
 def test_where_an_optimizer_raises_stands_in_the_verdict(reports: dict[str, Report]) -> None:
     verdict = reports["FlatViews"]["noncontiguous"]
     assert verdict.verdict == "error"
@@ -185,24 +194,29 @@ def test_where_an_optimizer_raises_stands_in_the_verdict(reports: dict[str, Repo
     assert "tests/mutants.py, line" in verdict.note
 
 
+@pytest.mark.deep
+@into("ObjectInState")
 def test_what_kind_of_thing_a_state_must_not_hold_is_named(reports: dict[str, Report]) -> None:
     assert reports["ObjectInState"]["resume"].note.endswith("refuses its state: a tests.mutants.Box")
 
 
+@into("Raises")
 def test_what_does_not_build_is_checked_no_further(reports: dict[str, Report]) -> None:
     report = reports["Raises"]
     assert (report["builds"].verdict, report["builds"].note.partition(" (")[0]) == ("error", "SystemExit: enough")
     assert {verdict.verdict for verdict in report.verdicts[1:]} == {"not applicable"}
 
 
-@pytest.mark.parametrize(("formula", "good"), [("sound_reference", True), ("wrong_reference", False)])
-def test_a_reference_is_held_to(formula: str, good: bool, reports: dict[str, Report]) -> None:
-    report = reports[formula]
+@pytest.mark.parametrize(("name", "good"), [("sound_reference", True), ("wrong_reference", False)])
+def test_a_reference_is_held_to(name: str, good: bool, reports: dict[str, Report]) -> None:
+    report = reports[name]
     assert [verdict.check for verdict in report.verdicts] == ["reference"]
     assert report.ok is good, table(report)
     assert report.options == {"momentum": 0.5, "lr": 0.2}
 
 
+@pytest.mark.deep
+@into("muon", "hybrid")
 def test_a_method_for_matrices_is_checked_with_another_for_the_rest(reports: dict[str, Report]) -> None:
     alone, hybrid = reports["muon"], reports["hybrid"]
     assert not hybrid.failed, table(hybrid)
@@ -210,11 +224,14 @@ def test_a_method_for_matrices_is_checked_with_another_for_the_rest(reports: dic
     assert (alone["scalar_empty"].verdict, hybrid["scalar_empty"].verdict) == ("not applicable", "pass")
 
 
+@pytest.mark.deep
+@into("RefusesTwoValues", "DecayOfFirstGroup")
 def test_two_values_that_are_refused_are_no_fault(reports: dict[str, Report]) -> None:
     assert reports["RefusesTwoValues"]["group_values"].note == "lr, momentum; it refuses two values of weight_decay"
     assert reports["DecayOfFirstGroup"]["group_values"].note.startswith("weight_decay: 0.0 in one group and 0.1 in")
 
 
+@into("spec")
 def test_a_spec_is_checked_as_it_is_given(reports: dict[str, Report]) -> None:
     report = reports["spec"]
     assert report.ok

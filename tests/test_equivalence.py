@@ -95,7 +95,7 @@ def test_the_ranks_end_well(ranks) -> None:
     assert ranks[1].returncode == 0, ranks[1].stderr[-3000:]
 
 
-@pytest.mark.matrix
+@pytest.mark.matrix(keep=6)
 @each_case
 def test_one_process_equals_the_plain_loop(case: Case) -> None:
     trained, expected = by_suite(config_of(case)), plain(case)
@@ -113,7 +113,7 @@ def test_the_matrix_moves_the_weights_and_clipping_matters(task: str) -> None:
         assert (min if task == "tiny" else max)(norms) > CLIP, opt  # on text NGD comes near a stationary point
 
 
-@pytest.mark.matrix
+@pytest.mark.matrix(keep=6)
 @each_case
 def test_two_ddp_processes_equal_the_plain_loop(case: Case, ddp: list[dict[str, dict]]) -> None:
     mine, expected = ddp[0][case.name], plain(case)
@@ -121,7 +121,7 @@ def test_two_ddp_processes_equal_the_plain_loop(case: Case, ddp: list[dict[str, 
     assert [row[:2] for row in mine["curve"]] == [pytest.approx(row, abs=1e-9) for row in expected.curve]
 
 
-@pytest.mark.matrix
+@pytest.mark.matrix(keep=6)
 @each_case
 def test_ddp_ranks_stay_identical_bit_for_bit(case: Case, ddp: list[dict[str, dict]]) -> None:
     first, second = (rank[case.name] for rank in ddp)
@@ -144,7 +144,7 @@ def test_ranks_with_gradient_checkpointing_equal_the_plain_loop(
             assert distance(rank["gradient checkpointing"]["weights"], plain(KEPT).weights) < most
 
 
-@pytest.mark.matrix
+@pytest.mark.matrix(keep=6)
 @each_task
 @pytest.mark.parametrize("opt", OPTIMIZERS)
 def test_fp16_with_a_gradient_scaler_agrees_to_its_precision(opt: str, task: str) -> None:
@@ -190,7 +190,7 @@ def test_a_gradient_that_overflows_in_fp16_skips_the_step_and_lowers_the_scale()
     assert all(torch.isfinite(w).all() for w in trained.weights.values())
 
 
-@pytest.mark.matrix
+@pytest.mark.matrix(keep=6)
 @each_task
 @pytest.mark.parametrize("micro_batches", [2, 3, 16])
 def test_micro_batches_change_nothing_with_dropout_and_augmentation(micro_batches: int, task: str) -> None:

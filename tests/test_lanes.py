@@ -723,6 +723,7 @@ def test_a_converged_lane_keeps_its_final_weights_while_the_block_goes_on(store:
         assert gap(lane, alone) < 1e-9
 
 
+@pytest.mark.deep
 def test_polyak_converges_to_a_gradient_of_zero_while_slower_lanes_go_on(store: Path) -> None:
     grid = block(store, "synthetic", "ps", lrs(1.0, 0.01), seeds=(1, 3), trainer__max_steps=800, **SMALL)
     lanes = [lane["record"] for lane in lanes_of(grid)]

@@ -116,6 +116,7 @@ def test_a_plan_says_where_tuned_settings_come_from(here: Path) -> None:
         plan.forget()
 
 
+@pytest.mark.deep
 def test_an_experiment_is_a_plan_too(cli, here: Path) -> None:
     words = ("reproduce", "vasudeva2025/fixed-decoder", "--quick", "--trainer.max_steps", "20", "--device", "cpu")
     _, join = plan_of(cli(*words, "--create"))
@@ -410,6 +411,7 @@ def fragile(folder: Path, *bad: float) -> tuple[str, ...]:
             "1", "--trainer.max_steps", "5", "--device", "cpu")  # fmt: skip
 
 
+@pytest.mark.matrix(keep=1)
 @pytest.mark.parametrize("engine", ["lightning", "auto", "lanes"])
 def test_a_run_that_breaks_harms_no_other(cli, here: Path, engine: str) -> None:
     answer = cli(*fragile(here, 0.2), "--engine", engine, "--width", "1" if engine == "lanes" else "4")
@@ -442,6 +444,7 @@ def test_three_that_break_before_one_has_ended_end_the_command(cli, here: Path) 
     assert Counter(run.status for run in Store(here / "runs").runs()) == {"failed": 3}
 
 
+@pytest.mark.matrix(keep=1)
 @pytest.mark.parametrize("engine", ["lightning", "lanes"])
 def test_a_value_that_breaks_with_all_seeds_keeps_no_other_value_from_being_tried(cli, here: Path, engine: str) -> None:
     words = fragile(here, 0.2)

@@ -129,6 +129,7 @@ def test_every_kind_of_chart_is_explained():
     assert list(KINDS) == list(CHARTS)
 
 
+@pytest.mark.deep
 def test_the_same_store_gives_the_same_bytes_and_no_trace_of_the_machine(store, tmp_path, capsys):
     everything(store)
     elsewhere = tmp_path / "elsewhere" / "runs"

@@ -121,6 +121,7 @@ def test_a_step_may_be_a_share_of_the_budget(folder: Path) -> None:
     assert window(full.at({"task.d": 3})) == [2, 20]
 
 
+@pytest.mark.deep
 def test_an_early_claim_is_decided_in_the_small_version_too(cli: Any, folder: Path) -> None:
     early = TINY["claims"][0] | {"at": "0.5 budget", "above": 1e-9, "measure": "loss"}
     rewrite(folder, claims=[early], quick=TINY["quick"] | {"seeds": [0, 1]}, search=None)
@@ -244,6 +245,7 @@ def test_settings_of_one_arm_from_the_command_line(cli: Any, folder: Path, store
     assert "all 4 runs are stored" in cli("reproduce", "nobody/tiny", *shlex.split(again)).err
 
 
+@pytest.mark.deep
 def test_a_search_takes_settings_of_one_arm_too(cli: Any, folder: Path, store: Path) -> None:
     rewrite(folder, search=TINY["search"] | {"arms": ["NGD"]})
     words = ("--trainer.max_steps", "5", "--arm", "GD", "opt.lr", "0.4", "--arm", "NGD", "opt.lr", "0.3")
@@ -256,6 +258,7 @@ def test_a_search_takes_settings_of_one_arm_too(cli: Any, folder: Path, store: P
     assert runs == {("gd", 0.4, 3), ("ngd", 0.3, 3), ("ngd", 0.3, 4)}
 
 
+@pytest.mark.deep
 def test_seeds_without_a_solution_are_left_out_and_named(cli: Any, folder: Path) -> None:
     answer = cli("reproduce", "nobody/tiny", "--seeds", "5")  # seed 3 is infeasible
     assert answer.code == 0, answer.err
@@ -275,6 +278,7 @@ def test_an_experiment_whose_every_instance_is_infeasible_says_so(cli: Any, fold
     assert "none of the seeds can be compared with a solution: with seed 3, att_svm is infeasible" in answer.err
 
 
+@pytest.mark.deep
 def test_a_search_judges_the_claims_at_every_point(cli: Any, folder: Path) -> None:
     answer = cli("reproduce", "nobody/tiny", "--search")
     assert answer.code == 0, answer.err
@@ -518,6 +522,7 @@ def test_a_change_that_leaves_nothing_to_judge_is_refused_before_anything_is_tra
     assert not store.exists()
 
 
+@pytest.mark.deep
 def test_an_experiment_keeps_to_the_width_that_it_is_told(cli: Any, folder: Path, store: Path) -> None:
     assert cli("reproduce", "nobody/tiny", "--engine", "lanes", "--width", "1", "--memory", "1G").code == 0
     runs = list(Store(store).runs())

@@ -339,6 +339,7 @@ def test_json_is_strict_and_says_what_the_table_says():
     }  # fmt: skip
 
 
+@pytest.mark.matrix(keep=1)
 @pytest.mark.parametrize("mode", ["min", "max"])
 def test_files_are_written_and_the_same_every_time(tmp_path, mode):
     sweep = realistic(mode)

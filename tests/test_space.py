@@ -553,6 +553,7 @@ def test_a_tuning_ends_without_trying_anything_twice(drawn, data, mode, least):
         assert len(order) == max(trials, total)
 
 
+@pytest.mark.deep
 @often
 @given(designs(), st.data(), st.sampled_from(["min", "max"]))
 def test_a_score_that_comes_to_be_known_only_appends_points(drawn, data, mode):
@@ -572,6 +573,7 @@ def test_a_score_that_comes_to_be_known_only_appends_points(drawn, data, mode):
     assert before == order
 
 
+@pytest.mark.deep
 @often
 @given(designs(), st.data(), st.sampled_from(["min", "max"]), st.sampled_from([ALL, CONVERGED]))
 def test_a_replay_is_what_a_tuning_of_that_budget_would_have_done(drawn, data, mode, least):

@@ -229,6 +229,7 @@ def test_each_trial_is_claimed_by_one(url: str) -> None:
     assert states(study) == {("design", "running"): 30}
 
 
+@pytest.mark.deep
 def test_many_processes_finish_a_study_together_and_complete_each_trial_once(url: str) -> None:
     study = begin(url, 12)
     done = together(*[partial(_drain, url, study.name)] * 3)

@@ -164,6 +164,7 @@ def tiny_task() -> None:
 # -- what there is afterwards ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
 def test_every_run_of_a_sweep_is_an_ordinary_run(cli, store, here):
     words = (
         "--opt",
@@ -230,6 +231,7 @@ def tables(here: Path) -> dict[str, str]:
     return {str(path.parent.relative_to(here)): path.read_text() for path in here.rglob("sensitivity.csv")}
 
 
+@pytest.mark.deep
 def test_two_sweeps_of_a_task_lie_side_by_side_and_the_same_one_again_refreshes_its_own(cli, store, here):
     both, more = ("--opt", "gd,ngd", "--opt.lr", "0.1,1", "--seeds", 2), (*FOUR[:-1], 3)
     for words in (FOUR, both, more):
@@ -567,6 +569,7 @@ def test_memory_that_runs_out_while_it_is_measured_bounds_the_width(sweep, store
     assert statuses(store) == {("completed", "lanes"): 16}
 
 
+@pytest.mark.deep
 def test_memory_that_runs_out_after_a_checkpoint_leaves_no_rest(sweep, store, breaks):
     breaks(SHORT[0], more_than=4, after=12)
     answer = sweep(*SIXTEEN, "--engine", "lanes", "--width", 16, "--trainer.checkpoint_seconds", 1e-9)
@@ -1072,6 +1075,7 @@ def test_two_processes_share_the_work(store, whole, tmp_path):
     assert same(outcome(store), whole)
 
 
+@pytest.mark.deep
 @pytest.mark.skipif(sys.platform != "linux", reason="macOS does not keep RLIMIT_AS")
 def test_where_memory_is_really_short(store, tmp_path):
     words = ("sweep", *SMALL, *SIXTEEN, "--store", store, "--engine", "lanes", "--width", 16)

@@ -250,6 +250,7 @@ def test_parts_of_the_data_are_prefixes_and_say_so(root: Path, data: MNLIData) -
         MNLIData(root, n_train=73, **SMALL)
 
 
+@pytest.mark.matrix(keep=1)
 @pytest.mark.parametrize(
     ("source", "hashes"),
     [
@@ -728,6 +729,7 @@ def test_metrics_on_both_validation_sets_are_those_of_scikit_learn(root: Path) -
 # -- real texts -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
 def test_little_of_a_batch_of_real_pairs_is_padding(real_text: Path, tmp_path: Path) -> None:
     (tmp_path / "mnli").mkdir()
     names = {"train": "validation_mismatched", "validation_matched": "validation_matched",
