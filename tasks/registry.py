@@ -34,7 +34,7 @@ def image_spec(**options: Any) -> TaskSpec:
     """A ViT-small that tells classes of images apart; options win."""
     defaults: dict[str, Any] = {
         "module": "tasks.vision.vit:ViTClassifier", "metric": "accuracy", "mode": "max", "target": None,
-        "budget": {"max_epochs": 5}, "source": _VIT, "lanes": True, "family": "vision",
+        "budget": {"max_epochs": 5}, "source": _VIT, "lanes": True, "family": "vision", "version": 2,
     }  # fmt: skip
     return TaskSpec(**(defaults | options))
 
@@ -44,7 +44,7 @@ def text_spec(**options: Any) -> TaskSpec:
     defaults: dict[str, Any] = {
         "module": "tasks.language.bert:TextClassifier", "metric": "accuracy", "mode": "max", "target": None,
         "budget": {"max_epochs": 3}, "source": _BERT_A, "batch_size": 32, "micro_batch_size": 128, "steps_per_call": 4,
-        "family": "text",
+        "family": "text", "version": 2,
     }  # fmt: skip
     return TaskSpec(**(defaults | options))
 
@@ -190,6 +190,7 @@ TASKS = Registry(
             steps_per_call=4,
             lanes=True,
             family="lm",
+            version=2,
             presets=_LM_PRESETS,
         ),
     ),

@@ -159,14 +159,6 @@ def test_the_vit_has_the_papers_shape() -> None:
 # -- dropout --------------------------------------------------------------------------------------------------------
 
 
-def test_dropout_keeps_the_stated_share_and_the_mean() -> None:
-    where = randomness(0, slice(0, 400), 400)
-    out = BatchDropout(0.3, where, 1)(torch.ones(400, 100))
-    assert float((out == 0).float().mean()) == pytest.approx(0.3, abs=0.01)
-    assert float(out.mean()) == pytest.approx(1.0, abs=0.02)
-    torch.testing.assert_close(out.max(), torch.tensor(1 / 0.7))
-
-
 def test_dropout_masks_differ_by_step_layer_and_sample_and_repeat_exactly() -> None:
     x = torch.ones(8, 50)
 
@@ -177,18 +169,6 @@ def test_dropout_masks_differ_by_step_layer_and_sample_and_repeat_exactly() -> N
     assert not torch.equal(mask(1, 1), mask(2, 1))
     assert not torch.equal(mask(1, 1), mask(1, 2))
     assert len({tuple(row.tolist()) for row in mask(1, 1)}) == 8
-
-
-@given(size=st.integers(1, 400), cut=st.integers(1, 400), step=st.integers(0, 2))
-@settings(max_examples=40, deadline=None)
-def test_random_numbers_are_the_same_however_the_batch_is_cut(size: int, cut: int, step: int) -> None:
-    def drawn(first: int, last: int) -> Tensor:
-        where = randomness(step, slice(first, last), size)
-        return where.draw(1, torch.empty(last - first, 3), lambda numbers, source: numbers.normal_(generator=source))
-
-    parts = [drawn(first, min(first + cut, size)) for first in range(0, size, cut)]
-    assert torch.equal(torch.cat(parts), drawn(0, size))
-    assert len({tuple(row) for row in drawn(0, size).tolist()}) == size
 
 
 def test_every_dropout_of_a_model_is_replaced_once_and_silent_in_eval_mode() -> None:

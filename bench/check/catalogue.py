@@ -459,7 +459,7 @@ _OF_TASKS = (
         0.0,
         _EXACT,
         "make initial weights from torch's generator, data from `seed`, and what is random in training from"
-        " `randomness.draw`; keep nothing in the class or the module",
+        " `randomness.uniform`; keep nothing in the class or the module",
         "results",
     ),
     Check(
@@ -469,7 +469,7 @@ _OF_TASKS = (
         1e-9,
         _ROUNDING,
         "the loss is a mean over rows that are independent: no batch normalisation, no sum; what is random comes from"
-        " `randomness.draw`, and rows of unequal weight are divided by the split's mean",
+        " `randomness.uniform`, and rows of unequal weight are divided by the split's mean",
         "results",
     ),
     Check(
@@ -478,8 +478,8 @@ _OF_TASKS = (
         "a run that goes on from a checkpoint equals the uninterrupted one",
         0.0,
         _EXACT,
-        "keep what training changes in parameters and buffers; take random numbers from `randomness.draw`, not from the"
-        " global generator",
+        "keep what training changes in parameters and buffers; take random numbers from `randomness.uniform`, not from"
+        " the global generator",
         "results",
     ),
     Check(

@@ -7,11 +7,14 @@ place in the batch). So micro-batches, ranks, resuming and other optimizers chan
 
 from torch import Tensor, nn
 
-from tasks.core.randomness import BatchRandomness
+from tasks.core.randomness import BatchRandomness, exact_rate
 
 
 class BatchDropout(nn.Module):
-    """Dropout of rate p, in [0, 1), on inputs of shape (rows of the micro-batch, ...)."""
+    """Dropout of rate p, in [0, 1), on inputs of shape (rows of the micro-batch, ...).
+
+    The rate is rounded to a multiple of 2^-16, so that one word of 64 random bits decides on four elements.
+    """
 
     def __init__(self, p: float, randomness: BatchRandomness, stream: int) -> None:
         super().__init__()
@@ -21,10 +24,10 @@ class BatchDropout(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x with elements zeroed with probability p, others scaled by 1 / (1 - p); x itself in eval mode."""
-        if not self.training or self.p == 0:
+        rate = exact_rate(self.p)
+        if not self.training or rate == 0:
             return x
-        keep = self.randomness.draw(self.stream, x, lambda mask, source: mask.bernoulli_(1 - self.p, generator=source))
-        return x * keep.div_(1 - self.p)
+        return x * self.randomness.keep(self.stream, x, rate).to(x.dtype).mul_(1 / (1 - rate))
 
 
 def use_batch_dropout(model: nn.Module, randomness: BatchRandomness) -> None:

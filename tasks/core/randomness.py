@@ -1,18 +1,39 @@
-"""Random numbers of a batch, as a function of (seed, step, use, row): however it is cut, and whenever it is resumed."""
+"""Random numbers of a batch, as a function of (seed, step, use, row, element): however it is cut, whenever it resumes.
 
-from collections.abc import Callable
+They come from a hash of counters (SplitMix64: Steele, Lea, Flood, OOPSLA 2014), as operations on integer tensors: the
+same bits on every device, any rows without the others, and no generator whose state would have to be kept.
+"""
 
 import torch
 from torch import Tensor
 
-from tasks.core.seeding import derive_seed
+_WORD = (1 << 64) - 1
+_GAMMA = 0x9E3779B97F4A7C15
+_STEPS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, None))
+_PIECES = 1 << 16
 
-_BLOCK = 128
-"""Samples whose numbers are drawn together."""
+
+def _signed(word: int) -> int:
+    """A word in [0, 2^64) as int64 holds it."""
+    return word - ((word >> 63) << 64)
+
+
+def _key(*parts: int) -> int:
+    """A word in [0, 2^64) that depends on all the parts and their order."""
+    word = 0
+    for part in parts:
+        word = (word + _GAMMA * (part + 1)) & _WORD
+        for shift, factor in _STEPS:
+            word ^= word >> shift
+            word = word * (factor or 1) & _WORD
+    return word
 
 
 class BatchRandomness:
     """Where in the run a micro-batch stands; shared by everything random in one model.
+
+    Each method takes a `stream`, one number for each use in the model, and a tensor `like`, of shape (rows of the
+    micro-batch, ...), for shape, dtype and device; its values do not matter.
 
     Attributes:
         seed: of the whole run's randomness beyond initialisation and order.
@@ -31,26 +52,36 @@ class BatchRandomness:
         self.width: int | None = None
         self.drawn = False
 
-    def draw(self, stream: int, numbers: Tensor, fill: Callable[[Tensor, torch.Generator], object]) -> Tensor:
-        """Random numbers for the micro-batch, the same however the batch is cut.
-
-        Args:
-            stream: one number for each use in the model.
-            numbers: what to draw like, of shape (rows of the micro-batch, ...); its values do not matter.
-            fill: fills a tensor of shape (rows, ...) in place from a generator.
-
-        Returns:
-            A tensor like `numbers`.
-        """
+    def words(self, stream: int, per_row: int, device: torch.device | None = None) -> Tensor:
+        """Random words of 64 bits for the rows of the micro-batch: int64 of shape (rows, per_row)."""
         self.drawn = True
-        first, last = self.rows.start, self.rows.stop
-        blocks = []
-        # Block by block: to draw the whole batch for each of its micro-batches would cost the square of their number.
-        for block in range(first // _BLOCK, -(-last // _BLOCK)):
-            start, stop = block * _BLOCK, min((block + 1) * _BLOCK, self.batch_size)
-            seed = derive_seed(self.seed, self.step, stream, *((block,) if block else ()))
-            # Not `new_empty`: under `torch.func.vmap` that would be drawn for each of its points.
-            drawn = torch.empty((stop - start, *numbers.shape[1:]), dtype=numbers.dtype, device=numbers.device)
-            fill(drawn, torch.Generator(numbers.device).manual_seed(seed))
-            blocks.append(drawn[max(first - start, 0) : last - start])
-        return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
+        first, last = self.rows.start * per_row, self.rows.stop * per_row
+        words = torch.arange(first, last, device=device).mul_(_signed(_GAMMA))
+        words.add_(_signed(_key(self.seed, self.step, stream)))
+        for shift, factor in _STEPS:
+            # int64 shifts in copies of the sign, which are masked out.
+            words.bitwise_xor_(words.bitwise_right_shift(shift).bitwise_and_((1 << (64 - shift)) - 1))
+            if factor is not None:
+                words.mul_(_signed(factor))
+        return words.view(self.rows.stop - self.rows.start, per_row)
+
+    def keep(self, stream: int, like: Tensor, rate: float) -> Tensor:
+        """Which elements a dropout of this rate, in [0, 1), keeps: bool of the shape of `like`.
+
+        Each is False with the probability `exact_rate(rate)`, by 16 bits of its own.
+        """
+        elements = like.shape[1:].numel()
+        pieces = self.words(stream, -(-elements // 4), like.device).view(torch.int16)[:, :elements]
+        return (pieces >= round(exact_rate(rate) * _PIECES) - _PIECES // 2).view(like.shape)
+
+    def uniform(self, stream: int, like: Tensor) -> Tensor:
+        """Numbers in [0, 1) of the shape of `like`: of 53 bits where that is float64, else of 24 bits in float32."""
+        bits, dtype = (53, like.dtype) if like.dtype == torch.float64 else (24, torch.float32)
+        words = self.words(stream, like.shape[1:].numel(), like.device)
+        words.bitwise_right_shift_(64 - bits).bitwise_and_((1 << bits) - 1)
+        return words.to(dtype).mul_(2.0**-bits).view(like.shape)
+
+
+def exact_rate(rate: float) -> float:
+    """The probability with which `BatchRandomness.keep` drops an element: a multiple of 2^-16, less than 1."""
+    return min(round(rate * _PIECES), _PIECES - 1) / _PIECES

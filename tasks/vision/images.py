@@ -91,9 +91,7 @@ class ImageData(TaskData):
     def _augmented(self, x: Tensor, randomness: BatchRandomness) -> Tensor:
         """The images, uint8 of shape (rows, C, H, W), each shifted and flipped at random."""
         device = x.device
-        uniform = randomness.draw(
-            _AUGMENT_STREAM, torch.empty(len(x), 3, device=device), lambda u, source: u.uniform_(generator=source)
-        )
+        uniform = randomness.uniform(_AUGMENT_STREAM, torch.empty(len(x), 3, device=device))
         draw = (uniform[:, :2] * (2 * self.crop + 1)).long().T
         mirror = uniform[:, 2] < 0.5
         if self.crop:
