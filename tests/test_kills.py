@@ -177,6 +177,10 @@ TUNE = (
 )  # fmt: skip
 
 
+OF_ROLES = (
+    "tune", "--task", "synthetic_joint", "--opt", "muon", "--opt.rest", "sngd", "--opt.lr", "0.01,0.1",
+    "--opt.rest.lr", "0.01,0.1", "--opt.rest.momentum", "0.5", *TUNE[5:], "--trials", "4",
+)  # fmt: skip
 SWEEP_SHARED = (
     *SWEEP, "--opt.lr", "0.01:1:6", "--trainer.max_steps", "1500", "--device", "cpu", "--workers", "2",
     "--engine", "lanes", "--width", "3", "--trainer.checkpoint_seconds", "1e-3",
@@ -193,7 +197,7 @@ SUITE = {
     "settings": {"trainer.max_steps": 40, "trainer.checkpoint_seconds": 1e-3, "device": "cpu"},
 }  # fmt: skip
 WITH_WORKERS = {
-    "tune": TUNE, "tune of two": (*TUNE, "--workers", "2"), "sweep": SWEEP_SHARED, "long sweep": LONG_SWEEP,
+    "tune": TUNE, "tune of roles": OF_ROLES, "tune of two": (*TUNE, "--workers", "2"), "sweep": SWEEP_SHARED, "long sweep": LONG_SWEEP,
     "reproduce": REPRODUCE,
     "suite": ("suite", "SUITE", "--workers", "2", "--engine", "lightning"),
 }  # fmt: skip
@@ -258,7 +262,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tup
 
 
 @pytest.mark.parametrize("n", SEEDS)
-@pytest.mark.parametrize("kind", ["tune", "sweep", "reproduce", "suite"])
+@pytest.mark.parametrize("kind", ["tune", "tune of roles", "sweep", "reproduce", "suite"])
 def test_kill_9_of_a_command_and_its_workers_changes_no_result(
     cli, tmp_path: Path, undisturbed, kind: str, n: int
 ) -> None:
