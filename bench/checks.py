@@ -85,6 +85,10 @@ def check_early(config: RunConfig) -> None:
         )
     if trainer.measure_every is not None and config.task_spec.measure_every is None:
         raise UserError(f"--trainer.measure_every {trainer.measure_every}: the task {config.task} measures nothing")
+    if trainer.observe is not None and config.task_spec.measure_every is not None:
+        raise UserError(f"--trainer.observe {trainer.observe}: the task {config.task} has measurements of its own")
+    if trainer.observe is not None and trainer.strategy == "fsdp":
+        raise UserError("--trainer.observe needs whole weights, which --trainer.strategy fsdp shards; use ddp")
     if config.precision == "16-mixed" and trainer.strategy == "fsdp":
         raise UserError(
             "--precision 16-mixed does not work with --trainer.strategy fsdp: ranks would not agree on which steps"

@@ -118,6 +118,13 @@ class TrainerOptions(NoBooleans):
         ge=1,
         description="optimizer steps between measurements of a task that has some; the task's own by default",
     )
+    observe: int | None = Field(
+        None,
+        ge=1,
+        le=20,
+        description="points per decade of steps at which attention, curvature and noise of a real model are measured,"
+        " in [1, 20]; off by default (`bench show TASK` defines them)",
+    )
     checkpoint_seconds: float = Field(
         60, gt=0, description="seconds between checkpoints, from which a killed run goes on"
     )

@@ -12,6 +12,7 @@ from bench.options import _parse, _source, task_options
 from bench.text import word_of
 from optimizers import LogUniform, OptimizerSpec
 from tasks import TASKS, TaskSpec
+from tasks.core.quantities import HEADS, MODEL, OBSERVED
 from tasks.core.spec import place_of
 
 if TYPE_CHECKING:
@@ -51,6 +52,9 @@ def describe_task(spec: TaskSpec) -> str:
     """Model, metric, target, budget and options of a task."""
     budget = ", ".join(f"{name} {value}" for name, value in spec.budget.items())
     measured = [f"measured every {spec.measure_every} steps:", *_measurements(spec), ""] if spec.measure_every else []
+    if spec.family in OBSERVED:
+        names = [line for name, text in {**HEADS, **MODEL}.items() for line in row(name, text)]
+        measured = ["measured by --trainer.observe, of each head (NAME_lLAYER_hHEAD) and of the model:", *names, ""]
     target = "none" if spec.target is None else f"{spec.metric} {spec.target:g}"
     compared = "ratios of how far it lies above its infimum" if spec.scale == "log" else "differences"
     ranked = " of the training samples: its claim is about optimization" * spec.ranks_training

@@ -45,7 +45,9 @@ from optimizers.hybrid import make
 from tasks.core.averaging import Averaging
 from tasks.core.data import TaskData
 from tasks.core.files import DataError
+from tasks.core.observatory import CHUNKS
 from tasks.core.order import micro_batches_per_rank
+from tasks.core.quantities import observed_steps
 from tasks.core.schedule import Schedule
 from tasks.core.seeding import derive_seed
 from tasks.core.sharding import ShardedStrategy
@@ -257,6 +259,8 @@ def make_plan(config: RunConfig, task: Task) -> Plan:
         raise option_error("opt", error, config.opt_options) from None
     if len(parts) < len(config.methods):
         _refuse_idle_rest(config)
+    if trainer.observe is not None:
+        _refuse_to_observe(config, task)
     steps = min(x for x in limits if x is not None)
     return Plan(
         make_optimizer=_maker(config, parts, parameters),
@@ -272,8 +276,22 @@ def make_plan(config: RunConfig, task: Task) -> Plan:
         average=average_of(config, steps, per_epoch),
         step_keywords=config.step_keywords,
         measure_every=trainer.measure_every,
+        observed=() if trainer.observe is None else observed_steps(steps, trainer.observe),
         create_graph=config.traits.create_graph,
     )
+
+
+def _refuse_to_observe(config: RunConfig, task: Task) -> None:
+    """Refuse `--trainer.observe` where there is nothing to look at.
+
+    Raises:
+        UserError: there is not.
+    """
+    flag, n = f"--trainer.observe {config.trainer.observe}", task.data.sizes["train"]
+    if not task.maps({name: p.detach() for name, p in task.named_parameters()}):
+        raise UserError(f"{flag}: {config.task} has no heads with an attention of their own to look at")
+    if n < CHUNKS:
+        raise UserError(f"{flag}: the probe batch needs at least {CHUNKS} training samples, and there are {n}")
 
 
 def _refuse_idle_rest(config: RunConfig) -> None:

@@ -197,8 +197,8 @@ SUITE = {
     "settings": {"trainer.max_steps": 40, "trainer.checkpoint_seconds": 1e-3, "device": "cpu"},
 }  # fmt: skip
 WITH_WORKERS = {
-    "tune": TUNE, "tune of roles": OF_ROLES, "tune of two": (*TUNE, "--workers", "2"), "sweep": SWEEP_SHARED, "long sweep": LONG_SWEEP,
-    "reproduce": REPRODUCE,
+    "tune": TUNE, "tune of roles": OF_ROLES, "tune of two": (*TUNE, "--workers", "2"), "sweep": SWEEP_SHARED,
+    "long sweep": LONG_SWEEP, "reproduce": REPRODUCE,
     "suite": ("suite", "SUITE", "--workers", "2", "--engine", "lightning"),
 }  # fmt: skip
 

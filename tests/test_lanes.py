@@ -897,6 +897,15 @@ def test_a_block_that_was_stopped_goes_on_as_if_it_had_not_been(spec: OptimizerS
     assert_goes_on(grid, whole, 24 - 15)
 
 
+def test_a_stopped_block_that_is_observed_goes_on(store: Path) -> None:
+    words = {"trainer__max_steps": 24, "trainer__observe": 12}  # after 10 steps too, of which 8 are made before
+    grid, stop = block(store, "tiny_lm", "adamw", lrs(0.01, 0.05), **words), StopRequest()
+    whole = lanes_of(elsewhere(grid))
+    assert train(grid, stop, Silent(3, lambda: stop.note(signal.SIGINT))) is None
+    assert {run.steps for run in Store(store).runs()} == {8}
+    assert_goes_on(grid, whole, 24 - 8)
+
+
 def test_a_stopped_block_keeps_what_converged_before(store: Path) -> None:
     lanes = [{"lr": 0.3, "momentum": 0.9}, {"lr": 0.001, "momentum": 0.9}]
     grid, stop = block(store, "hinge", "gd", lanes, seeds=(0,), trainer__max_steps=120), StopRequest()

@@ -47,12 +47,15 @@ EARLIER = "2026-11-01T12:00:00Z"
 
 
 def outcome(store: Path) -> tuple[dict, dict]:
-    """All that the only run of a store found out, without clock times: its record, its curve and its measurements."""
+    """All that the only run of a store found out, without clock times: its record, its curve and its measurements.
+
+    Bytes stand for values, since NaN is not NaN.
+    """
     (run,) = Store(store).runs()
     record = {name: value for name, value in asdict(run).items() if name not in CLOCKS}
     record["validations"] = [{k: v for k, v in row.items() if k != "train_s"} for row in run.validations]
     tables = read_tables(store / run.run_id)
-    return record, {name: {k: v.tolist() for k, v in table.items()} for name, table in tables.items()}
+    return record, {name: {k: v.tobytes() for k, v in table.items()} for name, table in tables.items()}
 
 
 @pytest.fixture
@@ -88,6 +91,7 @@ CASES = {name: ("--opt", name) for name in OPTIMIZERS} | {
     "adamw-by-role": ("--opt", "adamw", "--opt.vector.weight_decay", "0", "--opt.embedding.lr", "1e-3"),
     "adamw-ema": ("--opt", "adamw", "--trainer.average", "ema", "--trainer.average_decay", "0.9"),
     "muon-lawa": ("--opt", "muon", "--trainer.average", "lawa", "--trainer.average_every", "4"),
+    "adamw-observed": ("--opt", "adamw", "--trainer.observe", "12"),  # after 22 steps too, and 20 are made in a call
     "muon-and-sps": ("--opt", "muon", "--opt.rest", "sps", "--opt.rest.gamma", "2", "--opt.rest.max_step", "5"),
     "sps-clipped-micro": ("--opt", "sps", "--trainer.gradient_clip_val", "0.1", "--trainer.micro_batch_size", "7"),
 }  # fmt: skip

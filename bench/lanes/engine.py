@@ -7,6 +7,7 @@ then moves all lanes at once; without one, each lane's own `torch.optim` instanc
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import lightning.pytorch as pl
@@ -23,6 +24,7 @@ from bench.lanes.replay import Replay
 from bench.lanes.scores import Scores, without_warning
 from tasks.core.averaging import Average
 from tasks.core.dropout import use_batch_dropout
+from tasks.core.observatory import Observer
 from tasks.core.order import BatchOrder, micro_batches_per_rank
 from tasks.core.task import Task
 from tasks.core.training_step import Outcome, Plan
@@ -93,6 +95,8 @@ class Lanes:
         self._replays: dict[Any, Replay] | None = {} if replayed and not self.apart else None
         self.averaged = [self.trained[i] for i in self.plan.averaged]
         self.average = Average(self.plan.average) if self.plan.average is not None and self.averaged else None
+        observed = self.plan.observed
+        self.observers = [[Observer(task, observed) for _ in range(R)] for task in self.tasks] if observed else []
         self.stepper = (
             Together(self.weights, plans, self.trained, compiled=compiled, replayed=replayed)
             if have_pure_update(self.plan.parts)
@@ -209,6 +213,21 @@ class Lanes:
             return {name: w.clone() for name, w in self.weights.items()}
 
     @torch.no_grad()
+    def observe(self, done: int) -> dict[str, Tensor] | None:
+        """What `Observer` finds after so many steps, shape (1, G, R) each, run by run; None if it does not look."""
+        found = [
+            [observer.note(done, partial(self._weights_of, g, r)) for r, observer in enumerate(own)]
+            for g, own in enumerate(self.observers)
+        ]
+        there = [[values for values in own if values is not None] for own in found]
+        if not any(there):
+            return None
+        return {name: torch.stack([torch.stack([v[name] for v in own]) for own in there])[None] for name in there[0][0]}
+
+    def _weights_of(self, g: int, r: int) -> Weights:
+        return {name: w[g, r] for name, w in self.weights.items()}
+
+    @torch.no_grad()
     def measure(self, points: Sequence[Weights]) -> dict[str, Tensor]:
         """`Task.measure_at` the weights of P points, shape (P, G, R) each; NaN where a problem lacks a measurement."""
         shape = len(points), self.shape[1]
@@ -270,6 +289,7 @@ class Lanes:
         return {
             "weights": self.weights, "best": self.best, "final": self.final, "steps_done": self.steps_done,
             "stepper": self.stepper.state_dict(), "average": self.average and self.average.state_dict(),
+            "observers": [[observer.state_dict() for observer in own] for own in self.observers],
         }  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -281,6 +301,9 @@ class Lanes:
         self.stepper.load_state_dict(state["stepper"])
         if self.average is not None:
             self.average.load_state_dict(state["average"], self._of_average())
+        for own, states in zip(self.observers, state["observers"], strict=True):
+            for observer, each in zip(own, states, strict=True):
+                observer.load_state_dict(each)
 
     # -- inside -----------------------------------------------------------------------------------------------------
 
@@ -408,7 +431,9 @@ class LanesModule(pl.LightningModule):
         self._measure()
 
     def _note(self, done: int) -> None:
-        """Keep the weights after so many steps, if they are to be measured."""
+        """Keep the weights after so many steps, if they are to be measured; observe them."""
+        if (found := self.lanes.observe(done)) is not None:
+            self.measured.append(([done], found))
         every = self.plan.measure_every
         if every and (done % every == 0 or done == self.plan.total_steps):
             self._noted.append((done, self.lanes.snapshot()))

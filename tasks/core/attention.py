@@ -7,7 +7,9 @@
 Dimensions: B rows, T queries, S keys, D width, H heads, K head size.
 """
 
-from typing import Literal, get_args
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +19,15 @@ from tasks.core.composition import Block, HeadComposition, composed_attention
 
 Kind = Literal["standard", "fixed_head", "dcmha"]
 _ROTARY_BASE = 10_000
+
+
+class Maps(NamedTuple):
+    """The linear maps of a layer's heads: W_Q, W_K, W_V of shape (H, K, D) each, W_O of shape (H, D, K)."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    o: Tensor
 
 
 class MultiHeadAttention(nn.Module):
@@ -76,6 +87,16 @@ class MultiHeadAttention(nn.Module):
         self.proj = nn.Linear(num_heads * head_dim, width, bias=bias)
         self.proj_drop = nn.Dropout(proj_dropout)
         self.composition = HeadComposition(width, num_heads) if kind == "dcmha" else None
+
+    def maps(self, qkv: Tensor, proj: Tensor) -> Maps:
+        """The linear maps of the heads.
+
+        Args:
+            qkv: weights of `qkv`, shape (3 H K, D).
+            proj: weights of `proj`, shape (D, H K).
+        """
+        q, k, v = qkv.view(3, self.num_heads, self.head_dim, -1)
+        return Maps(q, k, v, proj.view(len(proj), self.num_heads, self.head_dim).transpose(0, 1))
 
     def forward(self, x_BTD: Tensor, mask: Tensor | None = None) -> Tensor:
         """Let every token attend.
@@ -168,14 +189,40 @@ def plain_attention(
     Returns:
         Shape (B, H, T, K).
     """
-    if dropout is None or not (dropout.p and dropout.training):
+    drop = dropout if dropout is not None and dropout.p and dropout.training else None
+    if drop is None and _watched is None:
         return scaled_dot_product_attention(q_BHTK, k_BHSK, v_BHSK, mask, is_causal=causal, scale=scale)
     logits_BHTS = q_BHTK @ k_BHSK.mT * (scale or q_BHTK.shape[-1] ** -0.5)
     if causal:
         mask = visible(q_BHTK.shape[-2], True, None, None, q_BHTK.device)
     if mask is not None:
         logits_BHTS = logits_BHTS.masked_fill(~mask, -torch.inf)
-    return dropout(logits_BHTS.softmax(-1)) @ v_BHSK
+    if _watched is not None:
+        seen = torch.ones_like(logits_BHTS[:, :1], dtype=torch.bool)
+        _watched.append(Watched(logits_BHTS, (seen if mask is None else seen & mask)[:, 0]))
+    a_BHTS = logits_BHTS.softmax(-1)
+    return (a_BHTS if drop is None else drop(a_BHTS)) @ v_BHSK
+
+
+class Watched(NamedTuple):
+    """Logits of a layer, shape (B, H, T, S), minus infinity where a query sees no key; what it sees, (B, T, S)."""
+
+    logits: Tensor
+    seen: Tensor
+
+
+_watched: list[Watched] | None = None
+
+
+@contextmanager
+def watched_attention() -> Iterator[list[Watched]]:
+    """Collect what `plain_attention` computes inside, by plain operations, which can be differentiated twice."""
+    global _watched
+    before, _watched = _watched, []
+    try:
+        yield _watched
+    finally:
+        _watched = before
 
 
 def visible(length: int, causal: bool, window: int | None, mask: Tensor | None, device: torch.device) -> Tensor | None:

@@ -14,9 +14,11 @@ from torch.optim import Optimizer
 from torchmetrics import Metric, MetricCollection
 
 from optimizers.groups import Parameter, Role
+from tasks.core.attention import Maps, MultiHeadAttention
 from tasks.core.averaging import Average
 from tasks.core.data import TaskData
 from tasks.core.dropout import use_batch_dropout
+from tasks.core.observatory import Observer
 from tasks.core.order import BatchOrder
 from tasks.core.randomness import BatchRandomness
 from tasks.core.roles import described
@@ -53,6 +55,7 @@ class Task(pl.LightningModule, ABC):
         self.best_weights: dict[str, Tensor] | None = None
         self.order: BatchOrder | None = None
         self.average: Average | None = None
+        self.observer: Observer | None = None
         self._shards: list[Any] = []  # modules under FSDP2
         self._loop: Loop | None = None
 
@@ -112,6 +115,20 @@ class Task(pl.LightningModule, ABC):
         """
         return {}
 
+    def maps(self, weights: Mapping[str, Tensor]) -> list[Maps]:
+        """The linear maps of all heads, layer by layer, as `--trainer.observe` looks at them.
+
+        Heads that are composed anew for each pair of tokens have no attention of their own, and are left out.
+
+        Args:
+            weights: parameters by name.
+        """
+        return [
+            module.maps(weights[f"{name}.qkv.weight"], weights[f"{name}.proj.weight"])
+            for name, module in self.named_modules()
+            if isinstance(module, MultiHeadAttention) and module.composition is None
+        ]
+
     @final
     @torch.no_grad()
     def measure(self) -> dict[str, Tensor]:
@@ -121,8 +138,9 @@ class Task(pl.LightningModule, ABC):
 
     @final
     def setup(self, stage: str) -> None:
-        """Begin the average of the plan, if it has one; a checkpoint is restored after it."""
+        """Begin the average and the observations of the plan, if it has some; a checkpoint is restored after it."""
         self.average = Average(self.plan.average) if self.plan.average is not None and self.plan.averaged else None
+        self.observer = Observer(self, self.plan.observed) if self.plan.observed else None
 
     @final
     def averaged(self) -> list[nn.Parameter]:
@@ -256,6 +274,8 @@ class Task(pl.LightningModule, ABC):
         checkpoint["steps_done"] = self.steps_done
         checkpoint["best_weights"] = self.best_weights and {k: whole(v) for k, v in self.best_weights.items()}
         checkpoint["average"] = self.average and self.average.state_dict()
+        if self.observer is not None:
+            checkpoint["observer"] = self.observer.state_dict()
         checkpoint.pop("loops", None)
 
     @final
@@ -265,3 +285,5 @@ class Task(pl.LightningModule, ABC):
         self.best_weights = checkpoint["best_weights"]
         if self.average is not None:
             self.average.load_state_dict(checkpoint["average"], self.averaged())
+        if self.observer is not None:
+            self.observer.load_state_dict(checkpoint["observer"])

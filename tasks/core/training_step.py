@@ -17,6 +17,7 @@ from optimizers.groups import Part
 from optimizers.norms import global_norm
 from tasks.core.averaging import Average, Averaging
 from tasks.core.data import TaskData
+from tasks.core.observatory import Observer
 from tasks.core.order import BatchOrder, micro_batches_per_rank
 from tasks.core.randomness import BatchRandomness
 from tasks.core.schedule import Schedule
@@ -50,6 +51,7 @@ class Plan:
         create_graph: gradients keep their graph, for methods that differentiate them.
         step_keywords: which of `STEP_KEYWORDS` the optimizer's `step` takes.
         measure_every: optimizer steps between measurements, or None for none.
+        observed: optimizer steps after which attention is observed (`tasks.core.observatory`), ascending.
     """
 
     make_optimizer: Callable[[Iterable[nn.Parameter]], Optimizer]
@@ -66,6 +68,7 @@ class Plan:
     step_keywords: Collection[str] = ()
     create_graph: bool = False
     measure_every: int | None = None
+    observed: Sequence[int] = ()
 
     @property
     def step_of(self) -> str:
@@ -116,6 +119,7 @@ class Trained(Protocol):
     randomness: BatchRandomness
     order: BatchOrder | None
     average: Average | None
+    observer: Observer | None
 
     @property
     def trainer(self) -> Any:
@@ -204,7 +208,11 @@ class Loop:
         self.record.curve.append(CurveRow(loss, norms["loss_grad_norm"], raw, applied))
 
     def note_weights(self, done: int) -> None:
-        """Keep the weights after so many steps for `measure`, if they are to be measured."""
+        """Keep the weights after so many steps for `measure`, if they are to be measured; observe them."""
+        if self.task.observer is not None:
+            found = self.task.observer.note(done, lambda: {name: whole(p) for name, p in self.named_parameters})
+            if found is not None:
+                self.record.measurements.append(([done], {name: value[None] for name, value in found.items()}))
         every = self.plan.measure_every
         if every and (done % every == 0 or done == self.plan.total_steps):
             # Not the model: walking through its modules takes longer.

@@ -12,7 +12,7 @@ from torchmetrics.classification import MulticlassAccuracy
 from transformers import AttentionInterface, AutoConfig, AutoModelForSequenceClassification, BertConfig
 
 from optimizers.groups import Role
-from tasks.core.attention import MultiHeadAttention, head_size, plain_attention
+from tasks.core.attention import Maps, MultiHeadAttention, head_size, plain_attention
 from tasks.core.files import DataError, refuse_if_reading
 from tasks.core.roles import COMPOSITION
 from tasks.core.tables import one_line, sha256
@@ -132,6 +132,17 @@ class Encoder(Task):
         positions = config.max_position_embeddings - (0 if self._before_first is None else self._before_first + 1)
         if longest > positions:
             raise ValueError(f"max_length={longest} is more than the {positions} positions that the model knows")
+
+    def maps(self, weights: Mapping[str, Tensor]) -> list[Maps]:
+        """Those of `Task`, or of the model's own attention."""
+        if found := super().maps(weights):
+            return found
+        heads: int = self.model.config.num_attention_heads
+        for name in (name.removesuffix(".query.weight") for name in weights if name.endswith(".query.weight")):
+            q, k, v = (weights[f"{name}.{of}.weight"].unflatten(0, (heads, -1)) for of in ("query", "key", "value"))
+            o = weights[f"{name.removesuffix('self')}output.dense.weight"]
+            found.append(Maps(q, k, v, o.unflatten(1, (heads, -1)).transpose(0, 1)))
+        return found
 
     def facts(self) -> dict[str, Any]:
         """The model's name, and the SHA-256 of its weights where they are pretrained."""

@@ -1,0 +1,266 @@
+"""What trained attention looks like, measured of real models along the curve (`--trainer.observe`).
+
+`tasks.core.quantities` has the definitions. Dimensions: B rows, T queries, S keys, D width, H heads, K head size.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from math import nan
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from tasks.core.attention import Maps, Watched, watched_attention
+
+PROBE = 32
+"""Rows of the probe batch. Ours."""
+CHUNKS = 4
+"""Parts of the probe batch whose gradients tell the gradient's noise. Ours."""
+LANCZOS = 12
+"""Products with the Hessian for its greatest eigenvalue. Ours."""
+RANKED = 4
+"""Rows whose attention matrices are ranked, since that takes long. Ours."""
+SATURATED = 0.99
+"""From which greatest weight on a query's attention is saturated. Ours."""
+ENERGY = 0.99
+"""Share of the sum of squares of singular values that makes the attention rank. Ours."""
+MOST_KEPT = 256 << 20
+"""Bytes of W_Q and W_K that are kept to compare directions; in a larger model those of fewer layers. Ours."""
+
+
+class Observer:
+    """Follows one run.
+
+    Args:
+        task: its model, with its data on the device.
+        steps: after which is measured, ascending (`observed_steps`). The Hessian is looked at after every second of
+            them, counted from the last, since it takes most of the time.
+    """
+
+    def __init__(self, task: Any, steps: Sequence[int]) -> None:
+        self.task, self.steps = task, list(steps)
+        self.rows = min(PROBE, task.data.sizes["train"]) // CHUNKS * CHUNKS
+        self.parameters = task.parameter_roles()
+        self.names = [parameter.name for parameter in self.parameters]
+        self.curved = set(self.steps[::-2])
+        self.wanted = {step - back for step in steps for back in range(3)}
+        self.recent: dict[int, dict[str, Tensor]] = {}
+        self.kept: dict[int, list[tuple[Tensor, Tensor]]] = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that later measurements need of earlier ones."""
+        return {"recent": self.recent, "kept": self.kept}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        self.recent, self.kept = dict(state["recent"]), dict(state["kept"])
+
+    def note(self, done: int, weights: Callable[[], Mapping[str, Tensor]]) -> dict[str, Tensor] | None:
+        """Take the weights after so many steps, if they are needed, and measure if it is time.
+
+        Args:
+            done: optimizer steps; each is noted once, in order.
+            weights: gives those that are trained, by name, without gradients, unsharded; they are copied.
+
+        Returns:
+            Values by name, 0-dim float64; the names are always the same. None where nothing is measured.
+        """
+        if done not in self.wanted:
+            return None
+        now = {name: w.detach().clone() for name, w in weights().items()}
+        self.recent = {step: w for step, w in self.recent.items() if step >= done - 2} | {done: now}
+        if done not in self.steps:
+            return None
+        finite = all(bool(w.isfinite().all()) for w in now.values())
+        mode = self.task.training
+        self.task.eval()
+        try:
+            found = self._measured(done, now if finite else {name: torch.zeros_like(w) for name, w in now.items()})
+        finally:
+            self.task.train(mode)
+        return found if finite else dict.fromkeys(found, torch.tensor(nan, dtype=torch.float64))
+
+    # -- inside -----------------------------------------------------------------------------------------------------
+
+    def _measured(self, done: int, now: dict[str, Tensor]) -> dict[str, Tensor]:
+        batch = self.task.data.batch("train", slice(0, self.rows))
+        found: dict[str, Tensor] = {}
+        with torch.no_grad(), watched_attention() as layers:
+            functional_call(self.task, now, (batch,))
+            own = self.task.maps(now)
+            for i, (watched, maps) in enumerate(zip(layers, own, strict=True)):
+                for name, values in {**attention_of(watched), **norms_of(maps)}.items():
+                    found |= {f"{name}_l{i}_h{h}": value for h, value in enumerate(values)}
+            found |= self._directions(done, own)
+            found |= self._updates(done)
+        found |= self._gradients(now, batch) | self._curvature(done, now, batch)
+        return {name: value.double() for name, value in found.items()}
+
+    def _directions(self, done: int, layers: Sequence[Maps]) -> dict[str, Tensor]:
+        """Cosines of W_QK with what it was at each step that is measured; NaN at those to come."""
+        size = sum(m.q.numel() + m.k.numel() for m in layers) * layers[0].q.element_size() * len(self.steps)
+        every = -(-size // MOST_KEPT)
+        self.kept[done] = [(m.q.clone(), m.k.clone()) for m in layers[::every]]
+        found = {}
+        for step in self.steps:
+            then = self.kept.get(step)
+            for i, (q, k) in enumerate(self.kept[done]):
+                cosines = q.new_full((len(q),), nan) if then is None else cosine_of_products((q, k), then[i])
+                found |= {f"direction_at_{step}_l{i * every}_h{h}": value for h, value in enumerate(cosines)}
+        return found
+
+    def _updates(self, done: int) -> dict[str, Tensor]:
+        """Cosine of the last two updates, and the last one against the weights; NaN before they were made."""
+        now, roles = self.recent[done], {parameter.role for parameter in self.parameters}
+        found = dict.fromkeys(("update_cosine", *(f"update_ratio_{role}" for role in sorted(roles))), _absent(now))
+        last, before = self._update(done), self._update(done - 1)
+        if last is None:
+            return found
+        for role in roles:
+            own = [i for i, parameter in enumerate(self.parameters) if parameter.role == role]
+            weights = _flat([now[self.names[i]] for i in own])
+            found[f"update_ratio_{role}"] = _flat([last[i] for i in own]).norm() / weights.norm()
+        if before is not None:
+            u, v = _flat(last), _flat(before)
+            found["update_cosine"] = u @ v / (u.norm() * v.norm())
+        return found
+
+    def _update(self, done: int) -> list[Tensor] | None:
+        """What the step changed, of each trained parameter; None if that is not known."""
+        if not {done, done - 1} <= self.recent.keys():
+            return None
+        return [self.recent[done][name] - self.recent[done - 1][name] for name in self.names]
+
+    def _gradients(self, now: dict[str, Tensor], batch: Any) -> dict[str, Tensor]:
+        """|G|^2 and tr(Sigma) from the gradients of the parts of the probe batch and of all of it."""
+        size = self.rows // CHUNKS
+        parts = [self.task.data.batch("train", slice(i * size, (i + 1) * size)) for i in range(CHUNKS)]
+        flat = torch.stack([_flat(self._gradient(now, part)[1]) for part in parts])
+        small, big = flat.square().sum(1).mean(), flat.mean(0).square().sum()
+        square = (self.rows * big - size * small) / (self.rows - size)
+        noise = (small - big) / (1 / size - 1 / self.rows)
+        scale = torch.where(square > 0, noise / square, nan)
+        return {"gradient_square": square, "gradient_noise": noise, "noise_scale": scale}
+
+    def _gradient(
+        self, now: Mapping[str, Tensor], batch: Any, *, create_graph: bool = False
+    ) -> tuple[list[Tensor], tuple[Tensor, ...]]:
+        """The trained parameters as leaves, and the gradient of the loss by them."""
+        leaves = {name: now[name].detach().requires_grad_() for name in self.names}
+        with torch.enable_grad(), watched_attention():  # whose operations can be differentiated twice
+            loss = functional_call(self.task, {**now, **leaves}, (batch,)).loss
+            grads = torch.autograd.grad(loss, list(leaves.values()), create_graph=create_graph)
+        return list(leaves.values()), grads
+
+    def _curvature(self, done: int, now: dict[str, Tensor], batch: Any) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {"sharpness": _absent(now), "curvature": _absent(now)}
+        if done not in self.curved:
+            return found
+        leaves, grads = self._gradient(now, batch, create_graph=True)
+
+        def times(v: Tensor) -> Tensor:
+            """The Hessian times v."""
+            pieces = v.split([leaf.numel() for leaf in leaves])
+            shaped = [piece.view_as(leaf) for piece, leaf in zip(pieces, leaves, strict=True)]
+            return _flat(torch.autograd.grad(grads, leaves, shaped, retain_graph=True))
+
+        found["sharpness"] = greatest_eigenvalue(times, _flat(grads).detach(), LANCZOS)
+        before = self.recent.get(done - 1)
+        if before is not None:
+            u = torch.cat([(now[name] - before[name]).flatten() for name in self.names])
+            found["curvature"] = u @ times(u) / (u @ u)
+        return found
+
+
+# -- heads ------------------------------------------------------------------------------------------------------------
+
+
+def attention_of(watched: Watched) -> dict[str, Tensor]:
+    """What a layer's attention looks like, by name: shape (H,) each; tokens that nobody sees are left out."""
+    logits_BHTS, seen_BTS = watched
+    a_BHTS = logits_BHTS.softmax(-1)
+    there_BT = seen_BTS.diagonal(dim1=-2, dim2=-1)  # a token sees itself, and padding is not seen
+    a_BHTS = torch.where((there_BT[..., None] & seen_BTS)[:, None], a_BHTS, 0)
+    queries = there_BT.sum()
+
+    def mean(values_BHT: Tensor) -> Tensor:
+        return torch.where(there_BT[:, None], values_BHT, 0).sum((0, 2)) / queries
+
+    top_BHT = a_BHTS.amax(-1)
+    keys_BT = seen_BTS.sum(-1).clamp(min=1)
+    logits_BHTS = torch.where(seen_BTS[:, None], logits_BHTS, 0)
+    centred = torch.where(seen_BTS[:, None], logits_BHTS - (logits_BHTS.sum(-1) / keys_BT[:, None])[..., None], 0)
+    spread_BHT = centred.square().sum(-1) / keys_BT[:, None]
+    on_token_BHS = a_BHTS.sum(2) / there_BT.sum(-1)[:, None, None].clamp(min=1)
+    grams_BHTT, bad_BH = _finite(a_BHTS[:RANKED] @ a_BHTS[:RANKED].mT)
+    squares_BHT = torch.linalg.eigvalsh(grams_BHTT).flip(-1).clamp(min=0)
+    made_BHT = squares_BHT.cumsum(-1) / squares_BHT.sum(-1, keepdim=True)
+    rank_BH = (made_BHT < ENERGY).sum(-1) + 1 + bad_BH
+    return {
+        "entropy": mean(-torch.special.xlogy(a_BHTS, a_BHTS).sum(-1)), "greatest": mean(top_BHT),
+        "top_token": on_token_BHS.amax(-1).mean(0), "rank": rank_BH.mean(0),
+        "logit_scale": mean(spread_BHT).sqrt(), "saturated": mean((top_BHT > SATURATED).to(a_BHTS.dtype)),
+    }  # fmt: skip
+
+
+def norms_of(maps: Maps) -> dict[str, Tensor]:
+    """Norms of a layer's maps, and of W_QK, by name: shape (H,) each."""
+    # W_Q^T W_K has the singular values of R_Q R_K^T, where W_Q^T and W_K^T are Q R.
+    inner = torch.linalg.qr(maps.q.mT, "r").R @ torch.linalg.qr(maps.k.mT, "r").R.mT
+    inner, bad = _finite(inner)
+    squares = torch.linalg.svdvals(inner).square() + bad[:, None]
+    norms = {f"norm_{name}": m.flatten(1).norm(dim=1) for name, m in zip("QKVO", maps, strict=True)}
+    total = squares.sum(-1)
+    return norms | {"norm_QK": total.sqrt(), "stable_rank_QK": total / squares.amax(-1)}
+
+
+def cosine_of_products(now: tuple[Tensor, Tensor], then: tuple[Tensor, Tensor]) -> Tensor:
+    """Cosine of W_Q^T W_K with what it was, of each head: shape (H,); W_Q and W_K of shape (H, K, D)."""
+
+    def inner(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> Tensor:
+        # <A_Q^T A_K, B_Q^T B_K> = <B_Q A_Q^T, B_K A_K^T>, of which both are K x K.
+        return ((b[0] @ a[0].mT) * (b[1] @ a[1].mT)).sum((-2, -1))
+
+    return inner(now, then) / (inner(now, now) * inner(then, then)).sqrt()
+
+
+# -- curvature --------------------------------------------------------------------------------------------------------
+
+
+def greatest_eigenvalue(times: Callable[[Tensor], Tensor], start: Tensor, steps: int) -> Tensor:
+    """The greatest eigenvalue of a symmetric matrix, from below, by Lanczos' method: shape ().
+
+    Args:
+        times: the matrix times a vector.
+        start: the first vector, shape (n,); all ones where it is zero.
+        steps: products, at least 1.
+    """
+    norm = start.norm()
+    basis = [torch.where(norm > 0, start / norm, start.new_ones(()) / len(start) ** 0.5)]
+    columns = []
+    for _ in range(min(steps, len(start))):
+        columns.append(times(basis[-1]))
+        rest = columns[-1]
+        for _ in range(2):  # once more, for what rounding left
+            for v in basis:
+                rest = rest - (v @ rest) * v
+        norm = rest.norm()
+        basis.append(torch.where(norm > 0, rest / norm, 0))
+    Q, HQ = torch.stack(basis[: len(columns)], 1), torch.stack(columns, 1)
+    T, bad = _finite(Q.mT @ HQ)
+    return torch.linalg.eigvalsh((T + T.mT) / 2)[-1] + bad
+
+
+def _flat(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.cat([t.flatten() for t in tensors])
+
+
+def _absent(weights: Mapping[str, Tensor]) -> Tensor:
+    return next(iter(weights.values())).new_tensor(nan)
+
+
+def _finite(matrices: Tensor) -> tuple[Tensor, Tensor]:
+    """Matrices that a decomposition takes, and 0 or NaN to be added to what it gives: NaN where one was not finite."""
+    bad = ~matrices.isfinite().flatten(-2).all(-1)
+    return torch.where(bad[..., None, None], 0, matrices), torch.where(bad, nan, matrices.new_zeros(()))
