@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from bench import process
-from bench.errors import MAKE_ROOM, RunFailed, UserError, unknown, unknown_run
+from bench.errors import MAKE_ROOM, RunFailed, UserError, unknown, unknown_run, was_interrupted
 from bench.grammar.commands import COMMANDS, parse
 from bench.grammar.parse import HELP, Args, check_settings, refuse_several, unknown_command, wants_help
 from bench.grammar.values import place
@@ -50,7 +50,10 @@ def _exit_code(words: list[str]) -> int:
     except BrokenPipeError:  # `bench list tasks | head`
         code = 0
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still to be flushed must not break too
-    except Exception as error:
+    except (Exception, KeyboardInterrupt) as error:
+        if was_interrupted(error):
+            print("bench: interrupted", file=sys.stderr)
+            return 130
         full = _disk_full(error)
         short = full or _memory_short(error, words)
         if short is None:
@@ -59,13 +62,10 @@ def _exit_code(words: list[str]) -> int:
         code = RunFailed.exit_code
         if full:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except KeyboardInterrupt:
-        print("bench: interrupted", file=sys.stderr)
-        code = 130
     return code
 
 
-def _disk_full(error: Exception) -> str | None:
+def _disk_full(error: BaseException) -> str | None:
     """What is said of a full disk; None of another error."""
     if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT):
         return None
@@ -73,7 +73,7 @@ def _disk_full(error: Exception) -> str | None:
     return f"the disk is full{where}{MAKE_ROOM}"
 
 
-def _memory_short(error: Exception, words: Sequence[str]) -> str | None:
+def _memory_short(error: BaseException, words: Sequence[str]) -> str | None:
     """What is said where memory is short, in torch's words or Python's; None of another error."""
     from bench.memory import ran_out
 

@@ -62,3 +62,13 @@ def described(error: BaseException) -> str:
 def first_line(error: BaseException) -> str:
     """An error on one line."""
     return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), 'no message')}"
+
+
+def was_interrupted(error: BaseException) -> bool:
+    """Whether a KeyboardInterrupt led to the error: a library may fail while one comes through it."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, KeyboardInterrupt):
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False

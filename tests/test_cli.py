@@ -299,7 +299,8 @@ def test_every_flag_in_the_help_parses(cli, tmp_path, monkeypatch, task, opt):
     flags = {*re.findall(r"^  (--\S+)", help_, re.MULTILINE)} - {"--opt.ROLE.NAME"}
     defaults = {f"--opt.{o.name}": o.default for o in optimizer_options(OPTIMIZERS[opt]).values()}
     defaults |= {f"--task.{o.name}": o.default for o in task_options(TASKS[task]).values()}
-    measures = {} if TASKS[task].measure_every is None else {"--trainer.measure_every": "1"}
+    measured = TASKS[task].measure_every is not None
+    measures = {"--trainer.measure_every": "1"} if measured else {"--trainer.observe": "4"}
     assert defaults.keys() | SAMPLES.keys() | measures.keys() <= flags
     samples = {flag: str(value).strip("()") for flag, value in defaults.items()} | SAMPLES | measures
     samples |= {"--config": str(tmp_path / "tuned" / task / f"{opt}.yaml")}
@@ -847,3 +848,15 @@ def test_memory_that_is_short_anywhere_is_one_line(cli, monkeypatch, error, said
     answer = cli("list", "tasks")
     assert (answer.code, answer.out, answer.err.count("\n")) == (1, "", 1)
     assert answer.err.startswith(f"bench: error: {said}")
+
+
+def test_a_library_that_fails_while_an_interrupt_comes_through_it_is_an_interrupt(cli, monkeypatch):
+    def fail(words):
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            raise AssertionError("the transaction is still active")  # noqa: B904 - as libraries do
+
+    monkeypatch.setattr("bench.cli._dispatch", fail)
+    answer = cli("list", "tasks")
+    assert (answer.code, answer.err) == (130, "bench: interrupted\n")

@@ -18,12 +18,12 @@ IDS = {
     "mha_dm1": "173c084fec",
     "mha_planted": "d900bf1517",
     "attention_matrix": "3739220f85",
-    "mnist": "d0a35a67ab",
-    "cifar10": "71103dfe77",
-    "mnli": "3d344a321a",
-    "sst2": "df72745940",
-    "squad": "28c3dada5a",
-    "lm": "2dc83b927a",
+    "mnist": "4cde4ace50",
+    "cifar10": "fa36fbe85b",
+    "mnli": "d130d077f3",
+    "sst2": "989511d64d",
+    "squad": "316ebc415a",
+    "lm": "cf9a7202c2",
 }
 
 

@@ -82,7 +82,8 @@ def _settings(command: Command, words: Sequence[str]) -> list[str]:
     if "trainer" in command.groups:
         lines += ["", "trainer:"]
         for name, option in trainer_options().items():
-            if name != "measure_every" or not task or TASKS[task].measure_every is not None:
+            measured = task and TASKS[task].measure_every is not None
+            if not task or name != ("observe" if measured else "measure_every"):
                 default = f"default {option.default}" if option.default is not None else ""
                 lines += row(f"--trainer.{name}", option.help, default)
     return lines

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from bench.errors import UserError
+from bench.errors import UserError, was_interrupted
 from bench.execute import Effort
 from bench.grammar.commands import parse
 from bench.grammar.parse import Args
@@ -129,8 +129,8 @@ def deadline(seconds: float | None) -> Iterator[Callable[[], bool]]:
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield lambda: bool(over)
-    except KeyboardInterrupt:
-        if not over:
+    except BaseException as error:
+        if not (over and was_interrupted(error)):
             raise
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
