@@ -187,11 +187,12 @@ def test_curvature_is_that_of_the_whole_hessian(name: str, follow) -> None:
 
     now, before = flat(points[-1]), flat(points[-2])
     hessian = torch.autograd.functional.hessian(loss, now, vectorize=True)
-    u = now - before
+    start, u = torch.autograd.functional.jacobian(loss, now), now - before
     assert float(found["curvature"]) == pytest.approx(float(u @ hessian @ u / (u @ u)), rel=1e-8)
+    before_step = start @ u - u @ hessian @ u  # slope along the update where it began, to second order
+    assert float(found["edge"]) == pytest.approx(float(-(u @ hessian @ u) / before_step), rel=1e-8)
     exact = float(torch.linalg.eigvalsh(hessian)[-1])
     assert exact * 0.95 < float(found["sharpness"]) <= exact * (1 + 1e-9)
-    start = torch.autograd.functional.jacobian(loss, now)
     many = greatest_eigenvalue(lambda v: hessian @ v, start, 60)
     assert float(many) == pytest.approx(exact, rel=1e-6)
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from bench.boards.attention import attention_board
 from bench.boards.collect import Collected
 from bench.boards.pairs import pairs
 from bench.boards.quality import quality
@@ -37,6 +38,7 @@ BOARDS: dict[str, Callable[[Asked], Board]] = {
     "tuning": lambda asked: tuning(asked.found),
     "robustness": lambda asked: robustness(asked.found, asked.reference),
     "theory": lambda asked: theory(asked.found, asked.tables, asked.reference),
+    "attention": lambda asked: attention_board(asked.found, asked.tables, asked.reference),
 }
 """All boards by name, in the order in which they are shown."""
 

@@ -9,6 +9,7 @@ from bench.boards import Asked
 from bench.boards.curves import SPAN, curves, log_axis, nothing, series, steps
 from bench.boards.entries import Entry, Problem
 from bench.boards.forest import forest
+from bench.boards.observed import attention, stability
 from bench.boards.shared import find_reference
 from bench.boards.speed import cut_short, reached, steps_to
 from bench.boards.tuning import expected_scores
@@ -259,5 +260,7 @@ CHARTS: dict[str, Callable[[Asked], Chart]] = {
     "performance_profile": performance_profile,
     "steps": steps,
     "budget": budget,
+    "attention": attention,
+    "stability": stability,
 }
 """All kinds of charts by name, in the order in which they are shown."""

@@ -58,7 +58,7 @@ def curves(asked: Asked, column: str = "loss") -> Chart:
         infima = {run.run_id: run.infimum for entry in entries for run in entry.runs.values()}
         above = column == "loss" and None not in infima.values()
         for entry in entries:
-            read = _tables(asked, entry)
+            read = tables_of(asked, entry)
             known |= {name for tables in read.values() for table in tables.values() for name in table}
             lines[entry.name] = _held(_columns(read, column), [run.status for run in entry.runs.values()])
             if column == "loss":
@@ -68,7 +68,7 @@ def curves(asked: Asked, column: str = "loss") -> Chart:
         if column == "loss" and any((values == CONVERGED).any() for _, values in every):
             facts.append(f"losses below {CONVERGED:g} are drawn there")
         words += " above its infimum" * above
-        panels.append(_over_steps(f"curves-{i}", problem, f"{words}: {problem.name}", words, lines, facts))
+        panels.append(over_steps(f"curves-{i}", problem, f"{words}: {problem.name}", words, lines, facts))
     if column not in known and (known or column != "loss"):
         raise unknown("column", column, sorted(known - {"step"}))
     return Chart(panels, series(asked))
@@ -98,12 +98,12 @@ def steps(asked: Asked) -> Chart:
             continue
         lines, facts = {}, []
         for entry in shown:
-            read = _tables(asked, entry)
+            read = tables_of(asked, entry)
             lines[f"{entry.name} applied"] = _columns(read, "applied_step")
             lines[f"{entry.name} raw"] = _columns(read, "raw_step")
             if share := cap_share(entry.runs.values()):
                 facts.append(f"{entry.name}: {100 * share:.3g} % of the steps are at the cap")
-        panels.append(_over_steps(f"steps-{i}", problem, title, "step size", lines, facts))
+        panels.append(over_steps(f"steps-{i}", problem, title, "step size", lines, facts))
     return Chart(panels, series(asked, ("applied", "raw")))
 
 
@@ -116,7 +116,7 @@ Line = tuple[Array, Array]
 """Steps and values of a run, shape (P,) each, P > 0; only finite values."""
 
 
-def _tables(asked: Asked, entry: Entry) -> dict[str, Mapping[str, Table]]:
+def tables_of(asked: Asked, entry: Entry) -> dict[str, Mapping[str, Table]]:
     """The tables of an entry's runs by id; none of a run whose tables are damaged, which is noted."""
     read: dict[str, Mapping[str, Table]] = {}
     for run in entry.runs.values():
@@ -150,19 +150,21 @@ def _held(lines: Sequence[Line | None], statuses: Sequence[str]) -> list[Line | 
     return found
 
 
-def _over_steps(
+def over_steps(
     key: str,
     problem: Problem,
     title: str,
     y: str,
     lines: Mapping[str, Sequence[Line | None]],
     facts: Sequence[str] = (),
+    *,
+    log_x: bool = False,
 ) -> Panel:
     """A panel of means over seeds, for each name over the steps at which all of its runs have values."""
     whole = {name: there for name, own in lines.items() if (there := [line for line in own if line is not None])}
     common = {name: _common(own) for name, own in whole.items()}
     # The theory's rates are powers of the steps.
-    log = ("x" if problem.measures else "") + log_axis([values for _, values in common.values()])
+    log = ("x" if problem.measures or log_x else "") + log_axis([values for _, values in common.values()])
     traces, notes, seeds, early = [], [], {}, {}
     for name, (at, values) in common.items():
         last = max(float(own[0][-1]) for own in whole[name])

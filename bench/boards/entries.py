@@ -174,7 +174,8 @@ def _add(entry: Entry, run: RunResult) -> None:
 
 def _standing(run: RunResult) -> list[Any]:
     versions = [run.versions.get(name) for name in ("task", "opt", "rest")]
-    return [run.status != "timeout", *(version if isinstance(version, int) else 0 for version in versions)]
+    observed = run.config["trainer"].get("observe") is not None  # the same run, of which more is known
+    return [run.status != "timeout", observed, *(version if isinstance(version, int) else 0 for version in versions)]
 
 
 Place = tuple[str, str, str, str]

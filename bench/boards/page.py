@@ -33,6 +33,8 @@ KINDS = {
                             "The share of problems whose target is reached in so many times the reference's steps."),
     "steps": ("Step sizes", "The steps of methods that compute them, before (raw) and after (applied) their cap."),
     "budget": ("Tuning budget", "What is to be expected of the best of k trials."),
+    "attention": ("Attention", "What attention looks like along the training, as means over all heads."),
+    "stability": ("Stability", "Sharpness, gradient noise and updates along the training."),
 }  # fmt: skip
 """What a reader is told of each kind of charts."""
 FIRST = "forest"

@@ -80,8 +80,10 @@ SHARED_BY = Option("shared-by", "workers that share the trials, where lanes take
                    whole(1))  # fmt: skip
 SETTINGS = ("task", "opt", "trainer")
 
-BOARD_NAMES = ("quality", "pairs", "speed", "tuning", "robustness", "theory")
-CHART_NAMES = ("forest", "curves", "sensitivity", "profile", "performance_profile", "steps", "budget")
+BOARD_NAMES = ("quality", "pairs", "speed", "tuning", "robustness", "theory", "attention")
+CHART_NAMES = (
+    "forest", "curves", "sensitivity", "profile", "performance_profile", "steps", "budget", "attention", "stability",
+)  # fmt: skip
 FORMAT_NAMES = ("table", "md", "csv", "json", "tex", "html")
 
 _FORMAT = Option("format", "default table, or what the name of the file says", "FORMAT", choices=FORMAT_NAMES)
@@ -287,7 +289,7 @@ _ALL = (
         " against the reference, which holds however many seeds are added.",
         more="Boards: quality (final metric at the tuned settings), pairs (who beats whom), speed (steps and seconds to"
         " the target), tuning (what a budget of trials gives), robustness (divergence, seeds), theory (alignment,"
-        " rates). Exit code 1: a run could not be read.",
+        " rates), attention (of runs with --trainer.observe). Exit code 1: a run could not be read.",
         elsewhere={"seed": _ASK_ONLY, "seeds": _ASK_ONLY},
         options=(
             Option("board", "or `all`; default quality", "A,B", names, default=lambda: ["quality"],
@@ -311,7 +313,8 @@ _ALL = (
         " or --y COLUMN, against optimizer steps; sensitivity: score of each trial against what was searched; profile:"
         " share of runs at the target against the budget; performance_profile: share of problems whose target is"
         " reached in so many times the reference's steps; steps: step sizes before and after their cap; budget:"
-        " expected best of k trials. Exit code 1: a run could not be read.",
+        " expected best of k trials; attention, stability: of runs with --trainer.observe. Exit code 1: a run could not"
+        " be read.",
         positionals=(Option("chart", "what to draw", "CHART", choices=CHART_NAMES),),
         options=(
             _out("ends in .png, .pdf or .svg", "FILE"),

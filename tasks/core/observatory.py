@@ -154,7 +154,7 @@ class Observer:
         return list(leaves.values()), grads
 
     def _curvature(self, done: int, now: dict[str, Tensor], batch: Any) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = {"sharpness": _absent(now), "curvature": _absent(now)}
+        found = {name: _absent(now) for name in ("sharpness", "curvature", "edge")}
         if done not in self.curved:
             return found
         leaves, grads = self._gradient(now, batch, create_graph=True)
@@ -169,7 +169,8 @@ class Observer:
         before = self.recent.get(done - 1)
         if before is not None:
             u = torch.cat([(now[name] - before[name]).flatten() for name in self.names])
-            found["curvature"] = u @ times(u) / (u @ u)
+            bend, slope = u @ times(u), u @ _flat(grads).detach()
+            found |= {"curvature": bend / (u @ u), "edge": bend / (bend - slope)}
         return found
 
 

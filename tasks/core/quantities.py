@@ -27,13 +27,15 @@ MODEL = {
     "sharpness": "greatest eigenvalue of the Hessian of the loss, by 12 Lanczos steps (from below); 2 by the step size"
     " is the edge of stability of gradient descent (Cohen et al., arXiv 2103.00065)",
     "curvature": "u^T H u / ||u||^2 along the last update u, H the Hessian",
+    "edge": "u^T H u / (u^T H u - g^T u) along the last update u, g the gradient after it: step size by curvature for"
+    " any method; from 2 on the update has raised the loss, to second order",
     "gradient_square": "||G||^2 of the expected gradient, an unbiased estimate (McCandlish et al., arXiv 1812.06162)",
     "gradient_noise": "trace of the covariance of a sample's gradient, an unbiased estimate (McCandlish et al.)",
     "noise_scale": "gradient_noise / gradient_square, in samples; none where the estimate of ||G||^2 is not positive",
     "update_cosine": "cosine of the last two updates, in [-1, 1]",
     "update_ratio_ROLE": "norm of the last update by that of the weights, of the parameters of a role",
 }
-"""Of the model. Sharpness and curvature are measured after every second one of the steps."""
+"""Of the model. Sharpness, curvature and edge are measured after every second one of the steps."""
 
 
 OBSERVED = ("vision", "text", "lm")

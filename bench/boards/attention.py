@@ -1,0 +1,148 @@
+"""What attention looks like (`--trainer.observe`), at equal training loss and at the end."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from bench.boards.collect import Collected
+from bench.boards.entries import Entry
+from bench.boards.shared import EVERY, WHO, find_reference, who
+from bench.errors import UserError
+from bench.papers.arms import Array
+from bench.papers.arms import Table as Columns
+from bench.results import stats
+from bench.results.group import Seed, mean_interval
+from bench.results.stats import Interval
+from bench.results.table import Board, Column, Table
+
+SHOWN = {
+    "entropy": "entropy of attention (nats)", "top_token": "attention on the most attended token",
+    "rank": "attention rank", "saturated": "share of saturated queries", "norm_QK": "norm of W_QK",
+    "stable_rank_QK": "stable rank of W_QK",
+}  # fmt: skip
+"""What the board and `bench plot attention` show, as means over all heads; all else is in `bench sql`."""
+WINDOW = 0.1
+"""A run's training loss after t steps is the mean of its batches' losses over this share of the t steps. Ours."""
+NONE = "no run here was observed: `--trainer.observe 4` does it"
+
+Tables = Callable[[str], Mapping[str, Columns]]
+
+
+def over_heads(tables: Mapping[str, Columns], name: str) -> tuple[Array, Array] | None:
+    """Steps, and the mean of a measurement over all heads, shape (P,) each; None if the run was not observed."""
+    table = tables.get("measurements", {})
+    own = [values for column, values in table.items() if re.fullmatch(rf"{name}_l\d+_h\d+", column)]
+    return (table["step"], np.mean(own, axis=0)) if own else None
+
+
+def loss_at(curve: Columns, steps: Array) -> Array:
+    """Training loss after so many steps, shape (P,): the mean over the last `WINDOW` of them; NaN after none."""
+    sums = np.concatenate([[0.0], np.cumsum(curve["loss"])])
+    done = np.clip(np.asarray(steps, dtype=np.int64), 0, len(sums) - 1)
+    first = np.minimum(done - 1, np.floor(done * (1 - WINDOW)).astype(np.int64))
+    counts = np.where(done > 0, done - first, 1)
+    return np.where(done > 0, (sums[done] - sums[np.maximum(first, 0)]) / counts, np.nan)
+
+
+def at_loss(losses: Array, values: Array, level: float) -> float | None:
+    """The value where the loss first comes down to a level, linear between measurements; None if it never does."""
+    there = np.isfinite(losses) & np.isfinite(values)
+    losses, values = losses[there], values[there]
+    below = np.flatnonzero(losses <= level)
+    if not below.size:
+        return None
+    i = int(below[0])
+    if i == 0 or losses[i] == losses[i - 1]:
+        return float(values[i])
+    share = (losses[i - 1] - level) / (losses[i - 1] - losses[i])
+    return float(values[i - 1] + share * (values[i] - values[i - 1]))
+
+
+class Observed:
+    """What was observed of an entry's runs, by seed; runs that were not are left out."""
+
+    def __init__(self, entry: Entry, tables: Tables, damaged: list[str]) -> None:
+        self.entry = entry
+        self.runs: dict[Seed, Mapping[str, Columns]] = {}
+        for seed, run in entry.runs.items():
+            try:
+                own = tables(run.run_id)
+            except UserError as error:
+                damaged.append(str(error))
+                continue
+            if run.status == "completed" and over_heads(own, "entropy") is not None and "loss" in own.get("curve", {}):
+                self.runs[seed] = own
+
+    def losses(self, seed: Seed) -> Array:
+        """Training losses at the steps that were observed."""
+        found = over_heads(self.runs[seed], "entropy")
+        assert found is not None
+        return loss_at(self.runs[seed]["curve"], found[0])
+
+    def ends(self) -> list[float]:
+        """The least training loss of each run."""
+        return [float(np.nanmin(self.losses(seed))) for seed in self.runs]
+
+    def last(self, name: str) -> list[float]:
+        """A measurement at the end of each run."""
+        return [float(found[1][-1]) for own in self.runs.values() if (found := over_heads(own, name)) is not None]
+
+    def at(self, name: str, level: float) -> dict[Seed, float | None]:
+        """A measurement at a level of the loss, of each run."""
+        found = {seed: over_heads(own, name) for seed, own in self.runs.items()}
+        return {seed: each and at_loss(self.losses(seed), each[1], level) for seed, each in found.items()}
+
+
+def attention_board(found: Collected, tables: Tables, reference: str | None = None) -> Board:
+    """Attention at equal training loss and at the end of training.
+
+    Args:
+        found: entries; those whose runs were observed are shown.
+        tables: reads a run's tables.
+        reference: optimizer that the others are compared with; None for each problem's own.
+    """
+    shown = []
+    for problem, entries in found.problems.items():
+        all_observed = [Observed(entry, tables, found.damaged) for entry in entries]
+        observed = [each for each in all_observed if each.runs]
+        if not observed:
+            continue
+        level = max(end for each in observed for end in each.ends())
+        of = find_reference(found, problem, reference)
+        ref = next((each for each in observed if each.entry is of), None)
+        base = ref.at("entropy", level) if ref is not None else {}
+        rows = []
+        for each in observed:
+            own = {name: each.at(name, level) for name in SHOWN}
+            rows.append(
+                who(each.entry)
+                | {"n": len(each.runs), "difference": _difference(own["entropy"], base) if each is not ref else None}
+                | {name: _mean(list(values.values())) for name, values in own.items()}
+                | {f"end_{name}": mean_interval(each.last(name)) for name in ("entropy", "top_token", "stable_rank_QK")}
+            )
+        columns = [
+            *WHO,
+            *(Column(name, title, f"{title}: mean over heads, then over seeds with 95 % t-interval, at equal loss", 3)
+              for name, title in SHOWN.items()),
+            Column("difference", "entropy minus reference's", "mean over common seeds with 95 % t-interval", 3),
+            Column("end_entropy", "entropy at the end", "after the last step", 3),
+            Column("end_top_token", "most attended token at the end", "after the last step", 3),
+            Column("end_stable_rank_QK", "stable rank of W_QK at the end", "after the last step", 3),
+            *EVERY,
+        ]  # fmt: skip
+        name = f" ({of.name} is the reference)" if of is not None else ""
+        notes = [f"equal loss: training loss {level:.4g}, the least that every run reaches{name}"]
+        shown.append(Table(problem.name, columns, rows, notes))
+    about = "neither more nor less of any of these is better; intervals are not corrected for their number"
+    return Board("attention", "Attention", shown, [about] if shown else [NONE])
+
+
+def _mean(values: Sequence[float | None]) -> Interval | str | None:
+    missing = sum(value is None for value in values)
+    return f"{missing} of {len(values)} runs do not get there" if missing else mean_interval(values)
+
+
+def _difference(own: Mapping[Seed, float | None], base: Mapping[Seed, float | None]) -> Interval | None:
+    pairs = [(a, b) for seed, a in own.items() if a is not None and (b := base.get(seed)) is not None]
+    return stats.t_interval([a - b for a, b in pairs]) if pairs else None

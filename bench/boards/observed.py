@@ -1,0 +1,70 @@
+"""Charts of what was observed (`--trainer.observe`) along the optimizer steps."""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from bench.boards import Asked
+from bench.boards.attention import NONE, SHOWN, over_heads
+from bench.boards.curves import nothing, over_steps, series, tables_of
+from bench.papers.arms import Array
+from bench.papers.arms import Table as Columns
+from bench.results.chart import Chart
+
+CURVED = {
+    "sharpness": "sharpness x step size (edge of gradient descent: 2)",
+    "edge": "curvature x step along the update (edge: 2)", "noise_scale": "gradient noise scale (samples)",
+    "update_cosine": "cosine of successive updates", "update_ratio_matrix": "update / weights of matrices",
+}  # fmt: skip
+"""What `bench plot stability` shows."""
+
+
+def attention(asked: Asked) -> Chart:
+    """Means over heads against optimizer steps, a panel for each problem and quantity."""
+    return _chart(asked, "attention", SHOWN, over_heads)
+
+
+def stability(asked: Asked) -> Chart:
+    """Sharpness by the step size, gradient noise and updates against optimizer steps."""
+
+    def of_model(tables: Mapping[str, Columns], name: str) -> tuple[Array, Array] | None:
+        table, curve = tables.get("measurements", {}), tables.get("curve", {})
+        if name != "sharpness":
+            return (table["step"], table[name]) if name in table else None
+        if name not in table or "applied_step" not in curve:
+            return None
+        made = np.clip(table["step"].astype(np.int64) - 1, 0, len(curve["applied_step"]) - 1)
+        return table["step"], table["sharpness"] * curve["applied_step"][made]
+
+    return _chart(asked, "stability", CURVED, of_model)
+
+
+def _chart(
+    asked: Asked,
+    kind: str,
+    quantities: Mapping[str, str],
+    read: Callable[[Mapping[str, Columns], str], tuple[Array, Array] | None],
+) -> Chart:
+    panels = []
+    for i, (problem, entries) in enumerate(asked.found.problems.items()):
+        tables = {entry.name: tables_of(asked, entry) for entry in entries}
+        for name, words in quantities.items():
+            lines = {
+                own: [_finite(read(each, name)) for each in there.values()]
+                for own, there in tables.items()
+                if any(read(each, name) is not None for each in there.values())
+            }
+            if lines:
+                title = f"{words}: {problem.name}"
+                panels.append(over_steps(f"{kind}-{i}-{name}", problem, title, words, lines, log_x=True))
+    if not panels:
+        panels.append(nothing(kind, kind, "optimizer steps", kind, NONE))
+    return Chart(panels, series(asked))
+
+
+def _finite(line: tuple[Array, Array] | None) -> tuple[Array, Array] | None:
+    """Steps and finite values; None if there are none."""
+    if line is None:
+        return None
+    there = np.isfinite(line[1])
+    return (line[0][there], line[1][there]) if there.any() else None

@@ -1,0 +1,86 @@
+"""What boards and charts make of observed runs: attention at equal loss and along the steps."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bench.boards.attention import at_loss, loss_at, over_heads
+from bench.config import resolve
+from bench.execute import Effort
+from bench.execute.command import results_of
+from bench.progress import SweepProgress
+from tasks import TASKS
+from tests import tiny_lm
+
+
+def test_the_mean_over_heads_is_of_all_layers_and_of_one_measurement() -> None:
+    table = {
+        "step": np.array([0.0, 1.0]), "rank_l0_h0": np.array([1.0, 2.0]), "rank_l1_h0": np.array([3.0, 6.0]),
+        "stable_rank_QK_l0_h0": np.array([9.0, 9.0]), "top_rank_l0_h0": np.array([9.0, 9.0]),
+    }  # fmt: skip
+    found = over_heads({"measurements": table}, "rank")
+    assert found is not None
+    assert [own.tolist() for own in found] == [[0, 1], [2, 4]]
+    assert over_heads({"measurements": table}, "entropy") is None
+    assert over_heads({}, "rank") is None
+
+
+def test_a_training_loss_is_the_mean_of_the_last_tenth_of_the_steps() -> None:
+    curve = {"loss": np.arange(100, 0, -1.0)}
+    found = loss_at(curve, np.array([0, 1, 5, 10, 100]))
+    assert np.isnan(found[0])
+    assert found[1:].tolist() == [100, 96, 91, np.mean(np.arange(10, 0, -1))]
+
+
+@pytest.mark.parametrize(
+    ("level", "value"), [(5.0, 10.0), (4.0, 10.0), (3.0, 15.0), (2.0, 20.0), (1.5, 25.0), (0.5, None)]
+)
+def test_a_value_at_a_loss_lies_where_it_first_comes_down_to_it(level: float, value: float | None) -> None:
+    losses = np.array([np.nan, 4.0, 2.0, 3.0, 1.0])
+    assert at_loss(losses, np.array([0.0, 10.0, 20.0, 20.0, 25.0]), level) == (
+        value if level != 1.5 else pytest.approx(20 + 5 * 0.75)
+    )
+
+
+@pytest.fixture(scope="module")
+def observed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with three seeds of two optimizers on a tiny language model."""
+    store = tmp_path_factory.mktemp("observed")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(TASKS, "tiny_lm", replace(tiny_lm.TINY_LM, lanes=True))
+        for opt, lr in (("sgdm", 0.3), ("adam", 0.01)):
+            words = {"task": "tiny_lm", **tiny_lm.SIZES, "opt": opt, "opt.lr": lr, "store": store, "device": "cpu"}
+            words |= {"trainer.max_steps": 60, "trainer.observe": 2}
+            configs = [resolve(words | {"seed": seed}) for seed in range(3)]
+            assert results_of(configs, SweepProgress("test", "min"), Effort("lanes", width=3), plan="test")
+    return store
+
+
+def test_the_board_compares_attention_at_equal_loss(cli, observed: Path) -> None:
+    answer = cli("leaderboard", "--board", "attention", "--store", observed, "--reference", "sgdm", "--format", "md")
+    assert answer.code == 0, answer.err
+    assert "entropy minus reference's" in answer.out
+    (adam,) = [line for line in answer.out.splitlines() if line.startswith("| adam")]
+    (sgdm,) = [line for line in answer.out.splitlines() if line.startswith("| sgdm")]
+    assert adam.count("[") == sgdm.count("[") + 1  # the difference
+    assert "the least that every run reaches (sgdm is the reference)" in answer.out
+
+
+@pytest.mark.parametrize(("chart", "panels"), [("attention", 6), ("stability", 5)])
+def test_charts_show_what_was_observed(cli, observed: Path, tmp_path: Path, chart: str, panels: int) -> None:
+    answer = cli("plot", chart, "--store", observed, "-o", tmp_path / "chart.svg")
+    assert answer.code == 0, answer.err
+    svg = (tmp_path / "chart.svg").read_text()
+    assert f"({chr(ord('a') + panels - 1)})" in svg
+    assert f"({chr(ord('a') + panels)})" not in svg
+
+
+def test_a_store_without_observations_says_how_to_make_some(cli, tmp_path: Path) -> None:
+    store = tmp_path / "plain"
+    cli("fit", "--task", "synthetic", "--opt", "ngd", "--trainer.max_steps", "20", "--store", store)
+    why = "no run here was observed: `--trainer.observe 4` does it"
+    assert why in cli("leaderboard", "--board", "attention", "--store", store).out
+    answer = cli("plot", "stability", "--store", store, "-o", tmp_path / "x.png")
+    assert (answer.code, why in answer.err) == (2, True)
