@@ -15,6 +15,8 @@ from tasks.core.attention import Maps, Watched, watched_attention
 
 PROBE = 32
 """Rows of the probe batch. Ours."""
+CURVED = 4
+"""The Hessian is that of so much of a batch: of a fourth of it, so that it costs a few steps. Ours."""
 CHUNKS = 4
 """Parts of the probe batch whose gradients tell the gradient's noise. Ours."""
 LANCZOS = 12
@@ -41,6 +43,7 @@ class Observer:
     def __init__(self, task: Any, steps: Sequence[int]) -> None:
         self.task, self.steps = task, list(steps)
         self.rows = min(PROBE, task.data.sizes["train"]) // CHUNKS * CHUNKS
+        self.curved_rows = min(self.rows, max(1, task.plan.batch_size // CURVED))
         self.parameters = task.parameter_roles()
         self.names = [parameter.name for parameter in self.parameters]
         self.curved = set(self.steps[::-2])
@@ -94,7 +97,7 @@ class Observer:
                     found |= {f"{name}_l{i}_h{h}": value for h, value in enumerate(values)}
             found |= self._directions(done, own)
             found |= self._updates(done)
-        found |= self._gradients(now, batch) | self._curvature(done, now, batch)
+        found |= self._gradients(now) | self._curvature(done, now)
         return {name: value.double() for name, value in found.items()}
 
     def _directions(self, done: int, layers: Sequence[Maps]) -> dict[str, Tensor]:
@@ -132,7 +135,7 @@ class Observer:
             return None
         return [self.recent[done][name] - self.recent[done - 1][name] for name in self.names]
 
-    def _gradients(self, now: dict[str, Tensor], batch: Any) -> dict[str, Tensor]:
+    def _gradients(self, now: dict[str, Tensor]) -> dict[str, Tensor]:
         """|G|^2 and tr(Sigma) from the gradients of the parts of the probe batch and of all of it."""
         size = self.rows // CHUNKS
         parts = [self.task.data.batch("train", slice(i * size, (i + 1) * size)) for i in range(CHUNKS)]
@@ -153,10 +156,11 @@ class Observer:
             grads = torch.autograd.grad(loss, list(leaves.values()), create_graph=create_graph)
         return list(leaves.values()), grads
 
-    def _curvature(self, done: int, now: dict[str, Tensor], batch: Any) -> dict[str, Tensor]:
+    def _curvature(self, done: int, now: dict[str, Tensor]) -> dict[str, Tensor]:
         found = {name: _absent(now) for name in ("sharpness", "curvature", "edge")}
         if done not in self.curved:
             return found
+        batch = self.task.data.batch("train", slice(0, self.curved_rows))
         leaves, grads = self._gradient(now, batch, create_graph=True)
 
         def times(v: Tensor) -> Tensor:

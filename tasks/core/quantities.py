@@ -24,9 +24,9 @@ HEADS = {
 }
 """Of each head, as `NAME_lLAYER_hHEAD`, counted from 0."""
 MODEL = {
-    "sharpness": "greatest eigenvalue of the Hessian of the loss, by 12 Lanczos steps (from below); 2 by the step size"
-    " is the edge of stability of gradient descent (Cohen et al., arXiv 2103.00065)",
-    "curvature": "u^T H u / ||u||^2 along the last update u, H the Hessian",
+    "sharpness": "greatest eigenvalue of the Hessian H of the loss on a quarter of a batch, at most 32 samples, by 12"
+    " Lanczos steps (from below); 2 by the step size is the edge of stability of gradient descent (Cohen et al., arXiv 2103.00065)",
+    "curvature": "u^T H u / ||u||^2 along the last update u",
     "edge": "u^T H u / (u^T H u - g^T u) along the last update u, g the gradient after it: step size by curvature for"
     " any method; from 2 on the update has raised the loss, to second order",
     "gradient_square": "||G||^2 of the expected gradient, an unbiased estimate (McCandlish et al., arXiv 1812.06162)",
