@@ -7,6 +7,7 @@ from importlib import import_module
 
 SUBJECTS = (
     "training",
+    "observing",
     "language",
     "lm",
     "synthetic",

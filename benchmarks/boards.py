@@ -87,7 +87,7 @@ def fill(store: Path, trials: int, fresh: int) -> int:
             base = described(resolve({"task": task, "opt": opt, "trainer.max_steps": POINTS, "device": "cpu"}))
             usual = base["config"]["opt_options"][axis]
             points = [{f"opt.{axis}": float(10 ** (-4 + 4 * k / max(1, trials - 1)))} for k in range(trials)]
-            made: list[dict[str, Any]] = []
+            made: list[Any] = []
             for k, point in enumerate(points):
                 score = float(0.1 + abs(k - trials / 2) / trials + 0.01 * draw.random())
                 ids = []

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torchvision.datasets import CIFAR10
 
-from tasks.vision.cifar10 import N_VAL, SALT
+from tasks.vision.cifar10 import CIFAR10Data
 from tasks.vision.images import ImageData
 
 
@@ -39,7 +39,11 @@ class MemoryImages(ImageData):
     def __init__(self, root: Path, seed: int = 0, *, flip: bool = False, crop: int = 0) -> None:
         pixels, classes, _ = cifar10_images()
         train = torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous(), torch.tensor(classes)
-        super().__init__(train, train, num_classes=10, n_val=N_VAL, n_train=None, flip=flip, crop=crop, salt=SALT)
+        own = CIFAR10Data
+        assert own.n_val is not None
+        super().__init__(
+            train, train, num_classes=own.classes, n_val=own.n_val, n_train=None, flip=flip, crop=crop, salt=own.name
+        )
         self.sizes |= {"val": 1000, "test": 1000}
 
     def train_tensors(self) -> tuple[torch.Tensor, torch.Tensor]:

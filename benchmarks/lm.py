@@ -38,7 +38,8 @@ def measure(quick: bool) -> list[Row]:
             what = f"bench fit, lm, {opt}, {steps} steps on {source}"
             rows.append(Row(what, "hand-written loop", measured.speedups, 0.95, at_least=True))
             task, plan = build(config)
-            tokens = steps * plan.batch_size * task.data.length
+            assert isinstance(task, LanguageModel)
+            tokens = steps * plan.batch_size * task.corpus.length
             rows.append(Row(what, "-", [tokens / seconds for seconds in measured.candidate], unit=" tokens/s"))
         seconds = [batches(config, 20 if quick else 2000)() for _ in range(rounds)]
         step = min(measured.candidate) / steps

@@ -25,7 +25,8 @@ def measure(quick: bool) -> list[Row]:
     lr, loss = 1e-6, torch.tensor(1.0)  # a short step: the values must stay ordinary numbers
     grads = [p.grad for p in params if p.grad is not None]
     norm = global_norm(grads)
-    sngd, sps = SNGD(params, lr), SPS(params, lr)
+    sngd: Any = SNGD(params, lr)  # whose decorated step has lost its signature
+    sps = SPS(params, lr)
     sgd, adamw = torch.optim.SGD(params, lr, foreach=True), torch.optim.AdamW(params, lr, fused=True)
     ours: dict[str, Callable[[], Any]] = {"sngd": sngd.step, "sps": lambda: sps.step(loss=loss)}
     # In training the suite has the norm already, for the curve.

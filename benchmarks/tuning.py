@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from bench.config import on_device
+from bench.execute import Effort
 from bench.execute.slots import Slot, slots
 from bench.tuning.progress import TuningProgress
 from bench.tuning.studies import Studies
@@ -84,7 +85,7 @@ def study(folder: Path, data: Path, steps: int, workers: str) -> Clock:
     made.ask(Request(trials=TRIALS, report=False))
     config = on_device(spec.config({"opt.lr": 0.01}, 1000, places))
     cut: list[Slot] = slots(workers.partition(" of ")[2] or workers, config)[: int(workers[0])]
-    with Workers(made.studies, cut, places, "lightning") as pool:
+    with Workers(made.studies, cut, places, Effort("lightning")) as pool:
         clock = Clock()
         if not pool.work(made, clock):
             raise KeyboardInterrupt

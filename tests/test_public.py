@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from importlib import import_module
 from itertools import chain
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 import optimizers
 import tasks
 from bench.config import resolve
+from benchmarks.__main__ import SUBJECTS
 from tests.tiny import ROOT
 
 IDS = {
@@ -69,3 +71,8 @@ def test_the_map_names_every_file_of_tasks_and_optimizers() -> None:
 @pytest.mark.parametrize(("task", "run_id"), IDS.items())
 def test_a_run_keeps_its_identity_wherever_its_task_lies(task: str, run_id: str) -> None:
     assert resolve({"task": task, "opt": "adam"}).run_id == f"{task}-adam-{run_id}"
+
+
+@pytest.mark.parametrize("name", SUBJECTS)
+def test_every_subject_of_make_bench_can_be_loaded(name: str) -> None:
+    assert callable(import_module(f"benchmarks.{name}").measure)
