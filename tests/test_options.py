@@ -2,6 +2,7 @@
 
 import inspect
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from bench.config import resolve, settings_of
 from bench.errors import UserError
 from bench.options import MISSING, all_optimizer_options, optimizer_options, parse_options, read_options, task_options
+from bench.settings import chosen_of
 from bench.text import plain
 from optimizers import OPTIMIZERS, TASK_VALUE
 from tasks import TASKS
@@ -241,3 +243,53 @@ def test_a_stored_configuration_gives_its_run_again(opt):
     config = resolve({"task": "mnist", "opt": opt, "seed": "3", "trainer.max_epochs": "0.5"})
     stored = json.loads(json.dumps(plain(config.model_dump(mode="json")), allow_nan=False))
     assert resolve(settings_of(stored)) == config
+
+
+# -- defaults by family of tasks --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def by_family(monkeypatch):
+    """Optimizers that have other defaults on images."""
+    values = {"muon": {"lr": 0.7, "rest.lr": 0.07}, "adamw": {"lr": 0.5}, "sgdm": {"momentum": 0.6}}
+    for name, own in values.items():
+        monkeypatch.setitem(OPTIMIZERS, name, replace(OPTIMIZERS[name], by_family={"vision": own}))
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ({"task": "mnist", "opt": "adamw"}, {"lr": 0.5}),
+        ({"task": "cifar10", "opt": "adamw", "opt.lr": 0.2}, {"lr": 0.2}),
+        ({"task": "lm", "opt": "adamw"}, {"lr": 1e-3}),
+        ({"task": "synthetic", "opt": "adamw"}, {"lr": 1e-3}),
+        ({"task": "mnist", "opt": "sgdm"}, {"lr": 0.1, "momentum": 0.6, "nesterov": True}),
+        ({"task": "mnist", "opt": "muon"}, {"lr": 0.7, "rest": "adamw", "rest.lr": 0.07}),
+        ({"task": "mnist", "opt": "sgdm", "opt.rest": "adamw"}, {"momentum": 0.6, "rest.lr": 0.5}),
+        ({"task": "lm", "opt": "muon"}, {"lr": 0.02}),
+    ],
+    ids=str,
+)
+def test_defaults_are_those_of_the_tasks_family(by_family, words, expected):
+    config = resolve(words)
+    assert {name: config.opt_options[name] for name in expected} == expected
+
+
+def test_a_run_at_the_defaults_of_its_family_has_chosen_nothing(by_family):
+    assert chosen_of(resolve({"task": "mnist", "opt": "muon"})) == {}
+    assert chosen_of(resolve({"task": "mnist", "opt": "muon", "opt.rest.lr": 0.07})) == {}
+    assert chosen_of(resolve({"task": "mnist", "opt": "muon", "opt.lr": 0.02})) == {"opt.lr": 0.02}
+
+
+def test_defaults_by_family_are_shown(cli, by_family):
+    assert "  vision                     lr 0.7, rest.lr 0.07 (mnist, cifar10)" in cli("show", "muon").out
+    assert "default 0.6" in cli("fit", "--task", "mnist", "--opt", "sgdm", "--help").out
+    assert "default 0.6" not in cli("fit", "--task", "lm", "--opt", "sgdm", "--help").out
+
+
+def test_values_by_family_exist_and_are_of_families_that_tasks_have():
+    families = {spec.family for spec in TASKS.own.values()}
+    for spec in OPTIMIZERS.own.values():
+        assert spec.by_family.keys() <= families
+        for values in spec.by_family.values():
+            assert values.keys() <= all_optimizer_options(spec, {}).keys()
