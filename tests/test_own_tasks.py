@@ -57,7 +57,7 @@ def test_the_guides_commands_work_as_they_stand(cli, here: Path, store: Path) ->
         answer = cli(*shlex.split(command)[1:])
         assert answer.code == 0, answer.err
         said.append(answer.out)
-    assert "fashion_mnist (version 1): ViT-small on Fashion-MNIST" in said[0]
+    assert "fashion_mnist (version 2): ViT-small on Fashion-MNIST" in said[0]
     assert "--task.flip" in said[0]
     assert "embedding" in said[0]
     assert "fashion.py:SPEC: no fault; 6 pass" in said[1]
