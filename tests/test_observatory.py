@@ -23,7 +23,7 @@ from tasks.core.observatory import Observer, attention_of, cosine_of_products, g
 from tasks.core.quantities import HEADS, MODEL, observed_steps
 from tests import tiny, tiny_lm, tiny_text
 
-SIZES = {"tiny": tiny.SIZES, "tiny_text": tiny_text.SIZES, "tiny_lm": tiny_lm.SIZES}
+SIZES = {"tiny_lm": tiny_lm.SIZES, "tiny": tiny.SIZES, "tiny_text": tiny_text.SIZES}
 each_task = pytest.mark.parametrize("name", SIZES)
 
 
@@ -272,7 +272,7 @@ def test_a_run_is_what_it_is_without_and_all_names_are_defined(name: str, store:
 
 
 @pytest.mark.matrix(keep=1)
-@pytest.mark.parametrize("name", ["tiny", "tiny_lm"])
+@pytest.mark.parametrize("name", ["tiny_lm", "tiny"])
 def test_lanes_are_observed_as_fit_is(name: str, store: Path, tmp_path: Path) -> None:
     from bench.execute import Effort
     from bench.execute.command import results_of

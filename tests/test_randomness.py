@@ -124,6 +124,7 @@ def test_neighbours_are_independent(kept: Tensor, n: int, bound: float) -> None:
     assert max(map(abs, found.values())) < bound, found
 
 
+@pytest.mark.matrix(keep=1)
 @pytest.mark.parametrize("other", [{"stream": 2}, {"step": 1}, {"seed": 4}], ids=str)
 def test_layers_steps_and_seeds_are_independent(kept: Tensor, other: dict[str, int]) -> None:
     stream = other.pop("stream", 1)
