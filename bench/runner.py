@@ -7,7 +7,7 @@ import platform
 import resource
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -19,36 +19,25 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.plugins import DoublePrecision, MixedPrecision
 from lightning.pytorch.plugins.environments import LightningEnvironment
-from torch import nn
 from torch.distributed import DistNetworkError, DistStoreError
-from torch.optim import Optimizer
 
 from bench import __version__, process
 from bench.callbacks import Recorder
 from bench.checkpoints import DoesNotFit, is_misfit, or_afresh, set_aside, usable
 from bench.checks import check, option_error
 from bench.config import RunConfig, on_device
-from bench.errors import RunBroke, RunBusy, RunFailed, UserError, first_line
+from bench.errors import RunBroke, RunBusy, RunFailed, UserError
 from bench.machine import LIBRARIES, cpu_name, is_main_process
-from bench.options import all_optimizer_options
 from bench.progress import Progress, doing
 from bench.settings import described
 from bench.stop import StopRequest
 from bench.store.attempt import Attempt
 from bench.store.record import RunResult, now
 from bench.store.store import Store
-from bench.text import comparable
+from bench.training_plan import make_plan, val_every
 from bench.tuned import TunedBy
-from optimizers import TASK_VALUE
-from optimizers.groups import REST, Parameter, Part, divide
-from optimizers.hybrid import make
-from tasks.core.averaging import Averaging
 from tasks.core.data import TaskData
 from tasks.core.files import DataError
-from tasks.core.observatory import CHUNKS
-from tasks.core.order import micro_batches_per_rank
-from tasks.core.quantities import observed_steps
-from tasks.core.schedule import Schedule
 from tasks.core.seeding import derive_seed
 from tasks.core.sharding import ShardedStrategy
 from tasks.core.task import Task
@@ -218,163 +207,6 @@ def new_result(
         unscheduled=config.trainer.is_scheduled and config.traits.unscheduled,
         step_of=training.step_of, begun=now(), plan=plan, tuned_by=study, tuned_on=tuned_on,
     )  # fmt: skip
-
-
-def make_plan(config: RunConfig, task: Task) -> Plan:
-    """How the task is trained.
-
-    Raises:
-        UserError: the batch does not fit to the data or the devices.
-    """
-    trainer, n = config.trainer, task.data.sizes["train"]
-    size = n if trainer.batch_size == "full" else trainer.batch_size
-    assert isinstance(size, int)
-    if size > n:
-        raise UserError(
-            f"--trainer.batch_size {size} is more than the {n} training samples; use at most {n}, or `full`"
-        )
-    ranks = trainer.devices * trainer.num_nodes
-    if size < ranks:
-        raise UserError(f"--trainer.batch_size {size} cannot be shared by {ranks} devices")
-    per_epoch = n // size
-    limits = [trainer.max_steps, trainer.max_epochs and max(1, round(trainer.max_epochs * per_epoch))]
-    _refuse_unequal_micro_batches(config, size, ranks)
-    hyperparameters = dict(config.opt_options)
-    known = {"f_star": task.data.f_star, "batches_per_epoch": per_epoch}
-    for name, value in list(hyperparameters.items()):
-        if value == TASK_VALUE:
-            hyperparameters[name] = known.get(name.rpartition(".")[2])
-            if hyperparameters[name] is None:
-                del hyperparameters[name]
-        if name.rpartition(".")[2] == "f_star" and name in hyperparameters:
-            # The task's loss leaves this constant out, so that L - f_star keeps its digits.
-            hyperparameters[name] -= task.data.loss_offset.get("train", 0.0)
-    try:
-        parameters = task.parameter_roles()
-    except ValueError as error:
-        raise UserError(f"task {config.task}: {error}") from None
-    try:
-        parts = divide(config.opt_spec, config.rest_spec, hyperparameters, parameters)
-    except ValueError as error:
-        raise option_error("opt", error, config.opt_options) from None
-    if len(parts) < len(config.methods):
-        _refuse_idle_rest(config)
-    if trainer.observe is not None:
-        _refuse_to_observe(config, task)
-    steps = min(x for x in limits if x is not None)
-    return Plan(
-        make_optimizer=_maker(config, parts, parameters),
-        parts=parts,
-        total_steps=steps,
-        batch_size=size,
-        micro_batch_size=trainer.micro_batch_size or config.task_spec.micro_batch_size,
-        evaluation_batch_size=config.task_spec.micro_batch_size,
-        data_seed=config.data_seed,
-        seed=config.seed,
-        clip=trainer.gradient_clip_val,
-        schedule=schedule_of(config, steps),
-        average=average_of(config, steps, per_epoch),
-        step_keywords=config.step_keywords,
-        measure_every=trainer.measure_every,
-        observed=() if trainer.observe is None else observed_steps(steps, trainer.observe),
-        create_graph=config.traits.create_graph,
-    )
-
-
-def _refuse_to_observe(config: RunConfig, task: Task) -> None:
-    """Refuse `--trainer.observe` where there is nothing to look at.
-
-    Raises:
-        UserError: there is not.
-    """
-    flag, n = f"--trainer.observe {config.trainer.observe}", task.data.sizes["train"]
-    if not task.maps({name: p.detach() for name, p in task.named_parameters()}):
-        raise UserError(f"{flag}: {config.task} has no heads with an attention of their own to look at")
-    if n < CHUNKS:
-        raise UserError(f"{flag}: the probe batch needs at least {CHUNKS} training samples, and there are {n}")
-
-
-def _refuse_idle_rest(config: RunConfig) -> None:
-    """Refuse values of an optimizer for the rest where nothing is left for it: they would have no effect.
-
-    Raises:
-        UserError: there is one.
-    """
-    options = all_optimizer_options(config.opt_spec.on(config.task_spec.family), config.opt_options)
-    for name, value in config.opt_options.items():
-        if name.partition(".")[0] == REST and comparable(value) != comparable(options[name].default):
-            raise UserError(
-                f"--opt.{name} {value}: all parameters of {config.task} are matrices, which {config.opt} moves, so"
-                " nothing is left for the rest; leave it out"
-            )
-
-
-def _maker(
-    config: RunConfig, parts: Sequence[Part], parameters: Sequence[Parameter]
-) -> Callable[[Iterable[nn.Parameter]], Optimizer]:
-    """What makes the optimizer of the task's parameters; whatever it refuses of them is a UserError."""
-
-    def maker(params: Iterable[nn.Parameter]) -> Optimizer:
-        try:
-            return make(parts, [p for p in params if p.requires_grad], parameters)
-        except Exception as error:
-            said = str(error).partition("=")[0] in config.opt_options
-            if not said and config.rest_spec is None and any(each.role != "matrix" for each in parameters):
-                raise UserError(
-                    f"{config.opt} cannot be made for the parameters of {config.task}: {first_line(error)}; if it is a"
-                    f" method for matrices, give the others to another one (--opt.{REST} adamw)"
-                ) from error
-            raise option_error("opt", error, config.opt_options) from error
-
-    return maker
-
-
-def schedule_of(config: RunConfig, steps: int) -> Schedule | None:
-    """The schedule that the learning rate follows, or None where it follows none."""
-    trainer = config.trainer
-    if not trainer.is_scheduled or config.traits.unscheduled:
-        return None
-    return Schedule(trainer.schedule, steps, trainer.warmup, trainer.floor, trainer.decay)
-
-
-def average_of(config: RunConfig, steps: int, per_epoch: int) -> Averaging | None:
-    """The average of the weights that is evaluated, or None where there is none.
-
-    Args:
-        config: of the run.
-        steps: of the run.
-        per_epoch: steps of an epoch.
-
-    Raises:
-        UserError: the run ends before the first snapshot.
-    """
-    trainer = config.trainer
-    if trainer.average == "none":
-        return None
-    every = trainer.average_every
-    if every is None:
-        every = -(-steps // 20)
-        if per_epoch * trainer.average_window <= steps:
-            every = max(every, per_epoch)
-    if every > steps:
-        raise UserError(f"--trainer.average_every {every}: the run has {steps} steps; use at most {steps}")
-    return Averaging(trainer.average, trainer.average_decay, trainer.average_window, every)
-
-
-def val_every(config: RunConfig, plan: Plan, task: Task) -> int:
-    """Optimizer steps between evaluations."""
-    if config.trainer.val_every is not None:
-        return config.trainer.val_every
-    return max(task.data.sizes["train"] // plan.batch_size, -(-plan.total_steps // 20))
-
-
-def _refuse_unequal_micro_batches(config: RunConfig, size: int, ranks: int) -> None:
-    micro = config.trainer.micro_batch_size or config.task_spec.micro_batch_size
-    if size // ranks < micro_batches_per_rank(size, ranks, micro):  # the smallest share could not be cut
-        raise UserError(
-            f"--trainer.micro_batch_size {micro}: {ranks} devices cannot cut {size} samples into as many"
-            " micro-batches each; use a greater one, or a batch size that the devices divide"
-        )
 
 
 class StepRanges:

@@ -18,7 +18,7 @@ def to_local(tensor: Tensor) -> Tensor:
 
 def whole(tensor: Tensor) -> Tensor:
     """A sharded tensor (DTensor) gathered, on all ranks at once; an ordinary tensor as it is."""
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor  # type: ignore[operator] - of DTensor alone
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor  # type: ignore[operator] - a DTensor
 
 
 def global_norm(tensors: Sequence[Tensor]) -> Tensor:

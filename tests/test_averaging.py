@@ -20,7 +20,7 @@ from torch.func import functional_call
 
 import bench.lanes.engine
 from bench import config as config_module
-from bench import runner
+from bench import runner, training_plan
 from bench.boards.collect import collect
 from bench.boards.shared import flags
 from bench.config import RunConfig, resolve
@@ -380,7 +380,7 @@ def test_a_run_that_ends_before_its_first_snapshot_is_refused(store: Path) -> No
 )
 def test_snapshots_are_an_epoch_apart_where_the_run_has_several(steps: int, per_epoch: int, every: int) -> None:
     config = resolve({**SMALL, "opt": "adam", "trainer.average": "lawa"})
-    assert runner.average_of(config, steps, per_epoch) == Averaging("lawa", window=5, every=every)
+    assert training_plan.average_of(config, steps, per_epoch) == Averaging("lawa", window=5, every=every)
 
 
 # -- resumed ----------------------------------------------------------------------------------------------------------

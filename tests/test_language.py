@@ -20,6 +20,7 @@ from bench.config import resolve
 from bench.lanes.scores import Scores
 from bench.run_summary import result_lines
 from bench.store.store import Store
+from bench.training_plan import make_plan
 from tasks import DataError
 from tasks.core.dropout import BatchDropout, use_batch_dropout
 from tasks.language.bert import TextClassifier, WorstGroupAccuracy, _attention
@@ -317,7 +318,7 @@ def test_the_record_says_which_weights_or_that_there_were_none(folder: Folder) -
     digest = sha256((path / "model.safetensors").read_bytes()).hexdigest()
     config = config_of(Case("sgd", task="tiny_text"))
     pretrained, fresh, scratch = (
-        runner.new_result(config, task, runner.make_plan(config, task))
+        runner.new_result(config, task, make_plan(config, task))
         for task in (from_folder(path), from_folder(path, heads="fresh"), small())
     )
     assert pretrained.facts == {"model": str(path), "weights": digest}

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from bench.boards import Asked
+from bench.boards.attention_charts import attention, stability
 from bench.boards.curves import SPAN, curves, log_axis, nothing, series, steps
 from bench.boards.entries import Entry, Problem
 from bench.boards.forest import forest
-from bench.boards.observed import attention, stability
 from bench.boards.shared import find_reference
 from bench.boards.speed import cut_short, reached, steps_to
 from bench.boards.tuning import expected_scores

@@ -18,21 +18,13 @@ from bench.lanes.engine import Lanes, LanesModule
 from bench.lanes.optimizers import Weights
 from bench.memory import ran_out
 from bench.progress import SweepProgress
-from bench.runner import (
-    StepRanges,
-    build,
-    make_plan,
-    make_trainer,
-    new_result,
-    peak_memory,
-    quiet,
-    val_every,
-)
+from bench.runner import StepRanges, build, make_trainer, new_result, peak_memory, quiet
 from bench.stop import StopRequest
 from bench.store.attempt import Attempt
 from bench.store.claims import start_beating
 from bench.store.record import RunResult
 from bench.store.store import Store
+from bench.training_plan import make_plan, val_every
 from bench.tuned import TunedBy
 from bench.watch import Watch, look
 

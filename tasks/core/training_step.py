@@ -178,6 +178,7 @@ class Loop:
             optimizer.register_step_post_hook(self._was_taken)
         self.named_parameters = list(task.named_parameters())
         self.average, self.averaged = task.average, task.averaged()
+        self.observer = task.observer
         self.noted: list[tuple[int, dict[str, Tensor]]] = []
         # Leaves averaging over ranks to a batch's last micro-batch, where the strategy can.
         self.without_sync = getattr(self.strategy, "block_backward_sync", nullcontext)
@@ -209,8 +210,8 @@ class Loop:
 
     def note_weights(self, done: int) -> None:
         """Keep the weights after so many steps for `measure`, if they are to be measured; observe them."""
-        if self.task.observer is not None:
-            found = self.task.observer.note(done, lambda: {name: whole(p) for name, p in self.named_parameters})
+        if self.observer is not None:
+            found = self.observer.note(done, lambda: {name: whole(p) for name, p in self.named_parameters})
             if found is not None:
                 self.record.measurements.append(([done], {name: value[None] for name, value in found.items()}))
         every = self.plan.measure_every
