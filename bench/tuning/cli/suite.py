@@ -110,8 +110,9 @@ def show_plan(args: Args, asked: "Suite", places: Mapping[str, Path], cut: Seque
 
 
 def train(
-    args: Args, asked: "Suite", studies: "Studies", places: Mapping[str, Path], cut: Sequence["Slot"], shared_by: int
-) -> "list[Study] | None":
+    args: Args, asked: "Suite", studies: "Studies", places: Mapping[str, Path], cut: Sequence["Slot"], shared_by: int,
+    *, progress: bool = True,
+) -> "list[Study] | None":  # fmt: skip
     """Carry a suite out with workers of this machine; None if a signal asked to stop.
 
     Args:
@@ -121,6 +122,7 @@ def train(
         places: where data and store are.
         cut: what each worker has.
         shared_by: workers that share the trials, on all machines.
+        progress: whether to say how far it is.
 
     Raises:
         UserError: something cannot be made; what was made is stored.
@@ -129,12 +131,9 @@ def train(
     from bench.tuning import suite
     from bench.tuning.workers import Workers
 
-    def say(line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
-
     named = naming(*(spec.names for spec in asked.specs(places)))
     with Workers(studies, cut, places, Effort.of(args), named, shared_by) as workers:
-        return suite.carry_out(asked, studies, places, workers, say)
+        return suite.carry_out(asked, studies, places, workers, progress=progress)
 
 
 def _slurm(args: Args, specs: Sequence["StudySpec"], trials: int | None) -> int:
