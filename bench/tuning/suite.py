@@ -293,7 +293,9 @@ def carry_out(
                 break
             _say(f"{task}: a grid has grown, so all get {most} trials", progress)
         for (study, request), total in zip(own, totals, strict=True):
-            if not _work(study, request.model_copy(update={"total": total, "report": True}), workers, progress=progress):
+            if not _work(
+                study, request.model_copy(update={"total": total, "report": True}), workers, progress=progress
+            ):
                 return None
     return all_studies
 
