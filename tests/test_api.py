@@ -3,9 +3,12 @@
 import importlib
 import json
 import linecache
+import os
+import re
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -20,6 +23,7 @@ import bench
 import bench.runner
 from bench.api.source import module_text, name_of
 from tests.stored import WILD, begin, record
+from tests.tiny import ROOT
 
 SHORT: dict[str, Any] = {"trainer": {"max_steps": 5}, "device": "cpu", "progress": False}
 WORDS = ("--task", "synthetic", "--opt", "ngd", "--trainer.max_steps", 5, "--device", "cpu")
@@ -527,3 +531,77 @@ def test_type_checkers_see_what_functions_return(tmp_path: Path) -> None:
     assert said[:2] == ['Type of "run" is "Run"', 'Type of "bench.load()[0].final" is "float | None"']
     assert len(said) == 4
     assert 'cannot be assigned to parameter "seed"' in said[3]
+
+
+# -- documents --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.deep
+def test_the_guides_code_runs_as_it_stands(tmp_path: Path) -> None:
+    guide = (ROOT / "docs/python.md").read_text("utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```", guide, re.DOTALL | re.MULTILINE)
+    (tmp_path / "guide.py").write_text("\n".join(blocks))
+    kept = {name: value for name, value in os.environ.items() if name != "BENCH_STORE"}
+    answer = subprocess.run(
+        [sys.executable, "-W", "error::DeprecationWarning:__main__", "guide.py"], cwd=tmp_path, env=kept,
+        capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+    assert answer.returncode == 0, answer.stderr
+    assert {path.name for path in tmp_path.iterdir() if path.is_file()} == {
+        "guide.py", "grad_norm.png", "board.md", "curves.pdf",
+    }  # fmt: skip
+    assert "| Signs.py:Signs " in (tmp_path / "board.md").read_text()
+
+
+@pytest.mark.deep
+def test_the_notebook_runs_and_shows_tables_and_pictures(tmp_path: Path, store: Path) -> None:
+    import nbformat
+    from nbclient import NotebookClient
+
+    notebook = nbformat.read(ROOT / "docs/quickstart.ipynb", as_version=4)
+    assert all(not cell.get("outputs") for cell in notebook.cells)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the client
+        NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    kinds = [{kind for out in cell.get("outputs", ()) for kind in out.get("data", ())} for cell in notebook.cells]
+    assert sum("image/png" in each for each in kinds) == 2
+    assert sum("text/html" in each for each in kinds) == 3
+    said = [out for cell in notebook.cells for out in cell.get("outputs", ()) if out["output_type"] == "stream"]
+    assert said == []
+    assert [path.name for path in (store / "sources").rglob("*.py")] == ["Signs.py"]
+
+
+@pytest.mark.deep
+def test_a_notebook_that_is_interrupted_lives_on(tmp_path: Path) -> None:
+    from jupyter_client.manager import start_new_kernel
+
+    manager, client = start_new_kernel(cwd=str(tmp_path))
+
+    def ask(code: str, *, interrupt: bool = False) -> tuple[str, str]:
+        """Run a cell: how it ended, and what it wrote."""
+        asked = client.execute(code)
+        written = ""
+        while True:
+            message = client.get_iopub_msg(timeout=120)
+            if message["parent_header"].get("msg_id") != asked:
+                continue
+            content = message["content"]
+            written += content.get("text", "") if message["msg_type"] == "stream" else ""
+            if interrupt and "step 1/" in written:
+                interrupt = False
+                manager.interrupt_kernel()
+            if message["msg_type"] == "status" and content["execution_state"] == "idle":
+                break
+        while (answer := client.get_shell_msg(timeout=120))["parent_header"].get("msg_id") != asked:
+            pass
+        return answer["content"].get("ename", ""), written
+
+    call = "run = bench.fit('synthetic', 'ngd', trainer={'max_steps': 100_000, 'val_every': 1}, device='cpu')"
+    try:
+        assert ask("import bench")[0] == ""
+        assert ask(call, interrupt=True)[0] == "KeyboardInterrupt"
+        ended, written = ask("print([(run.status, 0 < run.steps < 100_000) for run in bench.load()])")
+        assert (ended, written) == ("", "[('killed', True)]\n")
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)

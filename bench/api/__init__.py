@@ -5,8 +5,9 @@ messages. What is stored is not trained again, so the same call goes on after an
 state and raises KeyboardInterrupt.
 """
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -395,12 +396,19 @@ def plot(
 @contextmanager
 def _session(progress: bool) -> Iterator[None]:
     """Errors of plug-ins are those of users, and without progress nothing is shown of what the process does."""
+    with ExitStack() as context:
+        if not progress:
+            context.enter_context(hearing(lambda what: None))
+        context.enter_context(warnings.catch_warnings())
+        warnings.filterwarnings("ignore", "IProgress not found")  # of tqdm in a notebook, whose bars nobody shows
+        context.enter_context(_plugin_errors())
+        yield
+
+
+@contextmanager
+def _plugin_errors() -> Iterator[None]:
     try:
-        if progress:
-            yield
-        else:
-            with hearing(lambda what: None):
-                yield
+        yield
     except PluginError as error:
         raise UserError(str(error)) from error
 
