@@ -54,7 +54,7 @@ def fit(
         data_seed: decides the order of the samples; the seed by default.
         precision: `32-true`, `bf16-mixed`, `16-mixed` or `64-true`; the task's by default.
         device: `cpu`, `cuda`, `mps` or `auto`.
-        logger: also log to `tensorboard`, `csv`, `wandb`, `mlflow` or `trackio`.
+        logger: also log to `tensorboard`, `csv`, `wandb` or `mlflow` (extras).
         data: folder of the data sets; $BENCH_DATA by default, else `./data`.
         store: folder that keeps the run; $BENCH_STORE by default, else `./runs`.
         rerun: train again although the run is stored.

@@ -33,10 +33,11 @@ def shown_figure(chart: Chart) -> "Figure":
     return figure
 
 
-def curves_of(runs: Sequence[tuple[str, str, Mapping[str, Mapping[str, Any]]]], column: str) -> Chart:
+def curves_of(title: str, runs: Sequence[tuple[str, str, Mapping[str, Mapping[str, Any]]]], column: str) -> Chart:
     """A column of the runs' tables against optimizer steps.
 
     Args:
+        title: of the panel.
         runs: of each its name, its optimizer and its tables.
         column: of the curve, or else of the measurements.
 
@@ -55,5 +56,5 @@ def curves_of(runs: Sequence[tuple[str, str, Mapping[str, Mapping[str, Any]]]], 
     values = np.concatenate([trace.y[np.isfinite(trace.y)] for trace in traces])
     log = bool(values.size and values.min() > 0 and values.max() > _SPAN * values.min())
     words = WORDS.get(column, column)
-    panel = Panel(column, words, "optimizer steps", words, "y" * log, traces)
+    panel = Panel(column, title, "optimizer steps", words, "y" * log, traces)
     return Chart([panel], {name: opt for name, opt, _ in runs}, columns=1)

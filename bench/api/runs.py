@@ -229,7 +229,8 @@ class Runs(Sequence[Run]):
         """
         if not self._runs:
             raise UserError("there are no runs to draw")
-        return shown_figure(curves_of([(_label(run, self._runs), run.opt, run.tables) for run in self._runs], column))
+        named = [(_label(run, self._runs), run.opt, run.tables) for run in self._runs]
+        return shown_figure(curves_of(", ".join(sorted({run.task for run in self._runs})), named, column))
 
     def __repr__(self) -> str:
         return f"<Runs: {len(self)} runs>"
