@@ -47,7 +47,7 @@ def main(words: list[str]) -> int:
     if args.dry_run:
         from bench.tuning.cli.suite import show_plan
 
-        return show_plan(args, asked.suite, asked.places, asked.cut)
+        return show_plan(args, [asked.suite], asked.places, asked.cut)
     out = args.out or Path("compared", slug(asked.specs[0].task), "-".join(map(slug, asked.opts))[:80])
     check_output(out)
     with deadline(args.budget and args.budget.seconds) as spent:
@@ -118,7 +118,7 @@ def carry_out(asked: Asked, args: Args, *, progress: bool = True) -> bool:
     _check([spec for spec in asked.specs if spec.opt in asked.opts], args, progress=progress)
     note(asked.suite.title if progress else None)
     cut = asked.cut
-    return train(args, asked.suite, open_studies(args), asked.places, cut, len(cut), progress=progress) is not None
+    return train(args, [asked.suite], open_studies(args), asked.places, cut, len(cut), progress=progress) is not None
 
 
 def _asked(args: Args, places: Mapping[str, Path]) -> "tuple[Suite, list[str], str]":

@@ -320,7 +320,7 @@ def board(
     name: str = "quality", *, store: "Place | Sequence[Place] | None" = None, task: str | Sequence[str] | None = None,
     opt: str | Sequence[str] | None = None, only: "Settings | None" = None,
     settings: Literal["best", "tuned", "default", "all"] = "best", mixed_versions: bool = False,
-    reference: str | None = None, target: float | None = None,
+    reference: str | None = None, target: float | None = None, reference_results: bool = True,
 ) -> Table:  # fmt: skip
     """Compare optimizers from the stored runs, with verdicts and intervals (`bench leaderboard`).
 
@@ -335,6 +335,7 @@ def board(
         mixed_versions: compare runs of different versions all the same.
         reference: optimizer that the others are compared with; adamw by default, or gd where batches are full.
         target: of the board `speed`: a value of the metric; the task's by default.
+        reference_results: read the suite's reference results too, where they are shipped.
 
     Raises:
         UserError: a name is unknown, versions are mixed, or there is nothing to show.
@@ -345,7 +346,7 @@ def board(
     if name not in BOARDS:
         raise unknown("board", name, BOARDS)
     with _session(progress=True):
-        stores, asked = _asked(store, task, opt, only, settings, mixed_versions, reference, target)
+        stores, asked = _asked(store, task, opt, only, settings, mixed_versions, reference, target, reference_results)
         made = BOARDS[name](asked)
         return Table(made, tuple(dict.fromkeys([*map(str, stores.damaged), *asked.found.damaged, *asked.found.notes])))
 
@@ -354,7 +355,7 @@ def plot(
     chart: str = "forest", *, y: str | None = None, store: "Place | Sequence[Place] | None" = None,
     task: str | Sequence[str] | None = None, opt: str | Sequence[str] | None = None, only: "Settings | None" = None,
     settings: Literal["best", "tuned", "default", "all"] = "best", mixed_versions: bool = False,
-    reference: str | None = None, target: float | None = None,
+    reference: str | None = None, target: float | None = None, reference_results: bool = True,
 ) -> "Figure":  # fmt: skip
     """Draw stored runs, a panel for each problem (`bench plot`).
 
@@ -370,6 +371,7 @@ def plot(
         mixed_versions: as for `board`.
         reference: as for `board`.
         target: as for `board`.
+        reference_results: as for `board`.
 
     Raises:
         UserError: as for `board`, or there is nothing to draw.
@@ -383,7 +385,7 @@ def plot(
     if y is not None and chart != "curves":
         raise UserError(f"y={y!r}: only curves have columns to choose from, not {chart}")
     with _session(progress=True):
-        _, asked = _asked(store, task, opt, only, settings, mixed_versions, reference, target)
+        _, asked = _asked(store, task, opt, only, settings, mixed_versions, reference, target, reference_results)
         made = curves(asked, y) if y is not None else CHARTS[chart](asked)
         if not made.shown.panels:
             raise UserError("nothing to draw: " + "; ".join(f"{cell(p.title)}: {cell(p.note)}" for p in made.panels))
@@ -485,13 +487,14 @@ def _folders(store: "Place | Sequence[Place] | None") -> list[Path]:
 
 def _asked(
     store: "Place | Sequence[Place] | None", task: Any, opt: Any, only: "Settings | None", settings: str,
-    mixed_versions: bool, reference: str | None, target: float | None,
+    mixed_versions: bool, reference: str | None, target: float | None, reference_results: bool,
 ) -> tuple[Any, Any]:  # fmt: skip
     from bench.boards.cli import asked
     from bench.text import word_of
 
     args = parse("leaderboard", [])
-    args.store, args.task, args.opt = _folders(store), _several(task), _several(opt)
+    args.store = [] if store is None else _folders(store)
+    args.task, args.opt, args.no_reference = _several(task), _several(opt), not reference_results
     args.only = [f"{name}={word_of(value)}" for name, value in (only or {}).items()]
     args.settings, args.mixed_versions, args.reference, args.target = settings, mixed_versions, reference, target
     return asked(args)
