@@ -237,7 +237,8 @@ def tune(
 
 def compare(
     task: str, opt: "Opt | Sequence[Opt]", *, against: Sequence[str] | None = None, trials: int | None = None,
-    seeds: "Seeds" = 2, report_seeds: "Seeds" = 7, anyway: bool = False, task_options: "Settings | None" = None,
+    seeds: "Seeds | None" = None, report_seeds: "Seeds" = 7, anyway: bool = False,
+    reference_results: bool = True, task_options: "Settings | None" = None,
     trainer: "Settings | None" = None, settings: "Settings | None" = None, data_seed: int | None = None,
     precision: str | None = None, device: str | None = None, engine: "Engine" = "auto",
     workers: int | str = "auto", width: int | None = None, memory: str | None = None, storage: str | None = None,
@@ -252,10 +253,12 @@ def compare(
         opt: one optimizer or several, each as for `fit`.
         against: baselines, tuned as the others are; the first is the reference. By default adamw, or gd where batches
             are full.
-        trials: settings that are tried of each; nine by default.
-        seeds: runs of a trial: how many (2 is 1000 and 1001), or which.
+        trials: settings that are tried of each; by default as many as the reference results have, or nine.
+        seeds: runs of a trial: how many (2 is 1000 and 1001), or which; by default those of the reference results, or 2.
         report_seeds: fresh seeds of each winner: how many (7 is 0 to 6), or which; fewer than 7 decide nothing.
         anyway: go on where a check fails whose failure changes results.
+        reference_results: take the baseline of the suite's reference results, where they have this problem, instead of
+            tuning it again.
         task_options: as for `fit`.
         trainer: as for `fit`.
         settings: as for `fit`; `{"opt.adamw.lr": "1e-4:1e-2"}` is for adamw alone.
@@ -286,7 +289,7 @@ def compare(
 
         args = _args(
             "compare", words, where, against=None if against is None else list(against), trials=trials,
-            seeds=_seeds("seeds", seeds), report_seeds=_seeds("report_seeds", report_seeds), anyway=anyway,
+            seeds=None if seeds is None else _seeds("seeds", seeds), report_seeds=_seeds("report_seeds", report_seeds), anyway=anyway, no_reference=not reference_results,
             engine=engine, workers=str(workers), width=width, memory=_memory(memory), storage=storage,
         )  # fmt: skip
         asked = comparison.ask(args)
