@@ -254,7 +254,8 @@ def compare(
         against: baselines, tuned as the others are; the first is the reference. By default adamw, or gd where batches
             are full.
         trials: settings that are tried of each; by default as many as the reference results have, or nine.
-        seeds: runs of a trial: how many (2 is 1000 and 1001), or which; by default those of the reference results, or 2.
+        seeds: runs of a trial: how many (2 is 1000 and 1001), or which; by default those of the reference results, or
+            two.
         report_seeds: fresh seeds of each winner: how many (7 is 0 to 6), or which; fewer than 7 decide nothing.
         anyway: go on where a check fails whose failure changes results.
         reference_results: take the baseline of the suite's reference results, where they have this problem, instead of
@@ -289,7 +290,8 @@ def compare(
 
         args = _args(
             "compare", words, where, against=None if against is None else list(against), trials=trials,
-            seeds=None if seeds is None else _seeds("seeds", seeds), report_seeds=_seeds("report_seeds", report_seeds), anyway=anyway, no_reference=not reference_results,
+            seeds=None if seeds is None else _seeds("seeds", seeds), anyway=anyway, no_reference=not reference_results,
+            report_seeds=_seeds("report_seeds", report_seeds),
             engine=engine, workers=str(workers), width=width, memory=_memory(memory), storage=storage,
         )  # fmt: skip
         asked = comparison.ask(args)
