@@ -298,6 +298,8 @@ _ALL = (
         options=(
             Option("board", "or `all`; default quality", "A,B", names, default=lambda: ["quality"],
                    completes=" ".join((*BOARD_NAMES, "all"))),
+            Option("explain", "of this row instead: what was searched, how often, on which split, what it cost, what"
+                   " was cut, and its commands", "ROW", completes="opt"),
             _FORMAT, _FILE,
             Option("into", "write Markdown between the markers of this board in a file that has them", "FILE.md",
                    folder, completes="file"),
