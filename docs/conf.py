@@ -113,7 +113,10 @@ class Optimizers(Sections):
 
     def texts(self) -> Iterator[tuple[str, str]]:  # noqa: D102
         for name, spec in OPTIMIZERS.items():
-            yield f"optimizer {name}", "\n".join([spec.formula, f"source: {spec.source}", "", *hyperparameter_rows(spec)])
+            yield (
+                f"optimizer {name}",
+                "\n".join([spec.formula, f"source: {spec.source}", "", *hyperparameter_rows(spec)]),
+            )
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
