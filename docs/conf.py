@@ -41,6 +41,9 @@ napoleon_use_ivar = True
 autodoc_typehints = "signature"
 autodoc_member_order = "bysource"
 pygments_style = "friendly"
+# Docstrings write `code` so, and options begin with two hyphens.
+default_role = "code"
+smartquotes = False
 
 # The pages of results lie beside this folder, where GitHub finds them; the site has copies of them.
 RESULTS = HERE / "results"
