@@ -38,6 +38,7 @@ myst_enable_extensions = ["attrs_inline"]
 suppress_warnings = ["myst.header"]
 napoleon_google_docstring = True
 napoleon_use_ivar = True
+napoleon_attr_annotations = False
 autodoc_typehints = "signature"
 autodoc_member_order = "bysource"
 pygments_style = "friendly"
