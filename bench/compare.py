@@ -51,7 +51,7 @@ def main(words: list[str]) -> int:
         check_early(config)
     cut = min((slots(args.workers, config) for config in typical), key=len)
     if args.dry_run:
-        return show_plan(args, suite, places, cut)
+        return show_plan(args, [suite], places, cut)
     out = args.out or Path("compared", slug(specs[0].task), "-".join(map(slug, opts))[:80])
     check_output(out)
     done = None
@@ -59,7 +59,7 @@ def main(words: list[str]) -> int:
         _check([spec for spec in specs if spec.opt in opts], args)
         note(suite.title)
         studies = open_studies(args)
-        done = train(args, suite, studies, places, cut, len(cut))
+        done = train(args, [suite], studies, places, cut, len(cut))
     if done is None and not spent():
         note(STOPPED)
         return 130

@@ -10,7 +10,7 @@ from uuid import uuid4
 
 from bench.errors import UserError
 from bench.grammar.parse import Args
-from bench.grammar.values import place
+from bench.grammar.values import place, reference_folder
 from bench.text import clean
 
 if TYPE_CHECKING:
@@ -25,6 +25,21 @@ ENDINGS = {".md": "md", ".csv": "csv", ".json": "json", ".tex": "tex", ".html": 
 def stores_of(args: Args) -> list[Path]:
     """The stores that a command was given."""
     return args.store or [place("store")]
+
+
+def open_stores(args: Args) -> "Stores":
+    """The stores that a command was given, and the reference results unless it leaves them out.
+
+    Raises:
+        UserError: a store is not there. That no run was ever stored is none where there are reference results.
+    """
+    from bench.store.stores import Stores
+
+    reference = None if args.no_reference else reference_folder()
+    folders = stores_of(args)
+    if not args.store and reference is not None:
+        folders = [folder for folder in folders if os.path.lexists(folder)]
+    return Stores(folders, reference)
 
 
 def format_of(args: Args, formats: Container[str]) -> str:

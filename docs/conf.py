@@ -49,8 +49,12 @@ smartquotes = False
 # The pages of results lie beside this folder, where GitHub finds them; the site has copies of them.
 RESULTS = HERE / "results"
 shutil.rmtree(RESULTS, ignore_errors=True)
-shutil.copytree(ROOT / "results", RESULTS)
-LEXERS = {"sh first": "sh", "sh run": "sh", "sh run task": "sh", "sh zoo": "sh"}
+PAGES = {".md", ".png", ".svg", ".pdf", ".html", ".json"}
+shutil.copytree(
+    ROOT / "results",
+    RESULTS,
+    ignore=lambda folder, names: [n for n in names if (Path(folder) / n).is_file() and Path(n).suffix not in PAGES],
+)
 
 
 def as_on_the_site(app: Sphinx, docname: str, source: list[str]) -> None:

@@ -25,6 +25,7 @@ from tasks import DataError
 from tasks.core.dropout import BatchDropout, use_batch_dropout
 from tasks.language.bert import TextClassifier, WorstGroupAccuracy, _attention
 from tasks.language.labelled_text import TextBatch
+from tasks.language.tokenizer import named_folder
 from tests.conftest import folder_with
 from tests.equivalence import Case, by_suite, config_of, distance, ignored_by_loss
 from tests.tiny_text import GROUPS, VOCABULARY, TinyText
@@ -425,6 +426,20 @@ def test_without_a_network_one_line_says_what_is_expected_where(
         assert all(word in str(error.value) for word in (str(tmp_path), "--task.model DIR", "--task.scratch true"))
         assert "\n" not in str(error.value)
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_model_in_a_python_package_is_found_without_importing_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "weights_of_mine"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise RuntimeError('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert named_folder("python:weights_of_mine/model") == package / "model"
+    assert named_folder("plain/folder") == Path("plain/folder")
+    for name in ("python:nobody_has_this/model", "python:../up", "python:", "python:os.path/x"):
+        with pytest.raises(DataError, match=f"missing model '{name}': there is no Python package"):
+            named_folder(name)
 
 
 # -- metrics -----------------------------------------------------------------------------------------------------------

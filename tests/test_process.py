@@ -146,3 +146,17 @@ def test_ctrl_c_while_the_program_imports_is_one_line(start: list[object], modul
     env = os.environ | {"PYTHONPATH": str(tmp_path)}
     done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "bench: interrupted\n")
+
+
+@pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="this kernel schedules no sessions as groups")
+@pytest.mark.parametrize("own_session", [True, False])
+def test_a_worker_keeps_the_priority_that_nice_gave(own_session: bool, tmp_path: Path) -> None:
+    code = (
+        "import os; before = open('/proc/self/autogroup').read(); os.nice(7); from bench.process import begin; begin();"
+        " print(before.split()[-1], open('/proc/self/autogroup').read().split()[-1])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, start_new_session=own_session
+    )
+    before, after = map(int, done.stdout.split())
+    assert after == (7 if own_session else before)

@@ -85,7 +85,7 @@ TUNE = "tune --task synthetic --opt sgd --trials 2"
         ("sweep --task mnist --opt sgd --opt.lr 1,2 --data .", "missing data: train-images-idx3-ubyte.gz, "),
         (f"{TUNE} --opt.momentum -1", "--opt.momentum=-1.0 is out of range"),
         ("tune --task mnist --opt sgd --trials 2 --data .", "missing data: train-images-idx3-ubyte.gz, "),
-        ("suite mnist --data .", "missing data: train-images-idx3-ubyte.gz, "),
+        ("suite vision --data .", "missing data: train-images-idx3-ubyte.gz, "),
         ("reproduce deora2024/fig2 --quick --store file", "'file': it is a file and no folder; name"),
         ("reproduce vasudeva2025/mnist --quick --data .", "missing data: train-images-idx3-ubyte.gz, "),
     ],

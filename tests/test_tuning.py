@@ -28,6 +28,7 @@ from bench.execute.slots import Slot, slots
 from bench.machine import lives
 from bench.store.store import Store
 from bench.store.stores import Stores
+from bench.tuning import suite
 from bench.tuning.progress import TuningProgress
 from bench.tuning.space import point_key
 from bench.tuning.studies import Studies
@@ -941,13 +942,32 @@ def test_a_suite_that_cannot_be_is_refused_with_its_file(
     assert [path.name for path in here.iterdir()] == ["my.yaml"]
 
 
+@pytest.mark.parametrize("parts", [["theory", "nothing"], ["theory", "reference"], "theory", [["theory"]], []])
+def test_parts_of_a_suite_are_suites_that_are_shipped(cli, here: Path, parts: Any) -> None:
+    (here / "my.yaml").write_text(yaml.safe_dump({"parts": parts}))
+    answer = cli("suite", "my.yaml", "--plan")
+    assert answer.code == 2
+    assert "`parts` takes names of suites without parts, as [theory, lm]; got " in last_line(answer)
+
+
+def test_the_reference_suite_is_its_parts_at_equal_budgets() -> None:
+    parts = suite.load("reference")
+    assert [part.title for part in parts] == [suite.load(name)[0].title for name in ("theory", "lm", "vision", "sst2")]
+    for part in parts:
+        for of_task in ({spec.opt: spec for spec in part.specs({}) if spec.task == task} for task in part.tasks):
+            assert set(of_task) == set(part.optimizers)
+            assert len({tuple(spec.seeds) for spec in of_task.values()}) == 1
+            # Enough fresh seeds for a verdict.
+            assert all(len(spec.report_seeds) >= 7 for spec in of_task.values())
+
+
 @pytest.mark.deep
 def test_a_plan_makes_nothing_and_a_suite_what_it_says(cli, here: Path) -> None:
-    suite = {
+    content = {
         "title": "a suite", "tasks": {"synthetic": {"trainer.max_steps": 20, "device": "cpu"}},
         "optimizers": ["gd", "ngd"], "tune": {"trials": 3, "seeds": 1}, "seeds": 2,
     }  # fmt: skip
-    (here / "my.yaml").write_text(yaml.safe_dump(suite))
+    (here / "my.yaml").write_text(yaml.safe_dump(content))
     plan = cli("suite", "my.yaml", "--plan")
     assert plan.code == 0, plan.err
     assert len(re.findall(r"0/3 +0/2", plan.out)) == 2

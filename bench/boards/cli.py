@@ -6,7 +6,7 @@ from typing import Any
 from bench.errors import UserError, unknown
 from bench.grammar.commands import BOARD_NAMES, CHART_NAMES, FORMAT_NAMES, parse
 from bench.grammar.parse import Args
-from bench.output import format_of, remark, stores_of, warn_of, write, write_into
+from bench.output import format_of, open_stores, remark, warn_of, write, write_into
 from bench.text import cell
 
 __all__ = ["BOARD_NAMES", "CHART_NAMES", "FORMAT_NAMES", "main"]
@@ -20,7 +20,6 @@ def asked(args: Args) -> tuple[Any, Any]:
     """
     from bench.boards import Asked
     from bench.boards.collect import collect
-    from bench.store.stores import Stores
 
     only: dict[str, str] = {}
     for word in args.only:
@@ -28,7 +27,7 @@ def asked(args: Args) -> tuple[Any, Any]:
         if not equals:
             raise UserError(f"--only {word}: write NAME=VALUE, as in --only trainer.max_steps=1000")
         only[name.removeprefix("--")] = value
-    stores = Stores(stores_of(args))
+    stores = open_stores(args)
     found = collect(
         stores, tasks=args.task, opts=args.opt, only=only, settings=args.settings, mixed_versions=args.mixed_versions,
         reference=args.reference,

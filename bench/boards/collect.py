@@ -6,7 +6,17 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from bench.boards.entries import KINDS, OWN_VERSIONS, REFERENCES, VERSIONS, Entry, Problem, differing, entries_of
+from bench.boards.entries import (
+    KINDS,
+    LIBRARIES,
+    OWN_VERSIONS,
+    REFERENCES,
+    VERSIONS,
+    Entry,
+    Problem,
+    differing,
+    entries_of,
+)
 from bench.config import settings_of
 from bench.errors import UserError, unknown
 from bench.results.group import Seed
@@ -15,8 +25,10 @@ from bench.store.record import RunResult
 from bench.store.reports import CheckRecord, StudyRecord
 from bench.store.stores import HOW_TO_FILL, Stores
 from bench.text import word_of
+from optimizers import OPTIMIZERS
 from optimizers.groups import REST
 from optimizers.plugins import bare
+from tasks import TASKS
 
 
 @dataclass
@@ -99,6 +111,8 @@ def collect(
             else f"no runs in {stores.shown}"
         )
         raise UserError(f"there are {what}; {HOW_TO_FILL}")
+    notes: list[str] = []
+    runs = _of_these_versions(runs, stores.shipped, notes)
     by_id = {run.run_id: run for run in runs}
     tasks, opts = (None if names is None else list(map(bare, names)) for names in (tasks, opts))
     for kind, wanted, name in (("task", tasks, "task"), ("optimizer", opts, "opt")):
@@ -108,16 +122,18 @@ def collect(
                 raise unknown(f"{kind} in {stores.shown}", each, there)
     tasks = tasks and sorted({bare(run.config["task"]) for run in runs if run.names["task"] & {*tasks}})
     runs = _filtered(
-        runs, tasks, None if opts is None else {*opts, *({reference} if reference else REFERENCES)}, only or {}
-    )
+        runs, tasks, None if opts is None else {*opts, *({reference} if reference else REFERENCES)}, only or {},
+        stores.shipped,
+    )  # fmt: skip
     if not any(opts is None or bare(run.config["opt"]) in opts for run in runs):
         raise UserError(f"no run in {stores.shown} has all of what --task, --opt and --only ask for")
-    notes: list[str] = []
     entries = entries_of(runs, by_id, stores.studies)
+    for entry in entries:
+        entry.shipped = sum(run.run_id in stores.shipped for run in entry.runs.values())
     chosen = _chosen(entries, settings, notes)
     shown = [entry for entry in chosen if opts is None or entry.opt in opts]
     if not mixed_versions:
-        _refuse_mixed(chosen)
+        _refuse_mixed(chosen, stores.shipped)
     if not only:  # which may leave out the runs of a study
         mine = [s for s in stores.studies if (not tasks or bare(s.task) in tasks) and (not opts or bare(s.opt) in opts)]
         notes += [note for study in mine if (note := _study_note(study, entries, by_id))]
@@ -146,11 +162,14 @@ def _conformance(entry: Entry, checks: Iterable[CheckRecord]) -> str | None:
 
 
 def _filtered(
-    runs: Sequence[RunResult], tasks: Sequence[str] | None, opts: Iterable[str] | None, only: Mapping[str, str]
-) -> list[RunResult]:
+    runs: Sequence[RunResult], tasks: Sequence[str] | None, opts: Iterable[str] | None, only: Mapping[str, str],
+    shipped: Collection[str],
+) -> list[RunResult]:  # fmt: skip
     if "status" in only:
         raise UserError("--only status: runs that diverged or were stopped are never left out of a comparison")
     known = {name for run in runs for name in facts(run)} if only else set()
+    of_libraries = {f"versions.{name}" for name in LIBRARIES}
+    others = {name: word for name, word in only.items() if name not in of_libraries}
     for name in only:
         if name not in known:
             raise unknown("setting of --only", name, sorted(known - {"status"}))
@@ -159,7 +178,7 @@ def _filtered(
         for run in runs
         if (tasks is None or bare(run.config["task"]) in tasks)
         and (opts is None or bare(run.config["opt"]) in opts)
-        and _has(run, only)
+        and _has(run, others if run.run_id in shipped else only)
     ]
 
 
@@ -286,7 +305,25 @@ def _best_of(searched: Sequence[Entry], seeds: Collection[Seed]) -> Entry:
     return entry
 
 
-def _refuse_mixed(entries: Sequence[Entry]) -> None:
+def _of_these_versions(runs: Sequence[RunResult], shipped: Collection[str], notes: list[str]) -> list[RunResult]:
+    """The runs without reference results of other versions of a task or an optimizer than those of this suite."""
+    kept, old = [], Counter[str]()
+    for run in runs:
+        here = {"task": TASKS.own.get(bare(run.config["task"])), "opt": OPTIMIZERS.own.get(bare(run.config["opt"])),
+                "rest": OPTIMIZERS.own.get(str(run.config["opt_options"].get(REST)))}  # fmt: skip
+        other = [kind for kind, spec in here.items() if spec is not None and spec.version != run.versions.get(kind)]
+        if run.run_id in shipped and other:
+            old[run.task] += 1
+        else:
+            kept.append(run)
+    notes += [
+        f"{task}: {n} reference runs are left out, of other versions of the task or the optimizer than here"
+        for task, n in sorted(old.items())
+    ]
+    return kept
+
+
+def _refuse_mixed(entries: Sequence[Entry], shipped: Collection[str]) -> None:
     for problem, own in _by_problem(entries).items():
         groups = [(what, what, own) for what in VERSIONS]
         groups += [
@@ -295,7 +332,8 @@ def _refuse_mixed(entries: Sequence[Entry]) -> None:
             for what in OWN_VERSIONS
         ]
         for what, of, group in groups:
-            count = Counter(str(run.versions.get(what, "unknown")) for e in group for run in e.runs.values())
+            runs = [run for e in group for run in e.runs.values() if not (what in LIBRARIES and run.run_id in shipped)]
+            count = Counter(str(run.versions.get(what, "unknown")) for run in runs)
             if len(count) > 1:
                 found = ", ".join(f"{version} ({n} runs)" for version, n in sorted(count.items()))
                 most = min(count, key=lambda version: (-count[version], version))

@@ -20,8 +20,9 @@ from optimizers.groups import REST
 from optimizers.plugins import bare
 
 KINDS = ("tuned", "default", "by hand")
-VERSIONS = ("task", "task_package", "contents", "torch", "lightning")
-"""Versions that must be equal within a problem."""
+LIBRARIES = ("torch", "lightning")
+VERSIONS = ("task", "task_package", "contents", *LIBRARIES)
+"""Versions that must be equal within a problem; those of libraries may differ from reference results."""
 OWN_VERSIONS = ("opt", "opt_package", "rest")
 """Versions that must be equal within an entry."""
 
@@ -78,6 +79,7 @@ class Entry(Group):
         tuned_elsewhere: whether the study that found the settings is not in these stores; it may have had another
             budget.
         twice: seeds of which there are several runs; one of them is taken.
+        shipped: how many of its runs are reference results.
         conformance: what `bench check` said of these versions of the optimizer and, if there is one, of that for the
             rest: `pass`, or the names of checks that failed; None if it was not asked of both.
     """
@@ -93,6 +95,7 @@ class Entry(Group):
     one_of: int = 0
     others_tuned: list[str] = field(default_factory=list)
     twice: int = 0
+    shipped: int = 0
     tuned_elsewhere: bool = False
     name: str = ""
     conformance: str | None = None

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.boards.collect import Collected
-from bench.boards.entries import KINDS, Entry, Problem
+from bench.boards.entries import KINDS, LIBRARIES, Entry, Problem
 from bench.results.group import Measure, final
 from bench.results.selection import CONVERGED, above_infimum, is_capped
 from bench.results.sequential import LEAST_SEEDS, Comparison, advice, differences
@@ -45,8 +45,13 @@ def who(entry: Entry) -> dict[str, Any]:
 
 def flags(entry: Entry) -> list[str]:
     """What makes an entry less than it looks."""
-    several = [what for what, versions in entry.versions.items() if len(versions) > 1]
+    several = [
+        what
+        for what, versions in entry.versions.items()
+        if len(versions) > 1 and not (entry.shipped and what in LIBRARIES)
+    ]
     return [
+        *[_shipped(entry)] * bool(entry.shipped),
         *["provisional"] * (len(entry.runs) < FEW_SEEDS),
         *["lr at boundary"] * bool(entry.study and entry.study.lr_at_boundary),
         *["tuning not finished"] * bool(entry.study and entry.study.missing),
@@ -64,6 +69,13 @@ def flags(entry: Entry) -> list[str]:
         *["saturated by one step"] * any(run.saturated_at is not None for run in entry.runs.values()),
         *["seeds run twice"] * bool(entry.twice),
     ]
+
+
+def _shipped(entry: Entry) -> str:
+    """That runs are reference results, with the versions and the machine that made them."""
+    share = f"{entry.shipped} of {len(entry.runs)} " * (entry.shipped < len(entry.runs))
+    torch = " and ".join(sorted({str(run.versions.get("torch", "unknown")) for run in entry.runs.values()}))
+    return f"{share}shipped (torch {torch}, {' and '.join(entry.machines)})"
 
 
 def metric_of(problem: Problem, entries: Sequence[Entry], reference: Entry | None) -> Measure:

@@ -1,19 +1,20 @@
-"""The commands on stores as a whole: sql, merge, diff."""
+"""The commands on stores as a whole: sql, merge, bundle, diff."""
 
 import json
 
+from bench.errors import UserError, unknown
 from bench.grammar.commands import parse
-from bench.output import format_of, remark, stores_of, warn_of, write
+from bench.output import format_of, open_stores, remark, stores_of, warn_of, write
+from optimizers.plugins import bare
 
 
 def _sql(words: list[str]) -> int:
     args = parse("sql", words)
     from bench.browse.sql import ask, written
     from bench.results.render import STREAMS
-    from bench.store.stores import Stores
 
     kind = format_of(args, STREAMS)
-    stores = Stores(stores_of(args))
+    stores = open_stores(args)
     answer = ask(stores, args.query)
     code = warn_of(stores, answer.damaged)
     write(args.out, written(answer, kind, args.out))
@@ -38,6 +39,35 @@ def _merge(words: list[str]) -> int:
     return 1 if merged.damaged else 0
 
 
+def _bundle(words: list[str]) -> int:
+    args = parse("bundle", words)
+    if args.out is None:
+        raise UserError("--out is missing; write bench bundle -o results.zip")
+    from bench.store.bundle import bundle
+    from bench.store.stores import Stores
+
+    stores = Stores(stores_of(args))
+    wanted = {"task": args.task, "opt": args.opt}
+    for kind, given in wanted.items():
+        there = {name for run in stores.runs for name in run.names[kind]}
+        for name in given or ():
+            if bare(name) not in there:
+                raise unknown(f"{kind} in {stores.shown}", name, sorted(there))
+    runs = [
+        run
+        for run in stores.runs
+        if all(given is None or run.names[kind] & {*map(bare, given)} for kind, given in wanted.items())
+    ]
+    plugins = [*(args.task or ()), *(args.opt or ())]
+    made = bundle(stores, runs, args.out, points=args.points, tuned=args.tuned, plugins=plugins)
+    code = warn_of(stores)
+    print(
+        f"written to {args.out}: {made.runs} runs, {made.studies} studies, {made.tuned} files of tuned settings,"
+        f" {made.sources} sources of plug-ins"
+    )
+    return code
+
+
 def _diff(words: list[str]) -> int:
     args = parse("diff", words)
     from bench.browse.compare import compare, find, lines
@@ -51,4 +81,4 @@ def _diff(words: list[str]) -> int:
 
 def main(words: list[str]) -> int:
     """One of the commands, with its name first."""
-    return {"sql": _sql, "merge": _merge, "diff": _diff}[words[0]](words[1:])
+    return {"sql": _sql, "merge": _merge, "bundle": _bundle, "diff": _diff}[words[0]](words[1:])

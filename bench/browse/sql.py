@@ -45,6 +45,7 @@ VIEWS = {
         "saturated_at": "bigint", "step_of": "varchar",
         "part": "varchar", "engine": "varchar", "machine": "varchar", "torch": "varchar", "versions": "json",
         "settings": "json", "metrics": "json", "study": "varchar", "begun": "timestamp", "plan": "varchar",
+        "shipped": "boolean",
     },
     "curves": {"run_id": "varchar", **{name: "bigint" if name == "step" else "double" for name in CURVE_FIELDS}},
     "measurements": {"run_id": "varchar", "step": "bigint"},
@@ -181,7 +182,7 @@ class _Views:
     def _runs(self) -> Iterator[dict[str, Any]]:
         studies = {run_id: record.name for record in reversed(self.stores.studies) for run_id in record.run_ids}
         for run in self.stores.runs:
-            yield _run_row(run, studies.get(run.run_id))
+            yield _run_row(run, studies.get(run.run_id)) | {"shipped": run.run_id in self.stores.shipped}
 
     def _trials(self) -> Iterator[dict[str, Any]]:
         for record in self.stores.studies:

@@ -86,6 +86,7 @@ CHART_NAMES = (
 )  # fmt: skip
 FORMAT_NAMES = ("table", "md", "csv", "json", "tex", "html")
 
+NO_REFERENCE = Option("no-reference", "leave out the reference results that are shipped")
 _FORMAT = Option("format", "default table, or what the name of the file says", "FORMAT", choices=FORMAT_NAMES)
 _FILE = _out("write there instead of to standard output", "FILE")
 _CHOICE = (
@@ -96,6 +97,7 @@ _CHOICE = (
            " hand if there is one such", "WHICH", default="best", choices=("best", "tuned", "default", "all")),
     Option("only", "only runs with this setting (trainer.max_steps=1000, task.H=4), version (versions.torch=2.15.0) or"
            " engine", "NAME=VALUE", many=True),
+    NO_REFERENCE,
     Option("mixed-versions", "compare runs of different versions all the same"),
     Option("reference", "optimizer that the others are compared with (default adamw; gd where batches are full)",
            "OPTIMIZER", completes="opt"),
@@ -359,7 +361,10 @@ _ALL = (
         " settings->>'opt.lr' is a setting of a run. Example: bench sql \"select opt, avg(final) from runs where task ="
         " 'synthetic' and study is null group by opt\". Exit code 1: something could not be read, and was left out.",
         positionals=(Option("query", "one statement that reads; it can change nothing", "QUERY"),),
-        options=(STORES, Option("format", _FORMAT.help, "FORMAT", choices=("table", "md", "csv", "json")), _FILE),
+        options=(
+            STORES, NO_REFERENCE,
+            Option("format", _FORMAT.help, "FORMAT", choices=("table", "md", "csv", "json")), _FILE,
+        ),
     ),
     Command(
         "merge", "copy the runs of stores into another one",
@@ -371,6 +376,41 @@ _ALL = (
             Option("source", "a store; it is only read", "SOURCE", folder, completes="folder", most=0),
             Option("dest", "the store that they are copied into; made if it is not there", "DEST", folder,
                    completes="folder"),
+        ),
+    ),
+    Command(
+        "bundle", "write runs and what repeats them as one file to hand on",
+        text="Write finished runs with their studies, tuned settings and the source of plug-ins as a folder, or as one"
+        " file that ends in .zip.",
+        more="A bundle is data. `bench verify` repeats runs of it; its folder `runs` is a store, which boards read with"
+        " --store and `bench merge` copies. Exit code 1: something could not be read, and was left out.",
+        options=(
+            _out("a folder that is not there, or a file that ends in .zip", "FILE"),
+            Option("task", "only these tasks", "A,B", names, completes="task"),
+            Option("opt", "only these optimizers; a plug-in as file.py:NAME, whose source goes along", "A,B", names,
+                   completes="opt"),
+            Option("points", "rows that each curve keeps (default: all)", "N", whole(2)),
+            Option("tuned", "the folder with tuned settings (default: tuned)", "DIR", folder, completes="folder",
+                   default=lambda: folder("tuned")),
+            STORES,
+        ),
+    ),
+    Command(
+        "verify", "train runs of a bundle, or of the reference results, again: confirmed or refuted",
+        text="Train some runs of a bundle, of a store, or of the reference results again, drawn at random, and say"
+        " whether they are confirmed.",
+        more="On the same type of processor, with the same versions and engine, a run must agree bit for bit; elsewhere"
+        " up to rounding, or within what seeds of its settings differ by. Nothing that PATH names is imported unless"
+        " --opt or --task names it too, or --allow-code says so. Exit code 1: a run was refuted, or is damaged.",
+        positionals=(Option("path", "a bundle or a store (default: the reference results)", "PATH", folder,
+                            completes="folder", least=0),),
+        options=(
+            Option("runs", "how many", "N", whole(1), default=3),
+            Option("seed", "of the draw (default: another one each time)", "N", whole(0)),
+            Option("task", "only of these tasks; a plug-in as file.py:SPEC", "A,B", names, completes="task"),
+            Option("opt", "only of these optimizers; a plug-in as file.py:NAME", "A,B", names, completes="opt"),
+            Option("allow-code", "import the plug-ins whose source the bundle holds: they run as your code"),
+            DATA, JSON,
         ),
     ),
     Command(

@@ -291,6 +291,18 @@ def _number(text: str) -> Any:
         return math.nan
 
 
+def reference_folder() -> Path | None:
+    """The store of reference results that is shipped, in a checkout or in an installed wheel; None if there is none.
+
+    `BENCH_REFERENCE` names another one; where it is empty, none is read.
+    """
+    here = Path(__file__).parents[1]
+    shipped = here / "reference" if (here / "reference").is_dir() else here.parent / "results" / "reference" / "runs"
+    named = os.environ.get("BENCH_REFERENCE")
+    folder = shipped if named is None else Path(named) if named else None
+    return folder if folder is not None and folder.is_dir() else None
+
+
 def configs_folder() -> Path:
     """The folder `configs`, in a checkout or in an installed wheel."""
     here = Path(__file__).parents[1]

@@ -24,28 +24,45 @@ class Stores:
 
     Args:
         folders: of the stores.
+        reference: a store of reference results, read where none of the others has a run; or None.
+
+    Attributes:
+        own: the stores without the reference.
 
     Raises:
         UserError: a folder is not there.
     """
 
-    def __init__(self, folders: Sequence[Path]) -> None:
+    def __init__(self, folders: Sequence[Path], reference: Path | None = None) -> None:
         for folder in folders:
             if not folder.is_dir():
                 raise no_store(folder)
-        self.stores = [Store(folder) for folder in dict.fromkeys(folder.resolve() for folder in folders)]
-        self.shown = " and ".join(map(str, folders))
+        self.own = [Store(folder) for folder in dict.fromkeys(folder.resolve() for folder in folders)]
+        self.reference = None if reference is None else Store(reference.resolve())
+        self.stores = [*self.own, *([self.reference] if self.reference else [])]
+        self.shown = " and ".join([*map(str, folders), *["the reference results"] * (self.reference is not None)])
 
     @cached_property
     def _contents(self) -> list[Contents]:
-        return [store.contents() for store in self.stores]
+        """Of the stores without the reference."""
+        return [store.contents() for store in self.own]
+
+    @cached_property
+    def _shipped(self) -> Contents:
+        return Contents() if self.reference is None else self.reference.contents()
+
+    @cached_property
+    def shipped(self) -> frozenset[str]:
+        """The ids of the runs that are read from the reference."""
+        own = {run_id for contents in self._contents for run_id in contents.runs}
+        return frozenset(self._shipped.runs.keys() - own)
 
     @cached_property
     def conflicts(self) -> list[str]:
         """Runs of which there are several finished records with different results, in one store or in several."""
         found: dict[str, list[RunResult]] = {}
         for contents in self._contents:
-            several = contents.runs if len(self.stores) > 1 else contents.repeated
+            several = contents.runs if len(self.own) > 1 else contents.repeated
             for run_id in several:
                 found.setdefault(run_id, []).extend(
                     contents.repeated.get(run_id) or [contents.runs[run_id].runs[run_id]]
@@ -56,9 +73,9 @@ class Stores:
     @cached_property
     def blocks(self) -> dict[str, Block]:
         """The block that each run is read from, by run id."""
-        if len(self._contents) == 1:
+        if len(self._contents) == 1 and not self.shipped:
             return self._contents[0].runs
-        found: dict[str, list[Block]] = {}
+        found: dict[str, list[Block]] = {run_id: [self._shipped.runs[run_id]] for run_id in self.shipped}
         for contents in self._contents:
             for run_id, block in contents.runs.items():
                 found.setdefault(run_id, []).append(block)
@@ -97,7 +114,7 @@ class Stores:
     @cached_property
     def damaged(self) -> list[Damaged]:
         """What cannot be read, and why."""
-        found = [each for contents in self._contents for each in contents.damaged]
+        found = [each for contents in (*self._contents, self._shipped) for each in contents.damaged]
         return found + [each for each in (*self._studies, *self._checks) if isinstance(each, Damaged)]
 
     @cached_property

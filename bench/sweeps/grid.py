@@ -156,9 +156,9 @@ def values_of(key: str, raw: Any, task: str, hyperparameters: Mapping[str, Optio
     group, _, name = key.partition(".")
     if not isinstance(raw, str | list) or not name:
         return [raw]
-    if ":" in raw:
-        return read_grid(key, str(raw))
     options = {"opt": hyperparameters, "task": task_options(TASKS[task]) if task else {}}.get(group, {})
+    if ":" in raw and (name not in options or {"int", "float"} & {*options[name].type_name.split(" or ")}):
+        return read_grid(key, str(raw))
     if (name in options and get_origin(options[name].type) is tuple) or (isinstance(raw, str) and "," not in raw):
         return [raw]
     values = raw if isinstance(raw, list) else parts(raw)

@@ -100,7 +100,7 @@ def read_space(words: Mapping[str, Any], opt: str) -> tuple[Space, dict[str, Any
 
 
 def _several(key: str, raw: Any, task: str) -> bool:
-    return isinstance(raw, str) and (":" in raw or len(values_of(key, raw, task, {})) > 1)
+    return isinstance(raw, str) and values_of(key, raw, task, {}) != [raw]
 
 
 def _range(key: str, raw: str, option: Option) -> Range:

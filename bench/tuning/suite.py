@@ -132,8 +132,8 @@ KEYS = {
 """What each key of a suite's file takes."""
 
 
-def load(name: str) -> Suite:
-    """A suite from a file, or by the name of one that is shipped.
+def load(name: str) -> list[Suite]:
+    """A suite from a file, or by the name of one that is shipped; its parts, if it has any.
 
     Raises:
         UserError: there is none, or it says something that it cannot mean.
@@ -142,8 +142,16 @@ def load(name: str) -> Suite:
     path = shipped.get(name, Path(name))
     if not path.exists() and path.suffix not in (".yaml", ".yml"):
         raise unknown("suite", name, shipped)
+    content = read_yaml(path)
+    if isinstance(content, dict) and "parts" in content:
+        parts = content["parts"]
+        known = isinstance(parts, list) and all(isinstance(part, str) and part in shipped for part in parts)
+        whole = [load(part) for part in parts] if known else []
+        if len(content) > 1 or not whole or any(len(part) > 1 for part in whole):
+            raise UserError(f"{path}: `parts` takes names of suites without parts, as [theory, lm]; got {parts!r}")
+        return [suite for part in whole for suite in part]
     try:
-        return Suite.model_validate(read_yaml(path))
+        return [Suite.model_validate(content)]
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"][: 2 if first["loc"][0] == "tune" else 1])

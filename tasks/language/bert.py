@@ -18,6 +18,7 @@ from tasks.core.roles import COMPOSITION
 from tasks.core.tables import one_line, sha256
 from tasks.core.task import Task
 from tasks.core.training_step import Outcome
+from tasks.language.tokenizer import named_folder
 
 if TYPE_CHECKING:
     from tasks.language.labelled_text import TextBatch, TextData
@@ -38,7 +39,8 @@ class Encoder(Task):
 
     Args:
         data: the texts; its vocabulary must be the model's.
-        model: a name on the Hugging Face Hub or a folder, of a BERT or RoBERTa, with config.json and model.safetensors.
+        model: a name on the Hugging Face Hub, a folder, or `python:PACKAGE/FOLDER` (in an installed package), of a
+            BERT or RoBERTa, with config.json and model.safetensors.
         scratch: a small BERT with random weights and the data's vocabulary instead; nothing is loaded.
         layers: number of transformer blocks from scratch, at least 1.
         width: width of a token from scratch, at least 1; the MLPs are four times as wide.
@@ -271,7 +273,7 @@ def model_folder(model: str, *, weights: bool = True) -> Path:
     That is `model` itself, or a folder in the Hub's cache, which is filled if need be.
 
     Args:
-        model: a folder, or a name on the Hugging Face Hub.
+        model: a folder, `python:PACKAGE/FOLDER`, or a name on the Hugging Face Hub.
         weights: whether model.safetensors is needed.
 
     Raises:
@@ -282,7 +284,7 @@ def model_folder(model: str, *, weights: bool = True) -> Path:
     from huggingface_hub.utils import disable_progress_bars
 
     needed = [_CONFIG, _WEIGHTS] if weights else [_CONFIG]
-    folder = Path(model).expanduser()
+    folder = named_folder(model)
     if folder.is_dir():
         found = {path.name for path in folder.iterdir()}
     else:

@@ -24,7 +24,14 @@ from tasks.core.split import split_hash, validation_rows
 from tasks.core.tables import amount, sha256
 from tasks.language.sources import find, here
 from tasks.language.text_source import TextSource, groups_of, labels_of, mentions_of, read_table, texts_of
-from tasks.language.tokenizer import LEAST_VOCABULARY, has_tokenizer, load_tokenizer, pad_id_of, train_word_pieces
+from tasks.language.tokenizer import (
+    LEAST_VOCABULARY,
+    has_tokenizer,
+    load_tokenizer,
+    named_folder,
+    pad_id_of,
+    train_word_pieces,
+)
 
 _CHUNK = 20_000  # rows that are tokenised at once: what the tokenizer returns takes a hundred times the room of its ids
 _TRAINING_ROWS = 200_000  # of which a vocabulary is trained, at most
@@ -103,7 +110,7 @@ class TextData(TaskData):
         source.require(root)
         self.digests = {split: sha256(path) for split, path in paths.items()}
         self.group_names = groups_of(source, paths.values())
-        if scratch and not has_tokenizer(folder := Path(model).expanduser()):
+        if scratch and not has_tokenizer(folder := named_folder(model)):
             if folder.is_dir():
                 raise DataError(
                     f"there is no tokenizer in {model}, and scratch=true takes nothing else of a model;"

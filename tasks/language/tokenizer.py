@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 
 from tokenizers import Tokenizer, trainers
@@ -27,7 +28,7 @@ def load_tokenizer(model: str) -> Tokenizer:
     `transformers`. Those constructors that quietly make an empty vocabulary of a file that is not there are not used.
 
     Args:
-        model: a local folder, or a name on the Hugging Face Hub.
+        model: a local folder, `python:PACKAGE/FOLDER`, or a name on the Hugging Face Hub.
 
     Raises:
         DataError: there is no such tokenizer here or on the Hub, or it is damaged or has no vocabulary.
@@ -54,6 +55,26 @@ def load_tokenizer(model: str) -> Tokenizer:
     return tokenizer
 
 
+def named_folder(model: str) -> Path:
+    """The folder that a model's name means, which need not be there: `python:PACKAGE/FOLDER` lies in that package.
+
+    The package is not imported. So weights that an index holds have a name that is the same on every machine.
+
+    Raises:
+        DataError: the package is not installed.
+    """
+    package, _, inside = model.removeprefix("python:").partition("/")
+    if not model.startswith("python:"):
+        return Path(model).expanduser()
+    spec = find_spec(package) if package.isidentifier() else None
+    if spec is None or not spec.submodule_search_locations:
+        raise DataError(
+            f"missing model {model!r}: there is no Python package {package!r} here; install the one that has it, or"
+            " name another model with --task.model"
+        )
+    return Path(spec.submodule_search_locations[0]) / inside
+
+
 def has_tokenizer(folder: Path) -> bool:
     """Whether a model's folder has a tokenizer."""
     return any((folder / name).is_file() for name in _FILES)
@@ -61,7 +82,7 @@ def has_tokenizer(folder: Path) -> bool:
 
 def _tokenizer_folder(model: str) -> Path:
     """The local folder with a model's tokenizer; from the Hub it is fetched once."""
-    folder = Path(model).expanduser()
+    folder = named_folder(model)
     if folder.is_dir():
         if not has_tokenizer(folder):
             raise DataError(f"there is no tokenizer in {folder}: copy the model's tokenizer.json or vocab.txt there")

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from bench.tuning.studies import Studies
     from bench.tuning.study import Study
     from bench.tuning.suite import Suite
-    from bench.tuning.trials import StudySpec
 
 STOPPED = "stopped; nothing is lost, and the same command goes on"
 
@@ -44,24 +43,24 @@ def main(words: list[str]) -> int:
         from bench.tuning.summary import as_json
 
     places = {"data": args.data, "store": args.store}
-    asked = suite.load(args.file)
+    parts = suite.load(args.file)
     try:
-        specs = asked.specs(places)
+        specs = [spec for part in parts for spec in part.specs(places)]
     except UserError as error:
         raise UserError(f"{args.file}: {error}") from None
     if args.print and not args.slurm:
         raise UserError("--print prints the script of --slurm; write both")
     if args.slurm and not args.plan:
-        return _slurm(args, specs, asked.tune.trials)
+        return _slurm(args, parts, places)
     typical = [spec.typical(places) for spec in specs]
     for config in typical:
         check_early(config)
     cut = min((slots(args.workers, config) for config in typical), key=len)
     if args.plan:
-        return show_plan(args, asked, places, cut)
+        return show_plan(args, parts, places, cut)
     if not args.train_only:
         check_output(args.out)  # before hours of training
-    done = train(args, asked, open_studies(args), places, cut, max(args.shared_by or 1, len(cut)))
+    done = train(args, parts, open_studies(args), places, cut, max(args.shared_by or 1, len(cut)))
     if done is None:
         note(STOPPED)
         return 130
@@ -77,17 +76,17 @@ def main(words: list[str]) -> int:
     if args.json:
         print(json.dumps({"out": str(args.out), "studies": [as_json(each) for each in found]}))
     else:
-        print("\n".join([asked.title, "", *suite.result_lines(found)]))
+        print("\n".join([" + ".join(part.title for part in parts), "", *suite.result_lines(found)]))
         print(f"written to {args.out}: {len(paths)} files, such as {paths[-4] if paths else 'none'}")
     return 0 if all(each.best is not None for each in found) else 1
 
 
-def show_plan(args: Args, asked: "Suite", places: Mapping[str, Path], cut: Sequence["Slot"]) -> int:
+def show_plan(args: Args, parts: "Sequence[Suite]", places: Mapping[str, Path], cut: Sequence["Slot"]) -> int:
     """Print what a suite would do, what of it is stored, and about how long the rest takes.
 
     Args:
         args: where its studies are, and whether JSON is asked for.
-        asked: the suite.
+        parts: of the suite, in order.
         places: where data and store are.
         cut: what each worker has.
 
@@ -101,22 +100,24 @@ def show_plan(args: Args, asked: "Suite", places: Mapping[str, Path], cut: Seque
     with suppress(NoDatabase):
         studies = open_studies(args, read_only=True)
     with redirect_stdout(sys.stderr):
-        steps = suite.plan(asked, studies, places, suite.measured(places, cut[0].threads))
+        measure = suite.measured(places, cut[0].threads)
+        steps = [step for part in parts for step in suite.plan(part, studies, places, measure)]
     if args.json:
         print(json.dumps([vars(step) | {"spec": step.spec.model_dump(mode="json")} for step in steps]))
     else:
-        print("\n".join([asked.title, *suite.plan_lines(steps, len(cut))]))
+        print("\n".join([" + ".join(part.title for part in parts), *suite.plan_lines(steps, len(cut))]))
     return 0
 
 
 def train(
-    args: Args, asked: "Suite", studies: "Studies", places: Mapping[str, Path], cut: Sequence["Slot"], shared_by: int
-) -> "list[Study] | None":
+    args: Args, parts: "Sequence[Suite]", studies: "Studies", places: Mapping[str, Path], cut: Sequence["Slot"],
+    shared_by: int,
+) -> "list[Study] | None":  # fmt: skip
     """Carry a suite out with workers of this machine; None if a signal asked to stop.
 
     Args:
         args: how runs are made.
-        asked: the suite.
+        parts: of the suite, in order.
         studies: where its studies are.
         places: where data and store are.
         cut: what each worker has.
@@ -132,29 +133,36 @@ def train(
     def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
-    named = naming(*(spec.names for spec in asked.specs(places)))
+    named = naming(*(spec.names for part in parts for spec in part.specs(places)))
+    every: list[Study] = []
     with Workers(studies, cut, places, Effort.of(args), named, shared_by) as workers:
-        return suite.carry_out(asked, studies, places, workers, say)
+        for part in parts:
+            done = suite.carry_out(part, studies, places, workers, say)
+            if done is None:
+                return None
+            every += done
+    return every
 
 
-def _slurm(args: Args, specs: Sequence["StudySpec"], trials: int | None) -> int:
+def _slurm(args: Args, parts: Sequence["Suite"], places: Mapping[str, Path]) -> int:
     """Submit an array of which each task gives this command, and so shares the work; or print its script."""
     from bench.execute.slurm import absolute_places, array_size, options_of, script, submit
     from bench.process import bench_command
     from bench.tuning.tune import make_request
 
     need_server(args)
-    most = sum(make_request(spec.design, trials).trials for spec in specs)
+    cells = [(spec, part.tune.trials) for part in parts for spec in part.specs(places)]
+    most = sum(make_request(spec.design, trials).trials for spec, trials in cells)
     count = array_size(args.workers, most)
-    if nodes := max(spec.trainer.num_nodes for spec in specs) - 1:
+    if nodes := max(spec.trainer.num_nodes for spec, _ in cells) - 1:
         raise UserError(f"trainer.num_nodes {nodes + 1}: a task of the array has one machine; leave it out")
-    places = absolute_places({"data": args.data, "store": args.store})
+    places = absolute_places(places)
     name = f"suite-{slug(Path(args.file).stem)}"
     file = str(Path(args.file).absolute()) if Path(args.file).is_file() else args.file
     command = bench_command("suite", file, "--train-only", "--workers", "1", "--shared-by", str(count))
     command += Effort.of(args).words()
     command += [word for each, path in places.items() for word in (f"--{each}", str(path))]
-    gpus = max(0 if spec.settings["device"] == "cpu" else spec.trainer.devices for spec in specs)
+    gpus = max(0 if spec.settings["device"] == "cpu" else spec.trainer.devices for spec, _ in cells)
     text = script(name, command, count, gpus, places["store"], options_of(args.sbatch))
     if args.print:
         print(text, end="")

@@ -1,0 +1,243 @@
+"""Bundles: results that are handed on, as `bench bundle` writes them and `bench verify` repeats them.
+
+    BUNDLE/runs/               a store, of which blocks hold all runs of a task and curves may be thinned
+    BUNDLE/tuned/TASK/OPT.yaml settings that studies of these runs have found
+    BUNDLE/sources/NAME.py     the source of plug-ins, whose digests stand in the records
+
+A bundle is a folder, or a zip file with these names in it. It is data: nobody imports what it holds unless told to.
+"""
+
+import re
+import zipfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from bench.errors import UserError
+from bench.store.attempt import write_records
+from bench.store.block import DONE, RUNS, name_of
+from bench.store.files import disk_errors, replacing, write_json
+from bench.store.record import RunResult
+from bench.store.reports import StudyRecord
+from bench.store.stores import Stores
+from bench.store.tables import write_columns
+from optimizers.plugins import bare, provenance, slug
+
+STORE, TUNED, SOURCES = "runs", "tuned", "sources"
+_PART = r"[\w+-][\w.+-]{0,199}"
+_NAMES = re.compile(
+    rf"{STORE}/(studies|checks)/{_PART}\.json"
+    rf"|{STORE}/{_PART}/{DONE}/(runs\.jsonl|curve\.parquet|measurements\.parquet)"
+    rf"|{TUNED}/{_PART}/{_PART}\.yaml|{SOURCES}/{_PART}\.py",
+    re.ASCII,
+)
+_MOST_BYTES = 8 * 2**30
+"""Bytes that a zip file may unpack to. Ours."""
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+
+
+@dataclass(frozen=True)
+class Bundled:
+    """What was written.
+
+    Attributes:
+        runs, studies, tuned, sources: how many of each.
+    """
+
+    runs: int
+    studies: int
+    tuned: int
+    sources: int
+
+
+def bundle(
+    stores: Stores,
+    runs: Sequence[RunResult],
+    out: Path,
+    *,
+    points: int | None,
+    tuned: Path,
+    plugins: Sequence[str] = (),
+) -> Bundled:
+    """Write finished runs, with all that is needed to show and to repeat them.
+
+    Runs of trials keep their last evaluation alone, and no specimen.
+
+    Args:
+        stores: where the runs, their tables and studies lie.
+        runs: those to write.
+        out: a folder that is not there, or a file that ends in .zip.
+        points: rows that a curve keeps, of evenly and of logarithmically spaced steps; all if None.
+        tuned: the folder with tuned settings, of which those of the written studies are taken.
+        plugins: files of plug-ins, as `file.py:NAME`; those that the records name are taken.
+
+    Raises:
+        UserError: nothing is there to write, `out` is there, or a plug-in's source is not the recorded one.
+        RunFailed: the disk is full.
+    """
+    runs = [run for run in runs if run.finished]
+    if not runs:
+        raise UserError(f"there are no finished runs of this kind in {stores.shown}")
+    if out.exists() and out.suffix != ".zip":
+        raise UserError(f"{out} is there already; name another folder, or delete it")
+    ids = {run.run_id for run in runs}
+    studies = [study for study in stores.studies if study.run_ids & ids]
+    trials = {run_id for study in studies for run_id in study.run_ids}
+    sources = _sources(runs, plugins)
+    settings = [path for study in studies if (path := _tuned_of(study, tuned)) is not None]
+    with disk_errors(out), TemporaryDirectory(dir=_existing(out)) as temporary:
+        folder = Path(temporary) / "bundle"
+        for task in sorted({bare(run.config["task"]) for run in runs}):
+            own = sorted((run for run in runs if bare(run.config["task"]) == task), key=lambda run: run.run_id)
+            _write_block(folder / STORE, stores, [_kept(run, run.run_id in trials, points) for run in own], points)
+        for study in studies:
+            path = study.places(folder / STORE)[0]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_json(path, vars(study), indent=1)
+        for path in settings:
+            to = folder / TUNED / path.parent.name / path.name
+            to.parent.mkdir(parents=True, exist_ok=True)
+            to.write_bytes(path.read_bytes())
+        for path in sources:
+            (folder / SOURCES).mkdir(exist_ok=True)
+            (folder / SOURCES / path.name).write_bytes(path.read_bytes())
+        if out.suffix == ".zip":
+            _write_zip(folder, out)
+        else:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            folder.rename(out)
+    return Bundled(len(runs), len(studies), len(settings), len(sources))
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Path]:
+    """The folder of a bundle, unpacked for as long as it is used; a store counts as a bundle without the rest.
+
+    Raises:
+        UserError: it is neither, or a zip file with other names in it than those of a bundle.
+    """
+    if path.is_dir():
+        yield path
+        return
+    if not path.is_file():
+        raise UserError(f"there is no bundle {path}; `bench bundle -o {path}` writes one")
+    with TemporaryDirectory() as temporary:
+        try:
+            with zipfile.ZipFile(path) as packed:
+                _unpack(packed, Path(temporary), path)
+        except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError) as error:
+            raise UserError(f"{path} is no bundle: {error}") from None
+        yield Path(temporary)
+
+
+def store_in(folder: Path) -> Path:
+    """The store of a bundle's folder, or the folder itself where it is a store."""
+    return folder / STORE if (folder / STORE).is_dir() else folder
+
+
+def thinned(step: Sequence[Any], points: int) -> "list[int]":
+    """Which rows of a table a thinned one keeps: evenly and logarithmically spaced ones, the first and the last.
+
+    Args:
+        step: a value for each row, ascending.
+        points: how many rows at most.
+    """
+    import numpy as np
+
+    n = len(step)
+    if n <= points:
+        return list(range(n))
+    half = max(1, points // 2)
+    even, log = np.linspace(0, n - 1, half), np.geomspace(1, n, half) - 1
+    return np.unique(np.concatenate([even, log]).round().astype(int)).tolist()
+
+
+def _kept(run: RunResult, trial: bool, points: int | None) -> RunResult:
+    names = {kind: bare(run.config[kind]) for kind in ("task", "opt")}  # without the folders of this machine
+    changes: dict[str, Any] = {"config": run.config | names}
+    if trial:
+        changes |= {"validations": run.validations[-1:], "specimen": None}
+    if points is not None and run.steps > points:
+        changes["thinned"] = True
+    return replace(run, **changes)
+
+
+def _write_block(store: Path, stores: Stores, runs: Sequence[RunResult], points: int | None) -> None:
+    done = store / name_of([run.run_id for run in runs]) / DONE
+    done.mkdir(parents=True)
+    write_records(done / RUNS, runs)
+    found = {run.run_id: stores.tables(run.run_id) for run in runs}
+    for name in ("curve", "measurements"):
+        tables = {run_id: tables[name] for run_id, tables in found.items() if name in tables}
+        if points is not None:
+            tables = {run_id: _thin(table, points) for run_id, table in tables.items()}
+        write_columns(done / f"{name}.parquet", tables)
+
+
+def _thin(table: dict[str, Any], points: int) -> dict[str, Any]:
+    rows = thinned(table["step"], points)
+    return {name: column[rows] for name, column in table.items()}
+
+
+def _tuned_of(study: StudyRecord, tuned: Path) -> Path | None:
+    """The file with a study's settings, if it is there and says that it is of this study."""
+    from bench.tuned import read_tuned
+
+    path = tuned / slug(study.task) / f"{slug(study.opt)}.yaml"
+    try:
+        return path if path.is_file() and read_tuned(path).study == study.name else None
+    except UserError:
+        return None
+
+
+def _sources(runs: Sequence[RunResult], plugins: Sequence[str]) -> list[Path]:
+    """The files of plug-ins that records name, as they were when the runs were made.
+
+    Raises:
+        UserError: one is another one now.
+    """
+    wanted = {
+        bare(run.config[kind]): run.versions.get(f"{kind}_package")
+        for run in runs
+        for kind in ("task", "opt")
+        if ".py:" in run.config[kind]
+    }
+    found = {}
+    for name in plugins:
+        if bare(name) in wanted and (now := provenance(name)) != wanted[bare(name)]:
+            raise UserError(f"{name} is {now}, and the runs were made with {wanted[bare(name)]}; name that file")
+        if bare(name) in wanted:
+            path = Path(name.rpartition(":")[0])
+            found[path.name] = path
+    return [found[name] for name in sorted(found)]
+
+
+def _existing(path: Path) -> Path:
+    return next(folder for folder in path.absolute().parents if folder.is_dir())
+
+
+def _write_zip(folder: Path, out: Path) -> None:
+    """Pack a folder, so that equal content gives equal bytes."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(out) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as packed:
+        for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+            info = zipfile.ZipInfo(path.relative_to(folder).as_posix(), _EPOCH)
+            info.compress_type = zipfile.ZIP_DEFLATED
+            packed.writestr(info, path.read_bytes())
+
+
+def _unpack(packed: zipfile.ZipFile, to: Path, path: Path) -> None:
+    entries = [each for each in packed.infolist() if not each.is_dir()]
+    names = [each.filename for each in entries]
+    if wrong := next((name for name in names if not _NAMES.fullmatch(name) or ".." in name), None):
+        raise UserError(f"{path} is no bundle: it holds {wrong[:200]!r}, which no bundle does")
+    if len({*names}) < len(names):
+        raise UserError(f"{path} is no bundle: two of its files have one name")
+    if sum(each.file_size for each in entries) > _MOST_BYTES:
+        raise UserError(f"{path} would unpack to more than {_MOST_BYTES:,} bytes")
+    for each in entries:
+        (to / each.filename).parent.mkdir(parents=True, exist_ok=True)
+        (to / each.filename).write_bytes(packed.read(each))

@@ -1,0 +1,227 @@
+"""`bench verify`: train runs of a bundle, or of the reference results, again, and say whether they are confirmed.
+
+The runs are drawn at random, so that nobody who sends a bundle knows which. They are trained in a store of their own.
+"""
+
+import json
+import math
+import random
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal, NamedTuple
+
+from bench.config import RunConfig, resolve, settings_of
+from bench.errors import RunFailed, UserError
+from bench.grammar.commands import parse
+from bench.grammar.parse import Args
+from bench.grammar.values import reference_folder
+from bench.output import note, warn_of
+from bench.plugins import allowed
+from bench.results.render import shown
+from bench.results.selection import CONVERGED
+from bench.results.table import Table
+from bench.store.bundle import SOURCES, opened, store_in
+from bench.store.record import RunResult
+from bench.store.stores import Stores
+from bench.text import comparable, duration
+from optimizers.plugins import bare
+
+Verdict = Literal["confirmed", "refuted", "undecided"]
+ROUNDING = 1e-6
+"""Relative difference up to which two values are the same number, computed in another order. Ours."""
+ERROR = 0.005
+"""Probability that the noise of a seed alone refutes a run. Ours."""
+_SAME = ("torch", "lightning", "numpy", "timm", "transformers")
+
+
+class Judged(NamedTuple):
+    """What came of a run that was trained again.
+
+    Attributes:
+        run: as it is claimed.
+        again: as it was trained here; None if it was not.
+        verdict: of the claim.
+        why: in words.
+    """
+
+    run: RunResult
+    again: RunResult | None
+    verdict: Verdict
+    why: str
+
+
+def main(words: list[str]) -> int:
+    """`bench verify` with these words: 0 nothing refuted, 1 a run refuted or damaged, 130 stopped.
+
+    Raises:
+        UserError: there is nothing to verify, or data are missing.
+    """
+    args = parse("verify", words)
+    path = args.path or reference_folder()
+    if path is None:
+        raise UserError("no reference results are shipped here; name a bundle or a store: bench verify PATH")
+    with opened(path) as folder, TemporaryDirectory() as place:
+        stores = Stores([store_in(folder)])
+        code = warn_of(stores)
+        drawn = draw(stores, args.task, args.opt, args.runs, args.seed)
+        note(f"{len(drawn)} runs, which took {duration(sum(run.wall_s for run in drawn))} where they were made")
+        judged = list[Judged]()
+        for run in drawn:
+            judged.append(_judged(run, stores.runs, args, folder / SOURCES, Path(place)))
+            note(f"{run.run_id}: {judged[-1].verdict}: {judged[-1].why}")
+            if judged[-1].again is not None and judged[-1].again.status == "killed":
+                return 130
+    if args.json:
+        print(json.dumps([_as_json(each) for each in judged], allow_nan=False))
+    else:
+        print("\n".join(shown(_table(judged))))
+    return int(code or any(each.verdict == "refuted" for each in judged))
+
+
+def draw(
+    stores: Stores, tasks: Sequence[str] | None, opts: Sequence[str] | None, count: int, seed: int | None
+) -> list[RunResult]:
+    """Runs that are to be repeated, at random.
+
+    Args:
+        stores: where they lie.
+        tasks: names to choose from; None for all.
+        opts: likewise.
+        count: how many, at most.
+        seed: of the draw; None for another one each time.
+
+    Raises:
+        UserError: there is none.
+    """
+    there = [
+        run
+        for run in stores.runs
+        if run.status in ("completed", "diverged")
+        and (tasks is None or run.names["task"] & {*map(bare, tasks)})
+        and (opts is None or run.names["opt"] & {*map(bare, opts)})
+    ]
+    if not there:
+        raise UserError(f"there are no finished runs of this kind in {stores.shown}")
+    return random.Random(seed).sample(there, min(count, len(there)))
+
+
+def judge(run: RunResult, again: RunResult, others: Sequence[RunResult]) -> tuple[Verdict, str]:
+    """Whether a run that was trained again confirms what is claimed.
+
+    On the same type of processor, with the same versions and engine, it must agree bit for bit. Otherwise rounding
+    differs, and may grow until the run is as another seed's: so the difference must be one that two seeds of these
+    settings have, with a probability of 1 - `ERROR` for normal noise.
+
+    Args:
+        run: as it is claimed.
+        again: as it was trained here.
+        others: claimed runs of the same settings with other seeds.
+    """
+    exact = _determined(run, again)
+    if run.outcome == again.outcome:
+        return "confirmed", "bit for bit" if exact else "the same numbers"
+    if run.status != again.status:
+        chaotic = any(other.status != run.status for other in others)
+        verdict: Verdict = "undecided" if chaotic and not exact else "refuted"
+        return verdict, f"it is {again.status} here, and was {run.status}" + " as other seeds are" * chaotic
+    claimed, found = _value(run), _value(again)
+    if claimed is None or found is None:
+        return ("confirmed", run.status) if claimed == found else ("refuted", "only one of them has a value")
+    words = f"{found:.6g} here, {claimed:.6g} claimed"
+    if claimed == found or abs(found - claimed) <= ROUNDING * max(abs(found), abs(claimed)):
+        return "confirmed", f"{words}, which is rounding"
+    noise = _noise([run, *others])
+    if noise is None:
+        return "undecided", f"{words}; fewer than 3 seeds of these settings tell no noise"
+    if abs(_scaled(run, found) - _scaled(run, claimed)) > noise:
+        return "refuted", f"{words}, which is more than seeds differ by"
+    if exact:
+        return "undecided", f"{words}, within the noise of seeds, though processor and versions have the same names"
+    return "confirmed", f"{words}, within the noise of seeds"
+
+
+def _judged(run: RunResult, runs: Sequence[RunResult], args: Args, sources: Path, place: Path) -> Judged:
+    try:
+        config = _config(run, args, sources, place)
+    except UserError as error:
+        return Judged(run, None, "undecided", str(error))
+    if config.run_id != run.run_id:
+        return Judged(run, None, "undecided", "its task or optimizer has another version here")
+    from bench.checks import check_places
+    from bench.runner import run as train
+
+    check_places([config])
+    try:
+        again = train(config)
+    except RunFailed as error:
+        return Judged(run, None, "undecided", f"it cannot be trained here: {error}")
+    if again.status == "killed":
+        return Judged(run, again, "undecided", "stopped")
+    others = [other for other in runs if other.run_id != run.run_id and _settings(other) == _settings(run)]
+    return Judged(run, again, *judge(run, again, [other for other in others if other.finished]))
+
+
+def _config(run: RunResult, args: Args, sources: Path, place: Path) -> RunConfig:
+    """The configuration of a run, with places of this machine.
+
+    Raises:
+        UserError: it names code that the user has not allowed, or an option that is not there.
+    """
+    recorded = {kind: run.config[kind] for kind in ("task", "opt")}
+    given = {"task": args.task or [], "opt": args.opt or []}
+    shipped = {kind: [str(sources / bare(name))] for kind, name in recorded.items()} if args.allow_code else {}
+    named = {kind: [*given[kind], *shipped.get(kind, [])] for kind in recorded}
+    names = allowed(recorded, run.versions, named, f"run {run.run_id}", ["bench", "verify", "..."])
+    settings = settings_of(run.config) | names
+    return resolve({**settings, "data": args.data, "store": place})
+
+
+def _settings(run: RunResult) -> Any:
+    """All of a run's configuration but its seeds."""
+    return comparable({name: value for name, value in run.config.items() if name not in ("seed", "data_seed")})
+
+
+def _determined(run: RunResult, again: RunResult) -> bool:
+    """Whether two runs should agree bit for bit."""
+    alike = [run.versions.get(name) == again.versions.get(name) for name in _SAME]
+    alike += [run.environment.get(name) == again.environment.get(name) for name in ("cpu", "gpu", "threads")]
+    return all(alike) and run.engine == again.engine and run.environment.get("gpu") is None
+
+
+def _value(run: RunResult) -> float | None:
+    """The metric, or the loss above its infimum where ratios of it are compared."""
+    excess = run.excess() if run.scale == "log" else None
+    return run.final if excess is None else max(excess, CONVERGED)
+
+
+def _scaled(run: RunResult, value: float) -> float:
+    return math.log(value) if run.scale == "log" and value > 0 else value
+
+
+def _noise(runs: Sequence[RunResult]) -> float | None:
+    """By how much two seeds differ, at most with a probability of `ERROR`; None from fewer than three runs."""
+    from scipy.special import stdtrit
+
+    values = [_scaled(run, value) for run in runs if (value := _value(run)) is not None]
+    if len(values) < 3:
+        return None
+    return float(stdtrit(len(values) - 1, 1 - ERROR / 2)) * math.sqrt(2) * statistics.stdev(values)
+
+
+def _as_json(each: Judged) -> dict[str, Any]:
+    again = each.again and {"status": each.again.status, "value": _value(each.again)}
+    return {
+        "run_id": each.run.run_id, "task": each.run.task, "opt": bare(each.run.config["opt"]),
+        "seed": each.run.config["seed"], "verdict": each.verdict, "why": each.why,
+        "claimed": {"status": each.run.status, "value": _value(each.run)}, "again": again,
+    }  # fmt: skip
+
+
+def _table(judged: Sequence[Judged]) -> Table:
+    rows = [
+        (each.run.task, bare(each.run.config["opt"]), each.run.config["seed"], each.run.run_id, each.verdict, each.why)
+        for each in judged
+    ]
+    return Table.of(("task", "optimizer", "seed", "run", "verdict", "why"), rows)

@@ -1,0 +1,319 @@
+"""Reference results beside one's own, bundles of results, and `bench verify`, which repeats runs of them."""
+
+import json
+import math
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bench.store.bundle import opened, store_in, thinned
+from bench.store.record import RunResult
+from bench.store.stores import Stores
+from bench.verify import judge
+from optimizers import OPTIMIZERS
+from tasks import TASKS
+from tests.conftest import Answer, Cli
+from tests.entered import CPU, keep, made, seeds
+
+HERE = {
+    "torch": "2.15.0", "lightning": "2.6.6", "task": TASKS["mnist"].version, "opt": OPTIMIZERS["adam"].version,
+}  # fmt: skip
+SWEEP = "sweep --task synthetic --opt ngd,gd --opt.lr 0.1,0.3 --seeds 3 --trainer.max_steps 30 --engine lanes"
+
+PLUGIN = """
+from pathlib import Path
+import torch
+
+Path("imported").touch()
+
+
+class Halved(torch.optim.SGD):
+    def __init__(self, params, lr=0.1):
+        super().__init__(params, lr / 2)
+"""
+
+
+@pytest.fixture
+def reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A store of reference results: seven seeds of adam and sgd on MNIST."""
+    folder = tmp_path / "reference"
+    monkeypatch.setenv("BENCH_REFERENCE", str(folder))
+    shown = [made("adam", seed, 0.9 + seed / 100, versions=HERE) for seed in range(7)]
+    keep(folder, *shown, *(made("sgd", seed, 0.5 + seed / 100, versions=HERE) for seed in range(7)))
+    return folder
+
+
+def strict_json(text: str) -> Any:
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is no JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def last_line(answer: Answer) -> str:
+    return answer.err.strip().splitlines()[-1]
+
+
+def board(cli: Cli, *words: object) -> dict[str, dict]:
+    answer = cli("leaderboard", "--format", "json", *words)
+    assert answer.code == 0, answer.err
+    return {row["opt"]: row for table in strict_json(answer.out)[0]["tables"] for row in table["rows"]}
+
+
+# -- read beside one's own --------------------------------------------------------------------------------------------
+
+
+def test_reference_results_are_shown_without_a_store_and_say_what_they_are(cli: Cli, reference: Path) -> None:
+    rows = board(cli, "--reference", "adam")
+    assert rows["sgd"]["verdict"] == "worse"
+    assert rows["adam"]["flags"][0] == "shipped (torch 2.15.0, abacus, 1 threads, lightning)"
+    assert "there is no store" in cli("leaderboard", "--no-reference").err
+    assert "there is no store" in cli("leaderboard", "--store", "nowhere").err  # one that is named must be there
+    counted = cli("sql", "select opt, shipped, count(*) as n from runs group by all order by opt", "--format", "csv")
+    assert counted.out.split() == ["opt,shipped,n", "adam,True,7", "sgd,True,7"]
+
+
+def test_an_own_optimizer_is_compared_with_them_whatever_the_version_of_torch(
+    cli: Cli, reference: Path, store: Path
+) -> None:
+    newer = HERE | {"torch": "2.99.0", "lightning": "2.99.0"}
+    keep(store, *seeds("adam", [0.95 + seed / 100 for seed in range(7)], name="mine", versions=newer))
+    rows = board(cli, "--reference", "adam")
+    assert rows["mine"]["verdict"] == "better"
+    assert not any("shipped" in flag or "mixed" in flag for flag in rows["mine"]["flags"])
+    assert board(cli, "--reference", "adam", "--only", "versions.torch=2.99.0").keys() == {"mine", "adam", "sgd"}
+    assert board(cli, "--no-reference").keys() == {"mine"}
+
+
+def test_ones_own_runs_of_other_versions_are_refused_as_before(cli: Cli, reference: Path, store: Path) -> None:
+    keep(store, *seeds("adam", [0.9] * 2, name="mine", versions=HERE | {"torch": "2.99.0"}))
+    keep(store, *seeds("adam", [0.9] * 2, name="other", versions=HERE))
+    answer = cli("leaderboard")
+    assert answer.code == 2
+    assert "runs of several versions of torch: 2.15.0 (2 runs), 2.99.0 (2 runs)" in last_line(answer)
+
+
+@pytest.mark.parametrize("kind", ["task", "opt"])
+def test_results_of_another_version_of_task_or_optimizer_are_left_out(cli: Cli, reference: Path, kind: str) -> None:
+    keep(reference, made("adam", 9, 0.1, versions=HERE | {kind: HERE[kind] + 1}))
+    answer = cli("leaderboard", "--format", "json", "--reference", "adam")
+    rows = {row["opt"]: row for row in strict_json(answer.out)[0]["tables"][0]["rows"]}
+    assert rows["adam"]["n"] == 7
+    assert "mnist: 1 reference runs are left out, of other versions of the task or the optimizer" in answer.err
+
+
+def test_an_own_run_takes_the_place_of_the_shipped_one_and_more_seeds_join(
+    cli: Cli, reference: Path, store: Path
+) -> None:
+    keep(store, made("adam", 0, 0.2, versions=HERE), made("adam", 7, 0.97, versions=HERE | {"torch": "2.99.0"}))
+    answer = cli("leaderboard", "--format", "json", "--reference", "adam", "--mixed-versions")
+    assert answer.code == 0
+    assert "different results" not in answer.err  # it is no conflict
+    row = {row["opt"]: row for row in strict_json(answer.out)[0]["tables"][0]["rows"]}["adam"]
+    assert row["n"] == 8
+    assert row["flags"][0].startswith("6 of 8 shipped (torch 2.15.0 and 2.99.0, ")
+    finals = cli("sql", "select final from runs where opt = 'adam' and seed = 0", "--format", "csv").out.split()
+    assert finals == ["final", "0.2"]
+
+
+def test_a_damaged_reference_is_named(cli: Cli, reference: Path) -> None:
+    next(reference.glob("mnist-sgd-*/done/runs.jsonl")).write_text("{")
+    answer = cli("leaderboard", "--reference", "adam")
+    assert answer.code == 1
+    assert "it is left out" in answer.err
+
+
+# -- bundles ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store of twelve runs."""
+    from bench.cli import main
+
+    folder = tmp_path_factory.mktemp("swept")
+    with pytest.raises(SystemExit) as stop:
+        main([*SWEEP.split(), "--store", str(folder / "runs"), "-o", str(folder / "out")])
+    assert stop.value.code == 0
+    return folder / "runs"
+
+
+def values_of(store: Path) -> dict[str, tuple]:
+    return {run.run_id: (run.status, run.final, run.config["seed"]) for run in Stores([store]).runs}
+
+
+@pytest.mark.parametrize("name", ["bundle", "bundle.zip"])
+def test_a_bundle_holds_what_the_store_does(cli: Cli, swept: Path, tmp_path: Path, name: str) -> None:
+    out = tmp_path / name
+    answer = cli("bundle", "--store", swept, "-o", out, "--points", 10)
+    assert answer.code == 0
+    assert "12 runs, 0 studies" in answer.out
+    with opened(out) as folder:
+        copied = store_in(folder)
+        assert values_of(copied) == values_of(swept)
+        whole, thin = Stores([swept]), Stores([copied])
+        for run in thin.runs:
+            assert run.thinned
+            before, after = whole.tables(run.run_id)["curve"], thin.tables(run.run_id)["curve"]
+            rows = np.searchsorted(before["step"], after["step"])
+            assert len(rows) <= 10
+            assert (before["loss"][rows] == after["loss"]).all()
+            assert after["step"][[0, -1]].tolist() == [1, 30]
+        assert cli("leaderboard", "--store", copied, "--settings", "all").code == 0
+        assert cli("plot", "curves", "--store", copied, "-o", tmp_path / "c.png", "--settings", "all").code == 0
+
+
+def test_the_same_results_give_the_same_bytes(cli: Cli, swept: Path, tmp_path: Path) -> None:
+    for name in ("one.zip", "two.zip"):
+        assert cli("bundle", "--store", swept, "-o", tmp_path / name).code == 0
+    assert (tmp_path / "one.zip").read_bytes() == (tmp_path / "two.zip").read_bytes()
+
+
+def test_only_what_is_asked_for_is_bundled(cli: Cli, swept: Path, tmp_path: Path) -> None:
+    assert "6 runs" in cli("bundle", "--store", swept, "--opt", "gd", "-o", tmp_path / "b.zip").out
+    assert "did you mean 'gd'" in cli("bundle", "--store", swept, "--opt", "dg", "-o", tmp_path / "c.zip").err
+    (tmp_path / "there").mkdir()
+    assert "is there already" in cli("bundle", "--store", swept, "-o", tmp_path / "there").err
+    assert "--out is missing" in cli("bundle", "--store", swept).err
+
+
+@pytest.mark.parametrize("rows", [1, 2, 9, 10, 11, 1000])
+def test_a_thinned_table_keeps_both_ends_and_not_more_than_asked_for(rows: int) -> None:
+    kept = thinned(range(rows), 10)
+    assert kept == sorted({*kept})
+    assert kept[0] == 0
+    assert kept[-1] == rows - 1
+    assert len(kept) <= 10
+    assert rows > 10 or len(kept) == rows
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../up", "/tmp/x", "runs/../../x.jsonl", "runs/a/done/run.sh", "sources/a/b.py", "x", "runs/.h/done/x"],
+)
+def test_a_zip_file_with_other_names_than_those_of_a_bundle_is_refused(cli: Cli, tmp_path: Path, name: str) -> None:
+    with zipfile.ZipFile(tmp_path / "b.zip", "w") as packed:
+        packed.writestr(name, "content")
+    before = {*tmp_path.rglob("*")}
+    answer = cli("verify", tmp_path / "b.zip")
+    assert answer.code == 2
+    assert "is no bundle: it holds" in last_line(answer)
+    assert {*tmp_path.rglob("*")} == before
+
+
+def test_what_is_no_bundle_is_said(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "b.zip").write_text("no zip")
+    assert "is no bundle" in last_line(cli("verify", tmp_path / "b.zip"))
+    assert "there is no bundle" in last_line(cli("verify", tmp_path / "none.zip"))
+    assert "no reference results are shipped here" in last_line(cli("verify"))
+
+
+# -- verify -----------------------------------------------------------------------------------------------------------
+
+
+def tampered(bundle: Path, change: float) -> None:
+    """Change the final loss of each run of a folder, in all places of its record."""
+    (path,) = bundle.glob("runs/*/done/runs.jsonl")
+    lines = []
+    for line in path.read_text().splitlines():
+        run = json.loads(line)
+        run["final"] += change
+        for values in run["metrics"].values():
+            values["excess"] += change
+            values["loss"] += change
+        lines.append(json.dumps(run))
+    path.write_text("\n".join(lines) + "\n")
+
+
+def test_runs_are_confirmed_and_invented_numbers_refuted(cli: Cli, swept: Path, tmp_path: Path, store: Path) -> None:
+    cli("bundle", "--store", swept, "-o", tmp_path / "b")
+    answer = cli("verify", tmp_path / "b", "--runs", 2, "--seed", 0, "--json")
+    assert answer.code == 0, answer.err
+    assert [each["verdict"] for each in strict_json(answer.out)] == ["confirmed"] * 2
+    assert not store.exists()  # they are trained elsewhere
+    tampered(tmp_path / "b", 10)
+    answer = cli("verify", tmp_path / "b", "--runs", 4, "--json")
+    assert answer.code == 1
+    assert {each["verdict"] for each in strict_json(answer.out)} == {"refuted"}
+    assert all(each["claimed"]["value"] > each["again"]["value"] + 9 for each in strict_json(answer.out))
+
+
+def test_a_plug_in_of_a_bundle_runs_only_if_one_says_so(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine").mkdir()
+    Path("mine/my.py").write_text(PLUGIN)
+    fitted = cli("fit", "--task", "synthetic", "--opt", "mine/my.py:Halved", "--trainer.max_steps", 20)
+    assert fitted.code == 0, fitted.err
+    assert "1 sources" in cli("bundle", "--opt", "mine/my.py:Halved", "-o", "b.zip").out
+    with zipfile.ZipFile("b.zip") as packed:
+        text = b"".join(packed.read(name) for name in packed.namelist() if name.endswith(".jsonl")).decode()
+        assert packed.read("sources/my.py").decode() == PLUGIN
+    assert str(tmp_path) not in text
+    assert "mine/my.py" not in text  # folders are this machine's own
+    Path("imported").unlink()
+    (row,) = strict_json(cli("verify", "b.zip", "--json").out)
+    assert row["verdict"] == "undecided"
+    assert "is imported only if you name it too" in row["why"]
+    assert not Path("imported").exists()
+    (row,) = strict_json(cli("verify", "b.zip", "--json", "--allow-code").out)
+    assert row["verdict"] == "confirmed"
+    (row,) = strict_json(cli("verify", "b.zip", "--json", "--opt", "mine/my.py:Halved").out)
+    assert row["verdict"] == "confirmed"
+    Path("mine/my.py").write_text(PLUGIN + "\n")
+    (row,) = strict_json(cli("verify", "b.zip", "--json", "--opt", "mine/my.py:Halved").out)
+    assert row["verdict"] == "undecided"
+    assert "so it is not imported" in row["why"]
+    assert "name that file" in cli("bundle", "--opt", "mine/my.py:Halved", "-o", "c.zip").err
+
+
+def runs_of(*finals: float) -> list[RunResult]:
+    return [
+        replace(run, metrics={"final": {"accuracy": run.final or 0.0}})
+        for run in seeds("adam", list(finals), environment=CPU)
+    ]
+
+
+def other(run: RunResult, **changes: object) -> RunResult:
+    """The run again, on another processor unless the changes say otherwise."""
+    again = replace(run, **{"environment": CPU | {"cpu": "slide rule"}, **changes})
+    return replace(again, metrics={"final": {"accuracy": again.final or 0.0}})
+
+
+def test_a_verdict_follows_from_rounding_and_the_noise_of_seeds() -> None:
+    claimed, *others = runs_of(0.90, 0.91, 0.92, 0.93, 0.94)
+    assert judge(claimed, claimed, others) == ("confirmed", "bit for bit")
+    assert judge(claimed, other(claimed), others) == ("confirmed", "the same numbers")
+    assert judge(claimed, other(claimed, final=0.90 + 1e-8), others)[0] == "confirmed"
+    assert judge(claimed, other(claimed, final=0.93), others)[0] == "confirmed"
+    assert judge(claimed, other(claimed, final=0.5), others)[0] == "refuted"
+    assert judge(claimed, other(claimed, final=0.93), others[:1])[0] == "undecided"
+    # Where it should agree bit for bit, an equal name of processors is no proof.
+    assert judge(claimed, other(claimed, final=0.93, environment=CPU), others)[0] == "undecided"
+    assert judge(claimed, other(claimed, status="diverged", final=None), others)[0] == "refuted"
+    lost = [replace(others[0], status="diverged", final=None), *others[1:]]
+    assert judge(claimed, other(claimed, status="diverged", final=None), lost)[0] == "undecided"
+
+
+def test_the_noise_of_seeds_alone_refutes_as_seldom_as_promised() -> None:
+    draw = np.random.default_rng(0)
+    refuted, rounds = 0, 4000
+    for _ in range(rounds):
+        first, again, *rest = draw.normal(0.5, 0.01, 8)
+        claimed, *others = runs_of(first, *rest)
+        refuted += judge(claimed, other(claimed, final=float(again)), others)[0] == "refuted"
+    assert refuted / rounds < 0.005 + 4 * math.sqrt(0.005 / rounds)
+
+
+def test_words_that_cannot_be_meant(cli: Cli, swept: Path) -> None:
+    def said(answer: Answer) -> str:
+        assert answer.code == 2
+        return last_line(answer)
+
+    assert "--runs 0" in said(cli("verify", swept, "--runs", 0))
+    assert "there are no finished runs of this kind" in said(cli("verify", swept, "--opt", "adam"))
