@@ -28,7 +28,7 @@ HONEST = (
     " The table shows how a comparison reads. It does not show which optimizer is best."
 )
 NEXT = (
-    ("bench compare --task synthetic --opt ngd --trainer.max_steps 100", "tune both sides, then compare"),
+    ("bench compare --task mha_dm1 --opt ngd --trainer.max_steps 50", "tune both sides, then compare"),
     ("bench new optimizer my_opt", "write your own"),
     ("bench report -o report.html", "all boards and plots on one page"),
 )
