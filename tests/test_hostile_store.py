@@ -148,6 +148,10 @@ def test_readers_show_what_is_sound_and_name_the_rest(readers, tmp_path, number)
     assert (again.code, again.out.count(SAFE)) == (0, 2), again
     read("merge", store, tmp_path / "merged")
     assert tree(tmp_path / "merged") == copied
+    bundled = read("bundle", "--store", store, "-o", tmp_path / "bundle", "--points", 5, codes=(0, 1))
+    assert bundled.code >= listed.code
+    again = readers(tmp_path / "bundle")("list", "runs", "--all", "--store", tmp_path / "bundle" / "runs")
+    assert (again.code, again.out.count(SAFE)) == (0, 2), again
 
 
 @pytest.mark.parametrize("number", PARTS)

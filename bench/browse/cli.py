@@ -60,7 +60,7 @@ def _bundle(words: list[str]) -> int:
     ]
     plugins = [*(args.task or ()), *(args.opt or ())]
     made = bundle(stores, runs, args.out, points=args.points, tuned=args.tuned, plugins=plugins)
-    code = warn_of(stores)
+    code = warn_of(stores, made.damaged)
     print(
         f"written to {args.out}: {made.runs} runs, {made.studies} studies, {made.tuned} files of tuned settings,"
         f" {made.sources} sources of plug-ins"

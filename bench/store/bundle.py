@@ -9,7 +9,7 @@ A bundle is a folder, or a zip file with these names in it. It is data: nobody i
 
 import re
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,10 +20,11 @@ from bench.errors import UserError
 from bench.store.attempt import write_records
 from bench.store.block import DONE, RUNS, name_of
 from bench.store.files import disk_errors, replacing, write_json
+from bench.store.load import Damaged
 from bench.store.record import RunResult
 from bench.store.reports import StudyRecord
 from bench.store.stores import Stores
-from bench.store.tables import write_columns
+from bench.store.tables import TABLES, Columns, write_columns
 from optimizers.plugins import bare, provenance, slug
 
 STORE, TUNED, SOURCES = "runs", "tuned", "sources"
@@ -45,12 +46,14 @@ class Bundled:
 
     Attributes:
         runs, studies, tuned, sources: how many of each.
+        damaged: runs whose tables cannot be read, which are left out.
     """
 
     runs: int
     studies: int
     tuned: int
     sources: int
+    damaged: list[Damaged]
 
 
 def bundle(
@@ -78,7 +81,13 @@ def bundle(
         UserError: nothing is there to write, `out` is there, or a plug-in's source is not the recorded one.
         RunFailed: the disk is full.
     """
-    runs = [run for run in runs if run.finished]
+    tables, damaged = dict[str, dict[str, Columns]](), list[Damaged]()
+    for run in runs:
+        try:
+            tables[run.run_id] = stores.blocks[run.run_id].tables(run.run_id)
+        except Damaged as error:
+            damaged.append(error)
+    runs = [run for run in runs if run.finished and run.run_id in tables]
     if not runs:
         raise UserError(f"there are no finished runs of this kind in {stores.shown}")
     if out.exists() and out.suffix != ".zip":
@@ -92,7 +101,7 @@ def bundle(
         folder = Path(temporary) / "bundle"
         for task in sorted({bare(run.config["task"]) for run in runs}):
             own = sorted((run for run in runs if bare(run.config["task"]) == task), key=lambda run: run.run_id)
-            _write_block(folder / STORE, stores, [_kept(run, run.run_id in trials, points) for run in own], points)
+            _write_block(folder / STORE, [_kept(run, run.run_id in trials, points) for run in own], tables, points)
         for study in studies:
             path = study.places(folder / STORE)[0]
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -109,7 +118,7 @@ def bundle(
         else:
             out.parent.mkdir(parents=True, exist_ok=True)
             folder.rename(out)
-    return Bundled(len(runs), len(studies), len(settings), len(sources))
+    return Bundled(len(runs), len(studies), len(settings), len(sources), damaged)
 
 
 @contextmanager
@@ -138,16 +147,15 @@ def store_in(folder: Path) -> Path:
     return folder / STORE if (folder / STORE).is_dir() else folder
 
 
-def thinned(step: Sequence[Any], points: int) -> "list[int]":
-    """Which rows of a table a thinned one keeps: evenly and logarithmically spaced ones, the first and the last.
+def thinned(n: int, points: int) -> list[int]:
+    """Which of n rows a thinned table keeps: evenly and logarithmically spaced ones, the first and the last.
 
     Args:
-        step: a value for each row, ascending.
-        points: how many rows at most.
+        n: rows.
+        points: how many to keep at most, at least 2.
     """
     import numpy as np
 
-    n = len(step)
     if n <= points:
         return list(range(n))
     half = max(1, points // 2)
@@ -165,20 +173,21 @@ def _kept(run: RunResult, trial: bool, points: int | None) -> RunResult:
     return replace(run, **changes)
 
 
-def _write_block(store: Path, stores: Stores, runs: Sequence[RunResult], points: int | None) -> None:
+def _write_block(
+    store: Path, runs: Sequence[RunResult], found: Mapping[str, Mapping[str, Columns]], points: int | None
+) -> None:
     done = store / name_of([run.run_id for run in runs]) / DONE
     done.mkdir(parents=True)
     write_records(done / RUNS, runs)
-    found = {run.run_id: stores.tables(run.run_id) for run in runs}
-    for name in ("curve", "measurements"):
-        tables = {run_id: tables[name] for run_id, tables in found.items() if name in tables}
+    for name in TABLES:
+        tables = {run.run_id: found[run.run_id][name] for run in runs if name in found[run.run_id]}
         if points is not None:
             tables = {run_id: _thin(table, points) for run_id, table in tables.items()}
         write_columns(done / f"{name}.parquet", tables)
 
 
-def _thin(table: dict[str, Any], points: int) -> dict[str, Any]:
-    rows = thinned(table["step"], points)
+def _thin(table: Columns, points: int) -> Columns:
+    rows = thinned(len(table["step"]), points)
     return {name: column[rows] for name, column in table.items()}
 
 
