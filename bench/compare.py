@@ -14,13 +14,16 @@ from typing import TYPE_CHECKING
 from bench.errors import RunFailed, UserError
 from bench.grammar.commands import parse
 from bench.grammar.parse import Args
-from bench.grammar.values import parts
+from bench.grammar.values import parts, reference_folder
 from bench.output import check_output, note, remark, warn_of, write
 from bench.progress import doing
 from optimizers.plugins import bare, slug
 
 if TYPE_CHECKING:
     from bench.boards.collect import Collected
+    from bench.config import RunConfig
+    from bench.store.reports import StudyRecord
+    from bench.tuning.design import Sampler
     from bench.tuning.studies import Studies
     from bench.tuning.study_result import StudyResult
     from bench.tuning.suite import Settings, Suite
@@ -85,37 +88,91 @@ def _asked(args: Args, places: Mapping[str, Path]) -> "tuple[Suite, list[str], s
     task, opts = str(words.pop("task", "")), list(dict.fromkeys(parts(str(words.pop("opt", "")))))
     if not opts:
         raise UserError("--opt is missing: name one or more optimizers, such as --opt my_file.py:MyOpt")
-    seeds, fresh = tuning_seeds(args.seeds), reporting_seeds(args.report_seeds)
+    fresh = reporting_seeds(args.report_seeds)
     common, own = by_optimizer(words, [*opts, *(args.against or REFERENCES)])
     theirs = {name: value for name, value in common.items() if name.startswith("opt.")}
     common = {name: value for name, value in common.items() if name not in theirs}
 
-    def suite(names: Sequence[str], trials: int | None, title: str = "") -> "Suite":
+    def suite(names: Sequence[str], tune: "Tune", title: str = "") -> "Suite":
         settings: dict[str, Settings | None] = {n: {**(theirs if n in opts else {}), **own[n]} for n in names}
-        tune = Tune(trials=trials, seeds=seeds)
         return Suite(title=title, tasks={task: {}}, optimizers=settings, settings=common, tune=tune, seeds=fresh)
 
-    first = suite(opts, None).specs(places)[0]
+    first = suite(opts, Tune()).specs(places)[0]
     against = args.against or [REFERENCES[first.trainer.batch_size == "full"]]
-    every = list(dict.fromkeys([*against, *opts]))
-    if len(every) < 2:
+    baseline = None
+    if not args.against and against[0] not in opts and not own[against[0]]:
+        baseline = _shipped(suite(against, Tune()).specs(places)[0].typical(places), args)
+    tuned_here: list[str] = against if baseline is None else []
+    every = list(dict.fromkeys([*tuned_here, *opts]))
+    if len({*every, *against}) < 2:
         raise UserError(f"--opt {opts[0]}: it is the reference itself; name another one with --against")
     if lost := [f"--opt.{name}.{key[4:]}" for name, values in own.items() for key in values if name not in every]:
         raise UserError(f"{lost[0]}: it does not take part; name it with --against")
+    seeds = tuning_seeds(args.seeds or "2") if args.seeds or baseline is None else baseline.seeds
     trials = trials_of(args, len(seeds), len(fresh), len(every))
-    specs = suite(every, trials).specs(places)
+    tune = Tune(trials=trials, seeds=seeds)
+    if baseline is not None and trials is None:
+        designed = sum(trial["kind"] == "design" for trial in baseline.trials)
+        tune = Tune(trials=designed, seeds=seeds, sampler=_sampler(baseline.sampler), total=len(baseline.trials))
+    specs = suite(every, tune).specs(places)
     if other := next((s for s in specs if s.trainer.batch_size != first.trainer.batch_size), None):
         raise UserError(
             f"{first.opt} has batches of {first.trainer.batch_size} and {other.opt} of {other.trainer.batch_size},"
             " which are two problems; name one with --trainer.batch_size, or others with --against"
         )
-    tried = max(make_request(spec.design, trials).trials for spec in specs)
+    tried = max(tune.total, *(make_request(spec.design, tune.trials).trials for spec in specs))
+    there = "" if baseline is None else f" ({against[0]}: reference results of {len(baseline.trials)} trials)"
     title = (
-        f"{', '.join(opts)} against {', '.join(against)} on {task}: {tried} trials of {len(seeds)} seeds and"
+        f"{', '.join(opts)} against {', '.join(against)} on {task}{there}: {tried} trials of {len(seeds)} seeds and"
         f" {len(fresh)} fresh seeds for each, {len(every) * (tried * len(seeds) + len(fresh))} runs but for what is"
         " stored, more where a grid grows"
     )
-    return suite(every, trials, title), opts, against[0]
+    return suite(every, tune, title), opts, against[0]
+
+
+def _sampler(name: str) -> "Sampler":
+    """That of a stored study, which anybody may have written.
+
+    Raises:
+        UserError: it is none.
+    """
+    if name == "grid" or name == "qmc":
+        return name
+    raise UserError(
+        f"the reference results were tuned by {name!r}, which is no sampler here; --no-reference does without"
+    )
+
+
+def _shipped(config: "RunConfig", args: Args) -> "StudyRecord | None":
+    """The study that tuned a baseline for the reference results; None where there is none on this problem.
+
+    Args:
+        config: a run of the baseline on the problem.
+        args: of the command.
+    """
+    from bench.settings import problem_of
+    from bench.store.stores import Stores
+
+    folder = reference_folder()
+    if args.no_reference or folder is None:
+        return None
+    stores = Stores([], folder)
+    runs = {run.run_id: run for run in stores.runs}
+    same, others = list["StudyRecord"](), dict[str, None]()
+    for study in stores.studies:
+        winner = runs.get(study.winner or "")
+        if winner is None or bare(study.task) != bare(config.task) or study.opt != config.opt:
+            continue
+        versions = config.spec_versions
+        if winner.problem == problem_of(config) and all(winner.versions.get(n) == v for n, v in versions.items()):
+            same.append(study)
+        else:
+            others[" ".join(f"--{name} {value}" for name, value in winner.problem.items())] = None
+    if not same and others:
+        note(
+            f"there are reference results of {config.task} with {' or '.join(others)}; here {config.opt} is tuned anew"
+        )
+    return max(same, key=lambda study: study.weight, default=None)
 
 
 def _check(specs: "Sequence[StudySpec]", args: Args) -> None:
@@ -206,7 +263,8 @@ def _ranked(found: "Sequence[StudyResult]", args: Args, reference: str) -> "Coll
     fresh = {run.run_id: run for each in found for run in each.fresh if store.get(run.run_id) is not None}
     if not fresh:  # none is there yet, or they lie in another store
         return None
-    stores, mine = Stores([args.store]), {each.study.name: bare(each.study.spec.opt) for each in found}
+    reference_store = None if args.no_reference else reference_folder()
+    stores, mine = Stores([args.store], reference_store), {each.study.name: bare(each.study.spec.opt) for each in found}
     # Studies of other budgets would win over these.
     stores.studies = [s for s in stores.studies if s.name in mine or bare(s.opt) not in mine.values()]
     versions = next(iter(fresh.values())).versions

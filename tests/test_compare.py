@@ -11,6 +11,7 @@ import pytest
 import bench.compare
 import bench.sweeps.sensitivity
 from bench.store.store import Store
+from bench.store.stores import Stores
 from bench.tuning.workers import Workers
 from tests.test_budget import wait_before_anybody_listens
 from tests.test_cli import fails
@@ -217,3 +218,33 @@ def test_after_ctrl_c_the_same_command_goes_on(store: Path) -> None:
     assert len(after) == 8
     assert {run_id: after[run_id] for run_id in before} == before
     assert "too few seeds (2 of 7)" in out
+
+
+def test_a_baseline_of_the_reference_results_is_not_tuned_again(
+    cli, unchecked: None, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("--task", "synthetic", "--trainer.max_steps", "5", "--device", "cpu", "--workers", "1")
+    tuned = cli("tune", "--opt", "gd", *words, "--trials", 3, "--seeds", 1, "--report_seeds", 7, "--store", "ref")
+    assert tuned.code == 0, tuned.err
+    assert cli("bundle", "--store", "ref", "-o", "shipped").code == 0
+    monkeypatch.setenv("BENCH_REFERENCE", "shipped/runs")
+    answer = cli("compare", "--opt", "my.py:Signs", "--opt.lr", "0.0001:0.01", *words, "--json")
+    assert answer.code == 0, answer.err
+    found = json.loads(answer.out)
+    (study,) = found["studies"]
+    assert study["opt"] == "my.py:Signs"
+    rows = {row["opt"]: row for row in found["boards"][0]["tables"][0]["rows"]}
+    assert rows["gd"]["is_reference"]
+    assert "shipped" in rows["gd"]["flags"][0]
+    assert rows["my.py:Signs"]["won"].endswith(" of 7")
+    tried = {name: sum(1 for s in Stores([place]).studies for _ in s.trials) for name, place in
+             {"gd": Path("ref"), "mine": store}.items()}  # fmt: skip
+    assert tried["mine"] >= tried["gd"]
+    assert not any(run.config["opt"] == "gd" for run in Store(store).runs())
+    # Of other settings there is none, and that is said.
+    other = cli("compare", "--opt", "my.py:Signs", "--opt.lr", "0.0001:0.01", *words[:2], "--trainer.max_steps", "6",
+                "--device", "cpu", "--dry-run")  # fmt: skip
+    assert "reference results of synthetic with --trainer.max_steps 5; here gd is tuned anew" in other.err
+    assert "gd" in other.out
+    alone = cli("compare", "--opt", "my.py:Signs", "--opt.lr", "0.0001:0.01", *words, "--no-reference", "--dry-run")
+    assert "reference results" not in alone.err

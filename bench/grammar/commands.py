@@ -39,6 +39,7 @@ DATA = _place("data", "where datasets lie")
 STORE = _place("store", "where runs are kept")
 STORES = Option("store", "where runs are kept; several are read as one (default: $BENCH_STORE, else ./runs)", "DIR",
                 partial(place, "store"), many=True, completes="folder")  # fmt: skip
+NO_REFERENCE = Option("no-reference", "leave out the reference results that are shipped")
 TASK = Option("task", "as `bench list tasks` prints it", "TASK", completes="task", setting=True)
 OPT = Option("opt", "as `bench list optimizers` prints it", "OPTIMIZER", completes="opt", setting=True)
 DEVICE = Option("device", "cpu, cuda, mps or auto (default auto)", "D", completes="cpu cuda mps auto", default="auto")
@@ -86,7 +87,6 @@ CHART_NAMES = (
 )  # fmt: skip
 FORMAT_NAMES = ("table", "md", "csv", "json", "tex", "html")
 
-NO_REFERENCE = Option("no-reference", "leave out the reference results that are shipped")
 _FORMAT = Option("format", "default table, or what the name of the file says", "FORMAT", choices=FORMAT_NAMES)
 _FILE = _out("write there instead of to standard output", "FILE")
 _CHOICE = (
@@ -177,20 +177,22 @@ _ALL = (
         " all (`bench suite`), the winners on fresh seeds, and the board `quality` with verdicts and a plot.",
         more="Searched is what an optimizer declares, or --opt.lr LOW:HIGH. --opt.NAME is for the optimizers of --opt,"
         " and --opt.adamw.NAME for one alone. Stored runs are used, so the same command goes on after an interruption."
+        " Where reference results have the baseline, it is not tuned again, and the others get its number of trials."
         " Exit code 1: a check failed, or an optimizer has no winner.",
         groups=SETTINGS, elsewhere=_several("trials have") | {"logger": "trials have none"},
         options=(
             TASK, Option("opt", "one or more optimizers: my_file.py:MyOpt,ngd", "A,B", completes="opt", setting=True),
             Option("against", "baselines, tuned as the others are; the first is the reference (default: adamw, or gd"
-                   " where batches are full, and what the store has tuned on this problem)", "A,B", names,
-                   completes="opt"),
+                   " where batches are full, and what the store or the reference results have tuned on this problem)",
+                   "A,B", names, completes="opt"),
             CONFIG,
             Option("trials", "settings that are tried of each (default: nine); equal for all, more where a grid grows",
                    "N", whole()),
-            Option("seeds", "runs of a trial: how many (2 is 1000 and 1001), or which; default 2", "SEEDS",
-                   default="2"),
+            Option("seeds", "runs of a trial: how many (2 is 1000 and 1001), or which; default 2, or those of the"
+                   " reference results", "SEEDS"),
             Option("report_seeds", "fresh seeds of each winner: how many (7 is 0 to 6; the default), or which; fewer"
                    " than 7 decide nothing", "SEEDS", default="7"),
+            NO_REFERENCE,
             Option("budget", "what may be spent: as many trials as a number of runs makes, fresh seeds included"
                    " (200runs), or a time, after which the result so far is shown (2h, 90min)", "COST", read_budget),
             Option("anyway", "go on where a check fails whose failure changes results"),

@@ -41,6 +41,7 @@ class Tune(NoBooleans):
         sampler: of the design.
         prune: stop bad trials early.
         retries: how often a trial that came to nothing is tried again.
+        total: trials that each gets at least, where its design can grow: those of a baseline that is there.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -50,6 +51,7 @@ class Tune(NoBooleans):
     sampler: Literal["grid", "qmc"] | None = None
     prune: bool = False
     retries: int = 2
+    total: int = 0
 
 
 class Suite(NoBooleans, BaseModel):
@@ -128,6 +130,7 @@ KEYS = {
     "tune.sampler": "grid or qmc",
     "tune.prune": "true or false",
     "tune.retries": "how many, as 2",
+    "tune.total": "how many, as 9",
 }
 """What each key of a suite's file takes."""
 
@@ -288,7 +291,7 @@ def carry_out(
     check_places(study.spec.typical(places) for study in all_studies if not study.finished())
     for task in dict.fromkeys(spec.task for spec in specs):
         own = [(study, request) for study, request in zip(all_studies, asked, strict=True) if study.spec.task == task]
-        totals = [0] * len(own)
+        totals = [suite.tune.total * study.spec.design.can_grow for study, _ in own]
         while True:
             for (study, request), total in zip(own, totals, strict=True):
                 if not _work(study, request.model_copy(update={"total": total}), workers, say):
