@@ -1,4 +1,4 @@
-.PHONY: help setup check test test-all test-kill test-rounding bench smoke leaderboard statistics defaults reference matrix zoo minilm constraints
+.PHONY: help setup check docs test test-all test-kill test-rounding bench smoke leaderboard statistics defaults reference matrix zoo minilm constraints
 
 help:  ## print the targets
 	@sed -n 's/^\([a-z-]*\):.*## /make \1\t/p' Makefile
@@ -8,6 +8,9 @@ setup:  ## install everything into .venv
 
 check:  ## lint, format, types and import rules
 	uv run ruff check && uv run ruff format --check && uv run pyright && uv run lint-imports
+
+docs:  ## build the site into docs/_build, strictly and without a network
+	uv run --group docs sphinx-build -q -W --keep-going -b html docs docs/_build
 
 test:  ## run the quick tests: every module and command, one cell of each matrix
 	uv run pytest

@@ -22,7 +22,7 @@ from bench.output import remark, stores_of, warn_of
 from bench.text import clean, plain
 from optimizers.plugins import PluginError, foreign
 
-_TRAINING = ("fit", "sweep", "reproduce", "tune", "suite", "compare", "worker")
+_TRAINING = ("quickstart", "fit", "sweep", "reproduce", "tune", "suite", "compare", "worker")
 """The commands that train."""
 
 
@@ -420,6 +420,7 @@ def _in(module: str, *first: str) -> Command:
 
 
 _MAINS: dict[str, Command] = {
+    "quickstart": _in("bench.quickstart"),
     "fit": _fit,
     "sweep": _in("bench.sweeps.cli"),
     "compare": _in("bench.comparison"),

@@ -90,15 +90,15 @@ class OptimizerSpec:
         temporaries: full-size tensors that a step holds at its peak beside its state, in copies of the parameters.
         rest: the optimizer that moves all parameters but the matrices unless the user names another. None: the method
             moves everything unless the user says `rest`.
-        groups: `module:function`, hyperparameters of each parameter as a pure function of what is known of it:
+        groups: `module:function`, hyperparameters of each parameter as a pure function of what is known of it::
 
-            def groups(parameters: Sequence[optimizers.Parameter], hparams) -> Sequence[Mapping[str, Any]]
+                def groups(parameters: Sequence[optimizers.Parameter], hparams) -> Sequence[Mapping[str, Any]]
 
             It returns for each parameter the values that differ from `hparams`, those of the method. What the user
             gives for a role wins over them.
         family: of the tasks that `defaults` are for; empty for all.
 
-    The pure update (`optimizers/pure.py` has an example and what updates share):
+    The pure update (`optimizers/pure.py` has an example and what updates share)::
 
         def update(grads, state, params, loss, hparams, *, grad_norm=None, loss_grad_norm=None) -> (params, state)
 

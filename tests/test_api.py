@@ -538,7 +538,7 @@ def test_type_checkers_see_what_functions_return(tmp_path: Path) -> None:
 
 @pytest.mark.deep
 def test_the_code_of_readme_and_guide_runs_as_it_stands(tmp_path: Path) -> None:
-    guide = (ROOT / "docs/python.md").read_text("utf-8")
+    guide = (ROOT / "docs/guides/python.md").read_text("utf-8")
     readme = re.findall(r"^```python api\n(.*?)^```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL | re.MULTILINE)
     assert len(readme) == 1
     blocks = readme + re.findall(r"^```python\n(.*?)^```", guide, re.DOTALL | re.MULTILINE)

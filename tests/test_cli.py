@@ -508,7 +508,7 @@ def test_the_curve_of_a_diverged_run_ends_where_it_diverged(cli, store, fake_mni
     ("words", "message"),
     [
         ("fot", "unknown command 'fot'; did you mean 'fit'?"),
-        ("xyzzy", "unknown command 'xyzzy'; known: fit, "),
+        ("xyzzy", "unknown command 'xyzzy'; known: quickstart, fit, "),
         ("--halp", "unknown option '--halp'; did you mean '--help'?"),
         ("list", "bench list needs WHAT: tasks, optimizers, runs, plans; see `bench list -h`"),
         ("list suites", "unknown word 'suites'; known: tasks, optimizers, runs, plans"),

@@ -1,8 +1,11 @@
-"""The documents keep their word: their commands parse and their code runs."""
+"""The documents keep their word: their commands parse or run, their code runs, their links lead somewhere."""
 
+import os
 import re
 import shlex
+import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -10,12 +13,28 @@ import pytest
 import torch
 
 from bench.config import resolve
-from bench.grammar.commands import parse
+from bench.grammar.commands import COMMANDS, parse
 from bench.options import read_options
+from optimizers import OPTIMIZERS
+from tasks import TASKS
 from tests.tiny import ROOT
 
 README, CONTRIBUTING = ((ROOT / name).read_text("utf-8") for name in ("README.md", "CONTRIBUTING.md"))
-FITS = re.findall(r"^(?:uv run )?bench fit (?!.*RUN_ID)(.*--task.*?)(?: {2,}#.*)?$", README, re.MULTILINE)
+PAGES = [
+    ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")),
+    *sorted(path for path in (ROOT / "docs").glob("*/*.md") if path.parent.name in ("guides", "concepts", "reference")),
+]  # fmt: skip
+OTHERS = ("pip install", "uv pip install", "export ", "python -m venv", "source ")
+"""How other commands of the documents begin."""
+RUN_ELSEWHERE = {
+    "docs/start.md": ".ci/run", "docs/guides/optimizer.md": "tests/test_plugins.py",
+    "docs/guides/task.md": "tests/test_own_tasks.py",
+}  # fmt: skip
+"""Pages with blocks that are run, and what runs them."""
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
 
 
 def block(text: str, kind: str) -> str:
@@ -24,17 +43,120 @@ def block(text: str, kind: str) -> str:
     return found[0]
 
 
+def commands() -> Iterator[tuple[str, str]]:
+    """Every command in a shell block, with its page."""
+    for page in PAGES:
+        for own in re.findall(r"^ *```sh\b[^\n]*\n(.*?)^ *```", page.read_text("utf-8"), re.DOTALL | re.MULTILINE):
+            for line in own.replace("\\\n", " ").splitlines():
+                if line.strip():
+                    yield name_of(page), line.strip()
+
+
+SHELL = list(commands())
+BENCH = [each for _, line in SHELL for each in line.replace("uv run ", "").split(" && ") if each.startswith("bench ")]
+FITS = sorted({line for line in BENCH if line.startswith("bench fit ") and "--task" in line})
+
+
 def test_the_first_thing_in_the_readme_is_one_line_of_set_up() -> None:
     run, tests = block(README, "sh first").splitlines()
-    assert run == "pip install uv && uv run bench fit --task synthetic --opt ngd"
+    assert run == "pip install uv && uv run bench quickstart"
     assert tests == "pip install uv && uv run pytest"
 
 
-@pytest.mark.parametrize("words", FITS)
-def test_every_run_in_the_readme_is_a_legal_configuration(words: str) -> None:
-    args = parse("fit", shlex.split(words))
+def test_the_readme_is_short() -> None:
+    lines = README.splitlines()
+    board = range(lines.index("<!-- leaderboard quality -->"), lines.index("<!-- /leaderboard -->"))
+    assert len(lines) <= 150
+    assert [line for i, line in enumerate(lines) if len(line) > 120 and i not in board] == []
+
+
+@pytest.mark.parametrize("page", PAGES[2:], ids=name_of)
+def test_the_prose_of_the_docs_has_short_lines(page: Path) -> None:
+    prose = re.sub(r"^ *```.*?^ *```", "", page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+    assert [line for line in prose.splitlines() if len(line) > 120 and not line.startswith("|")] == []
+
+
+def test_there_are_many_commands_and_every_one_is_shown() -> None:
+    assert len(BENCH) > 100
+    assert {line.split()[1] for line in BENCH} >= COMMANDS.keys() - {"completion", "data"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_command_is_legal(page: Path) -> None:
+    for own, line in SHELL:
+        if own == name_of(page):
+            line = line.removeprefix("uv run ")
+            for each in line.split(" && "):
+                program, *words = shlex.split(each, comments=True)
+                if program in ("bench", "uv") and "bench" in (program, *words[:2]):
+                    name, *words = words if program == "bench" else words[2:]
+                    assert name in COMMANDS or name in ("-h", "--help"), line
+                    if name in COMMANDS and not {"-h", "--help"} & {*words}:
+                        parse(name, words)
+                elif program == "make":
+                    assert re.search(rf"^{words[0]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), line
+                else:
+                    assert each.startswith((*OTHERS, ". ", "uv run pytest", "uv sync", "optuna-dashboard")), line
+
+
+@pytest.mark.parametrize("line", FITS)
+def test_every_run_in_the_docs_is_a_legal_configuration(line: str) -> None:
+    args = parse("fit", shlex.split(line, comments=True)[2:])
     settings = args.of_runs
-    assert resolve(settings, tuned=args.tuned).run_id.startswith(f"{settings['task']}-{settings['opt']}-")
+    names = settings["task"], settings.get("opt", ":")
+    if ":" not in "".join(names) and args.config is None:
+        assert (names[0] in TASKS, names[1] in OPTIMIZERS or names[1] == "my_opt") == (True, True)
+        if names[1] == "my_opt":  # which `bench new` makes
+            return
+        assert resolve(settings, tuned=args.tuned).run_id.startswith(f"{settings['task']}-{settings['opt']}-")
+
+
+def test_what_runs_the_blocks_that_are_to_be_run_names_their_page() -> None:
+    pages = {name_of(page) for page in PAGES if re.search(r"^```sh run", page.read_text("utf-8"), re.MULTILINE)}
+    assert pages == RUN_ELSEWHERE.keys()
+    for page, by in RUN_ELSEWHERE.items():
+        assert page in (ROOT / by).read_text("utf-8")
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors of a page's headings, as GitHub and the site make them."""
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    titles = re.findall(r"^#+ (.*)$", prose, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    text = re.sub(r"^ *```.*?^ *```|`[^`\n]*`", "", page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if "://" in target:
+            continue
+        path, _, anchor = target.partition("#")
+        there = (page.parent / path).resolve() if path else page
+        assert there.exists(), target
+        assert not anchor or anchor in anchors(there.read_text("utf-8")), target
+
+
+def test_every_page_is_in_the_contents() -> None:
+    index = (ROOT / "docs/index.md").read_text("utf-8")
+    named = {line for own in re.findall(r"^```\{toctree\}\n(.*?)^```", index, re.DOTALL | re.MULTILINE)
+             for line in own.splitlines() if line and not line.startswith(":")}  # fmt: skip
+    assert named == {name_of(page).removeprefix("docs/").removesuffix(".md") for page in PAGES[2:]} - {"index"}
+
+
+def test_the_glossary_is_short() -> None:
+    words = re.findall(r"^\*\*(\w[\w ]*)\*\*: ", (ROOT / "docs/glossary.md").read_text("utf-8"), re.MULTILINE)
+    assert 5 < len(words) <= 15
+    assert words == sorted(words)
+
+
+@pytest.mark.deep
+def test_the_site_builds_strictly(tmp_path: Path) -> None:
+    pytest.importorskip("myst_parser", reason="the group `docs` is not installed: make docs")
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html", "docs", str(tmp_path / "site")]
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONWARNINGS": ""}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "bench-quickstart" in (tmp_path / "site/reference/commands.html").read_text("utf-8")
 
 
 def test_the_readmes_optimizers_are_made_as_shown() -> None:

@@ -19,7 +19,7 @@ from tasks.core.split import split_hash, validation_rows
 from tasks.vision.images import read_idx
 from tests.tiny import ROOT
 
-GUIDE = (ROOT / "docs/plugins.md").read_text("utf-8")
+GUIDE = (ROOT / "docs/guides/task.md").read_text("utf-8")
 FASHION = re.findall(r"^```python fashion.py\n(.*?)^```", GUIDE, re.DOTALL | re.MULTILINE)[0]
 COMMANDS = re.findall(r"^```sh run task\n(.*?)^```", GUIDE, re.DOTALL | re.MULTILINE)[0].splitlines()
 SMALL = ("--task.depth", 1, "--task.mlp_width", 8, "--task.embed_dim", 8, "--task.num_heads", 1)

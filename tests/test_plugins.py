@@ -383,7 +383,7 @@ def test_a_new_package_goes_from_its_template_to_the_board(installed: Path) -> N
 
 @pytest.mark.deep
 def test_the_guides_commands_work_as_they_stand(installed: Path, tmp_path: Path) -> None:
-    guide = (ROOT / "docs/plugins.md").read_text("utf-8")
+    guide = (ROOT / "docs/guides/optimizer.md").read_text("utf-8")
     for name, text in re.findall(r"^```python (\S+)\n(.*?)^```", guide, re.DOTALL | re.MULTILINE):
         (tmp_path / name).write_text(text)
     commands = "".join(re.findall(r"^```sh run\n(.*?)^```", guide, re.DOTALL | re.MULTILINE)).splitlines()

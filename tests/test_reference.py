@@ -13,6 +13,7 @@ import pytest
 from bench.store.bundle import opened, store_in, thinned
 from bench.store.record import RunResult
 from bench.store.stores import Stores
+from bench.text import word_of
 from bench.verify import judge
 from optimizers import OPTIMIZERS
 from tasks import TASKS
@@ -125,6 +126,30 @@ def test_a_damaged_reference_is_named(cli: Cli, reference: Path) -> None:
     answer = cli("leaderboard", "--reference", "adam")
     assert answer.code == 1
     assert "it is left out" in answer.err
+
+
+def test_a_row_is_explained_with_all_that_was_searched(cli: Cli, tmp_path: Path) -> None:
+    words = ("--task", "synthetic", "--opt", "gd", "--trainer.max_steps", "5", "--device", "cpu", "--workers", "1")
+    assert cli("tune", *words, "--trials", 3, "--seeds", "7,8", "--report_seeds", 3).code == 0
+    answer = cli("leaderboard", "--explain", "gd")
+    assert answer.code == 0
+    said = {
+        line[2:13].strip(): line[14:] for line in answer.out.splitlines() if line.startswith("  ") and line[2] != " "
+    }
+    (study,) = Stores([tmp_path / "runs"]).studies
+    trials = [trial for trial in study.trials if trial["runs"]]
+    assert f"{len(trials)} trials (3 design" in said["searched"]
+    assert said["searched"].endswith("each on seeds 7, 8")
+    assert "on the split `train`" in said["chosen by"]
+    steps = sum(run.steps for run in Stores([tmp_path / "runs"]).runs if run.run_id in study.run_ids)
+    assert said["tuning cost"].startswith(f"{2 * len(trials)} runs, {steps:,} gradients of a batch")
+    assert said["their cost"].startswith("3 runs, 15 gradients of a batch")
+    assert said["shown"] == "train loss of 3 runs, seeds 0 to 2: 3 completed"
+    assert all(f"opt.lr {word_of(trial['point']['opt.lr'])} " in answer.out for trial in trials)
+    # Its commands make what is stored.
+    again = next(line.split()[1:] for line in answer.out.splitlines() if "bench tune" in line)
+    assert study.name in cli(*again, "--report_seeds", 3, "--workers", 1, "--json").out
+    assert "did you mean 'gd'" in cli("leaderboard", "--explain", "dg").err
 
 
 # -- bundles ----------------------------------------------------------------------------------------------------------

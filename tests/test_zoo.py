@@ -81,7 +81,7 @@ def test_each_habit_trains(name: str, cli: Any, store: Path, tmp_path: Path, mon
     assert result.final < 0.6  # ln 2 at the start
 
 
-GUIDE = (Path(__file__).parent.parent / "docs" / "plugins.md").read_text("utf-8")
+GUIDE = (Path(__file__).parent.parent / "docs" / "guides" / "optimizer.md").read_text("utf-8")
 LINES = GUIDE.partition("```sh zoo\n")[2].partition("```")[0].splitlines()
 
 

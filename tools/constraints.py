@@ -10,7 +10,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 LIST = re.compile(r"^constraint-dependencies = \[(?:\]|.*?^\])$", re.DOTALL | re.MULTILINE)
-COMPILE = "uv pip compile --quiet --universal --all-extras --group dev --no-header --no-annotate pyproject.toml"
+COMPILE = (
+    "uv pip compile --quiet --universal --all-extras --group dev --group docs --no-header --no-annotate pyproject.toml"
+)
 
 
 def main() -> None:

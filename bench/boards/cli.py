@@ -62,6 +62,13 @@ def _leaderboard(words: list[str]) -> int:
         if name not in BOARDS:
             raise unknown("board", name, [*BOARDS, "all"])
     stores, what = asked(args)
+    if args.explain is not None:
+        from bench.boards.explain import explain
+
+        lines = explain(what.found, args.explain)
+        code = warn(stores, what.found)
+        write(args.out, "\n".join(lines))
+        return code
     boards = [BOARDS[name](what) for name in names]
     code = warn(stores, what.found)
     if args.into is not None:

@@ -115,6 +115,17 @@ def _several(what: str) -> dict[str, str]:
 
 _ALL = (
     Command(
+        "quickstart", "a first comparison within seconds: four optimizers, a ranked table, a plot",
+        text="Train four optimizers on a small synthetic task with seven seeds each, rank them, say what the ranking"
+        " shows, and draw their training curves. Nothing is downloaded and nothing is tuned.",
+        more="Stored runs are used, so the same command again takes a second.",
+        options=(
+            _out("the plot: ends in .png, .pdf or .svg (default: quickstart.png)", "FILE",
+                 default=lambda: folder("quickstart.png")),
+            JSON, DATA, STORE,
+        ),
+    ),
+    Command(
         "fit", "train one task with one optimizer and store the result",
         text="Train one task with one optimizer and store the result.",
         form="--task TASK --opt OPTIMIZER [--task.* ...] [--opt.* ...] [--trainer.* ...]",
@@ -298,6 +309,8 @@ _ALL = (
         options=(
             Option("board", "or `all`; default quality", "A,B", names, default=lambda: ["quality"],
                    completes=" ".join((*BOARD_NAMES, "all"))),
+            Option("explain", "of this row instead: what was searched, how often, on which split, what it cost, what"
+                   " was cut, and its commands", "ROW", completes="opt"),
             _FORMAT, _FILE,
             Option("into", "write Markdown between the markers of this board in a file that has them", "FILE.md",
                    folder, completes="file"),

@@ -1,0 +1,128 @@
+"""What stands behind a row of a board: what was searched, how often, on which split, what it cost, what was cut."""
+
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from bench.boards.collect import Collected
+from bench.boards.entries import Entry
+from bench.boards.page import commands
+from bench.boards.shared import flags
+from bench.errors import unknown
+from bench.results.render import shown
+from bench.results.table import Column, Table
+from bench.run_summary import fit_words
+from bench.store.record import RunResult
+from bench.store.reports import StudyRecord
+from bench.text import cell, duration, word_of
+
+SAMPLERS = {"grid": "a grid, even in the logarithm, which grows at its edges", "qmc": "a Halton sequence"}
+
+
+def explain(found: Collected, name: str) -> list[str]:
+    """The lines that explain a row, on each problem that has it.
+
+    Args:
+        found: entries.
+        name: the row's optimizer, or its whole name.
+
+    Raises:
+        UserError: there is no such row.
+    """
+    own = [entry for entry in found.entries if name in (entry.name, entry.opt)]
+    if not own:
+        raise unknown("row", name, sorted({entry.name for entry in found.entries}))
+    return [line for entry in own for line in (*_lines(entry, found), "")]
+
+
+def _lines(entry: Entry, found: Collected) -> Iterator[str]:
+    runs = list(entry.runs.values())
+    yield cell(f"{entry.name} on {entry.problem.name}")
+    facts = {
+        "settings": f"{entry.settings}: {_options(entry.options)}",
+        **(_searched(entry.study, found) if entry.study else {"searched": "nothing: " + entry.settings}),
+        "shown": f"{'/'.join(sorted({run.split for run in runs}))} {entry.problem.metric} of {len(runs)} runs,"
+                 f" seeds {_seeds([run.config['seed'] for run in runs])}: {_counted(entry.statuses)}",
+        "their cost": _cost(runs),
+        "cut": _cut(entry),
+        "flags": ", ".join(flags(entry)) or "none",
+        "versions": ", ".join(f"{what} {' and '.join(each)}" for what, each in entry.versions.items()),
+        "machine": " and ".join(entry.machines),
+    }  # fmt: skip
+    for what, words in facts.items():
+        yield cell(f"  {what:<11} {words}")
+    if entry.study is not None:
+        yield "  tried"
+        columns = [
+            Column("point", "setting"),
+            Column("kind", "why"),
+            Column("state", "ended"),
+            Column("score", "score"),
+        ]
+        rows = [
+            {"point": _options(trial["point"]), **{name: trial[name] for name in ("kind", "state", "score")}}
+            for trial in entry.study.trials
+        ]
+        yield from shown(Table("", columns, rows), "    ")
+    yield "  commands"
+    if entry.study is not None and runs:
+        yield cell(f"    {_tune_words(entry.study, runs[0])}")
+    yield from (cell(f"    {command}") for command in commands(runs))
+
+
+def _searched(study: StudyRecord, found: Collected) -> dict[str, str]:
+    runs = [found.by_id[run_id] for run_id in sorted(study.run_ids) if run_id in found.by_id]
+    kinds = Counter(trial["kind"] for trial in study.trials)
+    ranges = []
+    for axis in study.axes:
+        values = [trial["point"].get(axis) for trial in study.trials]
+        numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
+        ends = f"{min(numbers):g} to {max(numbers):g}" if numbers else ", ".join(sorted({word_of(v) for v in values}))
+        ranges.append(f"{axis} ({ends})")
+    how = SAMPLERS.get(study.sampler, study.sampler) + ", bad trials pruned" * study.prune
+    return {
+        "searched": f"{' and '.join(ranges)} by {how}: {len(study.trials)} trials ({_counted(kinds)}), each on seeds"
+                    f" {_seeds(study.seeds)}",
+        "chosen by": f"{study.metric or 'the metric'} on the split `{study.select_split or 'unknown'}`, median over"
+                     " the tuning seeds" + "; the best lies at the boundary" * study.lr_at_boundary,
+        "tuning cost": _cost(runs) + f" (study {study.name})",
+    }  # fmt: skip
+
+
+def _cut(entry: Entry) -> str:
+    parts = sorted({run.part for run in entry.runs.values() if run.part})
+    thin = any(run.thinned for run in entry.runs.values())
+    said = [f"not the whole task: {', '.join(parts)}"] * bool(parts)
+    if entry.study is not None:
+        said += ["one tuning seed"] * (len(entry.study.seeds) == 1)
+        said += [f"{entry.study.missing} trials of the design are missing"] * bool(entry.study.missing)
+    return "; ".join([*said, *["curves are thinned"] * thin]) or "nothing"
+
+
+def _cost(runs: Sequence[RunResult]) -> str:
+    steps, seconds = sum(run.steps for run in runs), sum(run.wall_s for run in runs)
+    return f"{len(runs)} runs, {steps:,} gradients of a batch, {duration(seconds)}"
+
+
+def _counted(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{n} {what}" for what, n in counts.items())
+
+
+def _options(options: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {word_of(value)}" for name, value in options.items())
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    own = sorted({*seeds})
+    row = len(own) > 2 and own == list(range(own[0], own[-1] + 1))
+    return f"{own[0]} to {own[-1]}" if row else ", ".join(map(str, own))
+
+
+def _tune_words(study: StudyRecord, run: RunResult) -> str:
+    """The command that begins such a study; it searches what this version of the optimizer declares."""
+    fixed = {name: value for name, value in run.chosen.items() if name not in study.axes}
+    words = fit_words(RunResult(run.run_id, run.config, chosen=fixed)).removeprefix("bench fit")
+    trials = sum(trial["kind"] == "design" for trial in study.trials)
+    seeds = ",".join(map(str, study.seeds)) + "," * (len(study.seeds) == 1)
+    return f"bench tune{words} --trials {trials} --seeds {shlex.quote(seeds)} --sampler {study.sampler}"

@@ -1,0 +1,123 @@
+"""`bench quickstart`: a first comparison within seconds, by the parts that other commands are made of.
+
+It trains four optimizers at their defaults as lanes (`bench race`), ranks them on the board `quality`
+(`bench leaderboard`), and draws their training curves (`bench plot curves`).
+"""
+
+import json
+import os
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bench.grammar.commands import parse
+from bench.output import write
+from bench.progress import doing
+
+if TYPE_CHECKING:
+    from bench.boards import Asked, Board
+    from bench.config import RunConfig
+
+TASK, OPTS, STEPS, SEEDS = "synthetic", ("gd", "ngd", "ps", "adam"), 100, 7
+"""What is compared. Seven seeds are the fewest that can decide anything (`bench.results.sequential`)."""
+SHOWN = ("opt", "final", "verdict", "won", "effect", "n")
+"""Columns of the board that a first look needs."""
+HONEST = (
+    f"All four ran at their default settings, so nothing is tuned, and {TASK} is a small problem of random tokens."
+    " The table shows how a comparison reads. It does not show which optimizer is best."
+)
+NEXT = (
+    ("bench compare --task mha_dm1 --opt ngd --trainer.max_steps 50", "tune both sides, then compare"),
+    ("bench new optimizer my_opt", "write your own"),
+    ("bench report -o report.html", "all boards and plots on one page"),
+)
+"""What to try next, and why."""
+
+
+def main(words: list[str]) -> int:
+    """`bench quickstart` with these words: 0 done, 130 stopped.
+
+    Raises:
+        UserError: the request cannot be carried out.
+        RunFailed: as in `bench.execute.execute.execute`.
+    """
+    args = parse("quickstart", words)
+    with doing("reading the settings"):
+        from bench.config import resolve
+        from bench.execute import Effort
+        from bench.execute.command import results_of
+        from bench.progress import SweepProgress
+        from bench.results.draw import check_ending, picture
+
+        check_ending(args.out)
+        chosen = {"task": TASK, "trainer.max_steps": str(STEPS), "device": "cpu"}
+        places = {"data": args.data, "store": args.store}
+        configs = [
+            resolve({**chosen, "opt": opt, "seed": str(seed)}, fallback=places) for opt in OPTS for seed in range(SEEDS)
+        ]
+    # One width for all: measuring would take longer than training.
+    effort = Effort(engine="lanes", width=SEEDS)
+    if results_of(configs, SweepProgress("quickstart", "min"), effort, plan="quickstart") is None:
+        return 130
+    from bench.boards.curves import curves
+    from bench.boards.quality import quality
+    from bench.results.render import as_json, text
+
+    asked = _asked(configs, args.store)
+    board = _short(quality(asked.found))
+    verdict = _said(board)
+    out = args.out
+    if not args.json:
+        print(text([board]), *(textwrap.fill(said, 100) + "\n" for said in (verdict, HONEST)), sep="\n", flush=True)
+    write(out, picture(curves(asked).shown, out.suffix))
+    if args.json:
+        following = [command for command, _ in NEXT]
+        print(json.dumps({"boards": as_json([board]), "said": [verdict, HONEST], "plot": str(out), "next": following}))
+    else:
+        typed = "uv run " * ("UV_RUN_RECURSION_DEPTH" in os.environ)
+        print("\n".join(["Try next:", *(f"  {typed + command:<74} {why}" for command, why in NEXT)]))
+    return 0
+
+
+def _asked(configs: "Sequence[RunConfig]", store: Path) -> "Asked":
+    """These runs and no others, as boards and charts see them."""
+    from bench.boards import Asked
+    from bench.boards.collect import Collected
+    from bench.boards.entries import entries_of
+    from bench.store.store import Store
+
+    kept = Store(store)
+    by_id = kept.finished_all(config.run_id for config in configs)
+    entries = entries_of(list(by_id.values()), by_id, [])
+    for entry in entries:
+        entry.name = entry.opt
+    return Asked(Collected(entries, entries, entries, by_id), kept.tables)
+
+
+def _short(board: "Board") -> "Board":
+    """The board with the columns that a first look needs."""
+    from dataclasses import replace
+
+    (table,) = board.tables
+    columns = [column for column in table.columns if column.key in SHOWN]
+    return replace(board, tables=[replace(table, columns=columns, notes=table.notes[1:])], notes=[])
+
+
+def _said(board: "Board") -> str:
+    """The verdicts in plain words."""
+    by_verdict: dict[str, list[str]] = {}
+    for row in board.tables[0].rows:
+        by_verdict.setdefault(row["verdict"], []).append(row["opt"])
+    ((reference,), said) = by_verdict.pop("reference"), []
+    for verdict, loss in (("better", "lower"), ("worse", "higher")):
+        if names := by_verdict.pop(verdict, []):
+            said.append(f"{_and(names)} {'end' if len(names) > 1 else 'ends'} with a {loss} training loss")
+    unclear = [name for names in by_verdict.values() for name in names]
+    first = f"After {STEPS} steps {', and '.join(said)} than {reference}" if said else "No verdict is decided"
+    open_ = f" No significant difference from {reference}: {_and(unclear)}." if unclear else ""
+    return f"{first}: sign tests over {SEEDS} seeds, at most 5 % false verdicts a row.{open_}"
+
+
+def _and(names: "Sequence[str]") -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

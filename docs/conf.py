@@ -1,0 +1,135 @@
+"""The documentation site. `make docs` builds it strictly and without a network."""
+
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent
+sys.path.insert(0, str(ROOT))
+
+from bench import __version__  # noqa: E402
+from bench.grammar.commands import COMMANDS  # noqa: E402
+from bench.grammar.help import command_help, hyperparameter_rows, row, rows  # noqa: E402
+from bench.options import task_options, trainer_options  # noqa: E402
+from optimizers import OPTIMIZERS  # noqa: E402
+from tasks import TASKS  # noqa: E402
+
+project = "Attention optimizer bench"
+version = release = __version__
+copyright = "the authors, Apache-2.0"
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+html_theme = "furo"
+html_title = project
+html_copy_source = False
+html_static_path = ["_static"]
+html_css_files = ["own.css"]
+exclude_patterns = ["_build"]
+myst_heading_anchors = 3
+myst_enable_extensions = ["attrs_inline"]
+# Pages of results begin at the level that fits their place in a store.
+suppress_warnings = ["myst.header"]
+napoleon_google_docstring = True
+napoleon_use_ivar = True
+napoleon_attr_annotations = False
+autodoc_typehints = "signature"
+autodoc_member_order = "bysource"
+pygments_style = "friendly"
+# Docstrings write `code` so, and options begin with two hyphens.
+default_role = "code"
+smartquotes = False
+
+# The pages of results lie beside this folder, where GitHub finds them; the site has copies of them.
+RESULTS = HERE / "results"
+shutil.rmtree(RESULTS, ignore_errors=True)
+PAGES = {".md", ".png", ".svg", ".pdf", ".html", ".json"}
+shutil.copytree(
+    ROOT / "results",
+    RESULTS,
+    ignore=lambda folder, names: [n for n in names if (Path(folder) / n).is_file() and Path(n).suffix not in PAGES],
+)
+
+
+def as_on_the_site(app: Sphinx, docname: str, source: list[str]) -> None:
+    """Turn what stands for GitHub and for the tests into what the site has."""
+    text = re.sub(r"^```(sh|python) .*$", r"```\1", source[0], flags=re.MULTILINE)
+    up = "../" * (docname.count("/") + 1)
+    if docname.startswith("results/"):
+        # A page of results has links to files of the repository; the site names these files and has no link.
+        text = re.sub(r"\[([^\]]*)\]\(((?:\.\./)+(?!.*\.(?:png|svg)\))[^)]*)\)", r"\1 (`\2`)", text)
+        text = f"---\norphan: true\n---\n\n{text}"
+    else:
+        text = text.replace(f"]({up}results/", f"]({up.removesuffix('../')}results/")
+    source[0] = text
+
+
+class Sections(SphinxDirective):
+    """A section for each of some things, with text as a terminal shows it."""
+
+    def texts(self) -> Iterator[tuple[str, str]]:
+        """Title and text of each section."""
+        raise NotImplementedError
+
+    def run(self) -> list[nodes.Node]:
+        """The sections."""
+        found: list[nodes.Node] = []
+        for title, text in self.texts():
+            section = nodes.section(ids=[nodes.make_id(title)], names=[title])
+            section += nodes.title(title, title)
+            block = nodes.literal_block(text, text)
+            block["language"] = "text"
+            section += block
+            found.append(section)
+        return found
+
+
+class Commands(Sections):
+    """The help of every command."""
+
+    def texts(self) -> Iterator[tuple[str, str]]:  # noqa: D102
+        for name, command in COMMANDS.items():
+            yield f"bench {name}", command_help(command)
+
+
+class Trainer(Sections):
+    """The options `--trainer.*`."""
+
+    def texts(self) -> Iterator[tuple[str, str]]:  # noqa: D102
+        options = trainer_options().items()
+        lines = (row(f"--trainer.{n}", o.help, f"default {o.default}" if o.default is not None else "")
+                 for n, o in options)  # fmt: skip
+        yield "Options of the training", "\n".join(line for own in lines for line in own)
+
+
+class Tasks(Sections):
+    """Every task with its options."""
+
+    def texts(self) -> Iterator[tuple[str, str]]:  # noqa: D102
+        for name, spec in TASKS.items():
+            yield f"task {name}", "\n".join([spec.title, "", *rows("task", task_options(spec))])
+
+
+class Optimizers(Sections):
+    """Every optimizer with its options."""
+
+    def texts(self) -> Iterator[tuple[str, str]]:  # noqa: D102
+        for name, spec in OPTIMIZERS.items():
+            yield (
+                f"optimizer {name}",
+                "\n".join([spec.formula, f"source: {spec.source}", "", *hyperparameter_rows(spec)]),
+            )
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """What Sphinx calls."""
+    app.connect("source-read", as_on_the_site)
+    for each in (Commands, Trainer, Tasks, Optimizers):
+        app.add_directive(f"bench-{each.__name__.lower()}", each)
+    return {"parallel_read_safe": True}

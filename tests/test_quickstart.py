@@ -1,0 +1,67 @@
+"""`bench quickstart`: a ranked table, a verdict in words, a plot and commands that parse."""
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+import bench.quickstart
+from bench.grammar.commands import parse
+from bench.results.table import Board, Table
+from bench.store.store import Store
+from tests.test_cli import fails
+
+
+@pytest.fixture(autouse=True)
+def short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(bench.quickstart, "STEPS", 10)
+
+
+def test_a_first_comparison_and_again_without_training(cli, store: Path) -> None:
+    first = cli("quickstart", "--json")
+    found = json.loads(first.out)
+    (table,) = found["boards"][0]["tables"]
+    assert first.code == 0
+    assert {row["opt"]: row["n"] for row in table["rows"]} == dict.fromkeys(bench.quickstart.OPTS, 7)
+    assert [row["verdict"] for row in table["rows"]].count("reference") == 1
+    assert "sign tests over 7 seeds" in found["said"][0]
+    assert "nothing is tuned" in found["said"][1]
+    assert Path(found["plot"]).read_bytes()[:4] == b"\x89PNG"
+    assert Path(found["plot"]).stat().st_size > 10_000
+    runs = list(Store(store).runs())
+    assert {run.engine for run in runs} == {"lanes"}
+    kept = {run.run_id: run.begun for run in runs}
+    again = cli("quickstart", "-o", "mine.svg")
+    assert "all 28 runs are stored" in again.err
+    assert "written to mine.svg" in again.err
+    assert found["said"][0] in " ".join(again.out.split())
+    assert all(command in again.out for command in found["next"])
+    assert max(map(len, again.out.splitlines())) <= 120
+    assert {run.run_id: run.begun for run in Store(store).runs()} == kept
+
+
+def test_what_it_proposes_next_is_right() -> None:
+    for command, _ in bench.quickstart.NEXT:
+        program, name, *words = shlex.split(command)
+        assert program == "bench"
+        parse(name, words)
+
+
+def test_a_plot_that_cannot_be_written_is_refused_before_training(cli, store: Path) -> None:
+    assert "quick.gif" in fails(cli, "quickstart", "-o", "quick.gif")
+    assert not store.exists()
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "said"),
+    [
+        ({"gd": "reference", "ps": "better", "adam": "better", "ngd": "worse"},
+         "ps and adam end with a lower training loss, and ngd ends with a higher training loss than gd:"),
+        ({"gd": "reference", "ps": "no difference found"}, "No significant difference from gd: ps."),
+    ],
+)  # fmt: skip
+def test_the_verdict_in_words(verdicts: dict[str, str], said: str) -> None:
+    rows = [{"opt": opt, "verdict": verdict} for opt, verdict in verdicts.items()]
+    assert said in bench.quickstart._said(Board("quality", "", [Table("", [], rows)]))
