@@ -100,6 +100,7 @@ def test_the_wheel_runs_in_an_empty_folder(built: Path, tmp_path: Path) -> None:
     code = "import bench, tasks, optimizers; print(bench.__file__, tasks.__file__, optimizers.__file__)"
     assert run([str(python), "-c", code]).count(packages) == 3
     assert run([program, "--version"]).strip() == PROJECT["project"]["version"]
+    assert "adam" in run([program, "quickstart", "--store", "first"])
     assert "completed" in run([program, "fit", *short, "--opt", "ngd"])
     assert "ngd" in run([program, "check", "ngd", "--only", "builds,resume"])
     assert "usable opt.lr" in run([program, "sweep", *short, "--opt", "ngd", "--opt.lr", "0.1,1", "--seeds", "2"])

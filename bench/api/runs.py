@@ -54,7 +54,7 @@ class Run:
 
     @property
     def opt(self) -> str:
-        """The name of its optimizer; of a file's class without the folder: `my_file.py:MyOpt`."""
+        """The name of its optimizer; a class of a file is named without its folder."""
         return bare(self.result.config["opt"])
 
     @property
@@ -64,17 +64,17 @@ class Run:
 
     @property
     def status(self) -> str:
-        """How it ended: `completed`, `diverged`, `timeout`, `failed` or `killed`; `running` while it goes on."""
+        """How it ended, that is `completed`, `diverged`, `timeout`, `failed` or `killed`; `running` while it goes on."""
         return self.result.status
 
     @property
     def settings(self) -> dict[str, Any]:
-        """All its settings in dotted form: `opt.lr`, `trainer.max_steps`, `task.T`, `seed`."""
+        """All its settings in dotted form, such as `opt.lr`, `trainer.max_steps`, `task.T` and `seed`."""
         return settings_of(self.result.config)
 
     @property
     def metric(self) -> str:
-        """The split and the name of the metric that is compared: `test accuracy`."""
+        """The split and the name of the metric that is compared, such as `test accuracy`."""
         return f"{self.result.split} {self.result.metric}".strip()
 
     @property
@@ -108,7 +108,7 @@ class Run:
 
     @property
     def curve(self) -> Columns:
-        """A row for each step: `step`, `loss`, `grad_norm`, `raw_step`, `applied_step`.
+        """A row for each step, with `step`, `loss`, `grad_norm`, `raw_step` and `applied_step`.
 
         Float64 arrays, shape (steps,) each; NaN stands for a value that is not finite.
         """
