@@ -64,7 +64,7 @@ class Run:
 
     @property
     def status(self) -> str:
-        """How it ended, that is `completed`, `diverged`, `timeout`, `failed` or `killed`; `running` while it goes on."""
+        """How it ended, `completed`, `diverged`, `timeout`, `failed` or `killed`; or `running`."""
         return self.result.status
 
     @property
