@@ -1,10 +1,39 @@
-"""The program: everything that runs, stores, ranks and shows."""
+"""A benchmark suite that compares optimizers on attention models: a program (`bench`) and a Python API.
 
+The names of the API are loaded when they are first used, so `import bench` imports neither torch nor anything else.
+"""
 
-def __getattr__(name: str) -> str:  # nothing is imported here: `__main__` is not yet there to hear Ctrl-C
-    # On first use, since looking it up takes half of the time that a usage error takes.
-    if name == "__version__":
-        from importlib.metadata import version
+TYPE_CHECKING = False  # type checkers take it as true; `typing` is not imported for it
+if TYPE_CHECKING:
+    from bench.api import board, compare, fit, load, plot, sweep, tune
+    from bench.api.results import Comparison, Study, Sweep, Table
+    from bench.api.runs import Run, Runs
+    from bench.errors import RunFailed, UserError
 
-        return version("attention-optimizer-bench")
-    raise AttributeError(f"module 'bench' has no attribute {name!r}")
+    __version__: str
+
+__all__ = [  # noqa: RUF022 - in the order of the guide
+    "fit", "sweep", "tune", "compare", "load", "board", "plot",
+    "Run", "Runs", "Sweep", "Study", "Comparison", "Table", "UserError", "RunFailed", "__version__",
+]  # fmt: skip
+
+_RESULTS = ("Comparison", "Study", "Sweep", "Table")
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name):  # nothing is imported here: `__main__` is not yet there to hear Ctrl-C
+        # On first use, since looking it up takes half of the time that a usage error takes.
+        if name == "__version__":
+            from importlib.metadata import version
+
+            return version("attention-optimizer-bench")
+        if name not in __all__:
+            raise AttributeError(f"module 'bench' has no attribute {name!r}")
+        from importlib import import_module
+
+        place = "bench.api.results" if name in _RESULTS else "bench.api"
+        place = {"Run": "bench.api.runs", "Runs": "bench.api.runs"}.get(name, place)
+        return getattr(import_module("bench.errors" if name in ("UserError", "RunFailed") else place), name)
+
+    def __dir__():
+        return sorted({*globals(), *__all__})

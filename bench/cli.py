@@ -162,7 +162,9 @@ def _fit(words: list[str]) -> int:
         raise UserError(f"--{more[0]} is for several runs; give --seeds too, or leave it out")
     if args.dry_run:
         return _dry_run(config, as_json=args.json)
-    result = _stored_result(config) if not args.rerun else None
+    from bench.store.store import stored_result
+
+    result = stored_result(config) if not args.rerun else None
     if result is not None:
         logged = ", so nothing goes to a logger" if config.logger else ""
         print(f"bench: already stored{logged}; --rerun trains again", file=sys.stderr)
@@ -229,27 +231,6 @@ def _stored_config(run_id: str, settings: dict[str, Any], places: dict[str, Path
     if result.status in RESUMABLE and kept.checkpoint(run_id) is None:
         raise UserError(f"run {run_id} was {result.status} before its first checkpoint; train again without --resume")
     return config
-
-
-def _stored_result(config: Any) -> Any:
-    """The finished run of this configuration, found without importing what trains.
-
-    Raises:
-        RunFailed: its tables are damaged.
-    """
-    from bench.config import on_device
-    from bench.store.load import Damaged
-    from bench.store.store import Store
-
-    store = Store(config.store)
-    result = store.result_of(on_device(config))
-    block = store.find(result.run_id) if result is not None else None
-    try:
-        if block is not None:
-            block.check_ends()
-    except Damaged as error:
-        raise RunFailed(f"run {config.run_id} is stored, but damaged: {error}; --rerun trains it again") from None
-    return result
 
 
 def _dry_run(config: Any, *, as_json: bool) -> int:
@@ -442,7 +423,7 @@ _MAINS: dict[str, Command] = {
     "quickstart": _in("bench.quickstart"),
     "fit": _fit,
     "sweep": _in("bench.sweeps.cli"),
-    "compare": _in("bench.compare"),
+    "compare": _in("bench.comparison"),
     "race": _in("bench.race"),
     **{name: _in(f"bench.tuning.cli.{name}") for name in ("tune", "suite", "studies", "worker")},
     **{name: _in("bench.boards.cli", name) for name in ("leaderboard", "report", "plot")},

@@ -8,6 +8,7 @@ from bench.plugins import naming
 from bench.store.record import CAP_BINDS, RESUMABLE, RunResult
 from bench.store.store import Store
 from bench.text import clean
+from optimizers.plugins import bare
 
 
 def result_json(result: RunResult, store: Path) -> dict[str, Any]:
@@ -29,7 +30,7 @@ def result_json(result: RunResult, store: Path) -> dict[str, Any]:
 
 def result_lines(result: RunResult, store: Path) -> list[str]:
     """The result in one line, and one more for each thing that a reader must know."""
-    parts = [f"{result.task} {result.config['opt']}: {result.status}"]
+    parts = [f"{result.task} {bare(result.config['opt'])}: {result.status}"]
     if result.final is not None:
         parts.append(f"{result.split} {result.metric} {result.final:.4g}")
         others = {split: found for split, found in result.metrics.get("final", {}).items() if isinstance(found, dict)}

@@ -36,7 +36,9 @@ from bench.store.record import RunResult, now
 from bench.store.store import Store
 from bench.training_plan import make_plan, val_every
 from bench.tuned import TunedBy
+from optimizers.plugins import bare
 from tasks.core.data import TaskData
+from tasks.core.extras import not_installed
 from tasks.core.files import DataError
 from tasks.core.seeding import derive_seed
 from tasks.core.sharding import ShardedStrategy
@@ -104,7 +106,7 @@ def _run(
     awaited: AwaitedMachines | None = None
     recorder: Recorder | None = None
     try:
-        label = f"{config.task} {config.opt}"
+        label = f"{bare(config.task)} {bare(config.opt)}"
         epoch = task.data.sizes["train"] // training.batch_size
         epoch = epoch if epoch > 1 else None
         bar = progress(training.total_steps, label) if callable(progress) else None
@@ -346,9 +348,7 @@ def _loggers(config: RunConfig) -> list[Any]:
     try:
         logger = make[config.logger]()
     except ImportError:
-        raise UserError(
-            f"--logger {config.logger}: the package {config.logger} is not installed; pip install {config.logger}"
-        ) from None
+        raise UserError(f"--logger {config.logger}: {not_installed(config.logger, config.logger)}") from None
     return [logger]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import bench.compare
+import bench.comparison
 import bench.sweeps.sensitivity
 from bench.store.store import Store
 from bench.store.stores import Stores
@@ -71,7 +71,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench.compare, "_check", lambda *args: None)
+    monkeypatch.setattr(bench.comparison, "_check", lambda *args, **more: None)
 
 
 def test_from_a_file_to_a_verdict_and_again_without_training(cli, store: Path, unchecked: None) -> None:

@@ -290,7 +290,7 @@ FAULTS: dict[str, tuple[Callable[[Path], Any], str]] = {
                  " or name the folder that has it with --data DIR or BENCH_DATA")),
     "no table": (lambda root: (root / "wikitext103" / "test.parquet").unlink(),
                  ("missing data: test.parquet expected in .*wikitext103, with the column text;"
-                  r" fetching from the Hub failed \(the package datasets is not installed\)")),
+                  r" fetching from the Hub failed \(the package datasets is not installed: .*\)")),
     "not UTF-8": (lambda root: (root / "tiny_shakespeare" / "input.txt").write_bytes(b"abc\xff" * 50),
                   "input.txt is not a text in UTF-8"),
     "empty text": (lambda root: write_text(root / "tiny_shakespeare" / "input.txt", ""),

@@ -95,7 +95,9 @@ def test_missing_package(logger: str, flags: list[str], tmp_path: Path, monkeypa
     with pytest.raises(UserError) as error:
         _loggers(config)
     assert error.value.exit_code == 2
-    assert str(error.value) == f"--logger {logger}: the package {logger} is not installed; pip install {logger}"
+    assert str(error.value) == (
+        f"--logger {logger}: the package {logger} is not installed: pip install 'attention-optimizer-bench[{logger}]'"
+    )
 
 
 class Failing:

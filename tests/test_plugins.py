@@ -7,6 +7,7 @@ import shlex
 import site
 import subprocess
 import sys
+import tomllib
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 from types import SimpleNamespace
@@ -410,6 +411,37 @@ def test_the_tests_of_a_new_package_pass(installed: Path, name: str) -> None:
         cwd=installed / name, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False,
     )  # fmt: skip
     assert answer.returncode == 0, answer.stdout
+
+
+@pytest.mark.parametrize("kind", ["optimizer", "task"])
+def test_a_new_package_names_nothing_that_an_index_does_not_have(cli, here: Path, kind: str) -> None:
+    assert cli("new", kind, "my_own").code == 0
+    project = tomllib.loads((here / "my_own/pyproject.toml").read_text("utf-8"))
+    assert project["project"]["dependencies"] == ["torch"]
+    assert project["build-system"]["requires"] == ["hatchling"]
+    for path in (here / "my_own").rglob("*.*"):
+        assert "attention-optimizer-bench" not in path.read_text("utf-8")
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("name", ["my_opt", "my_task"])
+def test_the_commands_of_a_new_packages_readme_work_as_they_stand(installed: Path, name: str) -> None:
+    folder = installed / name
+    [block] = re.findall(r"^```sh\n(.*?)^```", (folder / "README.md").read_text("utf-8"), re.DOTALL | re.MULTILINE)
+    python, said = installed / "env/bin/python", dict[str, str]()
+    for command in block.splitlines():
+        program, *words = shlex.split(command, comments=True)
+        if program == "uv":  # what the package depends on is there, but not as an installer sees it
+            assert words == ["pip", "install", "-e", "."]
+            subprocess.run(["uv", *words, "-q", "--no-deps", "--python", python], cwd=folder, check=True)
+        elif program == "pytest":
+            subprocess.run([python, "-m", "pytest", "-q", "-p", "no:cacheprovider"], cwd=folder, check=True)
+        else:
+            assert program == "bench"
+            said[" ".join(words)] = bench(installed, *words, cwd=folder)
+    assert len(said) >= 3
+    if name == "my_opt":
+        assert re.search(r"my_opt +tuned .* 5 ", said["leaderboard --task synthetic"])
 
 
 @pytest.mark.parametrize(

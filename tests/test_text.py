@@ -593,7 +593,7 @@ def test_damaged_and_missing_files_are_named(root: Path, tmp_path: Path, monkeyp
         DataError,
         match="missing data: train.parquet, validation_matched.parquet,"
         " validation_mismatched.parquet expected in .*mnli, with the columns premise, hypothesis, label;"
-        r" .*\(the package datasets is not installed\); .*--data DIR or BENCH_DATA",
+        r" .*\(the package datasets is not installed: .*\); .*--data DIR or BENCH_DATA",
     ):
         MNLIData(tmp_path / "nowhere", **SMALL)
 

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from math import nan
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from bench.results.draw import write_pictures
 from bench.store.record import RunResult
 from bench.store.store import Store
 from bench.store.tables import TABLES, write_parquet
+from tasks.core.extras import not_installed
 
 
 @dataclass(frozen=True)
@@ -170,6 +172,8 @@ def reproduce(
         asked = ask(name, places, version)
         experiment, todo = asked.experiment, asked.jobs
         wanted = [job.config for job in asked.all_jobs]
+        if any(job.config.task_spec.family == "theory" for job in asked.all_jobs) and not find_spec("clarabel"):
+            raise UserError(f"{name}: {not_installed('clarabel', 'papers')}")  # before anything is trained
         if left := missing(wanted):
             waiting = list(left.values())
             on_device(waiting[0])

@@ -215,11 +215,17 @@ def tex(boards: Sequence[Board]) -> str:
 
 def html_tables(boards: Sequence[Board]) -> str:
     """As an HTML page of plain tables; `bench report` makes one with plots."""
+    parts = ['<!doctype html><html lang="en"><meta charset="utf-8"><title>Leaderboard</title>']
+    return "\n".join([*parts, html_fragment(boards), "</html>", ""])
+
+
+def html_fragment(boards: Sequence[Board]) -> str:
+    """Plain tables for a page that is there already, such as a notebook."""
 
     def said(words: str) -> str:
         return html.escape(clean(words))
 
-    parts = ['<!doctype html><html lang="en"><meta charset="utf-8"><title>Leaderboard</title>']
+    parts: list[str] = []
     for board in boards:
         parts.append(f"<h2>{said(board.title)}</h2>")
         for table in map(_telling, board.tables):
@@ -233,7 +239,7 @@ def html_tables(boards: Sequence[Board]) -> str:
             )
             parts.append("<ul>" + "".join(f"<li>{said(note)}</li>" for note in table.notes) + "</ul>")
         parts.append("".join(f"<p>{said(note)}</p>" for note in board.notes))
-    return "\n".join([*parts, "</html>", ""])
+    return "\n".join(parts)
 
 
 # -- for programs -----------------------------------------------------------------------------------------------------

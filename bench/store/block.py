@@ -27,7 +27,9 @@ from bench.store.tables import TABLES, Columns, has_ends, last_step, read_parque
 
 STUDIES, CHECKS, PLANS = "studies", "checks", "plans"
 """The folders of a store with records that are no runs (`bench.store.reports`)."""
-FOLDERS = (STUDIES, CHECKS, PLANS)
+SOURCES = "sources"
+"""The folder with the sources of classes that were passed to the Python API. No reader imports them."""
+FOLDERS = (STUDIES, CHECKS, PLANS, SOURCES)
 PREFIX = "block-"
 DONE, REPLACED = "done", "replaced"
 RUNS, CHECKPOINT, TRACEBACK = "runs.jsonl", "last.ckpt", "traceback.txt"

@@ -12,8 +12,8 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
-from bench.config import RunConfig
-from bench.errors import UserError
+from bench.config import RunConfig, on_device
+from bench.errors import RunFailed, UserError
 from bench.store import attempt
 from bench.store.block import (
     CHECKPOINT,
@@ -219,6 +219,24 @@ class Store:
         # Looking through thousands of names for each of as many runs would take seconds.
         settled = time.time_ns() - now.st_mtime_ns > _SETTLED
         return (_settled_wide if settled else _wide)(self.folder, now.st_ino, now.st_mtime_ns)
+
+
+def stored_result(config: RunConfig) -> RunResult | None:
+    """The finished run of this configuration, found without importing what trains; None if it is not there.
+
+    Raises:
+        UserError: what stands there is of other settings, or the device is not there.
+        RunFailed: its tables are damaged.
+    """
+    store = Store(config.store)
+    result = store.result_of(on_device(config))
+    block = store.find(result.run_id) if result is not None else None
+    try:
+        if block is not None:
+            block.check_ends()
+    except Damaged as error:
+        raise RunFailed(f"run {config.run_id} is stored, but damaged: {error}; --rerun trains it again") from None
+    return result
 
 
 def tables_of(block: Block, run_id: str) -> dict[str, dict[str, Any]]:

@@ -37,10 +37,11 @@ from bench.results.selection import (
     seed_median,
     selected,
 )
-from bench.results.table import Column, Table
+from bench.results.table import Board, Column, Table
 from bench.store.record import CAP_BINDS, FINISHED, RunResult
 from bench.sweeps.sensitivity_plot import describe
 from bench.text import clean, plain
+from optimizers.plugins import bare
 
 
 @dataclass(frozen=True)
@@ -178,9 +179,14 @@ def analyse(results: Sequence[RunResult], varied: Sequence[str], mode: Mode) -> 
             unscored.setdefault(key, {})[at] = result.status
     curves = []
     least = equal_below((chosen_by.of(run) for of in groups.values() for own in of.values() for run in own), metric)
+    short = {key[0]: bare(key[0]) for key in groups}
+    apart = len({*short.values()}) == len(short)  # files of one name may lie in two folders
     for key, ends in groups.items():
         found = [_point(at, Group.of(ends[at]), final, chosen_by) for at in (sorted(ends) if numeric else ends)]
-        words = [key[0], *(f"{name.partition('.')[2] or name} {_text(value)}" for name, value in key[1:])]
+        words = [
+            short[key[0]] if apart else key[0],
+            *(f"{name.partition('.')[2] or name} {_text(value)}" for name, value in key[1:]),
+        ]
         curve = _curve(", ".join(words), axes[key[0]].x, found, mode, numeric, least)
         left = {at: status for at, status in unscored.get(key, {}).items() if at not in ends}
         curves.append(replace(curve, unscored=left, opt=key[0]))
@@ -263,6 +269,13 @@ def lines(sweep: Sensitivity) -> list[str]:
     for curve in sweep.curves:
         text += [clean(curve.name), *shown(_table(sweep, curve)), *_summary(sweep, curve), ""]
     return [*text, *_notes(sweep)]
+
+
+def board(sweep: Sensitivity) -> Board:
+    """The tables of all curves, with what is to be said of each."""
+    tables = [replace(_table(sweep, curve), title=curve.name, notes=_summary(sweep, curve)) for curve in sweep.curves]
+    notes = [note.removeprefix("note: ") for note in _notes(sweep)]
+    return Board("sweep", f"{sweep.metric} against {sweep.x}", tables, notes)
 
 
 def _table(sweep: Sensitivity, curve: Curve) -> Table:

@@ -21,6 +21,7 @@ from bench.store.record import is_file_name
 from bench.tuning.rows import Rows
 from bench.tuning.study import DIRECTIONS, FRESH, Stuck, Study, disk_full
 from bench.tuning.trials import Request, StudySpec, check_name
+from tasks.core.extras import not_installed
 
 HEARTBEAT_SECONDS = 15
 """Seconds between signs of life of a trial's worker; after four times as long its trial is tried again. Ours."""
@@ -288,9 +289,9 @@ class Studies:
         try:
             yield
         except ModuleNotFoundError as error:
-            mend = "write postgresql+psycopg://..."
             if error.name == "psycopg":
-                mend = 'pip install "attention-optimizer-bench[postgresql]"'
+                raise UserError(f"{self.asked}: {not_installed('psycopg', 'postgresql')}") from None
+            mend = "write postgresql+psycopg://..."
             raise UserError(f"{self.asked}: the package {error.name} is not installed; {mend}") from None
         except sqlalchemy.exc.NoSuchModuleError:
             raise UserError(f"{self.asked}: unknown driver; write {_EXAMPLES}") from None

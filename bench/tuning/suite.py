@@ -1,6 +1,7 @@
 """Suites: tasks x optimizers, tuned at equal budgets and run on fresh seeds, as one plan that can be resumed."""
 
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -269,7 +270,7 @@ def plan_lines(steps: Sequence[Step], workers: int) -> list[str]:
 
 
 def carry_out(
-    suite: Suite, studies: Studies, places: Mapping[str, Any], workers: Workers, say: Callable[[str], None]
+    suite: Suite, studies: Studies, places: Mapping[str, Any], workers: Workers, *, progress: bool = True
 ) -> list[Study] | None:
     """Tune, top up to equal budgets, and run the winners; None if a signal asked to stop.
 
@@ -278,7 +279,7 @@ def carry_out(
         studies: where its studies are.
         places: where data and store are.
         workers: who trains.
-        say: shows a line.
+        progress: whether to say how far it is, on standard error.
 
     Raises:
         UserError: something cannot be made; what was made is stored.
@@ -294,27 +295,34 @@ def carry_out(
         totals = [suite.tune.total * study.spec.design.can_grow for study, _ in own]
         while True:
             for (study, request), total in zip(own, totals, strict=True):
-                if not _work(study, request.model_copy(update={"total": total}), workers, say):
+                if not _work(study, request.model_copy(update={"total": total}), workers, progress=progress):
                     return None
             found = [study_result(study) for study, _ in own]
             most = max(len(each.scored) + len(each.refined) for each in found)
             totals = [most - len(each.refined) for each in found]
             if all(total <= len(each.scored) for total, each in zip(totals, found, strict=True)):
                 break
-            say(f"{task}: a grid has grown, so all get {most} trials")
+            _say(f"{task}: a grid has grown, so all get {most} trials", progress)
         for (study, request), total in zip(own, totals, strict=True):
-            if not _work(study, request.model_copy(update={"total": total, "report": True}), workers, say):
+            if not _work(
+                study, request.model_copy(update={"total": total, "report": True}), workers, progress=progress
+            ):
                 return None
     return all_studies
 
 
-def _work(study: Study, request: Request, workers: Workers, say: Callable[[str], None]) -> bool:
+def _work(study: Study, request: Request, workers: Workers, *, progress: bool) -> bool:
     study.ask(request)
     if study.finished():
         return True
     what = "fresh seeds of the winner" if request.report else "tuning"
-    say(f"{study.spec.task} {study.spec.opt}: {what} (study {study.name})")
-    return workers.work(study, TuningProgress(f"study {study.name}", study.spec.metric))
+    _say(f"{study.spec.task} {study.spec.opt}: {what} (study {study.name})", progress)
+    return workers.work(study, TuningProgress(f"study {study.name}", study.spec.metric, enabled=progress))
+
+
+def _say(line: str, progress: bool) -> None:
+    if progress:
+        print(line, file=sys.stderr, flush=True)
 
 
 def result_lines(found: Sequence[StudyResult]) -> list[str]:

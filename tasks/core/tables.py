@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from tasks.core.extras import not_installed
 from tasks.core.files import DataError, refuse_if_reading
 
 
@@ -58,7 +59,7 @@ def _fetch(hub: Hub | None, split: str, path: Path) -> None:
     try:
         load_dataset = importlib.import_module("datasets").load_dataset
     except ImportError:
-        raise LookupError("the package datasets is not installed") from None
+        raise LookupError(not_installed("datasets", "hub")) from None
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
 
     get_hf_file_metadata(hf_hub_url(hub.name, "README.md", repo_type="dataset"), timeout=10)  # as for the tokenizer

@@ -2,17 +2,16 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, NamedTuple, TypeVar
 
-import clarabel
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from scipy import linalg, sparse
 from torch import Tensor
 
-# A compiled module, whose names a type checker cannot see.
-_clarabel: Any = clarabel
+from tasks.core.extras import not_installed
 
 # Greatest violation and relative duality gap of an answer that is handed out.
 ACCURACY = 1e-8
@@ -27,7 +26,9 @@ _RANK = 1e-13
 MOST_CONSTRAINTS = 3000
 # Most rounds of the active set. Two are usual; more only where constraints are active with weight 0.
 _ROUNDS = 20
-_INFEASIBLE = (_clarabel.SolverStatus.DualInfeasible, _clarabel.SolverStatus.AlmostDualInfeasible)
+_INFEASIBLE = ("DualInfeasible", "AlmostDualInfeasible")
+NO_SOLVER = not_installed("clarabel", "papers")
+"""Why max-margin problems are not solved where the solver is not there."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,7 @@ def solve(gram: ArrayLike) -> MaxMargin | None:
         ArithmeticError: neither a certificate nor an answer within `ACCURACY` was found. That is so for margins
             below about 1e-4 of the constraints' norms, which the rounding of K drowns, and sooner where these norms
             spread over several powers of ten.
+        ImportError: clarabel is not installed.
     """
     K = np.asarray(gram, dtype=np.float64)
     if K.ndim != 2 or K.shape[0] != K.shape[1] or not len(K):
@@ -99,7 +101,7 @@ def solve(gram: ArrayLike) -> MaxMargin | None:
     G = (K + K.T) / 2 / lengths[:, None] / lengths
     b = shortest / lengths
     start, active, status = _interior_point(G, b)
-    if status in _INFEASIBLE and _least_margin(G, start, active) <= NO_MARGIN:
+    if str(status) in _INFEASIBLE and _least_margin(G, start, active) <= NO_MARGIN:
         return None
     scaled = _polish(G, b, start, active)
     norm2, violation, gap = _quality(G, b, scaled)
@@ -123,18 +125,19 @@ def _interior_point(G: NDArray, b: NDArray | None = None) -> tuple[NDArray, NDAr
     The program is min 1/2 a^T G a - b^T a over a >= 0, whose weights are a ray of descent where it is unbounded;
     without b it is min 1/2 a^T G a over a >= 0 of sum 1.
     """
-    settings = _clarabel.DefaultSettings()
+    clarabel: Any = import_module("clarabel")  # compiled: a type checker cannot see its names
+    settings = clarabel.DefaultSettings()
     settings.verbose = False
     settings.max_threads = 1
     for name in ("tol_gap_abs", "tol_gap_rel", "tol_feas", "tol_infeas_abs", "tol_infeas_rel"):
         setattr(settings, name, _TOLERANCE)
     m = len(G)
     upper = sparse.triu(sparse.csc_matrix(G), format="csc")
-    rows, right, cones = -sparse.identity(m, format="csc"), np.zeros(m), [_clarabel.NonnegativeConeT(m)]
+    rows, right, cones = -sparse.identity(m, format="csc"), np.zeros(m), [clarabel.NonnegativeConeT(m)]
     if b is None:
         rows = sparse.vstack([np.ones((1, m)), rows], format="csc")
-        right, cones = np.append(1.0, right), [_clarabel.ZeroConeT(1), *cones]
-    found = _clarabel.DefaultSolver(upper, np.zeros(m) if b is None else -b, rows, right, cones, settings).solve()
+        right, cones = np.append(1.0, right), [clarabel.ZeroConeT(1), *cones]
+    found = clarabel.DefaultSolver(upper, np.zeros(m) if b is None else -b, rows, right, cones, settings).solve()
     weights, slack = (np.nan_to_num(v[-m:], posinf=0, neginf=0) for v in (found.x, found.z))
     return np.maximum(weights, 0), weights > slack, found.status
 
@@ -263,6 +266,10 @@ def or_reason(constraints: int, solve: Callable[[], Solved | None]) -> Solved | 
     """What a max-margin problem of so many constraints gives, or in words why it gives nothing."""
     if constraints > MOST_CONSTRAINTS:
         return f"not solved: {constraints} constraints are more than {MOST_CONSTRAINTS}"
+    try:
+        import_module("clarabel")
+    except ImportError:
+        return f"not solved: {NO_SOLVER}"
     try:
         return solve() or "infeasible: no direction meets all constraints"
     except ArithmeticError as error:

@@ -111,7 +111,7 @@ def show_plan(args: Args, parts: "Sequence[Suite]", places: Mapping[str, Path], 
 
 def train(
     args: Args, parts: "Sequence[Suite]", studies: "Studies", places: Mapping[str, Path], cut: Sequence["Slot"],
-    shared_by: int,
+    shared_by: int, *, progress: bool = True,
 ) -> "list[Study] | None":  # fmt: skip
     """Carry a suite out with workers of this machine; None if a signal asked to stop.
 
@@ -122,6 +122,7 @@ def train(
         places: where data and store are.
         cut: what each worker has.
         shared_by: workers that share the trials, on all machines.
+        progress: whether to say how far it is.
 
     Raises:
         UserError: something cannot be made; what was made is stored.
@@ -130,14 +131,11 @@ def train(
     from bench.tuning import suite
     from bench.tuning.workers import Workers
 
-    def say(line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
-
     named = naming(*(spec.names for part in parts for spec in part.specs(places)))
     every: list[Study] = []
     with Workers(studies, cut, places, Effort.of(args), named, shared_by) as workers:
         for part in parts:
-            done = suite.carry_out(part, studies, places, workers, say)
+            done = suite.carry_out(part, studies, places, workers, progress=progress)
             if done is None:
                 return None
             every += done

@@ -44,7 +44,7 @@ def main(words: list[str]) -> int:
     made_elsewhere(args)
     places = {"data": args.data, "store": args.store}
     settings = (settings_in(args.config) if args.config else {}) | args.of_runs
-    asked = _of_study(args, settings, words) if args.resume else _of_words(args, settings, places)
+    asked = _of_study(args, settings, words) if args.resume else of_words(args, settings, places)
     study, spec, name, request, out = asked
     effort = Effort(request.engine or "auto", args.width, args.memory)
     if args.slurm and args.budget and args.budget.seconds:
@@ -163,7 +163,7 @@ def trials_of(args: Args, seeds: int, fresh: int, studies: int = 1) -> int | Non
     return (runs // studies - fresh) // seeds
 
 
-class _Asked(NamedTuple):
+class Asked(NamedTuple):
     """What a command asks for, and the study that it names, if it goes on with one."""
 
     study: "Study | None"
@@ -173,7 +173,7 @@ class _Asked(NamedTuple):
     out: Path
 
 
-def _of_study(args: Args, settings: dict[str, Any], words: list[str]) -> _Asked:
+def _of_study(args: Args, settings: dict[str, Any], words: list[str]) -> Asked:
     """As the study was asked for, but for what is given."""
     from bench.tuning.tune import make_request
 
@@ -194,7 +194,7 @@ def _of_study(args: Args, settings: dict[str, Any], words: list[str]) -> _Asked:
         retries=before.retries if args.retries is None else args.retries, report=before.report, out=args.out,
         engine=args.engine or before.engine, seeds=len(study.spec.seeds),
     )  # fmt: skip
-    return _Asked(study, study.spec, study.name, request, args.out or _remembered(before.out))
+    return Asked(study, study.spec, study.name, request, args.out or _remembered(before.out))
 
 
 def _remembered(out: str | None) -> Path:
@@ -209,7 +209,7 @@ def _remembered(out: str | None) -> Path:
     return path
 
 
-def _of_words(args: Args, settings: dict[str, Any], places: dict[str, Path]) -> _Asked:
+def of_words(args: Args, settings: dict[str, Any], places: dict[str, Path]) -> Asked:
     """A new study, or one that this command has begun before."""
     from bench.tuning.trials import check_name
     from bench.tuning.tune import make_request, make_spec, reporting_seeds, tuning_seeds
@@ -227,7 +227,7 @@ def _of_words(args: Args, settings: dict[str, Any], places: dict[str, Path]) -> 
         spec.design, trials, tpe=tpe, retries=retries, report=report, out=args.out,
         engine=args.engine or "auto", seeds=len(spec.seeds),
     )  # fmt: skip
-    return _Asked(None, spec, name, request, args.out or Path("tuned"))
+    return Asked(None, spec, name, request, args.out or Path("tuned"))
 
 
 def _slurm(study: "Study", text: str, args: Args) -> int:

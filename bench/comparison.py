@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from bench.errors import RunFailed, UserError
 from bench.grammar.commands import parse
@@ -22,9 +22,11 @@ from optimizers.plugins import bare, slug
 if TYPE_CHECKING:
     from bench.boards.collect import Collected
     from bench.config import RunConfig
+    from bench.execute.slots import Slot
+    from bench.results.chart import Chart
+    from bench.results.table import Board
     from bench.store.reports import StudyRecord
     from bench.tuning.design import Sampler
-    from bench.tuning.studies import Studies
     from bench.tuning.study_result import StudyResult
     from bench.tuning.suite import Settings, Suite
     from bench.tuning.trials import StudySpec
@@ -40,11 +42,57 @@ def main(words: list[str]) -> int:
     command = shlex.join(["bench", "compare", *words])
     args = parse("compare", words)
     with doing("importing optuna"):
-        from bench.checks import check_early
-        from bench.execute.slots import slots
-        from bench.tuning.cli.shared import open_studies, without_storage
-        from bench.tuning.cli.suite import STOPPED, show_plan, train
+        from bench.tuning.cli.shared import without_storage
+        from bench.tuning.cli.suite import STOPPED
         from bench.tuning.cli.tune import deadline
+
+    asked = ask(args)
+    if args.dry_run:
+        from bench.tuning.cli.suite import show_plan
+
+        return show_plan(args, [asked.suite], asked.places, asked.cut)
+    out = args.out or Path("compared", slug(asked.specs[0].task), "-".join(map(slug, asked.opts))[:80])
+    check_output(out)
+    with deadline(args.budget and args.budget.seconds) as spent:
+        done = False
+        done = carry_out(asked, args)
+    if not done and not spent():
+        note(STOPPED)
+        return 130
+    if not done:
+        note(f"the budget of {args.budget.text} is spent, and this is the result so far; the same command goes on")
+    command = shlex.join(["bench", "compare", *without_storage(words)])
+    return _show(found_by(asked, args), args, asked.reference, out, command)
+
+
+class Asked(NamedTuple):
+    """What is compared.
+
+    Attributes:
+        suite: that tunes all.
+        opts: the optimizers in question.
+        reference: that they are compared with.
+        specs: the studies of the suite.
+        places: where data and store are.
+        cut: what each worker has.
+    """
+
+    suite: "Suite"
+    opts: list[str]
+    reference: str
+    specs: "list[StudySpec]"
+    places: Mapping[str, Path]
+    cut: "list[Slot]"
+
+
+def ask(args: Args) -> Asked:
+    """What the words of `bench compare` ask for.
+
+    Raises:
+        UserError: a name or a setting is unknown or illegal, there is nothing to compare with, or it cannot be trained.
+    """
+    from bench.checks import check_early
+    from bench.execute.slots import slots
 
     places = {"data": args.data, "store": args.store}
     suite, opts, reference = _asked(args, places)
@@ -52,24 +100,28 @@ def main(words: list[str]) -> int:
     typical = [spec.typical(places) for spec in specs]
     for config in typical:
         check_early(config)
-    cut = min((slots(args.workers, config) for config in typical), key=len)
-    if args.dry_run:
-        return show_plan(args, [suite], places, cut)
-    out = args.out or Path("compared", slug(specs[0].task), "-".join(map(slug, opts))[:80])
-    check_output(out)
-    done = None
-    with deadline(args.budget and args.budget.seconds) as spent:
-        _check([spec for spec in specs if spec.opt in opts], args)
-        note(suite.title)
-        studies = open_studies(args)
-        done = train(args, [suite], studies, places, cut, len(cut))
-    if done is None and not spent():
-        note(STOPPED)
-        return 130
-    if done is None:
-        note(f"the budget of {args.budget.text} is spent, and this is the result so far; the same command goes on")
-    command = shlex.join(["bench", "compare", *without_storage(words)])
-    return _show(_found(specs, open_studies(args)), args, reference, out, command)
+    return Asked(suite, opts, reference, specs, places, min((slots(args.workers, c) for c in typical), key=len))
+
+
+def carry_out(asked: Asked, args: Args, *, progress: bool = True) -> bool:
+    """Check the optimizers in question, then tune all and run the winners; False if a signal asked to stop.
+
+    Args:
+        asked: what is compared.
+        args: how (`anyway`, `storage`, `workers`, `engine`, `memory`, `width`).
+        progress: whether to say how far it is.
+
+    Raises:
+        UserError: something cannot be made; what was made is stored.
+        RunFailed: a check failed whose failure changes results.
+    """
+    from bench.tuning.cli.shared import open_studies
+    from bench.tuning.cli.suite import train
+
+    _check([spec for spec in asked.specs if spec.opt in asked.opts], args, progress=progress)
+    note(asked.suite.title if progress else None)
+    cut = asked.cut
+    return train(args, [asked.suite], open_studies(args), asked.places, cut, len(cut), progress=progress) is not None
 
 
 def _asked(args: Args, places: Mapping[str, Path]) -> "tuple[Suite, list[str], str]":
@@ -175,7 +227,7 @@ def _shipped(config: "RunConfig", args: Args) -> "StudyRecord | None":
     return max(same, key=lambda study: study.weight, default=None)
 
 
-def _check(specs: "Sequence[StudySpec]", args: Args) -> None:
+def _check(specs: "Sequence[StudySpec]", args: Args, *, progress: bool) -> None:
     """Check optimizers as `bench check` does.
 
     Raises:
@@ -191,7 +243,7 @@ def _check(specs: "Sequence[StudySpec]", args: Args) -> None:
         reports = run(examinations)
     for report, own in zip(reports, given, strict=True):
         write_verdict(args.store, report)
-        note(f"{report.name}: {report.headline()}")
+        note(f"{report.name}: {report.headline()}" if progress else None)
         wrong = [name for name in report.failed
                  if name == "builds" or report.catalogue[name].severity == "results"]  # fmt: skip
         if wrong:
@@ -204,39 +256,71 @@ def _check(specs: "Sequence[StudySpec]", args: Args) -> None:
             remark("warning", why)
 
 
-def _found(specs: "Sequence[StudySpec]", studies: "Studies") -> "list[StudyResult]":
+def found_by(asked: Asked, args: Args) -> "list[StudyResult]":
+    """What the studies have found so far; their records are left in the store."""
+    from bench.tuning import tuned
+    from bench.tuning.cli.shared import open_studies
     from bench.tuning.study_result import study_result
 
+    studies = open_studies(args)
     there = studies.names()
-    return [study_result(studies.open(spec.name)) for spec in specs if spec.name in there]
+    found = [study_result(studies.open(spec.name)) for spec in asked.specs if spec.name in there]
+    for each in found:
+        tuned.remember(each, args.store)
+    return found
 
 
-def _show(found: "Sequence[StudyResult]", args: Args, reference: str, out: Path, command: str) -> int:
-    """Print what was found, and write it."""
+class Ranking(NamedTuple):
+    """What came of a comparison.
+
+    Attributes:
+        boards: the board `quality`; none while no winner has run on fresh seeds.
+        said: verdicts in sentences, and how many seeds would tell what is open.
+        forest: effects and intervals; None while there is no board.
+    """
+
+    boards: "list[Board]"
+    said: list[str]
+    forest: "Chart | None"
+
+
+def ranking(found: "Sequence[StudyResult]", args: Args, reference: str) -> Ranking:
+    """The ranked table of what these studies have found.
+
+    Args:
+        found: by the studies.
+        args: with `store` and `against`.
+        reference: that the others are compared with.
+    """
     from bench.boards import Asked
     from bench.boards.forest import forest
     from bench.boards.headline import headlines
     from bench.boards.quality import quality
+
+    ranked = _ranked(found, args, reference)
+    if ranked is None:
+        return Ranking([], [], None)
+    said = [text for _, text in headlines(ranked, reference)] + _advice(ranked, reference)
+    return Ranking([quality(ranked, reference)], said, forest(Asked(ranked, {}.__getitem__, reference)))
+
+
+def _show(found: "Sequence[StudyResult]", args: Args, reference: str, out: Path, command: str) -> int:
+    """Print what was found, and write it."""
     from bench.results.draw import picture
     from bench.results.render import as_json, markdown, written
-    from bench.tuning import suite, tuned
+    from bench.tuning import suite
     from bench.tuning.cli.shared import warn_of as warn_of_study
     from bench.tuning.study_result import missing_runs
     from bench.tuning.summary import as_json as study_json
 
     for each in found:
-        tuned.remember(each, args.store)
         note(missing_runs(each, args.store))
     suite.write(out / "tuned", found, command)
-    ranked = _ranked(found, args, reference)
-    boards, said = [], list[str]()
-    if ranked is not None:
-        asked = Asked(ranked, {}.__getitem__, reference)
-        boards = [quality(ranked, reference)]
-        said = [text for _, text in headlines(ranked, reference)] + _advice(ranked, reference)
+    boards, said, chart = ranking(found, args, reference)
+    if boards:
         write(out / "quality.md", markdown(boards) + "".join(f"\n{line}\n" for line in said))
-        chart = forest(asked)
-        for ending in (".png", ".pdf") if chart.panels[0].traces else ():
+    if chart is not None and chart.panels[0].traces:
+        for ending in (".png", ".pdf"):
             write(out / f"forest{ending}", picture(chart.shown, ending))
     if args.json:
         studies = [study_json(each) for each in found]

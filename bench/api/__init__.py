@@ -1,0 +1,505 @@
+"""The Python API: the functions that the commands call, with Python values in place of words.
+
+Settings have the names and the meaning that they have on the command line. Errors are `bench.UserError`, with the same
+messages. What is stored is not trained again, so the same call goes on after an interruption. An interrupt saves the
+state and raises KeyboardInterrupt.
+"""
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from bench.api.figures import shown_figure
+from bench.api.results import Comparison, Study, Sweep, Table
+from bench.api.runs import Run, Runs
+from bench.api.source import name_of
+from bench.errors import UserError
+from bench.grammar.commands import parse
+from bench.grammar.parse import Args, check_settings, refuse_several
+from bench.grammar.values import place, read_memory, read_seeds
+from bench.progress import SweepProgress, hearing
+from optimizers.plugins import PluginError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from torch.optim import Optimizer
+
+    Opt = str | type[Optimizer]
+    Place = str | Path
+    Seeds = int | Sequence[int]
+    Settings = Mapping[str, Any]
+    Engine = Literal["auto", "lanes", "lightning"]
+
+__all__ = ["board", "compare", "fit", "load", "plot", "sweep", "tune"]
+
+
+def fit(
+    task: str, opt: "Opt", *, seed: int = 0, task_options: "Settings | None" = None, trainer: "Settings | None" = None,
+    settings: "Settings | None" = None, tuned: bool = False, data_seed: int | None = None,
+    precision: str | None = None, device: str | None = None, logger: str | None = None, data: "Place | None" = None,
+    store: "Place | None" = None, rerun: bool = False, progress: bool = True, **hyperparameters: Any,
+) -> Run:  # fmt: skip
+    """Train one task with one optimizer and store the run; or return it at once, if it is stored (`bench fit`).
+
+    Args:
+        task: a name as `bench list tasks` prints it, or `file.py:SPEC`.
+        opt: a name as `bench list optimizers` prints it, `file.py:Class`, or an optimizer class.
+        seed: decides problem instance, initialisation and dropout, in [0, 2^63).
+        task_options: options of the task by name (`bench show TASK` lists them).
+        trainer: budget, batch and schedule by name: `{"max_epochs": 2, "batch_size": 64}`.
+        settings: further settings in dotted form: `{"opt.matrix.lr": 0.01}`; they win over the other arguments.
+        tuned: take the tuned hyperparameters of this task and optimizer where nothing else names them.
+        data_seed: decides the order of the samples; the seed by default.
+        precision: `32-true`, `bf16-mixed`, `16-mixed` or `64-true`; the task's by default.
+        device: `cpu`, `cuda`, `mps` or `auto`.
+        logger: also log to `tensorboard`, `csv`, `wandb` or `mlflow` (extras).
+        data: folder of the data sets; $BENCH_DATA by default, else `./data`.
+        store: folder that keeps the run; $BENCH_STORE by default, else `./runs`.
+        rerun: train again although the run is stored.
+        progress: show how far the run is, on standard error.
+        hyperparameters: of the optimizer: `lr=0.1`; `matrix={"lr": 0.01}` for the parameters of one role.
+
+    Raises:
+        UserError: a name is unknown, a value illegal, data are missing, or the class has no source.
+        RunFailed: the run broke on the way; the store says so too.
+        KeyboardInterrupt: the run was interrupted; its state is saved, and the same call goes on.
+    """
+    with _session(progress):
+        where = _places(data, store)
+        words = _words(task, [opt], where["store"], task_options, trainer, settings, hyperparameters, seed=seed,
+                       data_seed=data_seed, precision=precision, device=device, logger=logger)  # fmt: skip
+        refuse_several(words)
+        check_settings(Args(of_runs=words))
+        from bench.config import resolve
+        from bench.settings import tuned_by
+        from bench.store.store import stored_result
+
+        config = resolve(words, tuned=tuned, fallback=where)
+        study = tuned_by(config) if tuned else None
+        if config.trainer.devices * config.trainer.num_nodes > 1:
+            raise UserError(
+                "trainer.devices and trainer.num_nodes: a run with several processes starts its command again in each"
+                " of them; use `bench fit` for it, and `bench.load` for its result"
+            )
+        result = None if rerun else stored_result(config)
+        if result is None:
+            from bench.checks import check_early, check_places
+
+            check_early(config)
+            check_places([config])
+            from bench.runner import run
+
+            result = run(config, rerun=rerun, progress=progress, tuned_by=study)
+        if result.status == "killed":
+            raise KeyboardInterrupt(f"run {result.run_id} was stopped and saved; the same call goes on")
+        return Run(result, config.store)
+
+
+def sweep(
+    task: str, opt: "Opt | Sequence[Opt]", *, seeds: "Seeds" = 8, task_options: "Settings | None" = None,
+    trainer: "Settings | None" = None, settings: "Settings | None" = None, tuned: bool = False,
+    data_seed: int | None = None, precision: str | None = None, device: str | None = None,
+    engine: "Engine" = "auto", workers: int | str | None = None, width: int | None = None,
+    memory: str | None = None, data: "Place | None" = None, store: "Place | None" = None, progress: bool = True,
+    **hyperparameters: Any,
+) -> Sweep:  # fmt: skip
+    """Train many settings and seeds, as one program where that is faster, and say how results depend on them.
+
+    As in `bench sweep`, an optimizer of which nothing varies gets a grid over its search range.
+
+    Args:
+        task: as for `fit`.
+        opt: one optimizer or several, each as for `fit`.
+        seeds: how many (8 is 0 to 7), or which.
+        task_options: as for `fit`; a list is several values.
+        trainer: likewise.
+        settings: likewise; `{"opt.adam.lr": [1e-3, 1e-2]}` is for adam alone.
+        tuned: fix the tuned hyperparameters where nothing else names them.
+        data_seed: as for `fit`.
+        precision: as for `fit`.
+        device: as for `fit`.
+        engine: `lanes` (many runs as one program), `lightning` (one after the other), or `auto`, what is faster.
+        workers: processes that share the runs, or `auto`; one for each GPU by default, and on a CPU this one.
+        width: lanes at once; measured by default.
+        memory: what lanes may take: a share of what is free (`80%`), or a size (`8G`).
+        data: as for `fit`.
+        store: as for `fit`.
+        progress: as for `fit`.
+        hyperparameters: values, lists of them, or ranges even in the logarithm: `lr="1e-3:1e1:16"`.
+
+    Raises:
+        UserError: as for `fit`.
+        RunFailed: runs broke; the others are stored.
+        KeyboardInterrupt: the sweep was interrupted; the same call goes on.
+    """
+    with _session(progress):
+        where = _places(data, store)
+        opts = [opt] if isinstance(opt, str | type) else list(opt)
+        words = _words(task, opts, where["store"], task_options, trainer, settings, hyperparameters,
+                       data_seed=data_seed, precision=precision, device=device)  # fmt: skip
+        from bench.execute import Effort
+        from bench.execute.blocks import check_all
+        from bench.execute.command import results_of
+        from bench.sweeps.grid import configurations
+        from bench.sweeps.sensitivity import analyse
+
+        configs, varied = configurations(words, read_seeds(_seeds("seeds", seeds)), where, tuned=tuned)
+        check_all(configs, early=True)
+        mode = configs[0].task_spec.mode
+        effort = Effort(engine, width, _memory(memory), None if workers is None else str(workers))
+        shown = SweepProgress(f"sweep {configs[0].task}", mode, enabled=progress)
+        results = results_of(configs, shown, effort, plan="sweep")
+        if results is None:
+            raise KeyboardInterrupt("the sweep was stopped; what is finished is stored, and the same call goes on")
+        return Sweep(Runs([Run(result, where["store"]) for result in results]), analyse(results, varied, mode))
+
+
+def tune(
+    task: str, opt: "Opt", *, trials: int | None = None, seeds: "Seeds" = 2, report_seeds: "Seeds" = 5,
+    sampler: Literal["grid", "qmc", "tpe"] | None = None, prune: bool = False, retries: int = 2,
+    task_options: "Settings | None" = None, trainer: "Settings | None" = None, settings: "Settings | None" = None,
+    data_seed: int | None = None, precision: str | None = None, device: str | None = None, name: str | None = None,
+    engine: "Engine | None" = None, workers: int | str = "auto", width: int | None = None, memory: str | None = None,
+    storage: str | None = None, data: "Place | None" = None, store: "Place | None" = None, progress: bool = True,
+    **hyperparameters: Any,
+) -> Study:  # fmt: skip
+    """Find an optimizer's hyperparameters on seeds of their own, then run the winner on fresh seeds (`bench tune`).
+
+    Nothing is written but the store; `Study.write` writes the settings for `tuned=True`.
+
+    Args:
+        task: as for `fit`.
+        opt: as for `fit`.
+        trials: settings that are tried; nine by default, around the middles of the ranges.
+        seeds: runs of a trial: how many (2 is 1000 and 1001), or which.
+        report_seeds: fresh seeds of the winner: how many (5 is 0 to 4), or which; 0 for none.
+        sampler: `grid` (default), `qmc` or `tpe`.
+        prune: stop trials that are worse than the median of the others.
+        retries: how often a trial that came to nothing is tried again.
+        task_options: as for `fit`.
+        trainer: as for `fit`.
+        settings: as for `fit`.
+        data_seed: as for `fit`.
+        precision: as for `fit`.
+        device: as for `fit`.
+        name: of the study; TASK-OPT-HASH by default.
+        engine: as for `sweep`.
+        workers: worker processes, or `auto`: one for each GPU, or each processor.
+        width: as for `sweep`.
+        memory: as for `sweep`.
+        storage: the studies' database; $BENCH_STORAGE by default, else `studies.db` in the store.
+        data: as for `fit`.
+        store: as for `fit`.
+        progress: as for `fit`.
+        hyperparameters: a single value fixes one; a range (`lr="1e-3:1e1"`) or a list is searched. What the optimizer
+            declares is searched too.
+
+    Raises:
+        UserError: as for `fit`, or there is nothing to search.
+        RunFailed: workers die as soon as they are started.
+        KeyboardInterrupt: the study was interrupted; the same call goes on.
+    """
+    with _session(progress):
+        where = _places(data, store)
+        words = _words(task, [opt], where["store"], task_options, trainer, settings, hyperparameters,
+                       data_seed=data_seed, precision=precision, device=device)  # fmt: skip
+        from bench.checks import check_early
+        from bench.execute import Effort
+        from bench.execute.slots import slots
+        from bench.tuning import tuned
+        from bench.tuning.cli.shared import open_studies
+        from bench.tuning.cli.tune import of_words
+        from bench.tuning.progress import TuningProgress
+        from bench.tuning.study_result import study_result
+        from bench.tuning.tune import work
+
+        args = _args(
+            "tune", words, where, trials=trials, seeds=_seeds("seeds", seeds), prune=prune, retries=retries, name=name,
+            report_seeds=_seeds("report_seeds", report_seeds), sampler=sampler, engine=engine, workers=str(workers),
+            storage=storage,
+        )  # fmt: skip
+        asked = of_words(args, words, where)
+        typical = asked.spec.typical(where)
+        check_early(typical)
+        slots(args.workers, typical)
+        study = open_studies(args).create(asked.spec, args.name)
+        study.ask(asked.request)
+        effort = Effort(asked.request.engine or "auto", width, _memory(memory))
+        shown = TuningProgress(f"study {study.name}", asked.spec.metric, enabled=progress)
+        if not work(study, args.workers, where, effort, shown):
+            raise KeyboardInterrupt(f"study {study.name} was stopped; nothing is lost, and the same call goes on")
+        found = study_result(study)
+        tuned.remember(found, where["store"])
+        return Study(found, where["store"])
+
+
+def compare(
+    task: str, opt: "Opt | Sequence[Opt]", *, against: Sequence[str] | None = None, trials: int | None = None,
+    seeds: "Seeds | None" = None, report_seeds: "Seeds" = 7, anyway: bool = False,
+    reference_results: bool = True, task_options: "Settings | None" = None,
+    trainer: "Settings | None" = None, settings: "Settings | None" = None, data_seed: int | None = None,
+    precision: str | None = None, device: str | None = None, engine: "Engine" = "auto",
+    workers: int | str = "auto", width: int | None = None, memory: str | None = None, storage: str | None = None,
+    data: "Place | None" = None, store: "Place | None" = None, progress: bool = True, **hyperparameters: Any,
+) -> Comparison:  # fmt: skip
+    """Check optimizers, tune them and baselines with equal budgets, and rank the winners on fresh seeds.
+
+    As `bench compare`. Nothing is written but the store.
+
+    Args:
+        task: as for `fit`.
+        opt: one optimizer or several, each as for `fit`.
+        against: baselines, tuned as the others are; the first is the reference. By default adamw, or gd where batches
+            are full.
+        trials: settings that are tried of each; by default as many as the reference results have, or nine.
+        seeds: runs of a trial: how many (2 is 1000 and 1001), or which; by default those of the reference results, or
+            two.
+        report_seeds: fresh seeds of each winner: how many (7 is 0 to 6), or which; fewer than 7 decide nothing.
+        anyway: go on where a check fails whose failure changes results.
+        reference_results: take the baseline of the suite's reference results, where they have this problem, instead of
+            tuning it again.
+        task_options: as for `fit`.
+        trainer: as for `fit`.
+        settings: as for `fit`; `{"opt.adamw.lr": "1e-4:1e-2"}` is for adamw alone.
+        data_seed: as for `fit`.
+        precision: as for `fit`.
+        device: as for `fit`.
+        engine: as for `sweep`.
+        workers: as for `tune`.
+        width: as for `sweep`.
+        memory: as for `sweep`.
+        storage: as for `tune`.
+        data: as for `fit`.
+        store: as for `fit`.
+        progress: as for `fit`.
+        hyperparameters: as for `tune`, of the optimizers in question.
+
+    Raises:
+        UserError: as for `tune`, or there is nothing to compare with.
+        RunFailed: a check failed whose failure changes results.
+        KeyboardInterrupt: the comparison was interrupted; the same call goes on.
+    """
+    with _session(progress):
+        where = _places(data, store)
+        opts = [opt] if isinstance(opt, str | type) else list(opt)
+        words = _words(task, opts, where["store"], task_options, trainer, settings, hyperparameters,
+                       data_seed=data_seed, precision=precision, device=device)  # fmt: skip
+        from bench import comparison
+
+        args = _args(
+            "compare", words, where, against=None if against is None else list(against), trials=trials,
+            seeds=None if seeds is None else _seeds("seeds", seeds), anyway=anyway, no_reference=not reference_results,
+            report_seeds=_seeds("report_seeds", report_seeds),
+            engine=engine, workers=str(workers), width=width, memory=_memory(memory), storage=storage,
+        )  # fmt: skip
+        asked = comparison.ask(args)
+        if not comparison.carry_out(asked, args, progress=progress):
+            raise KeyboardInterrupt("the comparison was stopped; nothing is lost, and the same call goes on")
+        found = comparison.found_by(asked, args)
+        ranking = comparison.ranking(found, args, asked.reference)
+        studies = {each.study.spec.opt: Study(each, where["store"]) for each in found}
+        return Comparison(studies, ranking.said, ranking)
+
+
+def load(store: "Place | Sequence[Place] | None" = None) -> Runs:
+    """All runs of a store, or of several that are read as one; nothing is imported that they name.
+
+    `Runs.damaged` says what could not be read.
+
+    Args:
+        store: one folder or several; $BENCH_STORE by default, else `./runs`.
+
+    Raises:
+        UserError: a folder is not there.
+    """
+    from bench.store.stores import Stores
+
+    stores = Stores(_folders(store))
+    runs = [Run(run, stores.place(run.run_id).parent) for run in stores.runs]
+    return Runs(runs, [str(each) for each in stores.damaged])
+
+
+def board(
+    name: str = "quality", *, store: "Place | Sequence[Place] | None" = None, task: str | Sequence[str] | None = None,
+    opt: str | Sequence[str] | None = None, only: "Settings | None" = None,
+    settings: Literal["best", "tuned", "default", "all"] = "best", mixed_versions: bool = False,
+    reference: str | None = None, target: float | None = None, reference_results: bool = True,
+) -> Table:  # fmt: skip
+    """Compare optimizers from the stored runs, with verdicts and intervals (`bench leaderboard`).
+
+    Args:
+        name: `quality`, `pairs`, `speed`, `tuning`, `robustness`, `theory` or `attention`.
+        store: as for `load`.
+        task: only these tasks.
+        opt: only these optimizers.
+        only: settings that runs must have: `{"trainer.max_steps": 1000}`.
+        settings: of each optimizer: `best` takes the tuned ones, else the defaults, else those set by hand if there is
+            one such.
+        mixed_versions: compare runs of different versions all the same.
+        reference: optimizer that the others are compared with; adamw by default, or gd where batches are full.
+        target: of the board `speed`: a value of the metric; the task's by default.
+        reference_results: read the suite's reference results too, where they are shipped.
+
+    Raises:
+        UserError: a name is unknown, versions are mixed, or there is nothing to show.
+    """
+    from bench.boards import BOARDS
+    from bench.errors import unknown
+
+    if name not in BOARDS:
+        raise unknown("board", name, BOARDS)
+    with _session(progress=True):
+        stores, asked = _asked(store, task, opt, only, settings, mixed_versions, reference, target, reference_results)
+        made = BOARDS[name](asked)
+        return Table(made, tuple(dict.fromkeys([*map(str, stores.damaged), *asked.found.damaged, *asked.found.notes])))
+
+
+def plot(
+    chart: str = "forest", *, y: str | None = None, store: "Place | Sequence[Place] | None" = None,
+    task: str | Sequence[str] | None = None, opt: str | Sequence[str] | None = None, only: "Settings | None" = None,
+    settings: Literal["best", "tuned", "default", "all"] = "best", mixed_versions: bool = False,
+    reference: str | None = None, target: float | None = None, reference_results: bool = True,
+) -> "Figure":  # fmt: skip
+    """Draw stored runs, a panel for each problem (`bench plot`).
+
+    Args:
+        chart: `forest`, `curves`, `sensitivity`, `profile`, `performance_profile`, `steps`, `budget`, `attention` or
+            `stability`.
+        y: of curves: a column such as `grad_norm`; the training loss by default.
+        store: as for `load`.
+        task: as for `board`.
+        opt: as for `board`.
+        only: as for `board`.
+        settings: as for `board`.
+        mixed_versions: as for `board`.
+        reference: as for `board`.
+        target: as for `board`.
+        reference_results: as for `board`.
+
+    Raises:
+        UserError: as for `board`, or there is nothing to draw.
+    """
+    from bench.boards.charts import CHARTS, curves
+    from bench.errors import unknown
+    from bench.text import cell
+
+    if chart not in CHARTS:
+        raise unknown("chart", chart, CHARTS)
+    if y is not None and chart != "curves":
+        raise UserError(f"y={y!r}: only curves have columns to choose from, not {chart}")
+    with _session(progress=True):
+        _, asked = _asked(store, task, opt, only, settings, mixed_versions, reference, target, reference_results)
+        made = curves(asked, y) if y is not None else CHARTS[chart](asked)
+        if not made.shown.panels:
+            raise UserError("nothing to draw: " + "; ".join(f"{cell(p.title)}: {cell(p.note)}" for p in made.panels))
+        return shown_figure(made.shown)
+
+
+# -- from Python values to words --------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _session(progress: bool) -> Iterator[None]:
+    """Errors of plug-ins are those of users, and without progress nothing is shown of what the process does."""
+    with ExitStack() as context:
+        if not progress:
+            context.enter_context(hearing(lambda what: None))
+        context.enter_context(warnings.catch_warnings())
+        warnings.filterwarnings("ignore", "IProgress not found")  # of tqdm in a notebook, whose bars nobody shows
+        context.enter_context(_plugin_errors())
+        yield
+
+
+@contextmanager
+def _plugin_errors() -> Iterator[None]:
+    try:
+        yield
+    except PluginError as error:
+        raise UserError(str(error)) from error
+
+
+def _places(data: "Place | None", store: "Place | None") -> dict[str, Path]:
+    given = {"data": data, "store": store}
+    return {name: place(name, None if where is None else str(where)) for name, where in given.items()}
+
+
+def _words(
+    task: str, opts: "Sequence[Opt]", store: Path, task_options: "Settings | None", trainer: "Settings | None",
+    settings: "Settings | None", hyperparameters: "Settings", **top: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """Settings in dotted form."""
+    found: dict[str, Any] = {"task": task, "opt": ",".join(name_of(opt, store) for opt in opts)}
+    for group, own in (("task", task_options), ("opt", hyperparameters), ("trainer", trainer)):
+        found |= _flat(group, own or {})
+    found |= {name: value for name, value in top.items() if value is not None}
+    return found | {name: _plain(value) for name, value in (settings or {}).items()}
+
+
+def _flat(group: str, settings: "Settings") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        key = f"{group}.{name}"
+        found |= _flat(key, value) if isinstance(value, Mapping) else {key: _plain(value)}
+    return found
+
+
+def _plain(value: Any) -> Any:
+    """A value without numpy's types; ranges and arrays are lists."""
+    if hasattr(value, "tolist"):  # of numpy, or a tensor
+        return value.tolist()
+    return list(value) if isinstance(value, range) else value
+
+
+def _seeds(name: str, seeds: "Seeds") -> str:
+    """Seeds as the command line has them: how many, or which.
+
+    Raises:
+        UserError: they are neither.
+    """
+    seeds = _plain(seeds)
+    if isinstance(seeds, int) and not isinstance(seeds, bool):
+        return str(seeds)
+    own = [_plain(seed) for seed in seeds] if not isinstance(seeds, bool | float | str) else []
+    if not own or not all(type(seed) is int for seed in own):
+        raise UserError(f"{name}={seeds!r}: write how many ({name}=5), or which ({name}=[3, 5, 8])")
+    return f"{own[0]}:{own[0] + 1}" if len(own) == 1 else ",".join(map(str, own))
+
+
+def _memory(text: str | None) -> Any:
+    try:
+        return None if text is None else read_memory(text)
+    except ValueError as error:
+        raise UserError(f"memory={text!r}: {error}") from None
+
+
+def _args(command: str, words: dict[str, Any], where: Mapping[str, Path], **given: Any) -> Args:
+    """What a command would have been told: its defaults, and what is given."""
+    args = parse(command, [])
+    vars(args).update({name: value for name, value in given.items() if value is not None}, **where, of_runs=words)
+    return args
+
+
+def _several(given: Any) -> Any:
+    return [given] if isinstance(given, str | Path) else given
+
+
+def _folders(store: "Place | Sequence[Place] | None") -> list[Path]:
+    folders = [store] if store is None or isinstance(store, str | Path) else store
+    return [place("store", None if each is None else str(each)) for each in folders]
+
+
+def _asked(
+    store: "Place | Sequence[Place] | None", task: Any, opt: Any, only: "Settings | None", settings: str,
+    mixed_versions: bool, reference: str | None, target: float | None, reference_results: bool,
+) -> tuple[Any, Any]:  # fmt: skip
+    from bench.boards.cli import asked
+    from bench.text import word_of
+
+    args = parse("leaderboard", [])
+    args.store = [] if store is None else _folders(store)
+    args.task, args.opt, args.no_reference = _several(task), _several(opt), not reference_results
+    args.only = [f"{name}={word_of(value)}" for name, value in (only or {}).items()]
+    args.settings, args.mixed_versions, args.reference, args.target = settings, mixed_versions, reference, target
+    return asked(args)

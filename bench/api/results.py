@@ -1,0 +1,249 @@
+"""What the functions of the API return beside runs: tables, sweeps, studies and comparisons."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bench.api.figures import shown_figure
+from bench.api.runs import Run, Runs
+from bench.errors import UserError
+from bench.output import ENDINGS
+from bench.results.render import FORMATS, as_json, html_fragment, markdown, text
+from bench.results.table import Board
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from bench.comparison import Ranking
+    from bench.sweeps.sensitivity import Sensitivity
+    from bench.tuning.study_result import StudyResult
+
+
+@dataclass(frozen=True)
+class Table:
+    """Tables under one title, such as a board; a notebook shows them as HTML, `print` as text.
+
+    Attributes:
+        board: title, tables and notes as data.
+        notes: what was left out, in words, beside the notes of the board itself.
+    """
+
+    board: Board = field(repr=False)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """One line."""
+        return self.board.title
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """All rows, as strict JSON can hold them: numbers are finite or None, intervals are mean, low, high and n.
+
+        `table` is the title of the table that a row stands in.
+        """
+        return [
+            {"table": table["title"], **row} for board in as_json([self.board]) for table in board["tables"]
+            for row in table["rows"]
+        ]  # fmt: skip
+
+    def markdown(self) -> str:
+        """As Markdown."""
+        return markdown([self.board])
+
+    def write(self, path: str | Path) -> None:
+        """Write a file: Markdown, CSV, JSON, LaTeX or HTML as its name ends (.md, .csv, .json, .tex, .html), else text.
+
+        Raises:
+            UserError: it cannot be written.
+        """
+        path = Path(path)
+        try:
+            path.write_text(FORMATS[ENDINGS.get(path.suffix.lower(), "table")]([self.board]), "utf-8")
+        except OSError as error:
+            raise UserError(f"cannot write {path}: {error.strerror or error}") from None
+
+    def __str__(self) -> str:
+        return "\n".join([text([self.board]).rstrip("\n"), *(f"note: {note}" for note in self.notes)])
+
+    def _repr_html_(self) -> str:
+        return html_fragment([self.board, *([Board("notes", "", [], list(self.notes))] if self.notes else [])])
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """How results depend on what was swept.
+
+    Attributes:
+        runs: all runs, in the order in which the settings vary.
+        sensitivity: medians, quartiles and intervals over seeds, as data.
+    """
+
+    runs: Runs
+    sensitivity: "Sensitivity" = field(repr=False)
+
+    @property
+    def best(self) -> dict[str, Any]:
+        """The best value of what the curves go over (`opt.lr` in most sweeps), by the curve's name.
+
+        It was chosen on these very seeds, which flatters it. None where half of the seeds or more diverged everywhere.
+        """
+        return {c.name: None if c.best is None else c.points[c.best].x for c in self.sensitivity.curves}
+
+    @property
+    def table(self) -> Table:
+        """A row for each setting: median, middle half of the seeds, interval, diverged seeds."""
+        from bench.sweeps.sensitivity import board
+
+        return Table(board(self.sensitivity))
+
+    def figure(self) -> "Figure":
+        """The final metric and the share of diverged seeds against what was swept."""
+        from bench.results.selection import CONVERGED
+        from bench.sweeps.sensitivity_plot import describe
+
+        return shown_figure(describe(self.sensitivity, CONVERGED))
+
+    def __str__(self) -> str:
+        return str(self.table)
+
+    def _repr_html_(self) -> str:
+        return self.table._repr_html_()
+
+
+@dataclass(frozen=True)
+class Study:
+    """What tuning has found.
+
+    Attributes:
+        found: the study's trials and scores, as data.
+        store: the folder that keeps its runs.
+    """
+
+    found: "StudyResult" = field(repr=False)
+    store: Path
+    name: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", self.found.study.name)
+
+    @property
+    def task(self) -> str:
+        """The name of its task."""
+        return self.found.study.spec.task
+
+    @property
+    def opt(self) -> str:
+        """The name of its optimizer."""
+        return self.found.study.spec.opt
+
+    @property
+    def best(self) -> dict[str, Any]:
+        """The hyperparameters of the winner, as `bench.fit(task, opt, **study.best)` takes them.
+
+        Raises:
+            UserError: no trial has a score.
+        """
+        if self.found.best is None:
+            raise UserError(f"study {self.name}: no trial has a score, so there is no winner")
+        spec, options = self.found.study.spec, self.found.best.runs[0].config["opt_options"]
+        fixed = [name for name in spec.chosen if name.startswith("opt.")]
+        return {name[4:]: options[name[4:]] for name in (*fixed, *self.found.best.point)}
+
+    @property
+    def score(self) -> float | None:
+        """The winner's median over the seeds of the trials, on the selection split; it flatters the winner."""
+        return self.found.score
+
+    @cached_property
+    def trials(self) -> Runs:
+        """The runs of its trials."""
+        return Runs([Run(run, self.store) for run in self.found.runs])
+
+    @cached_property
+    def fresh(self) -> Runs:
+        """The winner's runs on fresh seeds, which are what to report."""
+        return Runs([Run(run, self.store) for run in self.found.fresh])
+
+    @property
+    def sweep(self) -> Sweep:
+        """How the results of the trials depend on what was searched.
+
+        Raises:
+            UserError: no trial has ended.
+        """
+        from bench.tuning.study_result import analyse
+
+        return Sweep(self.trials, analyse(self.found))
+
+    def figure(self) -> "Figure":
+        """The metric of the trials against what was searched."""
+        return self.sweep.figure()
+
+    def write(self, folder: str | Path = "tuned") -> list[Path]:
+        """Write `TASK/OPT.yaml`, which `tuned=True` and `bench fit --tuned` take from `./tuned`, and a plot.
+
+        Raises:
+            UserError: the folder cannot be written, or no trial has a score.
+        """
+        from bench.tuning import tuned
+
+        return tuned.write(Path(folder), self.found, "bench.tune")
+
+    def __str__(self) -> str:
+        from bench.tuning import summary
+        from bench.tuning.study_result import analyse
+
+        return "\n".join(summary.lines(self.found, analyse(self.found) if self.found.runs else None))
+
+    def _repr_html_(self) -> str:
+        import html
+
+        return f"<pre>{html.escape(str(self))}</pre>"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Optimizers that were tuned with equal budgets, on fresh seeds against a reference.
+
+    Attributes:
+        studies: what tuning has found, by optimizer.
+        verdicts: in sentences, and how many seeds would tell what is open.
+        ranking: the board and its chart, as data.
+    """
+
+    studies: Mapping[str, Study]
+    verdicts: Sequence[str]
+    ranking: "Ranking" = field(repr=False)
+
+    @property
+    def table(self) -> Table:
+        """The board `quality`.
+
+        Raises:
+            UserError: no winner has run on fresh seeds.
+        """
+        if not self.ranking.boards:
+            raise UserError("no winner has run on fresh seeds yet")
+        return Table(self.ranking.boards[0])
+
+    def figure(self) -> "Figure":
+        """The effect of each optimizer against the reference, with its interval.
+
+        Raises:
+            UserError: there is nothing to draw.
+        """
+        chart = self.ranking.forest
+        if chart is None or not chart.panels[0].traces:
+            raise UserError("nothing to draw: " + ("no fresh seeds" if chart is None else chart.panels[0].note))
+        return shown_figure(chart.shown)
+
+    def __str__(self) -> str:
+        return "\n".join([str(self.table), *self.verdicts])
+
+    def _repr_html_(self) -> str:
+        import html
+
+        return self.table._repr_html_() + "".join(f"<p>{html.escape(line)}</p>" for line in self.verdicts)

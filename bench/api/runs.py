@@ -1,0 +1,271 @@
+"""`Run` and `Runs`: stored runs as Python objects."""
+
+import html
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.api.figures import curves_of, shown_figure
+from bench.boards.collect import facts
+from bench.config import settings_of
+from bench.errors import UserError, unknown, unknown_run
+from bench.results.render import html_fragment
+from bench.results.render import shown as as_lines
+from bench.results.table import Board, Column, Table
+from bench.run_summary import result_lines
+from bench.store.record import RunResult
+from bench.store.store import Store
+from bench.text import word_of
+from optimizers.plugins import bare
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from matplotlib.figure import Figure
+
+Columns = Mapping[str, NDArray[np.float64]]
+"""Columns of a table by name, shape (rows,) each."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run as it is stored.
+
+    Attributes:
+        result: its record, with all fields.
+        store: the folder that keeps it.
+    """
+
+    result: RunResult = field(repr=False)
+    store: Path
+    run_id: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "run_id", self.result.run_id)
+
+    @property
+    def task(self) -> str:
+        """The name of its task."""
+        return self.result.task
+
+    @property
+    def opt(self) -> str:
+        """The name of its optimizer; of a file's class without the folder: `my_file.py:MyOpt`."""
+        return bare(self.result.config["opt"])
+
+    @property
+    def seed(self) -> int:
+        """Its seed."""
+        return self.result.config["seed"]
+
+    @property
+    def status(self) -> str:
+        """How it ended: `completed`, `diverged`, `timeout`, `failed` or `killed`; `running` while it goes on."""
+        return self.result.status
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All its settings in dotted form: `opt.lr`, `trainer.max_steps`, `task.T`, `seed`."""
+        return settings_of(self.result.config)
+
+    @property
+    def metric(self) -> str:
+        """The split and the name of the metric that is compared: `test accuracy`."""
+        return f"{self.result.split} {self.result.metric}".strip()
+
+    @property
+    def final(self) -> float | None:
+        """That metric at the last step; None if the run has no value."""
+        return self.result.final
+
+    @property
+    def best(self) -> float | None:
+        """That metric at the best step on the selection split; None if the run has no value."""
+        return self.result.best
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps made."""
+        return self.result.steps
+
+    @property
+    def seconds(self) -> float:
+        """Seconds from the first step to the end, evaluation included."""
+        return self.result.wall_s
+
+    @cached_property
+    def tables(self) -> Mapping[str, Columns]:
+        """Its tables `curve` and `measurements`, each a mapping from column to array.
+
+        Raises:
+            UserError: a table is damaged.
+        """
+        return Store(self.store).tables(self.run_id)
+
+    @property
+    def curve(self) -> Columns:
+        """A row for each step: `step`, `loss`, `grad_norm`, `raw_step`, `applied_step`.
+
+        Float64 arrays, shape (steps,) each; NaN stands for a value that is not finite.
+        """
+        return self.tables.get("curve", {})
+
+    @property
+    def measurements(self) -> Columns:
+        """What the task measures along the curve, shape (measurements,) for each column; empty where it has nothing."""
+        return self.tables.get("measurements", {})
+
+    @property
+    def evaluations(self) -> Columns:
+        """The values on the selection split, shape (evaluations,) for each column; NaN where one has no value."""
+        rows = self.result.validations
+        names = dict.fromkeys(name for row in rows for name in row)
+        return {name: np.array([row.get(name, np.nan) for row in rows], dtype=np.float64) for name in names}
+
+    def figure(self, column: str = "loss") -> "Figure":
+        """A column of the curve, or else of the measurements, against optimizer steps.
+
+        Raises:
+            UserError: the run has no such column.
+        """
+        return Runs([self]).figure(column)
+
+    def __str__(self) -> str:
+        return "\n".join(result_lines(self.result, self.store))
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
+
+
+class Runs(Sequence[Run]):
+    """Stored runs, a sequence that can be filtered and made into a table.
+
+    Args:
+        runs: in their order.
+        damaged: what could not be read beside them, in words.
+    """
+
+    def __init__(self, runs: Sequence[Run], damaged: Sequence[str] = ()) -> None:
+        self._runs, self.damaged = tuple(runs), tuple(damaged)
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def __iter__(self) -> Iterator[Run]:
+        return iter(self._runs)
+
+    @overload
+    def __getitem__(self, key: int | str) -> Run: ...
+    @overload
+    def __getitem__(self, key: slice) -> "Runs": ...
+    def __getitem__(self, key: int | str | slice) -> "Run | Runs":
+        """A run by its place or its id, or the runs of a slice.
+
+        Raises:
+            UserError: there is no run of this id.
+            IndexError: there is no such place.
+        """
+        if isinstance(key, str):
+            found = next((run for run in self._runs if run.run_id == key), None)
+            if found is None:
+                raise unknown_run(key, (run.run_id for run in self._runs), "these runs")
+            return found
+        return Runs(self._runs[key], self.damaged) if isinstance(key, slice) else self._runs[key]
+
+    def filter(self, **settings: Any) -> "Runs":
+        """The runs with these settings.
+
+        Args:
+            settings: values by name; a list or a set of values means any of them. Names are those of `Run.settings`,
+                and `status`, `engine`, `machine` and `versions.*`: `runs.filter(opt="adam", **{"opt.lr": 0.1})`.
+
+        Raises:
+            UserError: no run has a setting of this name.
+        """
+        own = [facts(run.result) | {"task": run.task, "opt": run.opt} for run in self._runs]
+        for name in settings if own else ():
+            if not any(name in each for each in own):
+                raise unknown("setting", name, sorted({known for each in own for known in each}))
+        wanted = {name: value if isinstance(value, list | set) else [value] for name, value in settings.items()}
+        return Runs(
+            [
+                run
+                for run, known in zip(self._runs, own, strict=True)
+                if all(name in known and known[name] in values for name, values in wanted.items())
+            ],
+            self.damaged,
+        )
+
+    def table(self) -> "pa.Table":
+        """The runs as an Arrow table, a row for each; `.to_pandas()` makes it a data frame where pandas is installed.
+
+        Columns: `run_id`, `task`, `opt`, `seed`, `status`, `metric`, `final`, `best`, `best_step`, `steps`, `seconds`,
+        `engine`, `begun`, and each setting in dotted form. A setting that a run does not have is null. Settings with
+        values of several types, and lists, are text.
+        """
+        import pyarrow as pa
+
+        kinds: dict[str, pa.DataType] = {
+            "run_id": pa.string(), "task": pa.string(), "opt": pa.string(), "seed": pa.int64(), "status": pa.string(),
+            "metric": pa.string(), "final": pa.float64(), "best": pa.float64(), "best_step": pa.int64(),
+            "steps": pa.int64(), "seconds": pa.float64(), "engine": pa.string(), "begun": pa.string(),
+        }  # fmt: skip
+        rows = [{name: _fact(run, name) for name in kinds} for run in self._runs]
+        columns = {name: pa.array([row[name] for row in rows], kind) for name, kind in kinds.items()}
+        settings = [run.settings for run in self._runs]
+        for name in sorted({name for own in settings for name in own} - columns.keys()):
+            columns[name] = pa.array(_alike([own.get(name) for own in settings]))
+        return pa.table(columns)
+
+    def figure(self, column: str = "loss") -> "Figure":
+        """A column of the curves, or else of the measurements, against optimizer steps: a line for each run.
+
+        Raises:
+            UserError: no run has such a column, or there are no runs.
+        """
+        if not self._runs:
+            raise UserError("there are no runs to draw")
+        named = [(_label(run, self._runs), run.opt, run.tables) for run in self._runs]
+        return shown_figure(curves_of(", ".join(sorted({run.task for run in self._runs})), named, column))
+
+    def __repr__(self) -> str:
+        return f"<Runs: {len(self)} runs>"
+
+    def __str__(self) -> str:
+        return "\n".join(as_lines(self._shown()))
+
+    def _repr_html_(self) -> str:
+        return html_fragment([Board("runs", f"{len(self)} runs", [self._shown()])])
+
+    def _shown(self) -> Table:
+        own = [Column("run_id", "run"), *(Column(name, name) for name in ("task", "opt", "seed", "status", "metric"))]
+        own += [Column("final", "final"), Column("steps", "steps"), Column("seconds", "time", unit="s")]
+        return Table("", own, [{column.key: _fact(run, column.key) for column in own} for run in self._runs])
+
+
+def _fact(run: Run, name: str) -> Any:
+    return getattr(run, name) if hasattr(Run, name) or name == "run_id" else getattr(run.result, name)
+
+
+def _alike(values: list[Any]) -> list[Any]:
+    """Values of one type, as text if they are of several or no plain ones."""
+    kinds = {type(value) for value in values if value is not None}
+    if kinds <= {int, float}:
+        return [value if value is None else float(value) for value in values] if float in kinds else values
+    if len(kinds) == 1 and kinds <= {bool, str}:
+        return values
+    return [None if value is None else word_of(value) for value in values]
+
+
+def _label(run: Run, among: Sequence[Run]) -> str:
+    """What the legend calls a run: its optimizer, and the settings in which these runs differ."""
+    every = [each.settings for each in among]
+    names = [name for own in every for name in own if name not in ("opt", "data_seed")]
+    differing = [name for name in dict.fromkeys(names) if len({word_of(own.get(name)) for own in every}) > 1]
+    own = run.settings
+    words = [f"{name.partition('.')[2] or name} {word_of(own[name])}" for name in differing if name in own]
+    return ", ".join([run.opt, *words])

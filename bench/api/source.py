@@ -1,0 +1,235 @@
+"""From an optimizer class to a name that every process can import, and that has a digest of the source.
+
+A class of an installed package is `module:Class`, one of a file is `file.py:Class`. A class of a notebook or of the
+script that runs is written into the store, with the helpers and the imports that it uses:
+`STORE/sources/DIGEST/NAME.py`.
+"""
+
+import ast
+import builtins
+import hashlib
+import inspect
+import linecache
+import symtable
+import sys
+import sysconfig
+import textwrap
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+from bench.errors import UserError
+from bench.store.block import SOURCES
+from bench.store.files import making, replacing
+
+_CONSTANTS = (int, float, complex, str, bytes, bool, type(None))
+_WAY_OUT = "write the class into a file and pass 'file.py:{}'"
+
+
+def name_of(opt: "str | type", store: Path) -> str:
+    """What `--opt` names: the name itself, or that of a class.
+
+    Args:
+        opt: a name as `bench list optimizers` prints it, `module:Class`, `file.py:Class`, or a class.
+        store: keeps the source of a class that lies in no file of its own.
+
+    Raises:
+        UserError: the class has no source that another process can import, or the store cannot be written.
+    """
+    if isinstance(opt, str):
+        return opt
+    if not isinstance(opt, type):
+        raise UserError(f"{opt!r} is no optimizer: pass a name, 'file.py:MyClass', or a class")
+    if "<locals>" in opt.__qualname__:
+        raise _refused(opt, "is defined inside of a function")
+    module = sys.modules.get(opt.__module__)
+    if opt.__module__ == "__main__":
+        return _written(opt, vars(module) if module is not None else {}, store)
+    if module is None or _attribute(module, opt.__qualname__) is not opt:
+        raise _refused(opt, f"is not what the module {opt.__module__} holds under this name")
+    file = getattr(module, "__file__", None)
+    if file is None:
+        raise _refused(opt, f"has no source: the module {opt.__module__} lies in no file")
+    if module.__package__ or _is_installed(Path(file)):
+        return f"{opt.__module__}:{opt.__qualname__}"
+    return f"{_short(Path(file))}:{opt.__qualname__}"
+
+
+def _refused(opt: type, why: str) -> UserError:
+    return UserError(f"the class {opt.__qualname__} {why}; {_WAY_OUT.format(opt.__name__)}")
+
+
+def _attribute(module: ModuleType, name: str) -> Any:
+    found: Any = module
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def _is_installed(file: Path) -> bool:
+    folders = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    return any(file.is_relative_to(folder) for folder in folders)
+
+
+def _short(path: Path) -> Path:
+    """Relative to the working folder where it lies below it, as one would type it."""
+    path = path.resolve()
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+# -- classes of notebooks and scripts ---------------------------------------------------------------------------------
+
+
+def _written(opt: type, names: Mapping[str, Any], store: Path) -> str:
+    text = module_text(opt, names)
+    folder = store / SOURCES / hashlib.sha256(text.encode()).hexdigest()[:12]
+    path = folder / f"{opt.__name__}.py"
+    with making(store):
+        for each in (folder.parent, folder, path):
+            if each.is_symlink():  # of a store that somebody else has made
+                raise UserError(f"{each} is a link, which is not followed; remove it")
+        folder.mkdir(parents=True, exist_ok=True)
+        if not path.is_file() or path.read_bytes() != text.encode():
+            with replacing(path) as temporary:
+                temporary.write_bytes(text.encode())
+    return f"{_short(path)}:{opt.__name__}"
+
+
+def module_text(opt: type, names: Mapping[str, Any]) -> str:
+    """The text of a module that holds a class, with the helpers, constants and imports that it uses.
+
+    Args:
+        opt: a class that is defined at the top level of a notebook's cell or of a script.
+        names: the global names there.
+
+    Raises:
+        UserError: its source is not known, or it uses a value that cannot be written.
+    """
+    found = _Module(opt, names)
+    found.add(opt)
+    words = [f'"""{opt.__name__}, as it was passed to bench."""', "\n".join(sorted(found.imports)), *found.pieces]
+    return "\n\n".join(filter(None, words)) + "\n"
+
+
+class _Module:
+    """Collects the source of a class and of what it uses, helpers first."""
+
+    def __init__(self, opt: type, names: Mapping[str, Any]) -> None:
+        self.opt, self.names = opt, names
+        self.imports: set[str] = set()
+        self.pieces: list[str] = []
+        self._known: set[str] = set()
+
+    def add(self, piece: Any) -> None:
+        source = self._source(piece)
+        self._known.add(piece.__name__)
+        for name in _globals_of(symtable.symtable(source, "<source>", "exec")):
+            if name not in self._known and name in self.names:
+                self._known.add(name)
+                self._use(name, self.names[name], source)
+        self.pieces.append(source)
+
+    def _use(self, name: str, value: Any, source: str) -> None:
+        """Write down what a global name stands for."""
+        if isinstance(value, ModuleType) and value.__name__ in sys.modules and value.__name__ != "__main__":
+            self.imports.add(f"import {value.__name__}" + f" as {name}" * (name != value.__name__))
+            self.imports |= {f"import {each}" for each in _submodules(name, value.__name__, source)}
+        elif isinstance(value, type | FunctionType) and value.__module__ == "__main__":
+            if value.__name__ != name:
+                raise self._unwritable(name, f"another name of {value.__name__}")
+            self.add(value)
+        elif (literal := _literal(value)) is not None:
+            self.pieces.append(f"{name} = {literal}")
+        elif (place := _place_of(name, value)) is not None:
+            module, own = place
+            self.imports.add(f"from {module} import {own}" + f" as {name}" * (own != name))
+        elif getattr(builtins, name, None) is not value:
+            raise self._unwritable(name, f"a {type(value).__name__} of the session")
+
+    def _unwritable(self, name: str, what: str) -> UserError:
+        why = f"uses {name!r}, {what}, which other processes do not have: define it in the class,"
+        return UserError(f"the class {self.opt.__qualname__} {why} or {_WAY_OUT.format(self.opt.__name__)}")
+
+    def _source(self, piece: Any) -> str:
+        """The source of a class or a function."""
+        code = next(_codes(piece), None)
+        lines = linecache.getlines(code.co_filename) if code is not None else []
+        try:
+            tree = ast.parse("".join(lines))
+        except SyntaxError:
+            tree = ast.Module([], [])
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.ClassDef | ast.FunctionDef) or code is None:
+                continue
+            alike = isinstance(node, ast.ClassDef) == isinstance(piece, type)
+            if alike and node.name == piece.__name__ and _holds(node, code):
+                first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+                return textwrap.dedent("".join(lines[first - 1 : node.end_lineno])).rstrip()
+        why = "has no source" if piece is self.opt else f"uses {piece.__name__!r}, which has no source"
+        raise _refused(self.opt, f"{why} that Python can find")
+
+
+def _codes(piece: Any) -> Iterator[CodeType]:
+    """The compiled functions that are defined in a class, or that of a function."""
+    own = [piece] if isinstance(piece, FunctionType) else list(vars(piece).values())
+    for value in own:
+        function = inspect.unwrap(getattr(value, "__func__", value)) if callable(value) else None
+        if isinstance(function, FunctionType):
+            code = function.__code__
+            if isinstance(piece, FunctionType) or code.co_qualname == f"{piece.__qualname__}.{function.__name__}":
+                yield code
+
+
+def _holds(node: ast.ClassDef | ast.FunctionDef, code: CodeType) -> bool:
+    """Whether the compiled function stands within the lines of a definition."""
+    first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+    return first <= code.co_firstlineno <= (node.end_lineno or node.lineno)
+
+
+def _globals_of(table: symtable.SymbolTable) -> Iterator[str]:
+    """The names that a piece of source takes from its module, in order."""
+    for symbol in table.get_symbols():
+        own = symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace()
+        if symbol.is_referenced() and (symbol.is_global() if table.get_type() != "module" else not own):
+            yield symbol.get_name()
+    for child in table.get_children():
+        yield from _globals_of(child)
+
+
+def _submodules(name: str, module: str, source: str) -> Iterator[str]:
+    """The modules below one that `name.a.b` in the source names, and that must be imported for it."""
+    for node in ast.walk(ast.parse(source)):
+        parts, at = [], node
+        while isinstance(at, ast.Attribute):
+            parts.insert(0, at.attr)
+            at = at.value
+        if isinstance(at, ast.Name) and at.id == name:
+            for i in range(1, len(parts) + 1):
+                if (found := ".".join([module, *parts[:i]])) in sys.modules:
+                    yield found
+
+
+def _literal(value: Any) -> str | None:
+    """A constant as Python writes it; None for anything else."""
+    if isinstance(value, float) and not abs(value) < float("inf"):
+        return f'float("{value}")'
+    if type(value) in _CONSTANTS:
+        return repr(value)
+    if type(value) is tuple and all(_literal(each) is not None for each in value):
+        return f"({''.join(f'{_literal(each)}, ' for each in value)})"
+    return None
+
+
+def _place_of(name: str, value: Any) -> tuple[str, str] | None:
+    """A module that has this value, and its name there; None if there is none."""
+    home, own = getattr(value, "__module__", None), getattr(value, "__name__", None) or name
+    if isinstance(home, str) and isinstance(own, str) and home != "__main__" and home in sys.modules:
+        found = getattr(sys.modules[home], own, None)
+        if found is value:
+            return home, own
+    there = [
+        each for each, module in [*sys.modules.items()] if each != "__main__" and vars(module).get(name) is value
+        and not each.startswith("_")
+    ]  # fmt: skip
+    return (min(there, key=lambda each: (each.count("."), len(each), each)), name) if there else None

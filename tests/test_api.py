@@ -1,0 +1,609 @@
+"""The Python API: what it gives is what the commands give, and classes are passed as they are."""
+
+import importlib
+import json
+import linecache
+import os
+import re
+import signal
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.figure import Figure
+
+import bench
+import bench.runner
+from bench.api.source import module_text, name_of
+from tests.stored import WILD, begin, record
+from tests.tiny import ROOT
+
+SHORT: dict[str, Any] = {"trainer": {"max_steps": 5}, "device": "cpu", "progress": False}
+WORDS = ("--task", "synthetic", "--opt", "ngd", "--trainer.max_steps", 5, "--device", "cpu")
+
+
+class Signs(torch.optim.Optimizer):
+    """w <- w - lr * sign(g).
+
+    Args:
+        lr: step of every coordinate, in [0, inf).
+    """
+
+    interrupts = False
+
+    def __init__(self, params: Any, lr: float = 0.01) -> None:
+        super().__init__(params, {"lr": lr})
+        self.taken = 0
+
+    def step(self, closure: Any = None) -> Any:
+        loss = closure() if closure is not None else None
+        self.taken += 1
+        if self.interrupts and self.taken == 3:
+            signal.raise_signal(signal.SIGINT)
+        with torch.no_grad():
+            for group in self.param_groups:
+                for p in group["params"]:
+                    if p.grad is not None:
+                        p.sub_(p.grad.sign() * group["lr"])
+        return loss
+
+
+CELLS = {
+    "imports": "import math\nimport torch\nfrom torch import Tensor, sign\nimport torch.nn.functional as F\n",
+    "helpers": """
+LEAST, BETAS = -math.inf, (0.9, 0.999)
+unused = torch.zeros(3)
+
+
+def signs(gradient: Tensor) -> Tensor:
+    unused = sign(F.relu(gradient)) - sign(F.relu(-gradient))
+    return unused
+
+
+class Base(torch.optim.Optimizer):
+    def __init__(self, params, lr: float = 0.1, least: float = LEAST, betas: tuple[float, float] = BETAS):
+        super().__init__(params, {"lr": lr})
+""",
+    "class": """
+class Own(Base):
+    \"\"\"Signs.
+
+    Args:
+        lr: step, in [0, inf).
+    \"\"\"
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        with torch.enable_grad():
+            loss = closure() if closure is not None else None
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.sub_(signs(p.grad) * group["lr"])
+        return loss
+""",
+}
+
+
+@pytest.fixture
+def notebook(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Runs cells as IPython does: in `__main__`, with their sources known to linecache."""
+    session = ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", session)
+    cells: list[str] = []
+
+    def run(text: str) -> dict[str, Any]:
+        name = f"<cell {len(cells)}>"
+        cells.append(name)
+        linecache.cache[name] = len(text), None, text.splitlines(True), name
+        exec(compile(text, name, "exec"), vars(session))
+        return vars(session)
+
+    yield run
+    for name in cells:
+        del linecache.cache[name]
+
+
+# -- import -----------------------------------------------------------------------------------------------------------
+
+
+def test_import_is_light_and_names_are_loaded_when_used() -> None:
+    code = (
+        "import sys, bench\n"
+        "heavy = {'torch', 'lightning', 'numpy', 'pydantic', 'typing'} - before & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+        "assert {'fit', 'board', '__version__'} <= set(dir(bench))\n"
+        "bench.fit, bench.Run, bench.Table, bench.UserError\n"
+        "assert not {'torch', 'lightning', 'matplotlib'} & set(sys.modules)\n"
+        "from bench import *\n"
+        "assert compare is bench.compare and callable(compare)\n"
+    )
+    code = f"import sys\nbefore = set(sys.modules)\n{code}"
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=60)
+
+
+def test_every_public_name_is_there() -> None:
+    assert {name for name in bench.__all__ if getattr(bench, name) is None} == set()
+    with pytest.raises(AttributeError, match="module 'bench' has no attribute 'nothing'"):
+        bench.nothing  # type: ignore[attr-defined]  # noqa: B018
+    importlib.import_module("bench.comparison")  # which must not hide the function
+    assert callable(bench.compare)
+
+
+# -- fit --------------------------------------------------------------------------------------------------------------
+
+
+def test_fit_gives_the_run_of_the_command_and_trains_it_once(
+    cli, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = bench.fit("synthetic", "ngd", lr=np.float64(0.1), seed=np.int64(3), **SHORT)  # type: ignore[arg-type]
+    assert capsys.readouterr() == ("", "")
+    answer = json.loads(cli("fit", *WORDS, "--opt.lr", 0.1, "--seed", 3, "--json").out)
+    assert {name: answer[name] for name in ("run_id", "status", "final", "steps")} == {
+        "run_id": run.run_id, "status": run.status, "final": run.final, "steps": run.steps,
+    }  # fmt: skip
+    assert answer["metric"].replace("/", " ") == run.metric == "train loss"
+    assert (run.task, run.opt, run.seed, run.settings["opt.lr"]) == ("synthetic", "ngd", 3, 0.1)
+    monkeypatch.setattr(bench.runner, "run", None)
+    again = bench.fit("synthetic", "ngd", lr=0.1, seed=3, **SHORT)
+    assert again == run
+    assert again.run_id in repr(again)
+    assert str(again) in again._repr_html_().replace("&#x27;", "'")
+
+
+def test_a_run_has_its_tables_as_arrays() -> None:
+    run = bench.fit("synthetic", "ngd", lr=0.1, **SHORT)
+    assert run.curve["step"].tolist() == [1, 2, 3, 4, 5]
+    assert {"loss", "grad_norm", "raw_step", "applied_step"} <= run.curve.keys()
+    assert run.evaluations["step"][-1] == 5
+    assert run.evaluations["loss"][-1] == pytest.approx(run.final)
+    assert "alignment" in run.measurements
+    for column in ("loss", "alignment"):
+        figure = run.figure(column)
+        assert isinstance(figure, Figure)
+        assert figure._repr_png_().startswith(b"\x89PNG")  # type: ignore[attr-defined]
+    with pytest.raises(bench.UserError, match="unknown column 'los'; did you mean 'loss'"):
+        run.figure("los")
+
+
+def test_settings_have_all_forms() -> None:
+    run = bench.fit(
+        "synthetic", "adam", betas=(0.5, 0.9), task_options={"T": 4}, settings={"trainer.max_steps": 2, "opt.lr": 0.5},
+        lr=0.1, device="cpu", progress=False,
+    )  # fmt: skip
+    found = {name: run.settings[name] for name in ("opt.betas", "opt.lr", "task.T", "trainer.max_steps")}
+    assert found == {"opt.betas": [0.5, 0.9], "opt.lr": 0.5, "task.T": 4, "trainer.max_steps": 2}
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"opt": "ngdd"}, ["--opt", "ngdd"]),
+        ({"task": "synthetik"}, ["--task", "synthetik"]),
+        ({"lrr": 0.1}, ["--opt.lrr", "0.1"]),
+        ({"lr": "fast"}, ["--opt.lr", "fast"]),
+        ({"trainer": {"max_step": 5}}, ["--trainer.max_step", "5"]),
+        ({"seed": -1}, ["--seed", "-1"]),
+        ({"opt": "missing.py:Mine"}, ["--opt", "missing.py:Mine"]),
+        ({"store": ""}, ["--store", ""]),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_errors_are_those_of_the_command(cli, given: dict[str, Any], words: list[str]) -> None:
+    given = {"task": "synthetic", "opt": "ngd", **given}
+    with pytest.raises(bench.UserError) as error:
+        bench.fit(**given, progress=False)
+    own = ["--task", "synthetic"] * ("--task" not in words) + ["--opt", "ngd"] * ("--opt" not in words)
+    said = cli("fit", *own, *words).err.removeprefix("bench: error: ").strip()
+    assert str(error.value).replace("-1:", "'-1':") == said.replace("-1:", "'-1':")
+
+
+def test_several_processes_are_for_the_command() -> None:
+    with pytest.raises(bench.UserError, match="use `bench fit` for it"):
+        bench.fit("synthetic", "ngd", trainer={"devices": 2}, progress=False)
+
+
+def test_an_interrupt_saves_the_state_and_the_same_call_goes_on(monkeypatch: pytest.MonkeyPatch, store: Path) -> None:
+    monkeypatch.setattr(Signs, "interrupts", True)
+    handler = signal.getsignal(signal.SIGINT)
+    spec = "tests.test_api:Signs"
+    with pytest.raises(KeyboardInterrupt, match="stopped and saved; the same call goes on"):
+        bench.fit("synthetic", spec, trainer={"max_steps": 40, "val_every": 5}, device="cpu", progress=False)
+    assert signal.getsignal(signal.SIGINT) is handler
+    [run] = bench.load(store)
+    assert run.status == "killed"
+    assert 0 < run.steps < 40
+    monkeypatch.setattr(Signs, "interrupts", False)
+    found = bench.fit("synthetic", spec, trainer={"max_steps": 40, "val_every": 5}, device="cpu", progress=False)
+    assert (found.run_id, found.status, found.steps) == (run.run_id, "completed", 40)
+
+
+# -- classes ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_class_of_a_package_is_named_by_its_module(store: Path) -> None:
+    assert name_of(Signs, store) == "tests.test_api:Signs"
+    assert name_of(torch.optim.Adam, store) == "torch.optim.adam:Adam"
+    assert name_of("ngd", store) == "ngd"
+    run = bench.fit("synthetic", Signs, lr=0.1, **SHORT)
+    assert run.opt == "tests.test_api:Signs"
+    assert not (store / "sources").exists()
+
+
+def test_a_class_of_a_file_is_named_by_its_file(tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_signs.py").write_text("".join(CELLS.values()))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    import own_signs  # type: ignore[import-not-found]
+
+    assert name_of(own_signs.Own, store) == "own_signs.py:Own"
+    monkeypatch.chdir("/")
+    assert name_of(own_signs.Own, store) == f"{tmp_path.resolve().relative_to('/')}/own_signs.py:Own"
+    del sys.modules["own_signs"]
+
+
+def test_a_class_of_a_notebook_is_written_with_what_it_uses(notebook, store: Path, tmp_path: Path) -> None:
+    for cell in CELLS.values():
+        names = notebook(cell)
+    text = module_text(names["Own"], names)
+    assert "unused = torch.zeros" not in text
+    assert 'LEAST = float("-inf")' in text
+    assert text.index("def signs") < text.index("class Own")
+    assert text.index("class Base") < text.index("class Own")
+    run = bench.fit("synthetic", names["Own"], lr=0.1, **SHORT)
+    [path] = (store / "sources").rglob("*.py")
+    assert path.read_text() == text
+    assert run.opt == "Own.py:Own"
+    assert run.result.versions["opt_package"] == f"file {path.parent.name}"
+    assert bench.fit("synthetic", f"{path}:Own", lr=0.1, **SHORT) == run
+    assert [each.run_id for each in bench.load()] == [run.run_id]
+    assert bench.board().rows[0]["opt"] == "Own.py:Own"
+    # Another text is another run.
+    names = notebook(CELLS["class"].replace("signs(p.grad)", "2 * signs(p.grad)"))
+    other = bench.fit("synthetic", names["Own"], lr=0.1, **SHORT)
+    assert other.run_id != run.run_id
+    assert other.final != run.final
+
+
+def test_a_source_that_somebody_has_changed_is_written_anew(notebook, store: Path) -> None:
+    for cell in CELLS.values():
+        names = notebook(cell)
+    path = Path.cwd() / name_of(names["Own"], store).partition(":")[0]
+    text = path.read_text()
+    path.write_text("raise SystemExit")
+    assert name_of(names["Own"], store).endswith(":Own")
+    assert path.read_text() == text
+    path.unlink()
+    path.symlink_to("/dev/null")
+    with pytest.raises(bench.UserError, match="is a link, which is not followed"):
+        name_of(names["Own"], store)
+
+
+def test_a_reader_imports_no_source_of_a_store(store: Path) -> None:
+    begin(store, record("synthetic-ngd-1")).end([record("synthetic-ngd-1")])
+    folder = store / "sources" / "0123456789ab"
+    folder.mkdir(parents=True)
+    (folder / "Own.py").write_text("raise SystemExit('imported')")
+    [run] = bench.load(store)
+    assert run.run_id == "synthetic-ngd-1"
+    assert bench.load(store).damaged == ()
+
+
+NO_SOURCE = "class Own(Base):\n    def step(self, closure=None):\n        return 1\n"
+
+
+@pytest.mark.parametrize(
+    ("cell", "said"),
+    [
+        ("Own = type('Own', (Base,), {})", "has no source that Python can find"),
+        (f"exec({NO_SOURCE!r})", "has no source that Python can find"),
+        ("def make():\n    class Own(Base):\n        pass\n    return Own\nOwn = make()", "is defined inside of a"),
+        (
+            "state = torch.zeros(3)\nclass Own(Base):\n    def step(self, closure=None):\n        return state",
+            "uses 'state', a Tensor of the session",
+        ),
+        (
+            "other = signs\nclass Own(Base):\n    def step(self, closure=None):\n        return other(1)",
+            "uses 'other', another name of signs",
+        ),
+        ("Own = 3", "3 is no optimizer: pass a name, 'file.py:MyClass', or a class"),
+    ],
+    ids=["type", "exec", "nested", "tensor", "alias", "number"],
+)
+def test_a_class_without_a_source_is_refused_with_the_way_out(notebook, store: Path, cell: str, said: str) -> None:
+    for text in [CELLS["imports"], CELLS["helpers"], cell]:
+        names = notebook(text)
+    with pytest.raises(bench.UserError, match=said) as error:
+        bench.fit("synthetic", names["Own"], **SHORT)
+    assert "file.py:" in str(error.value)
+    assert not store.exists()
+
+
+# -- several runs -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> bench.Sweep:
+    store = tmp_path_factory.mktemp("swept")
+    return bench.sweep(
+        "synthetic", ["ngd", "sngd"], lr=[0.1, 1.0], seeds=[4, 5], engine="lightning", store=store,
+        settings={"opt.sngd.max_step": 3.0}, **SHORT,
+    )  # fmt: skip
+
+
+def test_a_sweep_is_that_of_the_command(swept: bench.Sweep, cli) -> None:
+    words = (
+        "--task",
+        "synthetic",
+        "--opt",
+        "ngd,sngd",
+        "--opt.lr",
+        "0.1,1",
+        "--opt.sngd.max_step",
+        3,
+        "--seeds",
+        "4,5",
+    )
+    more = ("--trainer.max_steps", 5, "--device", "cpu", "--dry-run", "--json")
+    assert [run.run_id for run in swept.runs] == [*json.loads(cli("sweep", *words, *more).out)]
+    assert swept.best.keys() == {"ngd", "sngd"}
+    assert set(swept.best.values()) <= {0.1, 1.0}
+    assert [row["table"] for row in swept.table.rows] == ["ngd", "ngd", "sngd", "sngd"]
+    assert "against opt.lr" in str(swept)
+    assert "<table>" in swept._repr_html_()
+    assert isinstance(swept.figure(), Figure)
+
+
+def test_runs_are_a_sequence_a_frame_and_a_figure(swept: bench.Sweep) -> None:
+    runs = bench.load(swept.runs[0].store)
+    assert len(runs) == 8
+    assert {run.run_id for run in runs} == {run.run_id for run in swept.runs}
+    assert runs[runs[2].run_id] is runs[2]
+    assert len(runs[1:3]) == 2
+    few = runs.filter(opt="ngd", seed=[4, 5], **{"opt.lr": 0.1})
+    assert [(run.opt, run.settings["opt.lr"]) for run in few] == [("ngd", 0.1)] * 2
+    table = runs.table()
+    assert table.num_rows == 8
+    assert table["opt.lr"].to_pylist() == [run.settings["opt.lr"] for run in runs]
+    assert table["final"].to_pylist() == [run.final for run in runs]
+    assert table["opt.max_step"].null_count == 4
+    assert table["trainer.batch_size"].type == "string"
+    assert isinstance(few.figure(), Figure)
+    assert few[0].run_id in str(few)
+    assert few[0].run_id in few._repr_html_()
+    with pytest.raises(bench.UserError, match=r"unknown setting 'opt.lrr'; did you mean 'opt.lr'"):
+        runs.filter(**{"opt.lrr": 0.1})
+    with pytest.raises(bench.UserError, match="unknown run in these runs"):
+        runs["synthetic-ngd-0"]
+
+
+def test_no_runs_are_a_frame_too(tmp_path: Path) -> None:
+    runs = bench.load(tmp_path)
+    assert (len(runs), runs.table().num_rows, runs.damaged) == (0, 0, ())
+    assert runs.table().schema.field("final").type == "double"
+    with pytest.raises(bench.UserError, match="there are no runs to draw"):
+        runs.figure()
+    with pytest.raises(bench.UserError, match="there is no store"):
+        bench.load(tmp_path / "nowhere")
+
+
+def test_damaged_runs_are_said_not_raised(store: Path) -> None:
+    begin(store, record("synthetic-ngd-1")).end([record("synthetic-ngd-1")])
+    (store / "synthetic-ngd-2" / "done").mkdir(parents=True)
+    (store / "synthetic-ngd-2" / "done" / "runs.jsonl").write_text("{}\n")
+    runs = bench.load(store)
+    assert [run.run_id for run in runs] == ["synthetic-ngd-1"]
+    assert len(runs.damaged) == 1
+    assert "synthetic-ngd-2" in runs.damaged[0]
+
+
+@pytest.mark.parametrize(
+    ("seeds", "same"),
+    [(3, [0, 1, 2]), ([7], [7]), (range(2, 4), [2, 3]), (np.array([1, 0]), [1, 0])],
+    ids=["count", "one", "range", "array"],
+)
+def test_seeds_are_a_number_of_them_or_a_list(monkeypatch: pytest.MonkeyPatch, seeds: Any, same: list[int]) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr("bench.execute.command.results_of", lambda configs, *args, **more: asked.extend(configs))
+    with pytest.raises(KeyboardInterrupt):
+        bench.sweep("synthetic", "ngd", lr=[0.1], seeds=seeds, **SHORT)
+    assert [config.seed for config in asked] == same
+
+
+@pytest.mark.parametrize("seeds", [0, [], "5", 2.0, True, [1.5], [-1]], ids=repr)
+def test_other_seeds_are_refused(seeds: Any) -> None:
+    with pytest.raises(bench.UserError, match="seeds"):
+        bench.sweep("synthetic", "ngd", lr=0.1, seeds=seeds, **SHORT)
+
+
+# -- boards -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_board_is_that_of_the_command(swept: bench.Sweep, cli, tmp_path: Path) -> None:
+    store = swept.runs[0].store
+    table = bench.board("quality", store=store, opt="sngd", only={"opt.lr": 1}, reference="ngd")
+    [said] = json.loads(
+        cli("leaderboard", "--store", store, "--opt", "sngd", "--only", "opt.lr=1", "--reference", "ngd", "--format",
+            "json").out
+    )  # fmt: skip
+    [own] = said["tables"]
+    assert table.title == said["title"]
+    assert table.rows == [{"table": own["title"], **row} for row in own["rows"]]
+    table.write(tmp_path / "board.md")
+    assert (tmp_path / "board.md").read_text() == table.markdown()
+    assert isinstance(bench.plot("curves", y="grad_norm", store=store), Figure)
+    for call, said in ((bench.board, "unknown board 'qality'"), (bench.plot, "unknown chart 'qality'")):
+        with pytest.raises(bench.UserError, match=said):
+            call("qality", store=store)
+
+
+def test_names_of_others_do_no_harm_in_a_notebook(store: Path) -> None:
+    run = record("synthetic-ngd-1", task=WILD)
+    begin(store, run).end([run])
+    found = bench.load(store)
+    for html in (found._repr_html_(), found[0]._repr_html_(), bench.board(store=store)._repr_html_()):
+        assert "<script" not in html
+        assert "alert(1)" in html
+
+
+# -- with worker processes --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.deep
+def test_a_study_finds_what_fit_takes(notebook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for cell in CELLS.values():
+        names = notebook(cell)
+    study = bench.tune(
+        "synthetic", names["Own"], lr=[0.01, 0.1], seeds=1, report_seeds=[7, 8], workers=1, least=-1.0, **SHORT
+    )
+    assert study.best.keys() == {"lr", "least"}
+    assert study.best["least"] == -1
+    assert [run.seed for run in study.fresh] == [7, 8]
+    assert len(study.trials) == 2
+    again = bench.fit("synthetic", names["Own"], seed=7, **study.best, **SHORT)
+    assert again.run_id == study.fresh[0].run_id
+    assert isinstance(study.figure(), Figure)
+    assert study.name in str(study)
+    study.write("tuned")
+    assert bench.fit("synthetic", names["Own"], seed=8, tuned=True, **SHORT).run_id == study.fresh[1].run_id
+    rows = bench.board().rows
+    assert [(row["opt"], row["settings"]) for row in rows] == [("Own.py:Own", "tuned")]
+
+
+@pytest.mark.deep
+def test_a_comparison_ends_in_a_ranked_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_signs.py").write_text("".join(CELLS.values()))
+    found = bench.compare(
+        "synthetic", "own_signs.py:Own", lr=[0.01, 0.1], settings={"opt.gd.lr": [0.1, 1.0]}, seeds=1, report_seeds=7,
+        workers=1, **SHORT,
+    )  # fmt: skip
+    assert capsys.readouterr().err == ""
+    assert found.studies.keys() == {"gd", "own_signs.py:Own"}
+    rows = {row["opt"]: row["verdict"] for row in found.table.rows}
+    assert rows["gd"] == "reference"
+    assert any("gd (tuned" in line for line in found.verdicts)
+    assert isinstance(found.figure(), Figure)
+    assert found.verdicts[0] in str(found)
+
+
+@pytest.mark.deep
+def test_a_script_passes_its_own_class_without_being_run_twice(tmp_path: Path) -> None:
+    body = "import bench\n" + "".join(CELLS.values()) + (
+        "print('once')\n"
+        "found = bench.sweep('synthetic', Own, lr=[0.01, 0.1], seeds=4, workers=2, engine='lightning',\n"
+        "                    trainer={'max_steps': 5}, device='cpu')\n"
+        "print(len(found.runs), {run.status for run in found.runs})\n"
+    )  # fmt: skip
+    (tmp_path / "script.py").write_text(body)
+    answer = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout == "once\n8 {'completed'}\n"
+
+
+@pytest.mark.deep
+def test_type_checkers_see_what_functions_return(tmp_path: Path) -> None:
+    code = (
+        "import bench\n"
+        "run = bench.fit('mnist', 'sngd', lr=0.1, trainer={'max_epochs': 2}, seed=0)\n"
+        "reveal_type(run)\nreveal_type(bench.load()[0].final)\nreveal_type(bench.board().rows)\n"
+        "bench.fit('mnist', 'sngd', seed='zero')\n"
+    )
+    (tmp_path / "code.py").write_text(code)
+    program = Path(sys.executable).with_name("pyright")
+    answer = subprocess.run(
+        [program, "--outputjson", "--pythonpath", sys.executable, "code.py"], cwd=tmp_path, capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
+    said = [each["message"] for each in json.loads(answer.stdout)["generalDiagnostics"]]
+    assert said[:2] == ['Type of "run" is "Run"', 'Type of "bench.load()[0].final" is "float | None"']
+    assert len(said) == 4
+    assert 'cannot be assigned to parameter "seed"' in said[3]
+
+
+# -- documents --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.deep
+def test_the_code_of_readme_and_guide_runs_as_it_stands(tmp_path: Path) -> None:
+    guide = (ROOT / "docs/guides/python.md").read_text("utf-8")
+    readme = re.findall(r"^```python api\n(.*?)^```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL | re.MULTILINE)
+    assert len(readme) == 1
+    blocks = readme + re.findall(r"^```python\n(.*?)^```", guide, re.DOTALL | re.MULTILINE)
+    (tmp_path / "guide.py").write_text("\n".join(blocks))
+    kept = {name: value for name, value in os.environ.items() if name != "BENCH_STORE"}
+    answer = subprocess.run(
+        [sys.executable, "-W", "error::DeprecationWarning:__main__", "guide.py"], cwd=tmp_path, env=kept,
+        capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+    assert answer.returncode == 0, answer.stderr
+    assert {path.name for path in tmp_path.iterdir() if path.is_file()} == {
+        "guide.py", "grad_norm.png", "board.md", "curves.pdf",
+    }  # fmt: skip
+    assert "| Signs.py:Signs " in (tmp_path / "board.md").read_text()
+
+
+@pytest.mark.deep
+def test_the_notebook_runs_and_shows_tables_and_pictures(tmp_path: Path, store: Path) -> None:
+    import nbformat
+    from nbclient import NotebookClient
+
+    notebook = nbformat.read(ROOT / "docs/quickstart.ipynb", as_version=4)
+    assert all(not cell.get("outputs") for cell in notebook.cells)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the client
+        NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    kinds = [{kind for out in cell.get("outputs", ()) for kind in out.get("data", ())} for cell in notebook.cells]
+    assert sum("image/png" in each for each in kinds) == 2
+    assert sum("text/html" in each for each in kinds) == 3
+    said = [out for cell in notebook.cells for out in cell.get("outputs", ()) if out["output_type"] == "stream"]
+    assert said == []
+    assert [path.name for path in (store / "sources").rglob("*.py")] == ["Signs.py"]
+
+
+@pytest.mark.deep
+def test_a_notebook_that_is_interrupted_lives_on(tmp_path: Path) -> None:
+    from jupyter_client.manager import start_new_kernel
+
+    manager, client = start_new_kernel(cwd=str(tmp_path))
+
+    def ask(code: str, *, interrupt: bool = False) -> tuple[str, str]:
+        """Run a cell: how it ended, and what it wrote."""
+        asked = client.execute(code)
+        written = ""
+        while True:
+            message = client.get_iopub_msg(timeout=120)
+            if message["parent_header"].get("msg_id") != asked:
+                continue
+            content = message["content"]
+            written += content.get("text", "") if message["msg_type"] == "stream" else ""
+            if interrupt and "step 1/" in written:
+                interrupt = False
+                manager.interrupt_kernel()
+            if message["msg_type"] == "status" and content["execution_state"] == "idle":
+                break
+        while (answer := client.get_shell_msg(timeout=120))["parent_header"].get("msg_id") != asked:
+            pass
+        return answer["content"].get("ename", ""), written
+
+    call = "run = bench.fit('synthetic', 'ngd', trainer={'max_steps': 100_000, 'val_every': 1}, device='cpu')"
+    try:
+        assert ask("import bench")[0] == ""
+        assert ask(call, interrupt=True)[0] == "KeyboardInterrupt"
+        ended, written = ask("print([(run.status, 0 < run.steps < 100_000) for run in bench.load()])")
+        assert (ended, written) == ("", "[('killed', True)]\n")
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
