@@ -1006,6 +1006,14 @@ def test_another_target_is_read_from_the_evaluations(store, task, metric, target
     assert (row["count"], row["steps"].median) == ("5 of 5", 20)
 
 
+def test_another_target_is_of_the_loss_above_its_infimum_where_that_is_known(store):
+    values = [{"step": 10 * i, "train_s": 1.0, "loss": 0.3 + excess, "excess": excess}
+              for i, excess in enumerate((0.1, 1e-3, 1e-7), 1)]  # fmt: skip
+    keep(store, *seeds("gd", A, task="synthetic", validations=values))
+    (row,) = rows("speed", store, target=1e-6).values()
+    assert (row["count"], row["steps"].median) == ("5 of 5", 30)
+
+
 def test_seconds_stay_within_a_type_of_machine(store):
     keep(
         store, *reaching("adam", [10, 20, 30]), *reaching("sgd", [10, 20, 60], environment={"gpu": "H"}, engine="lanes")

@@ -344,6 +344,7 @@ def test_options_out_of_range_are_named_with_their_range(folder: Folder) -> None
         ({"num_heads": 3}, "^num_heads=3 does not divide width=8"),
         ({"dropout": 1.0}, r"^dropout=1.0 .*\[0, 1\)"),
         ({"heads": "other"}, "^heads=other .* regroup or fresh"),
+        ({"heads": "regroup", "scratch": True}, "^heads=regroup keeps loaded weights, and scratch=true loads none"),
         ({"scratch": False, "model": path, "num_heads": 5}, "^num_heads=5 does not divide the model's width of 12"),
     ):
         with pytest.raises(ValueError, match=message):

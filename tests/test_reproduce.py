@@ -159,7 +159,7 @@ def test_an_experiment_writes_figure_data_claims_and_page(cli: Any, folder: Path
     claims = json.loads((out / "claims.json").read_text())
     assert [(claim["name"], claim["verdict"]) for claim in claims["claims"]] == [("grows", "holds"), ("tiny", "fails")]
     assert claims["claims"][0]["low"] > 0.5
-    assert claims["quick"] is False
+    assert claims["quick"] is claims["small_run"] is False
     assert claims["environments"][0]["cpu"]
     assert claims["versions"][0]["torch"]
     page = (out / "report.md").read_text()
@@ -211,8 +211,20 @@ def test_quick_is_smaller_goes_elsewhere_and_says_so(cli: Any, folder: Path, sto
     assert "no evidence" in answer.out
     assert "bench reproduce nobody/tiny --quick" in page
     claims = json.loads(Path("reproduced/nobody/tiny-quick/claims.json").read_text())
-    assert claims["quick"] is True
+    assert claims["quick"] is claims["small_run"] is True
+    assert "| **small run: undecided** |" in page
+    assert "small run: undecided" in answer.out
     assert {claim["verdict"] for claim in claims["claims"]} == {"undecided"}  # one seed decides nothing
+
+
+def test_runs_smaller_than_the_papers_settle_no_claim(cli: Any, folder: Path, store: Path) -> None:
+    rewrite(folder, undersized="ours have width 4, the paper's 64.")
+    answer = cli("reproduce", "nobody/tiny")
+    page = Path("reproduced/nobody/tiny/report.md").read_text()
+    assert "**Smaller than the paper's: ours have width 4, the paper's 64.**" in page
+    assert "| **small run: " in page
+    assert "| **holds**" not in page
+    assert "smaller than the paper's: ours have width 4" in answer.out
 
 
 def test_settings_and_seeds_from_the_command_line_are_in_every_run_and_on_the_page(

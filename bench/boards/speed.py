@@ -18,14 +18,15 @@ from bench.store.record import RunResult
 def reached(run: RunResult, target: float | None, mode: str) -> tuple[int | None, float | None]:
     """Steps and seconds to the target: the task's own, or any other, from the evaluations during training.
 
-    A run that diverged has not reached it for good.
+    A target that is given is of what boards show: of a loss above its infimum, where that is known. A run that diverged
+    has not reached it for good.
     """
     if run.status == "diverged":
         return None, None
     if target is None:
         return run.steps_to_target, run.seconds_to_target
     for row in run.validations:
-        value = row.get(run.metric)
+        value = row.get("excess" if run.scale == "log" and "excess" in row else run.metric)
         if value is not None and (value >= target if mode == "max" else value <= target):
             return int(row["step"]), row["train_s"]
     return None, None

@@ -106,6 +106,7 @@ class Experiment(NoBooleans, BaseModel):
         title: one line for people.
         paper: the paper, and which of its figures or statements.
         notes: what is ours, and what a reader must know; plain sentences.
+        undersized: how its runs are smaller than the paper's; None where they are not. Then no claim is settled.
         common: settings of all arms.
         seeds: one run for each arm and seed.
         arms: settings by label.
@@ -120,6 +121,7 @@ class Experiment(NoBooleans, BaseModel):
     title: str
     paper: str
     notes: list[str] = []
+    undersized: str | None = None
     common: Settings
     seeds: list[Seed] = Field(min_length=1)
     arms: dict[str, Settings] = Field(min_length=1)

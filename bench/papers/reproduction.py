@@ -74,6 +74,16 @@ class Reproduction:
         return ((claim, self.findings[claim.name]) for claim in self.experiment.claims)
 
     @property
+    def small(self) -> bool:
+        """Whether the runs are smaller than the experiment's, or otherwise altered, so that no claim is settled."""
+        version = self.version
+        return bool(version.quick or version.changes or version.arms or self.parts or self.experiment.undersized)
+
+    def said(self, finding: Finding) -> str:
+        """A verdict in words: that of a small or altered run is no verdict on the paper."""
+        return "small run: " * self.small + finding.verdict
+
+    @property
     def parts(self) -> list[str]:
         """What the runs were on, where that is less than the task (`RunResult.part`)."""
         return sorted({run.part for runs in self.records.values() for run in runs if run.part})
@@ -86,7 +96,9 @@ def as_json(result: Reproduction) -> dict[str, Any]:
         "experiment": result.name, "title": result.experiment.title, "paper": result.experiment.paper,
         "quick": result.version.quick, "changes": dict(result.version.changes),
         "changed_arms": dict(result.version.arms),
-        "seeds": result.experiment.seeds, "seeds_left_out": dict(result.without), "parts": result.parts,
+        "small_run": result.small, "undersized": result.experiment.undersized,
+        "seeds": result.experiment.seeds, "seeds_left_out": dict(result.without),
+        "parts": result.parts,
         "notes": result.experiment.notes,
         "claims": [claim.model_dump() | result.experiment.arguments(claim) | asdict(finding)
                    for claim, finding in result.claims],
@@ -115,9 +127,12 @@ def page(result: Reproduction) -> str:
         lines += ["**This is the quick version: few seeds and few steps. Its verdicts are no evidence.**", ""]
     for part in result.parts:
         lines += [f"**Not the whole task: {part}.**", ""]
+    if experiment.undersized:
+        lines += [f"**Smaller than the paper's: {experiment.undersized}**", ""]
     lines += ["![figure](figure.png)", "", "## Claims", ""]
     rows = [
-        (finding.verdict, claim.name, claim.paper, finding.text, _effect(finding)) for claim, finding in result.claims
+        (result.said(finding), claim.name, claim.paper, finding.text, _effect(finding))
+        for claim, finding in result.claims
     ]
     heads = ("claim", "the paper, in short", "here", "effect, 95 % interval over seeds")
     lines += markdown_table(Table.of([Column("verdict", "verdict", markup="strong"), *heads], rows))
@@ -185,11 +200,13 @@ def words(settings: Mapping[str, Any]) -> str:
 def claim_lines(result: Reproduction, folder: Path) -> list[str]:
     """What became of an experiment's claims, and where the output is."""
     lines = [f"{result.name}: {result.experiment.title}"]
-    pairs = ((finding.verdict, claim, finding.text) for claim, finding in result.claims)
+    pairs = ((result.said(finding), claim, finding.text) for claim, finding in result.claims)
     rows = [row for verdict, claim, text in pairs for row in ((verdict, f"{claim.name}: {claim.paper}"), ("", text))]
-    lines += shown(Table.facts(rows, least=9), "  ")
+    lines += shown(Table.facts(rows, least=9 + 11 * result.small), "  ")
     if result.version.quick:
         lines.append("note: this is the quick version; its verdicts are no evidence")
     lines += [f"note: not the whole task: {part}" for part in result.parts]
+    if result.experiment.undersized:
+        lines.append(f"note: smaller than the paper's: {result.experiment.undersized}")
     lines += [f"note: seed {seed} was left out: {reason}" for seed, reason in result.without.items()]
     return [*lines, f"written to {folder}: report.md, figure.png, figure.pdf, claims.json and the data as Parquet"]

@@ -52,6 +52,7 @@ class Encoder(Task):
         heads: what another number of heads means for a pretrained model: `regroup` keeps all weights and cuts the same
             projections into other heads, of size width / num_heads, by whose root the logits are divided; `fresh`
             takes the architecture with that many heads and random weights, also where the number is the model's own.
+            By default `regroup` where weights are loaded; from scratch there is nothing to regroup.
         dropout: rate in [0, 1) everywhere; by default the model's own rates.
         gradient_checkpointing: keep each block's input only and compute the rest again for the gradient: less memory,
             more time, the same gradient.
@@ -79,7 +80,7 @@ class Encoder(Task):
         attention: Literal["standard", "fixed_head", "dcmha"] = "standard",
         num_heads: int | None = None,
         head_dim: int | None = None,
-        heads: Literal["regroup", "fresh"] = "regroup",
+        heads: Literal["regroup", "fresh"] | None = None,
         dropout: float | None = None,
         gradient_checkpointing: bool = False,
     ) -> None:
@@ -89,8 +90,10 @@ class Encoder(Task):
                 raise ValueError(f"{name}={value} is out of range: it must be at least 1")
         if dropout is not None and not 0 <= dropout < 1:
             raise ValueError(f"dropout={dropout} is out of range: it must lie in [0, 1)")
-        if heads not in ("regroup", "fresh"):
+        if heads not in ("regroup", "fresh", None):
             raise ValueError(f"heads={heads} is not known: it must be regroup or fresh")
+        if scratch and heads == "regroup":
+            raise ValueError("heads=regroup keeps loaded weights, and scratch=true loads none; leave one of them out")
         drawn = scratch or heads == "fresh"
         if attention != "standard" and not drawn:
             raise ValueError(
