@@ -73,7 +73,7 @@ def as_on_the_site(app: Sphinx, docname: str, source: list[str]) -> None:
 class Sections(SphinxDirective):
     """A section for each of some things, with text as a terminal shows it."""
 
-    def texts(self) -> Iterator[tuple[str, str]]:
+    def texts(self) -> Iterator[tuple[str, str]]:  # noqa: D102
         """Title and text of each section."""
         raise NotImplementedError
 
@@ -93,7 +93,7 @@ class Sections(SphinxDirective):
 class Commands(Sections):
     """The help of every command."""
 
-    def texts(self) -> Iterator[tuple[str, str]]:
+    def texts(self) -> Iterator[tuple[str, str]]:  # noqa: D102
         for name, command in COMMANDS.items():
             yield f"bench {name}", command_help(command)
 
@@ -101,7 +101,7 @@ class Commands(Sections):
 class Trainer(Sections):
     """The options `--trainer.*`."""
 
-    def texts(self) -> Iterator[tuple[str, str]]:
+    def texts(self) -> Iterator[tuple[str, str]]:  # noqa: D102
         options = trainer_options().items()
         lines = (row(f"--trainer.{n}", o.help, f"default {o.default}" if o.default is not None else "")
                  for n, o in options)  # fmt: skip
@@ -111,7 +111,7 @@ class Trainer(Sections):
 class Tasks(Sections):
     """Every task with its options."""
 
-    def texts(self) -> Iterator[tuple[str, str]]:
+    def texts(self) -> Iterator[tuple[str, str]]:  # noqa: D102
         for name, spec in TASKS.items():
             yield f"task {name}", "\n".join([spec.title, "", *rows("task", task_options(spec))])
 
@@ -119,7 +119,7 @@ class Tasks(Sections):
 class Optimizers(Sections):
     """Every optimizer with its options."""
 
-    def texts(self) -> Iterator[tuple[str, str]]:
+    def texts(self) -> Iterator[tuple[str, str]]:  # noqa: D102
         for name, spec in OPTIMIZERS.items():
             yield (
                 f"optimizer {name}",
