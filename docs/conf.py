@@ -73,7 +73,7 @@ def as_on_the_site(app: Sphinx, docname: str, source: list[str]) -> None:
 class Sections(SphinxDirective):
     """A section for each of some things, with text as a terminal shows it."""
 
-    def texts(self) -> Iterator[tuple[str, str]]:  # noqa: D102
+    def texts(self) -> Iterator[tuple[str, str]]:
         """Title and text of each section."""
         raise NotImplementedError
 
