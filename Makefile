@@ -1,4 +1,4 @@
-.PHONY: help setup check docs test test-all test-kill test-rounding bench smoke leaderboard statistics defaults reference matrix zoo minilm constraints
+.PHONY: help setup check docs test test-all test-kill test-rounding bench smoke publish statistics defaults reference matrix zoo minilm constraints
 
 help:  ## print the targets
 	@sed -n 's/^\([a-z-]*\):.*## /make \1\t/p' Makefile
@@ -30,9 +30,8 @@ bench:  ## measure speed against baselines
 smoke:  ## train one short run
 	uv run bench fit --task synthetic --opt ngd --trainer.max_steps 200
 
-leaderboard:  ## race what the README's board shows, and write it there
-	uv run bench race synthetic --opt gd,ngd,ps,adam,adamw --trainer.max_steps 50
-	uv run bench leaderboard --task synthetic --only trainer.max_steps=50 --settings default --into README.md
+publish:  ## write what is finished of the reference runs into results/reference, configs/tuned and README.md
+	uv run python -m tools.publish
 
 statistics:  ## simulate what verdicts and intervals promise
 	uv run python -m tools.statistics

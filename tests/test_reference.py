@@ -2,6 +2,8 @@
 
 import json
 import math
+import subprocess
+import sys
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +22,7 @@ from tasks import TASKS
 from tests.conftest import Answer, Cli
 from tests.entered import CPU, keep, made, seeds
 
+ROOT = Path(__file__).parents[1]
 HERE = {
     "torch": "2.15.0", "lightning": "2.6.6", "task": TASKS["mnist"].version, "opt": OPTIMIZERS["adam"].version,
 }  # fmt: skip
@@ -342,3 +345,27 @@ def test_words_that_cannot_be_meant(cli: Cli, swept: Path) -> None:
 
     assert "--runs 0" in said(cli("verify", swept, "--runs", 0))
     assert "there are no finished runs of this kind" in said(cli("verify", swept, "--opt", "adam"))
+
+
+# -- what is published ------------------------------------------------------------------------------------------------
+
+
+def test_the_readme_is_what_the_shipped_results_give() -> None:
+    assert subprocess.run([sys.executable, "-m", "tools.publish", "--check"], cwd=ROOT, check=False).returncode == 0
+
+
+def test_shipped_results_are_small_sound_and_without_a_place_of_a_machine() -> None:
+    stores = Stores([ROOT / "results" / "reference" / "runs"])
+    assert not stores.damaged
+    files = [path for path in (ROOT / "results" / "reference").rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) < 20e6
+    text = b"".join(path.read_bytes() for path in files if path.suffix in (".jsonl", ".json"))
+    assert b'"/' not in text
+    by_task: dict[str, set[tuple]] = {}
+    for study in stores.studies:
+        fresh = [run for run in stores.runs if run.run_id not in study.run_ids and run.config["opt"] == study.opt
+                 and run.task == study.task]  # fmt: skip
+        by_task.setdefault(study.task, set()).add((len(study.trials), tuple(study.seeds), len(fresh)))
+    # Equal budgets: trials, tuning seeds and fresh seeds.
+    assert by_task
+    assert all(len(budgets) == 1 for budgets in by_task.values()), by_task

@@ -67,7 +67,7 @@ def bundle(
 ) -> Bundled:
     """Write finished runs, with all that is needed to show and to repeat them.
 
-    Runs of trials keep their last evaluation alone, and no specimen.
+    Runs of trials keep their last evaluation alone, a tenth of the points, and no specimen.
 
     Args:
         stores: where the runs, their tables and studies lie.
@@ -101,7 +101,9 @@ def bundle(
         folder = Path(temporary) / "bundle"
         for task in sorted({bare(run.config["task"]) for run in runs}):
             own = sorted((run for run in runs if bare(run.config["task"]) == task), key=lambda run: run.run_id)
-            _write_block(folder / STORE, [_kept(run, run.run_id in trials, points) for run in own], tables, points)
+            kept = {run.run_id: points and max(2, points // 10 if run.run_id in trials else points) for run in own}
+            records = [_kept(run, run.run_id in trials, kept[run.run_id]) for run in own]
+            _write_block(folder / STORE, records, tables, kept)
         for study in studies:
             path = study.places(folder / STORE)[0]
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -174,19 +176,20 @@ def _kept(run: RunResult, trial: bool, points: int | None) -> RunResult:
 
 
 def _write_block(
-    store: Path, runs: Sequence[RunResult], found: Mapping[str, Mapping[str, Columns]], points: int | None
+    store: Path, runs: Sequence[RunResult], found: Mapping[str, Mapping[str, Columns]], kept: Mapping[str, int | None]
 ) -> None:
     done = store / name_of([run.run_id for run in runs]) / DONE
     done.mkdir(parents=True)
     write_records(done / RUNS, runs)
     for name in TABLES:
         tables = {run.run_id: found[run.run_id][name] for run in runs if name in found[run.run_id]}
-        if points is not None:
-            tables = {run_id: _thin(table, points) for run_id, table in tables.items()}
+        tables = {run_id: _thin(table, kept[run_id]) for run_id, table in tables.items()}
         write_columns(done / f"{name}.parquet", tables)
 
 
-def _thin(table: Columns, points: int) -> Columns:
+def _thin(table: Columns, points: int | None) -> Columns:
+    if points is None:
+        return table
     rows = thinned(len(table["step"]), points)
     return {name: column[rows] for name, column in table.items()}
 

@@ -256,11 +256,19 @@ def write_columns(path: Path, tables: Mapping[str, Mapping[str, Any]]) -> None:
         return
 
     def parts() -> Iterator[tuple[list[str], list[int], Any, Any]]:
+        ids: list[str] = []
+        steps: list[Any] = []
+        values: list[Any] = []
         for run_id, table in sorted(tables.items()):
-            steps = np.asarray(table["step"]).astype(np.int64)
-            nothing = np.full(len(steps), np.nan)
-            own = np.array([np.asarray(table.get(name, nothing), np.float64) for name in names])
-            yield [run_id], [len(steps)], steps, own
+            own = np.asarray(table["step"]).astype(np.int64)
+            if ids and sum(map(len, steps)) + len(own) > ROW_GROUP:
+                yield ids, list(map(len, steps)), np.concatenate(steps), np.concatenate(values, axis=1)
+                ids, steps, values = [], [], []
+            nothing = np.full(len(own), np.nan)
+            ids.append(run_id)
+            steps.append(own)
+            values.append(np.array([np.asarray(table.get(name, nothing), np.float64) for name in names]))
+        yield ids, list(map(len, steps)), np.concatenate(steps), np.concatenate(values, axis=1)
 
     _write(path, names, parts())
 

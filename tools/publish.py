@@ -1,0 +1,165 @@
+"""Publish reference results: `make publish`.
+
+Of each part of the reference suite the tasks count of which every optimizer has all its fresh seeds in the store. Their
+runs go to `results/reference/runs`, thinned to 200 points a curve, their settings to `configs/tuned`, and figure,
+sentences and tables into README.md. With `--check` nothing is bundled; exit code 1 says that README.md is not what
+`results/reference` gives.
+"""
+
+import argparse
+import re
+import shutil
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from textwrap import wrap
+
+from bench.boards import Asked
+from bench.boards.charts import curves
+from bench.boards.collect import Collected, collect
+from bench.boards.quality import quality
+from bench.grammar.values import place
+from bench.output import write
+from bench.results.draw import picture
+from bench.results.render import markdown_table
+from bench.results.table import Column, Table
+from bench.store.bundle import STORE, TUNED, bundle
+from bench.store.stores import Stores
+from bench.text import cell
+from bench.tuning import suite
+
+PARTS = {"theory": "Tasks of the theory", "lm": "Language model", "vision": "Images", "sst2": "Fine-tuning"}
+"""The parts of the reference suite, as README.md calls them."""
+FOLDER, README, FIGURE = Path("results/reference"), Path("README.md"), Path("docs/_static/reference.png")
+SENSITIVITY = Path("results/tuned")
+BEGIN, END = "<!-- reference -->", "<!-- /reference -->"
+POINTS = 200
+"""Rows that the curve of a fresh seed keeps; that of a trial keeps a tenth."""
+
+
+def finished(stores: Stores, part: str) -> list[str]:
+    """The tasks of a part on which all optimizers have been tuned and have all their fresh seeds."""
+    there = {run.run_id: run for run in stores.runs if run.finished}
+    studies = {study.name: study for study in stores.studies}
+    open_tasks, tasks = set[str](), list[str]()
+    for declared in suite.load(part):
+        for spec in declared.specs({}):
+            tasks.append(spec.task)
+            study = studies.get(spec.name)
+            winner = there.get(study.winner or "") if study is not None else None
+            if winner is None:
+                open_tasks.add(spec.task)
+                continue
+            point = {name: winner.config["opt_options"][name.removeprefix("opt.")] for name in spec.axes}
+            wanted = {spec.config(point, seed, {}).model_copy(update={"device": winner.config["device"]}).run_id
+                      for seed in spec.report_seeds}  # fmt: skip
+            if not wanted <= there.keys():
+                open_tasks.add(spec.task)
+    return [task for task in dict.fromkeys(tasks) if task not in open_tasks]
+
+
+def ship(stores: Stores, tasks: list[str], tuned: Path) -> None:
+    """Write the runs of these tasks that belong to the suite, and their settings."""
+    names = {spec.name for part in PARTS for each in suite.load(part) for spec in each.specs({})}
+    mine = [study for study in stores.studies if study.name in names and study.task in tasks]
+    stores.studies = mine
+    trials = {run_id for study in mine for run_id in study.run_ids}
+    winners = {study.winner for study in mine}
+    settings = [(run.config["task"], run.config["opt"], run.config["opt_options"], run.problem)
+                for run in stores.runs if run.run_id in winners]  # fmt: skip
+    runs = [
+        run
+        for run in stores.runs
+        if run.run_id in trials
+        or (run.config["task"], run.config["opt"], run.config["opt_options"], run.problem) in settings
+    ]
+    with TemporaryDirectory() as temporary:
+        made = bundle(stores, runs, Path(temporary) / "bundle", points=POINTS, tuned=tuned)
+        FOLDER.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(FOLDER / STORE, ignore_errors=True)
+        shutil.copytree(Path(temporary) / "bundle" / STORE, FOLDER / STORE)
+        if (Path(temporary) / "bundle" / TUNED).is_dir():
+            for task in (Path(temporary) / "bundle" / TUNED).iterdir():
+                shutil.rmtree(Path("configs/tuned") / task.name, ignore_errors=True)
+                shutil.copytree(task, Path("configs/tuned") / task.name)
+    for task in tasks:
+        (SENSITIVITY / task).mkdir(parents=True, exist_ok=True)
+        page = (tuned / task / "sensitivity.md").read_text("utf-8")
+        # Without the folders of the machine that made it.
+        page = re.sub(r"^Made by `[^`]*`", "Made by `bench suite reference`", page, flags=re.MULTILINE)
+        (SENSITIVITY / task / "sensitivity.md").write_text(page, "utf-8")
+        shutil.copy(tuned / task / "sensitivity.png", SENSITIVITY / task)
+    size = sum(path.stat().st_size for path in FOLDER.rglob("*") if path.is_file())
+    print(f"{made.runs} runs, {made.studies} studies, {made.tuned} files of settings, {size / 1e6:.1f} MB")
+
+
+def text(found: Collected) -> str:
+    """What README.md says of the reference results: a figure, and for each part a sentence a task and a table."""
+    lines = [f"![Training loss against steps, all methods]({FIGURE})"]
+    tables = {table.title: table for table in quality(found).tables}
+    for part, title in PARTS.items():
+        tasks = {task for declared in suite.load(part) for task in declared.tasks}
+        own = {problem.task: tables[problem.name] for problem in found.problems if problem.task in tasks}
+        if not own:
+            continue
+        said = " ".join(_sentence(task, table) for task, table in own.items())
+        lines += ["", *wrap(f"**{title}.** {said} Mean over fresh seeds with 95 % interval:", 120), ""]
+        cells: dict[str, dict[str, str]] = {}
+        for task, table in own.items():
+            for row in table.rows:
+                cells.setdefault(row["opt"], {})[task] = cell(row["final"])
+        columns = [Column("opt", "optimizer"), *(Column(task, f"{task}: {_metric(own[task])}") for task in own)]
+        lines += markdown_table(Table("", columns, [{"opt": opt, **own} for opt, own in sorted(cells.items())]))
+    return "\n".join([*lines, ""])
+
+
+def _metric(table: Table) -> str:
+    return next(column.title for column in table.columns if column.key == "final")
+
+
+def _sentence(task: str, table: Table) -> str:
+    """The verdicts of a task in one sentence."""
+    reference = next((row["opt"] for row in table.rows if row["is_reference"]), "nobody")
+    groups: dict[str, list[str]] = {}
+    for row in table.rows:
+        if row.get("verdict") not in (None, "reference"):
+            groups.setdefault(row["verdict"], []).append(row["opt"])
+    order = ("better", "no difference found", "worse")
+    told = [f"{', '.join(groups[word])}: {word}" for word in sorted(groups, key=lambda w: (w not in order, w))]
+    floor = any("on the floor" in note for note in table.notes)
+    return f"On {task}, against {reference}: {'; '.join(told)}" + " (at the floor of the loss)" * floor + "."
+
+
+def shown() -> tuple[Collected, Stores]:
+    """What boards make of the published runs."""
+    stores = Stores([FOLDER / STORE])
+    return collect(stores), stores
+
+
+def main() -> int:
+    """Publish, or check what is published."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="compare README.md with results/reference, and stop")
+    parser.add_argument("--tuned", type=Path, default=Path("tuned"), help="folder with tuned settings")
+    args = parser.parse_args()
+    if args.check:
+        found, _ = shown()
+        if text(found) in README.read_text("utf-8"):
+            return 0
+        print("README.md is not what results/reference gives: make publish", file=sys.stderr)
+        return 1
+    stores = Stores([place("store")])
+    tasks = [task for part in PARTS for task in finished(stores, part)]
+    print(f"finished: {', '.join(tasks) or 'nothing'}")
+    if not tasks:
+        return 1
+    ship(stores, tasks, args.tuned)
+    found, published = shown()
+    write(FIGURE, picture(curves(Asked(found, published.tables, None, None)).shown, FIGURE.suffix))
+    before, _, rest = README.read_text("utf-8").partition(f"{BEGIN}\n")
+    README.write_text(f"{before}{BEGIN}\n{text(found)}{END}{rest.partition(END)[2]}", "utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
