@@ -24,6 +24,9 @@ ROOT = Path(__file__).absolute().parents[1]
 _SELDOM = 100_000
 """New objects between two collections while modules are imported, which make half a million of them that stay. Ours."""
 
+GROUP = Path("/proc/self/autogroup")
+"""By which Linux schedules the processes of a session together; some kernels lack it."""
+
 _usual: tuple[int, int, int] | None = None
 _code: int | None = None
 
@@ -72,8 +75,8 @@ def begin() -> None:
 def _keep_priority() -> None:
     """Make the priority that `nice` gave hold in a session of this process's own, which Linux schedules as a group."""
     if sys.platform == "linux" and (own := os.nice(0)) > 0 and os.getsid(0) == os.getpid():
-        with suppress(OSError):  # a kernel without such groups
-            Path("/proc/self/autogroup").write_text(str(own), "ascii")
+        with suppress(OSError), GROUP.open("r+") as group:
+            group.write(str(own))
 
 
 def ready() -> None:

@@ -227,10 +227,16 @@ def test_tuned_settings_say_which_split_chose_them(cli, here: Path, store: Path)
         assert {(run.engine, run.tuned_by, run.tuned_on) for run in tuned} == {(engine, record.name, "val")}
 
 
-def test_settings_that_training_samples_chose_are_noted_where_held_out_ones_are_ranked(cli, store: Path) -> None:
+def test_settings_that_training_samples_chose_are_noted_where_held_out_ones_are_ranked(
+    cli, here: Path, store: Path
+) -> None:
     note = "tuned on training samples, and mha_dm1 ranks held-out ones: other settings may be better; `bench tune"
     words = ("--opt", "gd", "--tuned", "--trainer.max_steps", 2, "--device", "cpu")
-    old = cli("fit", "--task", "mha_dm1", *words)  # shipped settings, of version 2
+    for task in ("mha_dm1", "synthetic"):
+        found = {"task": task, "opt": {"name": "gd", "lr": 10.0}, "provenance": {"select_split": "train"}}
+        (folder := here / "tuned" / task).mkdir(parents=True)
+        (folder / "gd.yaml").write_text(yaml.safe_dump(found))
+    old = cli("fit", "--task", "mha_dm1", *words)
     assert old.code == 0, old.err
     assert note in old.err
     assert "note: its settings were chosen on training samples, and its test samples are ranked" in old.out
