@@ -341,7 +341,7 @@ def bench(installed: Path, *words: object, ok: bool = True, cwd: Path | None = N
     answer = subprocess.run(
         ["taskset", "-c", str(max(os.sched_getaffinity(0))), installed / "env/bin/python", "-m", "bench.cli",
          *map(str, words)],
-        capture_output=True, text=True, cwd=cwd or installed, env=environment | {"OMP_NUM_THREADS": "1"}, check=False,
+        capture_output=True, text=True, cwd=cwd or installed, env=environment | {"OMP_NUM_THREADS": "1", "BENCH_REFERENCE": ""}, check=False,
     )  # fmt: skip
     assert (answer.returncode == 0) == ok, answer.stderr
     return answer.stdout if ok else answer.stderr

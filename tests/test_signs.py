@@ -32,6 +32,7 @@ from bench.tuning.progress import TuningProgress
 from tasks import TASKS
 from tasks.core.files import DataError, md5
 from tasks.vision.sources import ImageSource
+from tests.slow import SLOW
 
 WITHOUT_TORCH = """
 import os
@@ -242,7 +243,7 @@ def test_a_run_says_what_it_does_from_the_first_moment(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "first"),
     [
-        (f"{SWEEP} --trainer.max_steps 20 --workers 2", "reading the grid ..."),
+        (f"{SWEEP.replace('sgd', SLOW)} --trainer.max_steps 300 --workers 2", "reading the grid ..."),
         (f"{TUNE} --trainer.max_steps 20 --report_seeds 0 --workers 2", "importing optuna ..."),
         ("suite theory --plan", "importing optuna ..."),
         ("reproduce bhojanapalli2020/theorem1 --quick --workers 2", "reading the experiment ..."),
