@@ -1,4 +1,8 @@
-.PHONY: help setup check docs test test-all test-kill test-rounding bench smoke publish statistics defaults reference matrix zoo minilm constraints
+.PHONY: help setup check docs test test-all test-kill test-rounding bench gpu smoke publish statistics defaults reference matrix zoo minilm constraints
+
+OUT ?= gpu
+MINUTES ?= 8
+PYTHON ?= uv run python
 
 help:  ## print the targets
 	@sed -n 's/^\([a-z-]*\):.*## /make \1\t/p' Makefile
@@ -26,6 +30,9 @@ test-rounding:  ## run the numeric tests as other processors round
 
 bench:  ## measure speed against baselines
 	uv run python -m benchmarks
+
+gpu:  ## on a box with a GPU: tests, speed and reference runs into OUT, for MINUTES a call (goes on)
+	$(PYTHON) -m benchmarks.gpu --out $(OUT) --minutes $(MINUTES)
 
 smoke:  ## train one short run
 	uv run bench fit --task synthetic --opt ngd --trainer.max_steps 200

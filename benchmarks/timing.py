@@ -1,5 +1,6 @@
 """Timing on a noisy machine: two programs take turns, and only ratios of neighbours count."""
 
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,15 +14,24 @@ Timed = Callable[[], float]
 
 
 def timed(function: Callable[[], object], times: int = 1) -> Timed:
-    """The function called so many times, as something that returns its seconds."""
+    """The function called so many times, as something that returns its seconds, until a GPU has done its work."""
 
     def run() -> float:
+        settle()
         begun = time.perf_counter()
         for _ in range(times):
             function()
+        settle()
         return time.perf_counter() - begun
 
     return run
+
+
+def settle() -> None:
+    """Wait until a GPU, if one is in use, has done all that it was told."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
 
 
 @dataclass

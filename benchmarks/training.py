@@ -4,6 +4,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -12,7 +13,7 @@ from torch import nn
 from bench.config import RunConfig, resolve
 from bench.runner import build, run
 from benchmarks.images import MemoryImages, cifar10_images
-from benchmarks.timing import Row, Timed, alternate, timed
+from benchmarks.timing import Row, Timed, alternate, settle, timed
 from tasks import TASKS, Task
 from tasks.core.task import EVALUATED_ON_CPU
 from tasks.vision.vit import ViTClassifier
@@ -46,10 +47,10 @@ def evaluation(task: Task, size: int) -> Timed:
     return timed(evaluate)
 
 
-def configure(task: str, opt: str, steps: int, store: Path) -> RunConfig:
-    """A run of so many steps on the CPU that is evaluated once, at the end."""
+def configure(task: str, opt: str, steps: int, store: Path, device: str = "cpu", **more: Any) -> RunConfig:
+    """A run of so many steps that is evaluated once, at the end."""
     settings = {"trainer.max_steps": steps, "trainer.val_every": steps, "trainer.checkpoint_seconds": 1e9}
-    return resolve({"task": task, "opt": opt, "device": "cpu", "store": store, **settings})
+    return resolve({"task": task, "opt": opt, "device": device, "store": store, **settings, **more})
 
 
 def by_bench(config: RunConfig) -> Timed:
@@ -64,7 +65,7 @@ def by_bench(config: RunConfig) -> Timed:
     return train
 
 
-def by_hand(config: RunConfig) -> Timed:
+def by_hand(config: RunConfig, *, compiled: bool = False) -> Timed:
     """The same model, tensors and optimizer class in plain PyTorch, with torch's own dropout and no record."""
 
     def train() -> float:
@@ -74,16 +75,21 @@ def by_hand(config: RunConfig) -> Timed:
         assert isinstance(task.data, MemoryImages)
         model = task.model.train()  # timm's VisionTransformer: its dropout is replaced only when a run begins
         assert any(isinstance(module, nn.Dropout) for module in model.modules())
-        images, labels = task.data.train_tensors()
-        optimizer = plan.make_optimizer(model.parameters())
+        images, labels = (tensor.to(config.device) for tensor in task.data.train_tensors())
+        optimizer = plan.make_optimizer(model.to(config.device).parameters())
+        forward: Any = torch.compile(model) if compiled else model
+        if compiled:  # which takes a minute, and is not what is timed
+            forward(images[: plan.batch_size].float()).sum().backward()
+        settle()
         begun = time.perf_counter()
-        order = torch.randperm(len(images))
+        order = torch.randperm(len(images), device=images.device)
         for step in range(plan.total_steps):
             rows = order[step * plan.batch_size : (step + 1) * plan.batch_size]
-            loss = nn.functional.cross_entropy(model(images[rows].float().mul_(2 / 255).sub_(1)), labels[rows])
+            loss = nn.functional.cross_entropy(forward(images[rows].float().mul_(2 / 255).sub_(1)), labels[rows])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+        settle()
         return time.perf_counter() - begun
 
     return train

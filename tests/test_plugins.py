@@ -338,10 +338,11 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def bench(installed: Path, *words: object, ok: bool = True, cwd: Path | None = None) -> str:
     """Run `bench` in the environment, as on a machine with one processor; what it prints."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("BENCH_", "PYTHONPATH"))}
+    environment |= {"OMP_NUM_THREADS": "1", "BENCH_REFERENCE": ""}
     answer = subprocess.run(
         ["taskset", "-c", str(max(os.sched_getaffinity(0))), installed / "env/bin/python", "-m", "bench.cli",
          *map(str, words)],
-        capture_output=True, text=True, cwd=cwd or installed, env=environment | {"OMP_NUM_THREADS": "1", "BENCH_REFERENCE": ""}, check=False,
+        capture_output=True, text=True, cwd=cwd or installed, env=environment, check=False,
     )  # fmt: skip
     assert (answer.returncode == 0) == ok, answer.stderr
     return answer.stdout if ok else answer.stderr

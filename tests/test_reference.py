@@ -195,6 +195,19 @@ def test_a_bundle_holds_what_the_store_does(cli: Cli, swept: Path, tmp_path: Pat
         assert cli("plot", "curves", "--store", copied, "-o", tmp_path / "c.png", "--settings", "all").code == 0
 
 
+@pytest.mark.parametrize("name", ["b.zip", "folder"])
+def test_a_bundle_is_merged_as_its_store_would_be(cli: Cli, swept: Path, tmp_path: Path, name: str) -> None:
+    assert cli("bundle", "--store", swept, "-o", tmp_path / name, "--points", 10).code == 0
+    into = tmp_path / "into"
+    for counts in ("12 runs copied, 0 already there", "0 runs copied, 12 already there"):
+        answer = cli("merge", tmp_path / name, into)
+        assert answer.code == 0, answer.err
+        assert counts in answer.out
+    assert values_of(into) == values_of(swept)
+    (tmp_path / "b.txt").write_text("no zip")
+    assert "is no bundle" in last_line(cli("merge", tmp_path / "b.txt", into))
+
+
 def test_the_same_results_give_the_same_bytes(cli: Cli, swept: Path, tmp_path: Path) -> None:
     for name in ("one.zip", "two.zip"):
         assert cli("bundle", "--store", swept, "-o", tmp_path / name).code == 0

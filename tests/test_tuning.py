@@ -21,6 +21,7 @@ from sqlalchemy import create_engine, text
 
 from bench.cli import main
 from bench.config import on_device
+from bench.errors import UserError
 from bench.execute import Effort
 from bench.execute.choice import Choice, Choices
 from bench.execute.pool import Pool
@@ -954,6 +955,31 @@ def test_parts_of_a_suite_are_suites_that_are_shipped(cli, here: Path, parts: An
     answer = cli("suite", "my.yaml", "--plan")
     assert answer.code == 2
     assert "`parts` takes names of suites without parts, as [theory, lm]; got " in last_line(answer)
+
+
+@pytest.mark.parametrize(
+    ("tasks", "opts", "left"),
+    [
+        (None, None, {"one": (["a", "b"], ["x"]), "two": (["c"], ["x", "y"])}),
+        (["b"], None, {"one": (["b"], ["x"])}),
+        (None, ["y"], {"two": (["c"], ["y"])}),
+        (["c", "a"], ["x"], {"one": (["a"], ["x"]), "two": (["c"], ["x"])}),
+    ],
+)
+def test_a_suite_may_be_narrowed(tasks: Any, opts: Any, left: dict[str, Any]) -> None:
+    parts = [
+        suite.Suite(title="one", tasks={"a": {"trainer.max_steps": 1}, "b": None}, optimizers=["x"]),
+        suite.Suite(title="two", tasks=["c"], optimizers=["x", "y"]),
+    ]
+    kept = suite.narrowed(parts, tasks, opts)
+    assert {part.title: ([*part.tasks], [*part.optimizers]) for part in kept} == left
+    assert [part.tasks["a"] for part in kept if isinstance(part.tasks, dict) and "a" in part.tasks] == [
+        {"trainer.max_steps": 1} for part in left.values() if "a" in part[0]
+    ]
+    with pytest.raises(UserError, match="unknown task of the suite 'aa'; known: a, b, c"):
+        suite.narrowed(parts, ["aa"], None)
+    with pytest.raises(UserError, match="no part of the suite has y on a"):
+        suite.narrowed(parts, ["a"], ["y"])
 
 
 def test_the_reference_suite_is_its_parts_at_equal_budgets() -> None:

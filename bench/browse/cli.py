@@ -1,6 +1,7 @@
 """The commands on stores as a whole: sql, merge, bundle, diff."""
 
 import json
+from contextlib import ExitStack
 
 from bench.errors import UserError, unknown
 from bench.grammar.commands import parse
@@ -24,9 +25,12 @@ def _sql(words: list[str]) -> int:
 def _merge(words: list[str]) -> int:
     args = parse("merge", words)
     from bench import progress
+    from bench.store.bundle import opened, store_in
     from bench.store.merge import merge
 
-    merged = merge(args.source, args.dest, progress.say)
+    with ExitStack() as unpacked:
+        bundles = {path: unpacked.enter_context(opened(path)) for path in args.source if path.is_file()}
+        merged = merge([store_in(bundles.get(path, path)) for path in args.source], args.dest, progress.say)
     for what in merged.damaged:
         remark("warning", f"{what}; it is not copied")
     for run_id in merged.differing:

@@ -267,6 +267,8 @@ _ALL = (
         positionals=(Option("file", "a YAML file, or the name of one in configs/suites", "FILE", completes="suite"),),
         options=(
             Option("plan", "print what would run, what is stored, and about how long it takes"),
+            Option("task", "only these of its tasks", "A,B", names, completes="task"),
+            Option("opt", "only these of its optimizers", "A,B", names, completes="opt"),
             WORKERS, ENGINE, MEMORY, WIDTH, *SLURM, replace(SHARED_BY, hidden=True),
             Option("train-only", "for tasks of an array: write no settings", hidden=True),
             _out("where settings and plots go (default: tuned)", default=lambda: folder("tuned")),
@@ -372,12 +374,12 @@ _ALL = (
     ),
     Command(
         "merge", "copy the runs of stores into another one",
-        text="Copy the runs of stores, and their records of studies and checks, into another one.",
+        text="Copy the runs of stores and bundles, and their records of studies and checks, into another store.",
         more="What is there already stays, but a finished run takes the place of an unfinished one. A merge that was"
         " stopped goes on with the same command. Databases of studies (studies.db) are not merged. Exit code 1:"
         " something could not be read.",
         positionals=(
-            Option("source", "a store; it is only read", "SOURCE", folder, completes="folder", most=0),
+            Option("source", "a store or a bundle; it is only read", "SOURCE", folder, completes="folder", most=0),
             Option("dest", "the store that they are copied into; made if it is not there", "DEST", folder,
                    completes="folder"),
         ),

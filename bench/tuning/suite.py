@@ -111,6 +111,41 @@ class Suite(NoBooleans, BaseModel):
         return specs
 
 
+def narrowed(parts: Sequence[Suite], tasks: Sequence[str] | None, opts: Sequence[str] | None) -> list[Suite]:
+    """The parts of a suite with some of its tasks and optimizers only; a part that has none of them is left out.
+
+    Args:
+        parts: of the suite.
+        tasks: names; all if None.
+        opts: names; all if None.
+
+    Raises:
+        UserError: no part has a task or an optimizer of that name.
+    """
+    for what, wanted, of in (("task", tasks, "tasks"), ("optimizer", opts, "optimizers")):
+        known = list(dict.fromkeys(name for part in parts for name in getattr(part, of)))
+        for name in wanted or ():
+            if name not in known:
+                raise unknown(f"{what} of the suite", name, known)
+    kept = [
+        part.model_copy(update={"tasks": _only(part.tasks, tasks), "optimizers": _only(part.optimizers, opts)})
+        for part in parts
+    ]
+    if not (left := [part for part in kept if part.tasks and part.optimizers]):
+        raise UserError(f"no part of the suite has {', '.join(opts or ())} on {', '.join(tasks or ())}")
+    return left
+
+
+def _only(
+    entries: dict[str, Settings | None] | list[str], names: Sequence[str] | None
+) -> dict[str, Settings | None] | list[str]:
+    if names is None:
+        return entries
+    if isinstance(entries, list):
+        return [name for name in entries if name in names]
+    return {name: own for name, own in entries.items() if name in names}
+
+
 def _by_name(entries: Mapping[str, Settings | None] | Sequence[str]) -> dict[str, Settings]:
     return {name: dict((entries[name] if isinstance(entries, Mapping) else None) or {}) for name in entries}
 

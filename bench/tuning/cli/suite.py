@@ -43,7 +43,7 @@ def main(words: list[str]) -> int:
         from bench.tuning.summary import as_json
 
     places = {"data": args.data, "store": args.store}
-    parts = suite.load(args.file)
+    parts = suite.narrowed(suite.load(args.file), args.task, args.opt)
     try:
         specs = [spec for part in parts for spec in part.specs(places)]
     except UserError as error:
@@ -158,6 +158,9 @@ def _slurm(args: Args, parts: Sequence["Suite"], places: Mapping[str, Path]) -> 
     name = f"suite-{slug(Path(args.file).stem)}"
     file = str(Path(args.file).absolute()) if Path(args.file).is_file() else args.file
     command = bench_command("suite", file, "--train-only", "--workers", "1", "--shared-by", str(count))
+    command += [
+        word for each in ("task", "opt") if (own := getattr(args, each)) for word in (f"--{each}", ",".join(own))
+    ]
     command += Effort.of(args).words()
     command += [word for each, path in places.items() for word in (f"--{each}", str(path))]
     gpus = max(0 if spec.settings["device"] == "cpu" else spec.trainer.devices for spec, _ in cells)
