@@ -742,7 +742,7 @@ def test_numbers_may_be_words(test):
         ("reaches", {"below": None}, "below=None and above=None: give one of the two"),
         ("sooner", {"factor": 0}, "sooner: factor=0: it must be greater than 0"),
         ("slope", {"scale": "log"}, ("slope: scale='log': it must be 'linear', 'loglog', 'semilogx',"
-                                     " 'semilogy' or 'stretched'")),
+                                     " 'semilogy', 'stretched' or 'logarithmic'")),
         ("slope", {"at_most": None}, "slope: nothing is claimed; give at_least, at_most or min_r2"),
         ("slope", {"at_least": 2}, "at_least and at_most: 2 is greater than 1; give the lesser one first"),
         ("slope", {"window": [9, 3]}, "window: 9 is greater than 3; give the lesser one first"),
