@@ -302,6 +302,73 @@ def test_a_search_judges_the_claims_at_every_point(cli: Any, folder: Path) -> No
     assert "--task.d 4 --task.T 4" in page
     assert "d is open" in page
     assert "`grows`: holds at 2 of 2 points." in page
+    assert "![map](map.png)" in page
+    assert Path("reproduced/nobody/tiny/map.png").stat().st_size > 0
+
+
+def test_a_claim_may_have_several_readings(cli: Any, folder: Path) -> None:
+    claim = TINY["claims"][0] | {"readings": {"above": [0.5, 50], "arms": [["NGD"], ["GD", "NGD"]]}}
+    del claim["above"], claim["arms"]
+    rewrite(folder, claims=[claim], search=None)
+    answer = cli("reproduce", "nobody/tiny")
+    assert answer.code == 0, answer.err
+    assert "decided by our reading  grows: the norm | grows" in answer.out
+    out = Path("reproduced/nobody/tiny")
+    (found,) = json.loads((out / "claims.json").read_text())["claims"]
+    assert (found["said"], found["verdict"]) == ("decided by our reading", "undecided")
+    verdicts = {reading: each["verdict"] for reading, each in found["readings"].items()}
+    assert verdicts["above 0.5, arms NGD"] == "holds"
+    assert verdicts["above 50, arms GD, NGD"] == "fails"
+    page = (out / "report.md").read_text()
+    assert "| **decided by our reading** | grows |" in page
+    assert "| **fails** | grows | above 50, arms GD, NGD |" in page
+
+
+def test_readings_may_hold_shares_of_the_budget_and_are_kept_as_steps_in_a_search(folder: Path) -> None:
+    claim = TINY["claims"][0] | {"readings": {"at": ["0.1 budget", "1 budget"]}}
+    rewrite(folder, claims=[claim], search=TINY["search"] | {"settings": {"trainer.max_steps": 10}})
+    full = load("nobody/tiny")
+    assert [arguments["at"] for arguments in full.readings(full.claims[0]).values()] == [2, 20]
+    there = full.at({"task.d": 3})
+    assert [arguments["at"] for arguments in there.readings(there.claims[0]).values()] == [2, 20]
+
+
+def test_the_norm_of_w_in_units_of_the_solutions_norm_is_a_column(cli: Any, folder: Path, store: Path) -> None:
+    claim = {"name": "rate", "paper": "", "test": "slope", "arms": ["NGD"], "x": "relative_norm_W", "y": "norm_W",
+             "scale": "linear", "at_least": 0}  # fmt: skip
+    rewrite(folder, claims=[claim], search=None)
+    assert cli("reproduce", "nobody/tiny").code == 0
+    table = pq.read_table("reproduced/nobody/tiny/measurements.parquet").to_pydict()
+    norms = {run.config["seed"]: run.facts["att_svm"]["norm"] for run in Store(store).runs()}
+    for seed, norm_w, relative in zip(table["seed"], table["norm_W"], table["relative_norm_W"], strict=True):
+        assert relative == pytest.approx(norm_w / norms[seed], rel=1e-12)
+    (found,) = json.loads(Path("reproduced/nobody/tiny/claims.json").read_text())["claims"]
+    assert found["effect"] == pytest.approx(sum(norms.values()) / len(norms), rel=1e-9)
+
+
+@pytest.mark.deep
+def test_fewer_seeds_are_a_small_run_and_more_are_none(cli: Any, folder: Path) -> None:
+    rewrite(folder, search=None, seeds=[0, 1, 2])
+    assert "small run: points to holds  grows" in cli("reproduce", "nobody/tiny", "--seeds", "2").out
+    rewrite(folder, search=None, seeds=[0])
+    assert "  holds      grows" in cli("reproduce", "nobody/tiny", "--seeds", "2").out
+
+
+def finding(verdict: str, p: float | None) -> Finding:
+    return Finding(verdict, 1.0, 0.5, 1.5, "", "text", p)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_map_has_holms_correction_over_the_points_of_each_claim() -> None:
+    levels = {"x": (0.01, 0.03, None), "y": (0.01, 0.02, 0.04)}
+    points = [
+        ({"task.d": i}, {name: finding("holds" if own[i] else "undecided", own[i]) for name, own in levels.items()})
+        for i in range(3)
+    ]
+    points.append(({"task.d": 3}, {}))  # an instance without a solution
+    found = [{name: f.verdict for name, f in there.items()} for _, there in reproduce._map(points)]
+    assert found == [
+        {"x": "holds", "y": "holds"}, {"x": "undecided", "y": "holds"}, {"x": "undecided", "y": "holds"}, {}
+    ]  # fmt: skip
 
 
 def test_a_search_takes_settings_and_seeds_of_the_command_line_too(cli: Any, folder: Path, store: Path) -> None:

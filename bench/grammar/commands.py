@@ -359,6 +359,21 @@ _ALL = (
         ),
     ),
     Command(
+        "claims", "show what became of the claims of all papers",
+        text="Show what became of the claims of all papers, from the shipped pages of `bench reproduce`: how many hold"
+        " or fail, and every claim with its effect.",
+        more="A claim holds, fails or is undecided only for an experiment as its paper defines it; `bench reproduce`"
+        " defines the other words. Exit code 1: a page could not be read.",
+        positionals=(Option("folder", "with PAPER/EXPERIMENT/claims.json (default: the shipped pages)", "DIR", folder,
+                            completes="folder", least=0),),
+        options=(
+            Option("paper", "only these papers: vasudeva2025", "A,B", names),
+            Option("json", "the same as --format json"), _FORMAT, _FILE,
+            Option("into", "write Markdown between the markers of `claims` in a file that has them", "FILE.md", folder,
+                   completes="file"),
+        ),
+    ),
+    Command(
         "sql", "ask about runs, curves, measurements and trials with SQL",
         text="Ask about runs, curves, measurements and trials of studies with SQL (DuckDB's).",
         more="Views: runs, curves, measurements, trials; `bench sql 'describe runs'` lists the columns of one."

@@ -135,18 +135,25 @@ def constants_map(region: Sequence[tuple[Mapping[str, object], Mapping[str, Find
                 if name in there and there[name].verdict == verdict
             ]  # fmt: skip
             x, y = np.array(marks, dtype=np.float64).reshape(-1, 2).T
-            traces.append(chart.Trace(verdict, x, -y, marks="all", joined=False))
-        ticks = {float(i): "\n".join(str(at[key]) for key in rest) for i, (at, _) in enumerate(own)}
-        across = ", ".join(key.removeprefix("task.").replace("times.opt.", "step size times ") for key in rest)
+            hollow = verdict == "undecided"
+            traces += [chart.Trace(verdict, x, -y, marks="all", joined=False, hollow=hollow)] * bool(marks)
+        ticks = {float(i): ", ".join(str(at[key]) for key in rest) for i, (at, _) in enumerate(own)}
+        across = ", ".join(_short(key) for key in rest)
         panels.append(
             chart.Panel(
-                f"map-{len(panels)}", f"{first.removeprefix('task.')} = {value}" if first else "", across, "", "",
+                f"map-{len(panels)}", f"{_short(first)} = {value}" if first else "", across, "", "",
                 traces, limits=(0.6 - len(names), 0.6), x_limits=(-0.6, len(own) - 0.4), x_ticks=ticks,
                 y_ticks={-float(k): name for k, name in enumerate(names)},
             )
         )  # fmt: skip
     caption = "A mark for each claim at each combination of the constants, with Holm's correction over these."
     return chart.Chart(panels, {verdict: verdict for verdict in _MAP}, min(2, len(panels)), caption)
+
+
+def _short(constant: str) -> str:
+    """A constant of a search as an axis calls it."""
+    name = constant.rpartition(".")[2]
+    return f"factor of {name}" if constant.startswith("times.") else name
 
 
 class _Words:

@@ -25,9 +25,15 @@ LEVEL = 0.05
 """Probability of any false verdict among the claims of an experiment, at most."""
 READING = "decided by our reading"
 CONSTANTS = "depends on unpublished constants"
-SAID = ("holds", "fails", "faster than claimed", "undecided", READING, CONSTANTS)
-"""What is said of a claim; of a small run what it points to is said behind `SMALL`."""
-SMALL = "small run: "
+_WORDS = ("holds", "fails", "faster than claimed", "undecided", READING, CONSTANTS)
+
+
+def _of_small_run(word: str) -> str:
+    return "small run: " + "points to " * (word in _WORDS[:3]) + word
+
+
+SAID = (*_WORDS, *map(_of_small_run, _WORDS))
+"""What is said of a claim, and of one that small runs cannot settle."""
 Key = TypeVar("Key", bound=Hashable)
 
 
@@ -188,9 +194,7 @@ def said(verdict: str, readings: Iterable[str] = (), region: Iterable[str] = (),
         word = CONSTANTS
     if len(set(readings) - {"undecided"}) > 1:
         word = READING
-    if not small:
-        return word
-    return SMALL + ("points to " if word in ("holds", "fails", "faster than claimed") else "") + word
+    return _of_small_run(word) if small else word
 
 
 def over_seeds(values: Array) -> Interval | None:
