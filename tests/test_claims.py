@@ -347,6 +347,23 @@ def test_step_0_counts_as_step_1():
     assert sooner(at_once, step_down("slow", 50, 50)).effect == pytest.approx(50)
 
 
+def seen_every(label, every, reached):
+    """An arm that is measured every so many steps, and reached the level between two of them."""
+    steps = np.arange(0, 201, every)
+    return arm(label, *(run(np.where(steps >= at, 0.5, 2.0), step=steps) for at in reached))
+
+
+def test_a_step_between_two_measurements_is_not_known():
+    """Both were seen at the level at their first measurement after the start: the ratio may be 1/10 or 20."""
+    found = finding("sooner", seen_every("a", 10, [10] * 3), seen_every("b", 20, [20] * 3), measure="loss", fast=["a"],
+                    slow="b", factor=1.5, below=1)  # fmt: skip
+    assert (found.verdict, found.effect) == ("undecided", pytest.approx(2))
+    assert (found.low, found.high) == (pytest.approx(1 / 10), pytest.approx(20))
+    found = finding("sooner", seen_every("a", 1, [2] * 3), seen_every("b", 20, [160] * 3), measure="loss", fast=["a"],
+                    slow="b", factor=70, below=1)  # fmt: skip
+    assert (found.verdict, found.low, found.high) == ("holds", pytest.approx(141 / 2), pytest.approx(80))
+
+
 def test_sooner_goes_upwards_and_for_all_fast_arms():
     rising = [replace(a, tables=[[{"step": t["step"], "loss": 1 - t["loss"]}] for (t,) in a.tables]) for a in
               (step_down("fast", 10, 10), step_down("faster", 5, 5), step_down("slow", 60, 60))]  # fmt: skip

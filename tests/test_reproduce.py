@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import shlex
 import signal
 from pathlib import Path
@@ -22,7 +23,9 @@ from bench.papers.reproduction import _effect
 from bench.papers.verdicts import Finding
 from bench.runner import run
 from bench.store.store import Store
+from tasks import TASKS
 
+DATA = os.environ.get("BENCH_DATA", "data")
 TINY: dict[str, Any] = {
     "title": "Two ways downhill",
     "paper": "Nobody (never), figure 1",
@@ -402,6 +405,50 @@ def test_an_effect_is_told_with_the_interval_that_is_known(
     effect: float | None, low: float | None, high: float | None, text: str
 ) -> None:
     assert _effect(Finding("undecided", effect, low, high, "times", "")) == text
+
+
+# -- all of them -------------------------------------------------------------------------------------------------------
+
+
+def test_all_small_versions_leave_nothing_and_name_what_is_broken(
+    cli: Any, folder: Path, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (folder / "broken.yaml").write_text("title: [")
+    before = sorted(tmp_path.iterdir())
+    answer = cli("reproduce", "--all", "--quick", "--trainer.max_steps", "3")
+    assert answer.code == 1
+    assert [line for line in answer.out.splitlines() if line.startswith("nobody/")] == [
+        "nobody/tiny: Two ways downhill"
+    ]
+    assert "bench: error: nobody/broken: " in answer.err
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--all",), "--all: give --quick too; whole, the experiments take days"),
+        (("--all", "--quick", "nobody/tiny"), "--all: not allowed with NAME; leave one of them out"),
+        (("--all", "--quick", "--search"), "--all: not allowed with --search; leave one of them out"),
+        (("--all", "--quick", "--create"), "--all: not allowed with --create; leave one of them out"),
+    ],
+)
+def test_what_all_does_not_go_with(cli: Any, folder: Path, words: tuple[str, ...], message: str) -> None:
+    answer = cli("reproduce", *words)
+    assert (answer.code, answer.out, answer.err) == (2, "", f"bench: error: {message}\n")
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("name", experiments())
+def test_every_experiment_comes_to_a_page(cli: Any, tmp_path: Path, name: str) -> None:
+    """`bench reproduce --all --quick`, one by one and with fewer steps, so that a failure names its experiment."""
+    answer = cli("reproduce", name, "--quick", "--seeds", "1", "--trainer.max_steps", "4", "--device", "cpu",
+                 "--data", DATA, "--out", tmp_path / "out")  # fmt: skip
+    if answer.code == 2 and TASKS[load(name).common["task"]].files and "--data" in answer.err:
+        pytest.skip(answer.err)  # its data are not here
+    assert answer.code == 0, answer.err
+    assert {"report.md", "claims.json", "figure.png"} <= {path.name for path in (tmp_path / "out").iterdir()}
 
 
 # -- interruptions ----------------------------------------------------------------------------------------------------

@@ -350,6 +350,7 @@ _ALL = (
         options=(
             Option("list", "list the experiments and stop"),
             Option("quick", "few seeds and steps, under a minute; no evidence"),
+            Option("all", "with --quick: all experiments, as a smoke test; its output and runs are removed"),
             Option("search", "also search the constants that the paper leaves open"),
             Option("seeds", "so many seeds: the experiment's own first, then the numbers after them", "N", whole(1)),
             Option("arm", "change a setting in one arm, by its label: --arm NGD opt.lr 0.05 --arm 'H = 1' opt.lr 2",

@@ -118,8 +118,10 @@ def sooner(
 ) -> Finding:
     """The slow arm needs `factor` times as many steps as every fast one until a measure first reaches a level.
 
-    The interval is that of the mean logarithm of the ratio slow / fast of the same seed. A slow run that never reached
-    the level counts with its last step: the ratio is then a lower bound ("at least") and has no upper end.
+    The interval is that of the mean logarithm of the ratio slow / fast of the same seed. Between two measurements the
+    step is not known, so the low end is that of the least ratio there may have been, and the high end that of the
+    greatest. A slow run that never reached the level counts with its last step: the ratio is then a lower bound ("at
+    least") and has no upper end.
 
     Holds if the low end is at least the factor for every fast arm. Fails if the high end is below it for one, or one of
     its runs diverged, or completed without reaching the level that the slow arm did reach. Else undecided; so is one
@@ -139,7 +141,7 @@ def sooner(
     (other,) = _arms(results, [slow])
     for arm in _arms(results, fast):
         i, j = common_seeds([arm, other])
-        steps, _ = first_reached(results, arm, measure, level)
+        steps, earliest, _ = first_reached(results, arm, measure, level)
         never = [status for status, step in zip(statuses(arm), steps, strict=True) if np.isnan(step)]
         if diverged := how_ended(arm, "diverged"):
             parts.append(without_numbers("fails", unit, diverged))
@@ -148,11 +150,12 @@ def sooner(
             slower = not np.isnan(first_reached(results, other, measure, level)[0]).all()  # the other arm did get there
             parts.append(without_numbers("fails" if slower and "completed" in never else "undecided", unit, text))
         else:
-            slow_steps, ends = (values[j] for values in first_reached(results, other, measure, level))
+            slow_steps, slow_earliest, ends = (values[j] for values in first_reached(results, other, measure, level))
             censored = np.isnan(slow_steps)
             x = stats.t_interval(np.log(np.where(censored, ends, slow_steps) / steps[i]))
-            if censored.any():
-                x = replace(x, high=math.inf)
+            least = stats.t_interval(np.log(np.where(censored, ends, slow_earliest) / steps[i]))
+            most = stats.t_interval(np.log(np.where(censored, ends, slow_steps) / earliest[i]))
+            x = replace(x, low=least.low, high=math.inf if censored.any() else most.high)
             ratio = Interval(math.exp(x.mean), math.exp(x.low), math.exp(x.high), x.n)
             text = f"{other.label} needed {'at least ' * bool(censored.any())}{in_words(ratio)} times as many steps as"
             text += f" {arm.label} until {goal}"

@@ -3,10 +3,12 @@
 import os
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from bench.errors import UserError
 from bench.grammar.commands import parse
+from bench.grammar.parse import Args
 
 
 def main(words: list[str]) -> int:
@@ -62,12 +64,47 @@ def results_folder() -> Path:
 
 
 def _reproduce(words: list[str]) -> int:
-    """`bench reproduce` with these words: 0 done, 130 stopped.
+    """`bench reproduce` with these words: 0 done, 1 one of several could not be carried out, 130 stopped.
 
     Raises:
         UserError: the request cannot be carried out.
     """
     args = parse("reproduce", words)
+    if args.all:
+        return _all(args)
+    return _one(args)
+
+
+def _all(args: Args) -> int:
+    """The small versions of all experiments, in folders that are removed unless they are named."""
+    from bench.output import remark
+    from bench.papers.experiments import experiments
+
+    others = {"NAME": args.name, "--list": args.list, "--search": args.search, "--arm": args.arm,
+              "--create": args.create, "--slurm": args.slurm}  # fmt: skip
+    for word, given in others.items():
+        if given:
+            raise UserError(f"--all: not allowed with {word}; leave one of them out")
+    if not args.quick:
+        raise UserError("--all: give --quick too; whole, the experiments take days")
+    code = 0
+    with TemporaryDirectory(prefix="bench-") as temporary:
+        for name in experiments():
+            places = {
+                "out": (args.out or Path(temporary) / "out") / name, "store": args.store or Path(temporary) / "store"
+            }  # fmt: skip
+            own = Args(**(vars(args) | places | {"name": name}))
+            try:
+                if stopped := _one(own):
+                    return stopped
+            except UserError as error:
+                remark("error", f"{name}: {error}")
+                code = 1
+    return code
+
+
+def _one(args: Args) -> int:
+    """An experiment, or the list of all."""
     from bench.progress import doing
 
     with doing("reading the experiment"):

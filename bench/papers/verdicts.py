@@ -126,8 +126,11 @@ def within(
 
 
 def _level(x: Interval, distance: float) -> float:
-    """The least level whose t-interval reaches no farther than so far from its mean; x is the one of 95 %."""
-    half = min(x.mean - x.low, x.high - x.mean)
+    """The least level whose t-interval reaches no farther than so far from its mean; x is the one of 95 %.
+
+    Of an interval with unequal sides the longer one counts, unless it has no end.
+    """
+    half = max(side for side in (x.mean - x.low, x.high - x.mean) if math.isfinite(side))
     if half == 0:
         return 0.0
     return float(2 * stdtr(x.n - 1, -distance / half * stdtrit(x.n - 1, 0.975)))
