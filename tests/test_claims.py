@@ -926,7 +926,8 @@ def test_readings_that_agree_are_a_verdict_and_others_are_not():
         ("undecided", ["holds", "undecided"], [], False, "undecided"),
         ("undecided", ["holds", "fails"], ["holds", "fails"], False, "decided by our reading"),
         ("undecided", ["holds", "fails"], [], True, "small run: decided by our reading"),
-        ("undecided", ["holds", "faster than claimed"], [], False, "decided by our reading"),
+        ("undecided", ["fails", "faster than claimed"], [], False, "decided by our reading"),
+        ("holds", [], ["holds", "faster than claimed"], False, "holds"),
     ],
 )
 def test_what_is_said_of_a_claim(verdict, readings, region, small, expected):

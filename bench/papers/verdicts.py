@@ -183,6 +183,12 @@ def over_readings(findings: Mapping[str, Finding]) -> Finding:
     return Finding(first.verdict, None, None, None, "", text, max(levels), findings)
 
 
+def _contradict(verdicts: Iterable[str]) -> bool:
+    """Whether a claim fails somewhere and stands elsewhere."""
+    found = set(verdicts) - {"undecided"}
+    return "fails" in found and len(found) > 1
+
+
 def said(verdict: str, readings: Iterable[str] = (), region: Iterable[str] = (), *, small: bool) -> str:
     """A verdict in the words of a page, one of `SAID`.
 
@@ -193,9 +199,9 @@ def said(verdict: str, readings: Iterable[str] = (), region: Iterable[str] = (),
         small: whether data, steps, model or seeds were cut, so that the paper's claim is not settled.
     """
     word = verdict
-    if len(set(region) - {"undecided"}) > 1:
+    if _contradict(region):
         word = CONSTANTS
-    if len(set(readings) - {"undecided"}) > 1:
+    if _contradict(readings):
         word = READING
     return _of_small_run(word) if small else word
 
