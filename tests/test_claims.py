@@ -361,6 +361,7 @@ def test_a_step_between_two_measurements_is_not_known():
     assert (found.low, found.high) == (pytest.approx(1 / 10), pytest.approx(20))
     found = finding("sooner", seen_every("a", 1, [2] * 3), seen_every("b", 20, [160] * 3), measure="loss", fast=["a"],
                     slow="b", factor=70, below=1)  # fmt: skip
+    assert found.p == 0
     assert (found.verdict, found.low, found.high) == ("holds", pytest.approx(141 / 2), pytest.approx(80))
 
 

@@ -164,7 +164,7 @@ def sooner(
                     f"; in {censored.sum()} of {censored.size} runs {other.label} never got there,"
                     " and the last step counts"
                 )
-            parts.append(within(x, math.log(factor), math.inf, unit, text, shown=ratio))
+            parts.append(within(x, math.log(factor), math.inf, unit, text, shown=ratio, least=least, most=most))
     return together(parts)
 
 

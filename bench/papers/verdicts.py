@@ -94,6 +94,8 @@ def within(
     ties: bool = True,
     limit: Verdict = "holds",
     faster: Literal["above", "below"] | None = None,
+    least: Interval | None = None,
+    most: Interval | None = None,
 ) -> Part:
     """Whether the mean is in [low, high].
 
@@ -107,6 +109,8 @@ def within(
         ties: whether an end of the interval that is exactly 0 is inside if 0 is a bound.
         limit: the best verdict there can be.
         faster: on which side of the range a rate is faster than claimed.
+        least: interval of the least value that there may have been, which x has its low end from; by default x.
+        most: interval of the greatest, which x has its high end from.
     """
     if x is None:
         return without_numbers("undecided", unit, text)
@@ -120,17 +124,21 @@ def within(
     text += f" ({x.n} seeds)" if x.n > 1 else " (one seed, so nothing is decided)"
     effect = shown or x
     lowest, highest = (end if x.n > 1 and math.isfinite(end) else None for end in (effect.low, effect.high))
-    inside = min(x.mean - low, high - x.mean)
-    p = None if verdict == "undecided" else 0.0 if limit == "fails" else _level(x, abs(inside))
+    inside, least, most = min(x.mean - low, high - x.mean), least or x, most or x
+    if verdict == "undecided":
+        p = None
+    elif limit == "fails":
+        p = 0.0
+    elif verdict == "holds":
+        p = max(_level(least, least.mean - low), _level(most, high - most.mean))
+    else:
+        p = _level(most, low - most.mean) if x.high < low else _level(least, least.mean - high)
     return inside, Finding(verdict, effect.mean, lowest, highest, unit, text, p)
 
 
 def _level(x: Interval, distance: float) -> float:
-    """The least level whose t-interval reaches no farther than so far from its mean; x is the one of 95 %.
-
-    Of an interval with unequal sides the longer one counts, unless it has no end.
-    """
-    half = max(side for side in (x.mean - x.low, x.high - x.mean) if math.isfinite(side))
+    """The least level whose t-interval reaches no farther than so far from its mean; x is the one of 95 %."""
+    half = x.mean - x.low
     if half == 0:
         return 0.0
     return float(2 * stdtr(x.n - 1, -distance / half * stdtrit(x.n - 1, 0.975)))
