@@ -76,7 +76,7 @@ def _reproduce(words: list[str]) -> int:
 
 
 def _all(args: Args) -> int:
-    """The small versions of all experiments, in folders that are removed unless they are named."""
+    """The small versions of all experiments; the store is removed, and so are the pages unless `--out` is given."""
     from bench.output import remark
     from bench.papers.experiments import experiments
 
@@ -90,9 +90,7 @@ def _all(args: Args) -> int:
     code = 0
     with TemporaryDirectory(prefix="bench-") as temporary:
         for name in experiments():
-            places = {
-                "out": (args.out or Path(temporary) / "out") / name, "store": args.store or Path(temporary) / "store"
-            }  # fmt: skip
+            places = {"out": (args.out or Path(temporary) / "out") / name, "store": Path(temporary) / "store"}
             own = Args(**(vars(args) | places | {"name": name}))
             try:
                 if stopped := _one(own):
