@@ -345,7 +345,8 @@ def _blaming(part: str) -> Iterator[None]:
 def experiments() -> dict[str, Path]:
     """The YAML files of the experiments by name, `<paper>/<experiment>`."""
     folder = configs_folder() / "papers"
-    return {path.relative_to(folder).with_suffix("").as_posix(): path for path in sorted(folder.glob("*/*.yaml"))}
+    named = {path.relative_to(folder).with_suffix("").as_posix(): path for path in folder.glob("*/*.yaml")}
+    return dict(sorted(named.items()))
 
 
 def title(name: str) -> str:
