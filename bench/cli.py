@@ -427,7 +427,7 @@ _MAINS: dict[str, Command] = {
     "race": _in("bench.race"),
     **{name: _in(f"bench.tuning.cli.{name}") for name in ("tune", "suite", "studies", "worker")},
     **{name: _in("bench.boards.cli", name) for name in ("leaderboard", "report", "plot")},
-    "reproduce": _in("bench.papers.cli"),
+    **{name: _in("bench.papers.cli", name) for name in ("reproduce", "claims")},
     **{name: _in("bench.browse.cli", name) for name in ("sql", "merge", "bundle", "diff")},
     "verify": _in("bench.verify"),
     "new": _in("bench.new"),

@@ -18,10 +18,11 @@ from pydantic import ValidationError
 
 from bench.errors import UserError
 from bench.papers.arms import Arm
-from bench.papers.figure_chart import LABELS, describe
+from bench.papers.figure_chart import LABELS, constants_map, describe
 from bench.papers.figures import MOST_POINTS, FigureSpec, Guide, Panel, lines
+from bench.papers.verdicts import Finding
 from bench.results import draw as drawing
-from bench.results.draw import DPI, write_pictures
+from bench.results.draw import DPI, picture, write_pictures
 
 STEPS = np.arange(0, 501, 10.0)
 
@@ -434,3 +435,29 @@ def test_a_description_that_makes_no_sense_is_refused(description):
 def test_nothing_imports_matplotlib_before_something_is_drawn():
     code = "import sys, bench.results.draw, bench.papers.reproduce; assert 'matplotlib' not in sys.modules"
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, cwd=Path(__file__).parents[1])
+
+
+# -- maps of constants ------------------------------------------------------------------------------------------------
+
+
+def test_a_map_has_a_panel_for_each_value_of_the_first_constant_and_a_mark_for_each_verdict():
+    grid = [{"task.S": s, "task.sigma": 0.1, "times.opt.lr": k} for s in (1.0, 2.0) for k in (0.1, 1.0)]
+    verdicts = ["holds", "fails", "undecided", "holds"]
+    region = [(at, {"train": Finding(v, 1, 0, 2, "", "")}) for at, v in zip(grid, verdicts, strict=True)]
+    found = constants_map(region)
+    assert [(panel.title, panel.x) for panel in found.panels] == [
+        ("S = 1.0", "factor of lr"),
+        ("S = 2.0", "factor of lr"),
+    ]
+    assert [dict(panel.x_ticks or {}) for panel in found.panels] == [{0: "0.1", 1: "1.0"}] * 2
+    marks = [{t.name: (t.x.tolist(), t.y.tolist()) for t in panel.traces} for panel in found.panels]
+    assert marks == [
+        {"holds": ([0], [0]), "fails": ([1], [0])}, {"holds": ([1], [0]), "undecided": ([0], [0])}
+    ]  # fmt: skip
+    assert picture(found, ".png").startswith(b"\x89PNG")
+
+
+def test_a_map_of_one_constant_has_one_panel_and_leaves_out_what_has_no_verdict():
+    region = [({"task.d": 3}, {"x": Finding("holds", 1, 0, 2, "", "")}), ({"task.d": 4}, {})]
+    (panel,) = constants_map(region).panels
+    assert [(t.name, t.x.tolist()) for t in panel.traces] == [("holds", [0])]

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import shlex
 import signal
 from pathlib import Path
@@ -22,7 +23,9 @@ from bench.papers.reproduction import _effect
 from bench.papers.verdicts import Finding
 from bench.runner import run
 from bench.store.store import Store
+from tasks import TASKS
 
+DATA = os.environ.get("BENCH_DATA", "data")
 TINY: dict[str, Any] = {
     "title": "Two ways downhill",
     "paper": "Nobody (never), figure 1",
@@ -302,6 +305,73 @@ def test_a_search_judges_the_claims_at_every_point(cli: Any, folder: Path) -> No
     assert "--task.d 4 --task.T 4" in page
     assert "d is open" in page
     assert "`grows`: holds at 2 of 2 points." in page
+    assert "![map](map.png)" in page
+    assert Path("reproduced/nobody/tiny/map.png").stat().st_size > 0
+
+
+def test_a_claim_may_have_several_readings(cli: Any, folder: Path) -> None:
+    claim = TINY["claims"][0] | {"readings": {"above": [0.5, 50], "arms": [["NGD"], ["GD", "NGD"]]}}
+    del claim["above"], claim["arms"]
+    rewrite(folder, claims=[claim], search=None)
+    answer = cli("reproduce", "nobody/tiny")
+    assert answer.code == 0, answer.err
+    assert "decided by our reading  grows: the norm | grows" in answer.out
+    out = Path("reproduced/nobody/tiny")
+    (found,) = json.loads((out / "claims.json").read_text())["claims"]
+    assert (found["said"], found["verdict"]) == ("decided by our reading", "undecided")
+    verdicts = {reading: each["verdict"] for reading, each in found["readings"].items()}
+    assert verdicts["above 0.5, arms NGD"] == "holds"
+    assert verdicts["above 50, arms GD, NGD"] == "fails"
+    page = (out / "report.md").read_text()
+    assert "| **decided by our reading** | grows |" in page
+    assert "| **fails** | grows | above 50, arms GD, NGD |" in page
+
+
+def test_readings_may_hold_shares_of_the_budget_and_are_kept_as_steps_in_a_search(folder: Path) -> None:
+    claim = TINY["claims"][0] | {"readings": {"at": ["0.1 budget", "1 budget"]}}
+    rewrite(folder, claims=[claim], search=TINY["search"] | {"settings": {"trainer.max_steps": 10}})
+    full = load("nobody/tiny")
+    assert [arguments["at"] for arguments in full.readings(full.claims[0]).values()] == [2, 20]
+    there = full.at({"task.d": 3})
+    assert [arguments["at"] for arguments in there.readings(there.claims[0]).values()] == [2, 20]
+
+
+def test_the_norm_of_w_in_units_of_the_solutions_norm_is_a_column(cli: Any, folder: Path, store: Path) -> None:
+    claim = {"name": "rate", "paper": "", "test": "slope", "arms": ["NGD"], "x": "relative_norm_W", "y": "norm_W",
+             "scale": "linear", "at_least": 0}  # fmt: skip
+    rewrite(folder, claims=[claim], search=None)
+    assert cli("reproduce", "nobody/tiny").code == 0
+    table = pq.read_table("reproduced/nobody/tiny/measurements.parquet").to_pydict()
+    norms = {run.config["seed"]: run.facts["att_svm"]["norm"] for run in Store(store).runs()}
+    for seed, norm_w, relative in zip(table["seed"], table["norm_W"], table["relative_norm_W"], strict=True):
+        assert relative == pytest.approx(norm_w / norms[seed], rel=1e-12)
+    (found,) = json.loads(Path("reproduced/nobody/tiny/claims.json").read_text())["claims"]
+    assert found["effect"] == pytest.approx(sum(norms.values()) / len(norms), rel=1e-9)
+
+
+@pytest.mark.deep
+def test_fewer_seeds_are_a_small_run_and_more_are_none(cli: Any, folder: Path) -> None:
+    rewrite(folder, search=None, seeds=[0, 1, 2])
+    assert "small run: points to holds  grows" in cli("reproduce", "nobody/tiny", "--seeds", "2").out
+    rewrite(folder, search=None, seeds=[0])
+    assert "  holds      grows" in cli("reproduce", "nobody/tiny", "--seeds", "2").out
+
+
+def finding(verdict: str, p: float | None) -> Finding:
+    return Finding(verdict, 1.0, 0.5, 1.5, "", "text", p)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_map_has_holms_correction_over_the_points_of_each_claim() -> None:
+    levels = {"x": (0.01, 0.03, None), "y": (0.01, 0.02, 0.04)}
+    points = [
+        ({"task.d": i}, {name: finding("holds" if own[i] else "undecided", own[i]) for name, own in levels.items()})
+        for i in range(3)
+    ]
+    points.append(({"task.d": 3}, {}))  # an instance without a solution
+    found = [{name: f.verdict for name, f in there.items()} for _, there in reproduce._map(points)]
+    assert found == [
+        {"x": "holds", "y": "holds"}, {"x": "undecided", "y": "holds"}, {"x": "undecided", "y": "holds"}, {}
+    ]  # fmt: skip
 
 
 def test_a_search_takes_settings_and_seeds_of_the_command_line_too(cli: Any, folder: Path, store: Path) -> None:
@@ -335,6 +405,50 @@ def test_an_effect_is_told_with_the_interval_that_is_known(
     effect: float | None, low: float | None, high: float | None, text: str
 ) -> None:
     assert _effect(Finding("undecided", effect, low, high, "times", "")) == text
+
+
+# -- all of them -------------------------------------------------------------------------------------------------------
+
+
+def test_all_small_versions_leave_nothing_and_name_what_is_broken(
+    cli: Any, folder: Path, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (folder / "broken.yaml").write_text("title: [")
+    before = sorted(tmp_path.iterdir())
+    answer = cli("reproduce", "--all", "--quick", "--trainer.max_steps", "3")
+    assert answer.code == 1
+    assert [line for line in answer.out.splitlines() if line.startswith("nobody/")] == [
+        "nobody/tiny: Two ways downhill"
+    ]
+    assert "bench: error: nobody/broken: " in answer.err
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--all",), "--all: give --quick too; whole, the experiments take days"),
+        (("--all", "--quick", "nobody/tiny"), "--all: not allowed with NAME; leave one of them out"),
+        (("--all", "--quick", "--search"), "--all: not allowed with --search; leave one of them out"),
+        (("--all", "--quick", "--create"), "--all: not allowed with --create; leave one of them out"),
+    ],
+)
+def test_what_all_does_not_go_with(cli: Any, folder: Path, words: tuple[str, ...], message: str) -> None:
+    answer = cli("reproduce", *words)
+    assert (answer.code, answer.out, answer.err) == (2, "", f"bench: error: {message}\n")
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("name", experiments())
+def test_every_experiment_comes_to_a_page(cli: Any, tmp_path: Path, name: str) -> None:
+    """`bench reproduce --all --quick`, one by one and with fewer steps, so that a failure names its experiment."""
+    answer = cli("reproduce", name, "--quick", "--seeds", "1", "--trainer.max_steps", "4", "--device", "cpu",
+                 "--data", DATA, "--out", tmp_path / "out")  # fmt: skip
+    if answer.code == 2 and TASKS[load(name).common["task"]].files and "--data" in answer.err:
+        pytest.skip(answer.err)  # its data are not here
+    assert answer.code == 0, answer.err
+    assert {"report.md", "claims.json", "figure.png"} <= {path.name for path in (tmp_path / "out").iterdir()}
 
 
 # -- interruptions ----------------------------------------------------------------------------------------------------

@@ -352,12 +352,28 @@ _ALL = (
         options=(
             Option("list", "list the experiments and stop"),
             Option("quick", "few seeds and steps, under a minute; no evidence"),
+            Option("all", "with --quick: all experiments, as a smoke test; its output and runs are removed"),
             Option("search", "also search the constants that the paper leaves open"),
             Option("seeds", "so many seeds: the experiment's own first, then the numbers after them", "N", whole(1)),
             Option("arm", "change a setting in one arm, by its label: --arm NGD opt.lr 0.05 --arm 'H = 1' opt.lr 2",
                    "ARM SETTING VALUE", words=3, many=True),
             _out("where the output goes (default: reproduced/NAME, NAME-quick, NAME-changed)"),
             DEVICE, *RUNNING, *ELSEWHERE, DATA, STORE,
+        ),
+    ),
+    Command(
+        "claims", "show what became of the claims of all papers",
+        text="Show what became of the claims of all papers, from the shipped pages of `bench reproduce`: how many hold"
+        " or fail, and every claim with its effect.",
+        more="A claim holds, fails or is undecided only for an experiment as its paper defines it; `bench reproduce`"
+        " defines the other words. Exit code 1: a page could not be read.",
+        positionals=(Option("folder", "with PAPER/EXPERIMENT/claims.json (default: the shipped pages)", "DIR", folder,
+                            completes="folder", least=0),),
+        options=(
+            Option("paper", "only these papers: vasudeva2025", "A,B", names),
+            Option("json", "the same as --format json"), _FORMAT, _FILE,
+            Option("into", "write Markdown between the markers of `claims` in a file that has them", "FILE.md", folder,
+                   completes="file"),
         ),
     ),
     Command(

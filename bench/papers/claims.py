@@ -1,9 +1,10 @@
 """Claims: what a paper says, tested on results; each test gives holds, fails or undecided, with effect and interval.
 
-Intervals are 95 % over seeds. What all tests share: an interval that straddles the bound is undecided; a claim whose
-data are missing (a run diverged, was cut off, or never got there; there is one seed) never holds; comparisons are
-paired by the seeds that the arms have in common; numbers are finite or None. Of several arms all must hold, and one
-that fails is enough to fail; the effect is then that of the worst one.
+Intervals are 95 % over seeds; `verdicts.corrected` has the correction for all claims of an experiment. What all tests
+share: an interval that straddles the bound is undecided; a claim whose data are missing (a run diverged, was cut off,
+or never got there; there is one seed) never holds; comparisons are paired by the seeds that the arms have in common;
+numbers are finite or None. Of several arms all must hold, and one that fails is enough to fail; the effect is then that
+of the worst one.
 """
 
 import math
@@ -117,8 +118,10 @@ def sooner(
 ) -> Finding:
     """The slow arm needs `factor` times as many steps as every fast one until a measure first reaches a level.
 
-    The interval is that of the mean logarithm of the ratio slow / fast of the same seed. A slow run that never reached
-    the level counts with its last step: the ratio is then a lower bound ("at least") and has no upper end.
+    The interval is that of the mean logarithm of the ratio slow / fast of the same seed. Between two measurements the
+    step is not known, so the low end is that of the least ratio there may have been, and the high end that of the
+    greatest. A slow run that never reached the level counts with its last step: the ratio is then a lower bound ("at
+    least") and has no upper end.
 
     Holds if the low end is at least the factor for every fast arm. Fails if the high end is below it for one, or one of
     its runs diverged, or completed without reaching the level that the slow arm did reach. Else undecided; so is one
@@ -138,7 +141,7 @@ def sooner(
     (other,) = _arms(results, [slow])
     for arm in _arms(results, fast):
         i, j = common_seeds([arm, other])
-        steps, _ = first_reached(results, arm, measure, level)
+        steps, earliest, _ = first_reached(results, arm, measure, level)
         never = [status for status, step in zip(statuses(arm), steps, strict=True) if np.isnan(step)]
         if diverged := how_ended(arm, "diverged"):
             parts.append(without_numbers("fails", unit, diverged))
@@ -147,11 +150,12 @@ def sooner(
             slower = not np.isnan(first_reached(results, other, measure, level)[0]).all()  # the other arm did get there
             parts.append(without_numbers("fails" if slower and "completed" in never else "undecided", unit, text))
         else:
-            slow_steps, ends = (values[j] for values in first_reached(results, other, measure, level))
+            slow_steps, slow_earliest, ends = (values[j] for values in first_reached(results, other, measure, level))
             censored = np.isnan(slow_steps)
             x = stats.t_interval(np.log(np.where(censored, ends, slow_steps) / steps[i]))
-            if censored.any():
-                x = replace(x, high=math.inf)
+            least = stats.t_interval(np.log(np.where(censored, ends, slow_earliest) / steps[i]))
+            most = stats.t_interval(np.log(np.where(censored, ends, slow_steps) / earliest[i]))
+            x = replace(x, low=least.low, high=math.inf if censored.any() else most.high)
             ratio = Interval(math.exp(x.mean), math.exp(x.low), math.exp(x.high), x.n)
             text = f"{other.label} needed {'at least ' * bool(censored.any())}{in_words(ratio)} times as many steps as"
             text += f" {arm.label} until {goal}"
@@ -160,7 +164,7 @@ def sooner(
                     f"; in {censored.sum()} of {censored.size} runs {other.label} never got there,"
                     " and the last step counts"
                 )
-            parts.append(within(x, math.log(factor), math.inf, unit, text, shown=ratio))
+            parts.append(within(x, math.log(factor), math.inf, unit, text, shown=ratio, least=least, most=most))
     return together(parts)
 
 
@@ -171,11 +175,12 @@ def slope(
     arms: Names,
     x: str,
     y: str,
-    scale: Literal["linear", "loglog", "semilogx", "semilogy", "stretched"],
+    scale: Literal["linear", "loglog", "semilogx", "semilogy", "stretched", "logarithmic"],
     window: Range | None = None,
     at_least: Number | None = None,
     at_most: Number | None = None,
     min_r2: Share | None = None,
+    faster: Literal["above", "below"] | None = None,
 ) -> Finding:
     """The least-squares slope of y on x, one for each seed, lies in a range.
 
@@ -183,8 +188,9 @@ def slope(
     the right end would decide alone. Points without a logarithm are left out.
 
     Holds if the interval of the slopes lies in [at_least, at_most] for every arm, and R^2 is at least min_r2 for every
-    seed. Fails if the interval of an arm lies wholly outside, or R^2 is less for every seed. Else undecided; so is an
-    arm with fewer than 3 points for a seed (after thinning), with a run that did not complete, or with one seed.
+    seed. Fails if the interval of an arm lies wholly outside, or R^2 is less for every seed; a rate that lies wholly on
+    the side that `faster` names is faster than claimed instead. Else undecided; so is an arm with fewer than 3 points
+    for a seed (after thinning), with a run that did not complete, or with one seed.
 
     Args:
         results: arms by name.
@@ -192,20 +198,23 @@ def slope(
         x: a column, or `step`.
         y: a column of the same table.
         scale: whether logarithms are taken: of neither, of both, of x, of y; "stretched": ln(-ln y) over ln x, whose
-            slope is the exponent p of a stretched exponential y = exp(-c x^p).
+            slope is the exponent p of a stretched exponential y = exp(-c x^p); "logarithmic": ln y over ln ln x, whose
+            slope is the exponent q of y = c (ln x)^q.
         window: ends of the range of x that is fitted, both included; None: all.
         at_least: least slope; None: any.
         at_most: greatest slope; None: any.
         min_r2: least R^2, in (0, 1]; None: any.
+        faster: which slopes outside the range are faster than claimed: those `above` or `below` it; None: neither.
     """
     if at_least is None and at_most is None and min_r2 is None:
         raise UserError("slope: nothing is claimed; give at_least, at_most or min_r2")
     low, high = _ordered("at_least and at_most", _or(at_least, -math.inf), _or(at_most, math.inf))
     first, last = _ordered("window", *(window or (-math.inf, math.inf)))
-    stretched = scale == "stretched"
-    log_x, log_y = stretched or scale in ("loglog", "semilogx"), scale in ("loglog", "semilogy")
+    stretched, logarithmic = scale == "stretched", scale == "logarithmic"
+    log_x = stretched or logarithmic or scale in ("loglog", "semilogx")
+    log_y = logarithmic or scale in ("loglog", "semilogy")
     name = f"ln(-ln({y}))" if stretched else f"ln({y})" if log_y else y
-    per, parts = f"ln({x})" if log_x else x, []
+    per, parts = f"ln(ln({x}))" if logarithmic else f"ln({x})" if log_x else x, []
     unit = f"{name} per {per}"
     for arm in _arms(results, arms):
         points = points_within(results, arm, x, y, log_x, log_y or stretched, first, last)
@@ -213,10 +222,13 @@ def slope(
             points, log_y = [(u[v < 1], -np.log(v[v < 1])) for u, v in points], True
         if log_x:
             points = [(u[kept], v[kept]) for u, v in points for kept in [stats.thin(u)]]
+        if logarithmic:
+            points = [(u[u > 1], v[u > 1]) for u, v in points]
         if missing := how_ended(arm) or too_few(arm, points):
             parts.append(without_numbers("undecided", unit, missing))
             continue
-        lines = [stats.slope(np.log(u) if log_x else u, np.log(v) if log_y else v) for u, v in points]
+        scaled = [np.log(np.log(u)) if logarithmic else np.log(u) if log_x else u for u, _ in points]
+        lines = [stats.slope(u, np.log(v) if log_y else v) for u, (_, v) in zip(scaled, points, strict=True)]
         gradients, _, r2 = np.array(lines).T
         limit: Verdict = "holds"
         if min_r2 is not None and (r2 < min_r2).any():
@@ -225,12 +237,12 @@ def slope(
         begin, end = min(u[0] for u, _ in points), max(u[-1] for u, _ in points)
         if stretched:
             text = f"{y} of {arm.label} goes as exp(-c {x}^p) with p = {in_words(found)}"
-        elif scale == "loglog":
-            text = f"{y} of {arm.label} goes as {x} to the power {in_words(found)}"
+        elif log_x and log_y:
+            text = f"{y} of {arm.label} goes as {f'ln({x})' if logarithmic else x} to the power {in_words(found)}"
         else:
             text = f"{name} of {arm.label} changes by {in_words(found)} per unit of {per}"
         text += f", for {x} from {number(begin)} to {number(end)}, with R^2 from {r2.min():.4f} to {r2.max():.4f}"
-        parts.append(within(found, low, high, unit, text, limit=limit))
+        parts.append(within(found, low, high, unit, text, limit=limit, faster=faster))
     return together(parts)
 
 

@@ -1,19 +1,108 @@
-"""`bench reproduce`."""
+"""`bench reproduce` and `bench claims`."""
 
+import os
+import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from bench.errors import UserError
 from bench.grammar.commands import parse
+from bench.grammar.parse import Args
 
 
 def main(words: list[str]) -> int:
-    """`bench reproduce` with these words: 0 done, 130 stopped.
+    """One of the commands, with its name first."""
+    return {"reproduce": _reproduce, "claims": _claims}[words[0]](words[1:])
+
+
+def _claims(words: list[str]) -> int:
+    """`bench claims` with these words: 0 done, 1 a page could not be read.
+
+    Raises:
+        UserError: there are no claims, or they cannot be written.
+    """
+    args = parse("claims", words)
+    if args.into is not None and args.out is not None:
+        raise UserError(f"--into {args.into}: not allowed with --out; leave one of them out")
+    if args.json and args.format not in (None, "json"):
+        raise UserError(f"--json: not allowed with --format {args.format}; leave one of them out")
+    from bench.output import format_of, remark, write, write_into
+    from bench.papers.shipped import board, by_experiment, read, summary
+    from bench.results.render import FORMATS, written
+
+    folder = args.folder if args.folder is not None else results_folder()
+    found = read(folder, args.paper or ())
+    for what in found.damaged:
+        remark("warning", f"{what}; it is left out")
+    if args.into is not None:
+        link = os.path.relpath(folder, args.into.parent)
+        texts = {"claims": lambda: summary(found), "claims-by-experiment": lambda: by_experiment(found, link)}
+        try:
+            there = args.into.read_text("utf-8", errors="replace") if args.into.is_file() else ""
+        except OSError:
+            there = ""  # what is wrong is said where it is written
+        wanted = [name for name in texts if f"<!-- leaderboard {name} -->" in there] or ["claims"]
+        write_into(args.into, {name: texts[name]() for name in wanted})
+        print(f"written into {args.into}", file=sys.stderr)
+    else:
+        kind = "json" if args.json else format_of(args, FORMATS)
+        write(args.out, written([board(found)], kind, args.out))
+    return 1 if found.damaged else 0
+
+
+def results_folder() -> Path:
+    """The shipped pages of papers.
+
+    Raises:
+        UserError: they are not there, as in an installed wheel.
+    """
+    folder = Path(__file__).parents[2] / "results"
+    if not any(folder.glob("*/*/claims.json")):
+        raise UserError("the shipped claims are not here; name a folder that `bench reproduce` wrote into")
+    return folder
+
+
+def _reproduce(words: list[str]) -> int:
+    """`bench reproduce` with these words: 0 done, 1 one of several could not be carried out, 130 stopped.
 
     Raises:
         UserError: the request cannot be carried out.
     """
     args = parse("reproduce", words)
+    if args.all:
+        return _all(args)
+    return _one(args)
+
+
+def _all(args: Args) -> int:
+    """The small versions of all experiments; the store is removed, and so are the pages unless `--out` is given."""
+    from bench.output import remark
+    from bench.papers.experiments import experiments
+
+    others = {"NAME": args.name, "--list": args.list, "--search": args.search, "--arm": args.arm,
+              "--create": args.create, "--slurm": args.slurm}  # fmt: skip
+    for word, given in others.items():
+        if given:
+            raise UserError(f"--all: not allowed with {word}; leave one of them out")
+    if not args.quick:
+        raise UserError("--all: give --quick too; whole, the experiments take days")
+    code = 0
+    with TemporaryDirectory(prefix="bench-") as temporary:
+        for name in experiments():
+            places = {"out": (args.out or Path(temporary) / "out") / name, "store": Path(temporary) / "store"}
+            own = Args(**(vars(args) | places | {"name": name}))
+            try:
+                if stopped := _one(own):
+                    return stopped
+            except UserError as error:
+                remark("error", f"{name}: {error}")
+                code = 1
+    return code
+
+
+def _one(args: Args) -> int:
+    """An experiment, or the list of all."""
     from bench.progress import doing
 
     with doing("reading the experiment"):

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -17,6 +17,7 @@ from bench.options import NO_BOOLEAN
 from bench.papers.arms import Arm
 from bench.papers.claims import judge
 from bench.papers.figures import FigureSpec, lines
+from bench.papers.verdicts import Finding, over_readings
 from bench.store.tables import CURVE_FIELDS
 from bench.strict_yaml import read_yaml
 from bench.text import why_wrong
@@ -24,6 +25,13 @@ from bench.text import why_wrong
 Settings = dict[str, Any]
 ARM_ARGUMENTS = ("arms", "fast", "slow", "better", "worse")
 """Arguments of claims that name arms."""
+DERIVED = {"relative_norm_W": "norm_W"}
+"""Columns that are made of a measured one: `relative_norm_W` is ||W|| / ||W_mm||."""
+
+
+def combinations(grid: Mapping[str, Sequence[Any]]) -> list[Settings]:
+    """Every combination of values by name; one, which is empty, of no names."""
+    return [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
 
 
 class Claim(NoBooleans):
@@ -34,6 +42,8 @@ class Claim(NoBooleans):
         paper: what the paper says, in short.
         test: a name in `bench.papers.claims.CLAIMS`; its arguments are the other keys. A step may be a share of the
             steps that its arms make (`at: 0.1 budget`), so that the small version has it too.
+        readings: values by argument, every combination of which is a reading of the paper's words: where the text, or
+            a threshold that is ours, leaves several open.
     """
 
     model_config = ConfigDict(extra="allow", frozen=True)
@@ -41,11 +51,13 @@ class Claim(NoBooleans):
     name: str
     paper: str
     test: str
+    readings: dict[str, Annotated[list[Any], Field(min_length=1)]] = Field(default_factory=dict)
 
     @property
     def arms(self) -> list[str]:
-        """The arms that it names."""
-        named = [(self.model_extra or {}).get(key, []) for key in ARM_ARGUMENTS]
+        """The arms that it names, in any reading."""
+        given = self.model_extra or {}
+        named = [x for key in ARM_ARGUMENTS for x in (given.get(key, []), *self.readings.get(key, []))]
         return [str(label) for labels in named for label in (labels if isinstance(labels, list) else [labels])]
 
 
@@ -96,7 +108,7 @@ class Search(NoBooleans, BaseModel):
     @property
     def points(self) -> list[Settings]:
         """All combinations of the grid."""
-        return [dict(zip(self.grid, values, strict=True)) for values in product(*self.grid.values())]
+        return combinations(self.grid)
 
 
 class Experiment(NoBooleans, BaseModel):
@@ -149,7 +161,7 @@ class Experiment(NoBooleans, BaseModel):
         there = self.changed(self.search.settings | point, self.search.seeds)
         wanted = self.search.claims
         claims = [
-            claim.model_copy(update=self.arguments(claim))
+            claim.model_copy(update=self._in_steps(claim, (claim.model_extra or {}) | {"readings": claim.readings}))
             for claim in self.claims
             if wanted is None or claim.name in wanted
         ]
@@ -186,15 +198,36 @@ class Experiment(NoBooleans, BaseModel):
         return self.model_copy(update={"arms": changed, "seeds": list(seeds or self.seeds)})
 
     def arguments(self, claim: Claim) -> Settings:
-        """The arguments of a claim's test, with shares of the budget as steps.
+        """The arguments of a claim's test that all readings share, with shares of the budget as steps.
 
         The budget is the fewest steps that one of the claim's arms makes.
 
         Raises:
             UserError: a share is not one, or an arm has no number of steps.
         """
+        return self._in_steps(claim, claim.model_extra or {})
+
+    def readings(self, claim: Claim) -> dict[str, Settings]:
+        """The arguments of a claim's test by reading, of which there is at least one."""
+        shared, own = self.arguments(claim), self._in_steps(claim, claim.readings)
+        return {_in_words(reading): shared | reading for reading in combinations(own)}
+
+    def judge(self, claim: Claim, results: Mapping[str, Arm]) -> Finding:
+        """What a claim comes to, in all its readings.
+
+        Raises:
+            UserError: an argument is unknown or illegal.
+        """
+        return over_readings({
+            words: judge(claim.test, results, **arguments) for words, arguments in self.readings(claim).items()
+        })  # fmt: skip
+
+    def _in_steps(self, claim: Claim, arguments: Mapping[str, Any]) -> Settings:
+        """The arguments with shares of the budget as steps."""
 
         def steps(value: Any) -> Any:
+            if isinstance(value, dict):
+                return {name: steps(item) for name, item in value.items()}
             if isinstance(value, list):
                 return [steps(item) for item in value]
             if not isinstance(value, str) or not value.endswith(" budget"):
@@ -210,7 +243,7 @@ class Experiment(NoBooleans, BaseModel):
                 raise UserError(f"{value!r}: its arms have no trainer.max_steps to take a share of; name a step")
             return max(1, round(share * min(map(int, budgets))))
 
-        return {name: steps(value) for name, value in (claim.model_extra or {}).items()}
+        return {name: steps(value) for name, value in arguments.items()}
 
     def rehearse(self) -> dict[str, Arm]:
         """Judge the claims on made-up results.
@@ -230,7 +263,7 @@ class Experiment(NoBooleans, BaseModel):
         for claim in self.claims:
             with _blaming(f"claim {claim.name}"):
                 _known("arm", claim.arms, self.arms)
-                judge(claim.test, results, **self.arguments(claim))
+                self.judge(claim, results)
         return results
 
     def refuse_too_many(self, seeds: int | None = None, *, search: bool = True) -> None:
@@ -282,9 +315,16 @@ def _made_up(label: str, config: RunConfig) -> Arm:
     """Results with all columns that the arm's runs will have."""
     steps = np.arange(1, 10.0)
     spec = config.task_spec
-    columns = (filter(None, spec.measures.split(", ")), CURVE_FIELDS, ("train_s", "val_loss", f"val_{spec.metric}"))
+    measured = list(filter(None, spec.measures.split(", ")))
+    measured += [name for name, of in DERIVED.items() if of in measured]
+    columns = (measured, CURVE_FIELDS, ("train_s", "val_loss", f"val_{spec.metric}"))
     tables = [{**dict.fromkeys(names, 1 / steps), "step": steps} for names in columns]
     return Arm(label, [0, 1], [tables] * 2, settings=settings_of(config.model_dump(mode="json")))
+
+
+def _in_words(reading: Settings) -> str:
+    """A reading as a page calls it."""
+    return ", ".join(f"{name} {', '.join(map(str, x)) if isinstance(x, list) else x}" for name, x in reading.items())
 
 
 def _known(kind: str, names: Iterable[str], known: Iterable[str]) -> None:
@@ -305,7 +345,8 @@ def _blaming(part: str) -> Iterator[None]:
 def experiments() -> dict[str, Path]:
     """The YAML files of the experiments by name, `<paper>/<experiment>`."""
     folder = configs_folder() / "papers"
-    return {path.relative_to(folder).with_suffix("").as_posix(): path for path in sorted(folder.glob("*/*.yaml"))}
+    named = {path.relative_to(folder).with_suffix("").as_posix(): path for path in folder.glob("*/*.yaml")}
+    return dict(sorted(named.items()))
 
 
 def title(name: str) -> str:

@@ -9,6 +9,7 @@ import numpy as np
 from bench.errors import UserError, unknown
 from bench.papers.arms import Arm, Array
 from bench.papers.figures import FigureSpec, Guide, Line, Panel, lines
+from bench.papers.verdicts import Finding, Verdict
 from bench.results import chart
 from bench.results.chart import axis_limits, letter
 
@@ -21,6 +22,7 @@ LABELS = {
     "distance": "distance of directions\n" + r"$\|\,W/\|W\| - W_\mathrm{mm}/\|W_\mathrm{mm}\|\,\|$",
     "alignment": r"alignment of $W$ with $W_\mathrm{mm}$ (cosine)",
     "norm_W": r"$\|W\|$",
+    "relative_norm_W": r"$\|W\|\,/\,\|W_\mathrm{mm}\|$",
     "off_optimal": "1 \N{MINUS SIGN} softmax weight\non the optimal token",
     "on_optimal": "softmax weight\non the optimal token",
     "test_loss": "test loss",
@@ -106,6 +108,52 @@ def _guide_points(guide: Guide, line: Line, panel: Panel, y_range: tuple[float, 
         y = line.y[k] * (x / line.x[k]) ** guide.slope
         inside = (y >= y_range[0]) & (y <= y_range[1])
     return x[inside], y[inside]
+
+
+_MAP: tuple[Verdict, ...] = ("holds", "faster than claimed", "undecided", "fails")
+
+
+def constants_map(region: Sequence[tuple[Mapping[str, object], Mapping[str, Finding]]]) -> chart.Chart:
+    """The verdicts of a search: a mark for each claim at each combination of constants.
+
+    There is a panel for each value of the first constant that has several.
+
+    Args:
+        region: points of the search with their findings by claim; at least one point.
+    """
+    points = [at for at, _ in region]
+    names = list(dict.fromkeys(name for _, there in region for name in there))
+    vary = [key for key in points[0] if len({str(at[key]) for at in points}) > 1]
+    first, *rest = vary if len(vary) > 1 else ["", *vary]
+    panels = []
+    for value in dict.fromkeys(at.get(first) for at in points):
+        own = [(at, there) for at, there in region if at.get(first) == value]
+        traces = []
+        for verdict in _MAP:
+            marks = [
+                (i, k) for i, (_, there) in enumerate(own) for k, name in enumerate(names)
+                if name in there and there[name].verdict == verdict
+            ]  # fmt: skip
+            x, y = np.array(marks, dtype=np.float64).reshape(-1, 2).T
+            hollow = verdict == "undecided"
+            traces += [chart.Trace(verdict, x, -y, marks="all", joined=False, hollow=hollow)] * bool(marks)
+        ticks = {float(i): ", ".join(str(at[key]) for key in rest) for i, (at, _) in enumerate(own)}
+        across = ", ".join(_short(key) for key in rest)
+        panels.append(
+            chart.Panel(
+                f"map-{len(panels)}", f"{_short(first)} = {value}" if first else "", across, "", "",
+                traces, limits=(0.6 - len(names), 0.6), x_limits=(-0.6, len(own) - 0.4), x_ticks=ticks,
+                y_ticks={-float(k): name for k, name in enumerate(names)},
+            )
+        )  # fmt: skip
+    caption = "A mark for each claim at each combination of the constants, with Holm's correction over these."
+    return chart.Chart(panels, {verdict: verdict for verdict in _MAP}, min(2, len(panels)), caption)
+
+
+def _short(constant: str) -> str:
+    """A constant of a search as an axis calls it."""
+    name = constant.rpartition(".")[2]
+    return f"factor of {name}" if constant.startswith("times.") else name
 
 
 class _Words:

@@ -19,11 +19,10 @@ from bench.execute.command import results_of
 from bench.execute.plan import missing
 from bench.output import check_output, writing
 from bench.papers.arms import Arm
-from bench.papers.claims import judge
-from bench.papers.experiments import Experiment, Settings, load
-from bench.papers.figure_chart import describe
+from bench.papers.experiments import DERIVED, Experiment, Settings, load
+from bench.papers.figure_chart import constants_map, describe
 from bench.papers.reproduction import Reproduction, Version, as_json, page
-from bench.papers.verdicts import Finding
+from bench.papers.verdicts import Finding, corrected
 from bench.progress import SweepProgress, doing
 from bench.results.draw import write_pictures
 from bench.store.record import RunResult
@@ -89,9 +88,16 @@ def collect(todo: Sequence[ArmRun]) -> tuple[dict[str, Arm], dict[str, list[RunR
 
 def _judge(experiment: Experiment, arms: Mapping[str, Arm]) -> dict[str, Finding]:
     """The findings by claim; none where there are no results."""
-    if not arms:
-        return {}
-    return {claim.name: judge(claim.test, arms, **experiment.arguments(claim)) for claim in experiment.claims}
+    return {claim.name: experiment.judge(claim, arms) for claim in experiment.claims} if arms else {}
+
+
+def _map(points: Sequence[tuple[Settings, Mapping[str, Finding]]]) -> list[tuple[Settings, dict[str, Finding]]]:
+    """What each claim came to at the points of a search, with Holm's correction over the points."""
+    found = {
+        name: corrected({i: there[name] for i, (_, there) in enumerate(points) if name in there})
+        for name in dict.fromkeys(name for _, there in points for name in there)
+    }
+    return [(at, {name: found[name][i] for name in there}) for i, (at, there) in enumerate(points)]
 
 
 @dataclass(frozen=True)
@@ -102,11 +108,13 @@ class Asked:
         experiment: small or whole, and as it was changed.
         jobs: its runs.
         points: of the search: where, the experiment there, and its runs.
+        fewer: whether it has fewer seeds than the experiment's own.
     """
 
     experiment: Experiment
     jobs: list[ArmRun]
     points: list[tuple[Settings, Experiment, list[ArmRun]]]
+    fewer: bool = False
 
     @property
     def all_jobs(self) -> list[ArmRun]:
@@ -146,7 +154,8 @@ def ask(name: str, places: Settings, version: Version) -> Asked:
 
     experiment, todo = planned(full.small() if version.quick else full)
     points = full.search.points if version.search and full.search else []
-    return Asked(experiment, todo, [(point, *planned(full.at(point))) for point in points])
+    fewer = version.seeds is not None and version.seeds < len(full.seeds)
+    return Asked(experiment, todo, [(point, *planned(full.at(point))) for point in points], fewer)
 
 
 def reproduce(
@@ -187,11 +196,13 @@ def reproduce(
     if not arms:
         seed, reason = next(iter(without.items()))
         raise UserError(f"{name}: none of the seeds can be compared with a solution: with seed {seed}, {reason}")
-    findings = _judge(experiment, arms)
-    region = [(point, _judge(there, collect(own)[0])) for point, there, own in asked.points]
-    result = Reproduction(name, experiment, version, findings, records, without, region)
+    findings = corrected(_judge(experiment, arms))
+    region = _map([(point, _judge(there, collect(own)[0])) for point, there, own in asked.points])
+    result = Reproduction(name, experiment, version, findings, records, without, region, asked.fewer)
     with doing("drawing"), writing(folder):
         write_pictures(describe(experiment.figure, arms, watermark="quick" if version.quick else ""), folder / "figure")
+        if region:
+            write_pictures(constants_map(region), folder / "map")
         _write_data(records, Path(places["store"]), folder)
         (folder / "claims.json").write_text(json.dumps(as_json(result), indent=1, allow_nan=False) + "\n", "utf-8")
         (folder / "report.md").write_text(page(result), "utf-8")
@@ -201,7 +212,7 @@ def reproduce(
 def _tables(store: Path, run: RunResult) -> dict[str, Any]:
     """A run's tables, and one of its evaluations on the selection split.
 
-    The latter has `val_loss` and the like at a step, and `train_s` until it.
+    The latter has `val_loss` and the like at a step, and `train_s` until it. With them are the columns of `DERIVED`.
     """
     names = dict.fromkeys(name for row in run.validations for name in row)
     validations = {
@@ -210,7 +221,12 @@ def _tables(store: Path, run: RunResult) -> dict[str, Any]:
         )
         for name in names
     }
-    return Store(store).tables(run.run_id) | ({"validations": validations} if validations else {})
+    tables = {
+        kind: {**table, **{name: table[of] / norm for name, of in DERIVED.items() if norm and of in table}}
+        for norm in [dict(run.facts.get("att_svm") or {}).get("norm")]
+        for kind, table in Store(store).tables(run.run_id).items()
+    }
+    return tables | ({"validations": validations} if validations else {})
 
 
 def _write_data(records: Mapping[str, Sequence[RunResult]], store: Path, folder: Path) -> None:

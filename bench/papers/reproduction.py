@@ -10,11 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from bench.papers.experiments import Claim, Experiment, Settings
-from bench.papers.verdicts import Finding, number
+from bench.papers.verdicts import Finding, number, said
 from bench.results.render import markdown_table, shown
 from bench.results.table import Column, Table
 from bench.store.record import RunResult
 from bench.text import duration, plain
+
+CORRECTION = (
+    "Verdicts of an experiment are corrected for their number (Holm over its claims, Bonferroni over the arms of one,"
+    " Holm over the points of a search): the probability of any false one is 5 % at most. Intervals are 95 % each."
+)
 
 
 @dataclass(frozen=True)
@@ -54,10 +59,12 @@ class Reproduction:
 
     Attributes:
         name, experiment, version: what was done.
-        findings: by claim.
+        findings: by claim, with Holm's correction over the claims.
         records: the runs' records by arm.
         without: seeds that were left out, with the reason.
-        region: by point of the search, the verdicts by claim; empty if nothing was searched.
+        region: by point of the search, the findings by claim, with Holm's correction over the points; empty if nothing
+            was searched.
+        fewer: whether there are fewer seeds than the experiment's own.
     """
 
     name: str
@@ -67,6 +74,7 @@ class Reproduction:
     records: Mapping[str, Sequence[RunResult]]
     without: Mapping[int, str]
     region: Sequence[tuple[Settings, Mapping[str, Finding]]]
+    fewer: bool = False
 
     @property
     def claims(self) -> Iterator[tuple[Claim, Finding]]:
@@ -77,11 +85,15 @@ class Reproduction:
     def small(self) -> bool:
         """Whether the runs are smaller than the experiment's, or otherwise altered, so that no claim is settled."""
         version = self.version
-        return bool(version.quick or version.changes or version.arms or self.parts or self.experiment.undersized)
+        altered = version.quick or version.changes or version.arms or self.fewer
+        return bool(altered or self.parts or self.experiment.undersized)
 
-    def said(self, finding: Finding) -> str:
+    def said(self, claim: Claim) -> str:
         """A verdict in words: that of a small or altered run is no verdict on the paper."""
-        return "small run: " * self.small + finding.verdict
+        found = self.findings[claim.name]
+        readings = [each.verdict for each in found.readings.values()]
+        region = [there[claim.name].verdict for _, there in self.region if claim.name in there]
+        return said(found.verdict, readings, region, small=self.small)
 
     @property
     def parts(self) -> list[str]:
@@ -98,10 +110,10 @@ def as_json(result: Reproduction) -> dict[str, Any]:
         "changed_arms": dict(result.version.arms),
         "small_run": result.small, "undersized": result.experiment.undersized,
         "seeds": result.experiment.seeds, "seeds_left_out": dict(result.without),
-        "parts": result.parts,
+        "parts": result.parts, "correction": CORRECTION,
         "notes": result.experiment.notes,
-        "claims": [claim.model_dump() | result.experiment.arguments(claim) | asdict(finding)
-                   for claim, finding in result.claims],
+        "claims": [{"said": result.said(claim)} | claim.model_dump() | result.experiment.arguments(claim)
+                   | asdict(finding) for claim, finding in result.claims],
         "search": [{"at": point, **{name: asdict(f) for name, f in there.items()}} for point, there in result.region],
         "environments": _distinct(run.environment for run in runs),
         "versions": _distinct(run.versions for run in runs),
@@ -129,17 +141,25 @@ def page(result: Reproduction) -> str:
         lines += [f"**Not the whole task: {part}.**", ""]
     if experiment.undersized:
         lines += [f"**Smaller than the paper's: {experiment.undersized}**", ""]
-    lines += ["![figure](figure.png)", "", "## Claims", ""]
+    lines += ["![figure](figure.png)", "", "## Claims", "", CORRECTION, ""]
     rows = [
-        (result.said(finding), claim.name, claim.paper, finding.text, _effect(finding))
+        (result.said(claim), claim.name, claim.paper, finding.text, _effect(finding))
         for claim, finding in result.claims
     ]
-    heads = ("claim", "the paper, in short", "here", "effect, 95 % interval over seeds")
-    lines += markdown_table(Table.of([Column("verdict", "verdict", markup="strong"), *heads], rows))
+    verdict, interval = Column("verdict", "verdict", markup="strong"), "effect, 95 % interval over seeds"
+    lines += markdown_table(Table.of([verdict, "claim", "the paper, in short", "here", interval], rows))
+    rows = [
+        (found.verdict, claim.name, reading, found.text, _effect(found))
+        for claim, finding in result.claims
+        for reading, found in finding.readings.items()
+    ]
+    if rows:
+        lines += ["", "## Readings", "", "Where the text, or a threshold that is ours, leaves several open.", ""]
+        lines += markdown_table(Table.of([verdict, "claim", "reading", "here", interval], rows))
     if result.region:
         assert experiment.search is not None
         names = list(dict.fromkeys(name for _, there in result.region for name in there))
-        lines += ["", "## Where the claims hold", "", experiment.search.why, ""]
+        lines += ["", "## Where the claims hold", "", experiment.search.why, "", "![map](map.png)", ""]
         rows = [(words(point), *(_verdict(there, name) for name in names)) for point, there in result.region]
         lines += markdown_table(Table.of([Column("at", "open constants", markup="code"), *names], rows))
         for name in names:
@@ -200,9 +220,9 @@ def words(settings: Mapping[str, Any]) -> str:
 def claim_lines(result: Reproduction, folder: Path) -> list[str]:
     """What became of an experiment's claims, and where the output is."""
     lines = [f"{result.name}: {result.experiment.title}"]
-    pairs = ((result.said(finding), claim, finding.text) for claim, finding in result.claims)
+    pairs = [(result.said(claim), claim, finding.text) for claim, finding in result.claims]
     rows = [row for verdict, claim, text in pairs for row in ((verdict, f"{claim.name}: {claim.paper}"), ("", text))]
-    lines += shown(Table.facts(rows, least=9 + 11 * result.small), "  ")
+    lines += shown(Table.facts(rows, least=9), "  ")
     if result.version.quick:
         lines.append("note: this is the quick version; its verdicts are no evidence")
     lines += [f"note: not the whole task: {part}" for part in result.parts]

@@ -71,13 +71,17 @@ def values_at(results: Mapping[str, Arm], arm: Arm, measure: str, first: float, 
 
 def first_reached(
     results: Mapping[str, Arm], arm: Arm, measure: str, level: tuple[float, float]
-) -> tuple[Array, Array]:
-    """By seed, the step at which a measure is first in a range (NaN: never), and its last step; 0 counts as 1."""
+) -> tuple[Array, Array, Array]:
+    """By seed, the step at which a measure is first seen in a range (NaN: never), and its last step; 0 counts as 1.
+
+    Between the two is the earliest step at which it may have been there: the one after the measurement before.
+    """
     steps, values = common_series(results, arm, measure)
     there = np.asarray((values >= level[0]) & (values <= level[1]))
     first = np.where(there.any(axis=1), steps[np.argmax(there, axis=1)], np.nan)
     ends = np.max(np.broadcast_to(steps, values.shape), axis=1, where=~np.isnan(values), initial=1)
-    return np.maximum(first, 1), ends
+    before = np.where(~np.isnan(values) & (steps < first[:, None]), steps, 0).max(axis=1)
+    return np.maximum(first, 1), np.minimum(before + 1, np.maximum(first, 1)), ends
 
 
 def points_within(

@@ -1,0 +1,153 @@
+"""`bench claims`: what became of the claims of all papers, from the pages' `claims.json`, which are data."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import fill
+from typing import Any
+
+from pydantic import BaseModel, Field, FiniteFloat, ValidationError, field_validator
+
+from bench.errors import UserError, unknown
+from bench.papers.reproduction import CORRECTION
+from bench.papers.verdicts import SAID
+from bench.results.table import Board, Column, Table
+from bench.store.load import Damaged, read_bytes
+from bench.text import clean, in_markdown, why_wrong
+
+MOST = 16 << 20
+"""Bytes that a page's claims may have: a search of 100 points with 8 claims has 0.4 million. Ours."""
+
+
+class ClaimRecord(BaseModel):
+    """A claim as `claims.json` has it; what else stands there is not read."""
+
+    name: str
+    paper: str
+    said: str
+    text: str
+    effect: FiniteFloat | None
+    low: FiniteFloat | None
+    high: FiniteFloat | None
+    unit: str
+
+    @field_validator("said")
+    @classmethod
+    def _known(cls, said: str) -> str:
+        if said not in SAID:
+            raise ValueError(f"input should be one of {', '.join(SAID)}")
+        return said
+
+
+class Page(BaseModel):
+    """An experiment with its claims, as `claims.json` has them."""
+
+    experiment: str = Field(pattern=r"^[^/]+/[^/]+$")
+    title: str
+    correction: str
+    claims: list[ClaimRecord]
+
+    @property
+    def paper(self) -> str:
+        """The folder of the paper's experiments."""
+        return self.experiment.partition("/")[0]
+
+
+@dataclass(frozen=True)
+class Shipped:
+    """The claims that were found.
+
+    Attributes:
+        pages: in the order of the experiments' names.
+        damaged: what could not be read, and why.
+    """
+
+    pages: Sequence[Page]
+    damaged: Sequence[str]
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        """How many claims of a paper what is said of, in the order of `SAID`."""
+        found: dict[str, dict[str, int]] = {}
+        for page in self.pages:
+            own = found.setdefault(page.paper, dict.fromkeys(SAID, 0))
+            for claim in page.claims:
+                own[claim.said] += 1
+        return {paper: {said: n for said, n in own.items() if n} for paper, own in found.items()}
+
+
+def read(folder: Path, papers: Sequence[str] = ()) -> Shipped:
+    """The claims of all pages `PAPER/EXPERIMENT/claims.json` of a folder. Nothing is imported and nothing written.
+
+    Args:
+        folder: what `bench reproduce` wrote into, or the shipped `results`.
+        papers: only these; all by default.
+
+    Raises:
+        UserError: there are none, or not of a paper.
+    """
+    pages, damaged = [], []
+    for path in sorted(folder.glob("*/*/claims.json")):
+        try:
+            pages.append(Page.model_validate(json.loads(read_bytes(path, MOST))))
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ": ".join(map(str, first["loc"]))
+            damaged.append(clean(f"{path}: {place}: {why_wrong(first['msg'])}; run the experiment again"))
+        except (Damaged, ValueError, RecursionError) as error:
+            damaged.append(str(error) if isinstance(error, Damaged) else clean(f"{path}: it is no JSON"))
+    known = list(dict.fromkeys(page.paper for page in pages))
+    if not known and not damaged:
+        raise UserError(
+            f"{folder} has no claims (PAPER/EXPERIMENT/claims.json); name a folder that `bench reproduce` wrote into"
+        )
+    for paper in papers:
+        if paper not in known:
+            raise unknown("paper", paper, known)
+    return Shipped([page for page in pages if not papers or page.paper in papers], damaged)
+
+
+def board(found: Shipped) -> Board:
+    """How many claims of each paper what is said of, and every claim with its effect."""
+    words = [said for said in SAID if any(said in own for own in found.counts().values())]
+    rows: list[dict[str, Any]] = [{"paper": paper, **own} for paper, own in found.counts().items()]
+    counts = Table("claims by paper", [Column("paper", "paper"), *(Column(said, said) for said in words)], rows)
+    columns = [
+        Column("experiment", "experiment"), Column("claim", "claim"), Column("said", "verdict", markup="strong"),
+        Column("effect", "effect", "mean over seeds"), Column("low", "low", "of its 95 % interval"),
+        Column("high", "high", "of its 95 % interval"), Column("unit", "unit"),
+        Column("paper", "the paper, in short", wraps=True),
+    ]  # fmt: skip
+    claims = [
+        {"experiment": page.experiment, "claim": claim.name} | claim.model_dump(exclude={"name"})
+        for page in found.pages
+        for claim in page.claims
+    ]
+    notes = [f"{page.experiment}: {page.correction}" for page in found.pages if page.correction != CORRECTION]
+    return Board("claims", "Claims of papers", [counts, Table("claims", columns, claims, notes)], [CORRECTION])
+
+
+def summary(found: Shipped) -> str:
+    """A paragraph of Markdown for each paper: how many claims what is said of."""
+    lines = [
+        f"* {in_markdown(paper)}: {', '.join(f'{said} ({n})' for said, n in own.items())}"
+        for paper, own in found.counts().items()
+    ]
+    return "".join(f"{fill(line, 120, subsequent_indent='  ')}\n" for line in lines)
+
+
+def by_experiment(found: Shipped, link: str) -> str:
+    """A table in Markdown: a row for each experiment and verdict, with the names of the claims.
+
+    Args:
+        found: the claims.
+        link: from where the table stands to the folder of the pages, as `../results`.
+    """
+    rows = [
+        f"| [{in_markdown(page.experiment)}]({link}/{page.experiment}/report.md) | {said} | {in_markdown(names)} |"
+        for page in found.pages
+        for said in SAID
+        for names in [", ".join(claim.name for claim in page.claims if claim.said == said)]
+        if names
+    ]
+    return "\n".join(["| experiment | verdict | claims |", "|---|---|---|", *rows, ""])

@@ -1,0 +1,146 @@
+"""`bench claims`: what became of the claims of all papers, from pages that are data, and the lines that quote it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.papers.cli import results_folder
+from bench.papers.reproduction import CORRECTION
+from bench.papers.shipped import MOST, by_experiment, read, summary
+
+ROOT = Path(__file__).parents[1]
+CLAIM: dict[str, Any] = {"name": "x", "paper": "it falls", "said": "holds", "text": "it fell by 2", "effect": 2.0,
+                         "low": 1.0, "high": None, "unit": "nats"}  # fmt: skip
+
+
+def page(folder: Path, place: str, *claims: dict[str, Any], **changes: Any) -> None:
+    path = folder / place / "claims.json"
+    path.parent.mkdir(parents=True)
+    content = {"experiment": place, "title": "t", "correction": CORRECTION, "claims": [CLAIM | c for c in claims]}
+    path.write_text(json.dumps(content | changes))
+
+
+@pytest.fixture
+def pages(tmp_path: Path) -> Path:
+    folder = tmp_path / "pages"
+    page(folder, "a2020/fig1", {}, {"name": "y", "said": "small run: points to fails"})
+    page(folder, "a2020/fig2", {"said": "depends on unpublished constants"}, correction="none was made")
+    page(folder, "b2021/fig1", {"name": "|z|", "effect": None, "low": None})
+    return folder
+
+
+def test_a_table_of_counts_and_one_of_claims(cli: Any, pages: Path) -> None:
+    answer = cli("claims", pages, "--json")
+    assert answer.code == 0, answer.err
+    (board,) = json.loads(answer.out)
+    counts, claims = board["tables"]
+    assert counts["rows"] == [
+        {"paper": "a2020", "holds": 1, "depends on unpublished constants": 1, "small run: points to fails": 1},
+        {"paper": "b2021", "holds": 1},
+    ]
+    assert [(row["experiment"], row["claim"], row["said"]) for row in claims["rows"]] == [
+        ("a2020/fig1", "x", "holds"), ("a2020/fig1", "y", "small run: points to fails"),
+        ("a2020/fig2", "x", "depends on unpublished constants"), ("b2021/fig1", "|z|", "holds"),
+    ]  # fmt: skip
+    assert (claims["rows"][0]["effect"], claims["rows"][0]["low"], claims["rows"][0]["high"]) == (2, 1, None)
+    assert claims["notes"] == ["a2020/fig2: none was made"]
+    assert board["notes"] == [CORRECTION]
+
+
+@pytest.mark.parametrize("kind", ["table", "md", "csv", "tex", "html"])
+def test_every_format_has_every_claim(cli: Any, pages: Path, kind: str) -> None:
+    answer = cli("claims", pages, "--format", kind)
+    assert answer.code == 0, answer.err
+    for text in ("a2020/fig1", "small run: points to fails", "it falls"):
+        assert text in answer.out
+    assert cli("claims", pages, "-o", f"claims.{kind}", "--format", kind).code == 0
+
+
+def test_one_paper(cli: Any, pages: Path) -> None:
+    (board,) = json.loads(cli("claims", pages, "--paper", "b2021", "--json").out)
+    assert {row["experiment"] for row in board["tables"][1]["rows"]} == {"b2021/fig1"}
+
+
+def test_lines_for_other_documents(cli: Any, pages: Path, tmp_path: Path) -> None:
+    target = tmp_path / "docs" / "page.md"
+    target.parent.mkdir()
+    marks = ("claims", "claims-by-experiment")
+    target.write_text("".join(f"<!-- leaderboard {name} -->\nstale\n<!-- /leaderboard -->\n" for name in marks))
+    assert cli("claims", pages, "--into", target).code == 0
+    text = target.read_text()
+    assert "stale" not in text
+    assert "* a2020: holds (1), depends on unpublished constants (1), small run: points to fails (1)\n" in text
+    assert "| [a2020/fig1](../pages/a2020/fig1/report.md) | holds | x |\n" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("nowhere",), "nowhere has no claims (PAPER/EXPERIMENT/claims.json); name a folder that"),
+        (("pages", "--paper", "a2021"), "unknown paper 'a2021'; did you mean 'a2020'?"),
+        (("pages", "--json", "--format", "md"), "--json: not allowed with --format md; leave one of them out"),
+        (("pages", "--into", "x.md", "-o", "y"), "--into x.md: not allowed with --out; leave one of them out"),
+        (("pages", "--into", "x.md"), "cannot write into x.md: No such file or directory"),
+        (("pages", "--format", "xml"), "unknown --format 'xml'; known: table, md"),
+    ],
+)
+def test_bad_requests_are_one_line(
+    cli: Any, pages: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], message: str
+) -> None:
+    monkeypatch.chdir(pages.parent)
+    answer = cli("claims", *words)
+    assert (answer.code, answer.out) == (2, "")
+    assert answer.err.startswith(f"bench: error: {message}")
+    assert answer.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda path: path.write_text("{"), "it is no JSON"),
+        (lambda path: path.write_text("[" * 100_000), "it is no JSON"),
+        (lambda path: path.write_bytes(b"\xff\xfe{"), "it is no JSON"),
+        (lambda path: path.write_text("[]"), "run the experiment again"),
+        (lambda path: path.write_text("{}"), "experiment: field required; run the experiment again"),
+        (lambda path: path.write_text(path.read_text().replace('"holds"', '"shines"')), "claims: 0: said: "),
+        (lambda path: path.write_text(path.read_text().replace("null", "NaN")), "claims: 0: effect: "),
+        (lambda path: (path.unlink(), path.mkdir()), "it is no file"),
+        (lambda path: path.write_text(" " * (MOST + 1)), "are the most"),
+    ],
+)
+def test_a_damaged_page_is_named_and_left_out(cli: Any, pages: Path, damage: Any, message: str) -> None:
+    damage(pages / "b2021" / "fig1" / "claims.json")
+    answer = cli("claims", pages, "--json")
+    assert answer.code == 1
+    assert message in answer.err
+    assert answer.err.count("\n") == 1
+    assert {row["paper"] for row in json.loads(answer.out)[0]["tables"][0]["rows"]} == {"a2020"}
+
+
+def test_names_in_pages_do_no_harm(cli: Any, tmp_path: Path) -> None:
+    page(tmp_path, "a2020/fig1", {"name": "<script>\x1b[31m|"}, experiment="a2020/<b>x|")
+    for kind in ("table", "md", "html"):
+        out = cli("claims", tmp_path, "--format", kind).out
+        assert "\x1b" not in out
+        assert "<script>" not in out or kind == "table"
+
+
+# -- what is shipped --------------------------------------------------------------------------------------------------
+
+
+def test_shipped_pages_are_read_and_agree_with_the_lines_that_quote_them() -> None:
+    """Whatever the pages say, README and docs say the same; `bench claims --into` brings them up to date."""
+    found = read(results_folder())
+    assert not found.damaged
+    assert f"<!-- leaderboard claims -->\n{summary(found)}<!-- /leaderboard -->" in (ROOT / "README.md").read_text()
+    table = f"<!-- leaderboard claims-by-experiment -->\n{by_experiment(found, '../results')}<!-- /leaderboard -->"
+    assert table in (ROOT / "docs" / "results.md").read_text()
+
+
+def test_shipped_pages_say_what_their_json_says() -> None:
+    for own in read(results_folder()).pages:
+        text = (results_folder() / own.experiment / "report.md").read_text()
+        for claim in own.claims:
+            assert f"| **{claim.said}** | {claim.name} |" in text, (own.experiment, claim.name)
