@@ -1,8 +1,8 @@
 """`bench fit --seeds`: one run for each of several seeds, and their mean."""
 
 import json
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from bench.config import RunConfig, on_device
 from bench.errors import UserError
@@ -22,6 +22,26 @@ if TYPE_CHECKING:
 
 ONE_RUN = ("resume", "rerun")
 """Options of `bench fit` that are for one run."""
+SEVERAL = ("engine", "workers", "memory", "width")
+"""Options of `bench fit` that are for several runs."""
+
+
+def with_seeds(config: RunConfig, seeds: Sequence[int], given: Mapping[str, Any]) -> list[RunConfig]:
+    """A run for each seed. The order of the samples follows the seed, unless it is given.
+
+    Args:
+        config: the run with any seed.
+        seeds: the seeds.
+        given: the settings of the command, in dotted form.
+
+    Raises:
+        UserError: a run cannot be made.
+    """
+    follows = "data_seed" not in given and config.data_seed == config.seed
+    config = on_device(config)
+    configs = [config.model_copy(update={"seed": seed, **({"data_seed": seed} if follows else {})}) for seed in seeds]
+    check_all(configs, early=True)
+    return configs
 
 
 def fit_seeds(config: RunConfig, args: Args, tuned_by: TunedBy | None) -> int:
@@ -38,12 +58,7 @@ def fit_seeds(config: RunConfig, args: Args, tuned_by: TunedBy | None) -> int:
     """
     if more := [*(["seed"] if "seed" in args.of_runs else []), *(name for name in ONE_RUN if getattr(args, name))]:
         raise UserError(f"--{more[0]} is for one run; leave it or --seeds out")
-    follows = "data_seed" not in args.of_runs and config.data_seed == config.seed
-    config = on_device(config)
-    configs = [
-        config.model_copy(update={"seed": seed, **({"data_seed": seed} if follows else {})}) for seed in args.seeds
-    ]
-    check_all(configs, early=True)
+    configs = with_seeds(config, args.seeds, args.of_runs)
     if args.dry_run:
         check_all(configs)
         runs = {each.run_id: {"seed": each.seed} for each in configs}
