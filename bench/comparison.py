@@ -4,7 +4,6 @@ The kit checks the optimizers (`bench check`), a suite tunes them and their base
 winners on fresh seeds (`bench suite`), and the board `quality` ranks what came of it (`bench leaderboard`).
 """
 
-import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,7 +14,7 @@ from bench.errors import RunFailed, UserError
 from bench.grammar.commands import parse
 from bench.grammar.parse import Args
 from bench.grammar.values import parts, reference_folder
-from bench.output import check_output, note, remark, warn_of, write
+from bench.output import answer, check_output, note, remark, warn_of, write
 from bench.progress import doing
 from optimizers.plugins import bare, slug
 
@@ -324,7 +323,7 @@ def _show(found: "Sequence[StudyResult]", args: Args, reference: str, out: Path,
             write(out / f"forest{ending}", picture(chart.shown, ending))
     if args.json:
         studies = [study_json(each) for each in found]
-        print(json.dumps({"out": str(out), "studies": studies, "boards": as_json(boards), "said": said}))
+        answer({"out": out, "studies": studies, "boards": as_json(boards), "said": said})
     else:
         print("\n".join(suite.result_lines(found)))
         print(written(boards, "table", None) if boards else "no winner has run on fresh seeds yet")

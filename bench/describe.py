@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.config import resolve
 from bench.grammar.help import hyperparameter_rows, row, rows
-from bench.options import _parse, _source, task_options
+from bench.options import Option, _parse, _source, optimizer_options, task_options
 from bench.text import word_of
 from optimizers import LogUniform, OptimizerSpec
 from tasks import TASKS, TaskSpec
@@ -36,6 +36,31 @@ def describe_optimizer(spec: OptimizerSpec) -> str:
             "", "search space:", *(f"  --opt.{name}  {space}" for name, space in search.items()),
         ]
     )  # fmt: skip
+
+
+def optimizer_json(spec: OptimizerSpec) -> dict[str, Any]:
+    """The same for a program."""
+    search = {
+        name: {"low": axis.low, "high": axis.high} if isinstance(axis, LogUniform) else list(axis)
+        for name, axis in spec.search.items()
+    }
+    return {
+        "kind": "optimizer", "name": spec.name, "version": spec.version, "rule": spec.formula, "source": spec.source,
+        "class": spec.target, "traits": [name for name, on in vars(spec.traits).items() if on],
+        "options": _options(optimizer_options(spec)), "search": search, "by_family": spec.by_family,
+    }  # fmt: skip
+
+
+def task_json(spec: TaskSpec) -> dict[str, Any]:
+    """The task for a program."""
+    named = ("title", "version", "metric", "mode", "scale", "ranks_training", "target", "budget", "batch_size",
+             "precision", "family", "source", "measure_every")  # fmt: skip
+    facts = {name: getattr(spec, name) for name in named}
+    return {"kind": "task", "name": spec.own_name or spec.name, **facts, "options": _options(task_options(spec))}
+
+
+def _options(options: Mapping[str, Option]) -> dict[str, dict[str, str]]:
+    return {name: {"type": o.type_name, "default": o.default_text, "help": o.help} for name, o in options.items()}
 
 
 def _by_family(spec: OptimizerSpec) -> list[str]:

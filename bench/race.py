@@ -5,7 +5,6 @@ and none where a decision is unlikely. Verdicts hold however often one looks (`b
 as sure as a run with all the seeds at once.
 """
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from bench.errors import UserError, unknown
 from bench.grammar.commands import parse
 from bench.grammar.parse import Args
+from bench.output import answer
 
 if TYPE_CHECKING:
     from bench.boards.collect import Collected
@@ -86,7 +86,10 @@ def main(words: list[str]) -> int:
         check_all(every)
         shown = {config.run_id: {"task": config.task, "opt": config.opt, "seed": config.seed} for config in every}
         text = "\n".join(f"{run_id}  {own['task']} {own['opt']} seed {own['seed']}" for run_id, own in shown.items())
-        print(json.dumps(shown) if args.json else text)
+        if args.json:
+            answer(shown)
+        else:
+            print(text)
         return 0
     ended = _race(racers, args)
     if ended is None:
@@ -220,7 +223,7 @@ def _show(racers: Mapping[str, list[Racer]], found: "Collected", why: str, args:
     notes = [f"{runs} runs; {why}"]
     boards.append(Board("race", "The race", [Table("seeds by round", columns, rows)], notes))
     if args.json:
-        print(json.dumps({"runs": runs, "ended": why, "boards": as_json(boards)}))
+        answer({"runs": runs, "ended": why, "boards": as_json(boards)})
     else:
         print(text(boards), end="")
 

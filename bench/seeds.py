@@ -1,6 +1,5 @@
 """`bench fit --seeds`: one run for each of several seeds, and their mean."""
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +9,7 @@ from bench.execute import Effort
 from bench.execute.blocks import check_all
 from bench.execute.command import results_of
 from bench.grammar.parse import Args
+from bench.output import answer
 from bench.progress import SweepProgress
 from bench.results.render import shown
 from bench.results.table import Column, Table
@@ -62,8 +62,10 @@ def fit_seeds(config: RunConfig, args: Args, tuned_by: TunedBy | None) -> int:
     if args.dry_run:
         check_all(configs)
         runs = {each.run_id: {"seed": each.seed} for each in configs}
-        shown = (f"{run_id}  seed {each['seed']}" for run_id, each in runs.items())
-        print(json.dumps(runs) if args.json else "\n".join(shown))
+        if args.json:
+            answer(runs)
+        else:
+            print("\n".join(f"{run_id}  seed {each['seed']}" for run_id, each in runs.items()))
         return 0
     progress = SweepProgress(f"{config.task} {config.opt}", config.task_spec.mode)
     effort = Effort.of(args)
@@ -74,7 +76,7 @@ def fit_seeds(config: RunConfig, args: Args, tuned_by: TunedBy | None) -> int:
     if args.json:
         interval = None if mean is None else [mean.low, mean.high] if mean.n > 1 else None
         shown = {"mean": None if mean is None else mean.mean, "t_interval_95": interval}
-        print(json.dumps({"runs": [result_json(run, config.store) for run in results], **shown}))
+        answer({"runs": [result_json(run, config.store) for run in results], **shown})
     else:
         print("\n".join(lines(results, mean)))
     return 0

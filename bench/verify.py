@@ -3,7 +3,6 @@
 The runs are drawn at random, so that nobody who sends a bundle knows which. They are trained in a store of their own.
 """
 
-import json
 import math
 import random
 import statistics
@@ -17,7 +16,7 @@ from bench.errors import RunFailed, UserError
 from bench.grammar.commands import parse
 from bench.grammar.parse import Args
 from bench.grammar.values import reference_folder
-from bench.output import note, warn_of
+from bench.output import answer, note, warn_of
 from bench.plugins import allowed
 from bench.results.render import shown
 from bench.results.selection import CONVERGED
@@ -74,7 +73,7 @@ def main(words: list[str]) -> int:
             if judged[-1].again is not None and judged[-1].again.status == "killed":
                 return 130
     if args.json:
-        print(json.dumps([_as_json(each) for each in judged], allow_nan=False))
+        answer([_as_json(each) for each in judged])
     else:
         print("\n".join(shown(_table(judged))))
     return int(code or any(each.verdict == "refuted" for each in judged))

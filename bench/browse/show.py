@@ -12,7 +12,7 @@ from bench.plugins import naming
 from bench.results.render import shown
 from bench.results.selection import CONVERGED
 from bench.results.table import Table
-from bench.run_summary import fit_words, remarks_on
+from bench.run_summary import fit_words, remarks_on, result_json
 from bench.store.record import RESUMABLE, RunResult
 from bench.store.store import Store
 from bench.store.stores import Stores
@@ -51,6 +51,23 @@ def lines(run: RunResult, store: Store) -> tuple[list[str], bool]:
     page += ["", "commands:"]
     page += [line for what, words in _commands(run, store).items() for line in (f"  # {what}", f"  {words}")]
     return page, damaged is None
+
+
+def as_json(run: RunResult, store: Store) -> tuple[dict[str, Any], bool]:
+    """The run for a program, and whether its tables could be read."""
+    try:
+        tables, damaged = store.tables(run.run_id), None
+    except UserError as error:
+        tables, damaged = {}, str(error)
+    found = {
+        "kind": "run", **result_json(run, store.folder), "begun": run.begun or None, "made_for": run.plan,
+        "study": _study(run, store) or planned_by(run), "tuned_by": run.tuned_by, "best_step": run.best_step,
+        "metrics": run.metrics, "settings": settings_of(run.config), "chosen": run.chosen, "versions": run.versions,
+        "environment": run.environment, "notes": _notes(run), "commands": list(_commands(run, store).values()),
+        "folder": store.place(run.run_id), "rows": {name: len(own["step"]) for name, own in tables.items()},
+        "damaged": damaged,
+    }  # fmt: skip
+    return found, damaged is None
 
 
 def _word(value: Any) -> str:

@@ -50,7 +50,7 @@ DATA_SEED = Option("data_seed", "decides the order of the samples (default: the 
 LOGGER = Option("logger", "also log to tensorboard, csv, wandb or mlflow (extras)", "L",
                 completes="tensorboard csv wandb mlflow", setting=True)  # fmt: skip
 CONFIG = Option("config", "settings from YAML; flags win", "FILE", folder, completes="file")
-JSON = Option("json", "print one JSON object and nothing else")
+JSON = Option("json", "print JSON and nothing else")
 STORAGE = Option(
     "storage", "the studies' database: sqlite:///FILE or postgresql+psycopg://USER:PASSWORD@HOST/NAME"
     " (default: $BENCH_STORAGE, else studies.db in the store)", "URL", default=lambda: os.environ.get("BENCH_STORAGE"),
@@ -311,7 +311,7 @@ _ALL = (
                    completes=" ".join((*BOARD_NAMES, "all"))),
             Option("explain", "of this row instead: what was searched, how often, on which split, what it cost, what"
                    " was cut, and its commands", "ROW", completes="opt"),
-            _FORMAT, _FILE,
+            _FORMAT, replace(JSON, help="short for --format json"), _FILE,
             Option("into", "write Markdown between the markers of this board in a file that has them", "FILE.md",
                    folder, completes="file"),
             *_CHOICE,
@@ -321,7 +321,7 @@ _ALL = (
         "report", "write boards, charts and commands as one HTML page that needs no network",
         text="Write all boards, charts and the commands behind each row as one HTML page, which needs no network.",
         more="The same store gives the same bytes. Exit code 1: a run could not be read.",
-        options=(_out("default report.html", "FILE", default=lambda: folder("report.html")), *_CHOICE),
+        options=(_out("default report.html", "FILE", default=lambda: folder("report.html")), JSON, *_CHOICE),
     ),
     Command(
         "plot", "draw stored runs for a paper: effects, curves, sensitivity, profiles, step sizes, budgets",
@@ -336,7 +336,7 @@ _ALL = (
         options=(
             _out("ends in .png, .pdf or .svg", "FILE"),
             Option("y", "of curves: a column such as grad_norm or alignment (default loss)", "COLUMN"),
-            *_CHOICE,
+            JSON, *_CHOICE,
         ),
     ),
     Command(
@@ -367,7 +367,8 @@ _ALL = (
         positionals=(Option("query", "one statement that reads; it can change nothing", "QUERY"),),
         options=(
             STORES, NO_REFERENCE,
-            Option("format", _FORMAT.help, "FORMAT", choices=("table", "md", "csv", "json")), _FILE,
+            Option("format", _FORMAT.help, "FORMAT", choices=("table", "md", "csv", "json")),
+            replace(JSON, help="short for --format json"), _FILE,
         ),
     ),
     Command(
@@ -381,6 +382,7 @@ _ALL = (
             Option("dest", "the store that they are copied into; made if it is not there", "DEST", folder,
                    completes="folder"),
         ),
+        options=(JSON,),
     ),
     Command(
         "bundle", "write runs and what repeats them as one file to hand on",
@@ -396,7 +398,7 @@ _ALL = (
             Option("points", "rows that each curve keeps (default: all)", "N", whole(2)),
             Option("tuned", "the folder with tuned settings (default: tuned)", "DIR", folder, completes="folder",
                    default=lambda: folder("tuned")),
-            STORES,
+            JSON, STORES,
         ),
     ),
     Command(
@@ -434,7 +436,7 @@ _ALL = (
             Option("kind", "what it holds", "KIND", choices=("optimizer", "task")),
             Option("name", "of the package, and what is typed after --opt or --task: my_opt", "NAME"),
         ),
-        options=(_out("folder to make (default: ./NAME)"),),
+        options=(_out("folder to make (default: ./NAME)"), JSON),
     ),
     Command(
         "check", "check that an optimizer does what training code expects, plug-ins too",
@@ -456,7 +458,7 @@ _ALL = (
             Option("only", "only these checks", "A,B", names),
             Option("reference", "its steps as a float64 function, to compare with", "MODULE:FUNCTION"),
             Option("limit", "for one check (default 30)", "SECONDS", seconds),
-            Option("json", "print JSON"),
+            JSON,
             DATA, _place("store", "where the verdicts of all checks are kept, for the leaderboard"),
             Option("list", "say what is checked, and how closely"),
         ),
@@ -470,7 +472,7 @@ _ALL = (
         " its file. Exit code 1: something could not be read.",
         positionals=(Option("what", "what to list", "WHAT", choices=("tasks", "optimizers", "runs", "plans")),),
         options=(
-            Option("json", "print JSON and nothing else; of runs an object for each"), STORES,
+            JSON, STORES,
             Option("task", "only these tasks", "A,B", names, default=list, completes="task"),
             Option("opt", "only these optimizers", "A,B", names, default=list, completes="opt"),
             Option("status", "only these: running, failed, ...", "A,B", names, default=list,
@@ -491,7 +493,7 @@ _ALL = (
             Option("name", "a task, an optimizer, an experiment, the id of a run, or the path of its folder", "NAME",
                    completes="task opt experiment run"),
         ),
-        options=(STORES, DATA),
+        options=(JSON, STORES, DATA),
     ),
     Command(
         "data", "show which files of a task's data are here, or fetch and tokenise them",
@@ -502,7 +504,7 @@ _ALL = (
         groups=("task",),
         options=(
             Option("task", "the task; `status` shows all that have files if none is named", "TASK", completes="task"),
-            DATA,
+            JSON, DATA,
         ),
     ),
     Command(
