@@ -643,7 +643,7 @@ class CheckVerdict(Answer):
     check: str
     """The check."""
     verdict: Literal["pass", "fail", "not applicable", "error"]
-    """`error`: the optimizer raised, ended its process or came to no end."""
+    """`error`: the optimizer raised, ended its process, or did not end."""
     measured: Number
     """The number that was compared with the tolerance."""
     note: str

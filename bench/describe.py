@@ -81,7 +81,7 @@ def describe_task(spec: TaskSpec) -> str:
         names = [line for name, text in {**HEADS, **MODEL}.items() for line in row(name, text)]
         measured = ["measured by --trainer.observe, of each head (NAME_lLAYER_hHEAD) and of the model:", *names, ""]
     target = "none" if spec.target is None else f"{spec.metric} {spec.target:g}"
-    compared = "ratios of how far it lies above its infimum" if spec.scale == "log" else "differences"
+    compared = "ratios of suboptimality gaps" if spec.scale == "log" else "differences"
     ranked = " of the training samples: its claim is about optimization" * spec.ranks_training
     return "\n".join(
         [

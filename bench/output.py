@@ -140,7 +140,7 @@ def warn_of(stores: "Stores", damaged: Iterable[object] = ()) -> int:
     for what in lines:
         remark("warning", f"{what}; it is left out")
     for run_id in stores.conflicts:
-        remark("warning", f"{run_id} is there several times with different results; one is taken")
+        remark("warning", f"{run_id} is stored several times with different results; one is used")
     return 1 if lines else 0
 
 

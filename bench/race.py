@@ -155,12 +155,12 @@ def _race(racers: Mapping[str, list[Racer]], args: Args) -> tuple["Collected", s
         more = sum(n - racer.seeds for task, own in racers.items()
                    for racer, n in zip(own, after[task], strict=True))  # fmt: skip
         if not more:
-            return found, "every verdict is told, or more seeds are unlikely to tell it"
+            return found, "every verdict is decided, or further seeds are unlikely to decide it"
         budget = args.budget
         if budget is not None and budget.runs is not None and budget.runs < len(results) + more:
             return found, f"the budget of {budget.text} has no room for the {more} runs of the next round"
         if budget is not None and budget.seconds is not None and time.monotonic() - begun > budget.seconds:
-            return found, f"the budget of {budget.text} is spent; the same command with another goes on"
+            return found, f"the budget of {budget.text} is spent; the same command with a larger one continues"
         for task, own in racers.items():
             for racer, n in zip(own, after[task], strict=True):
                 racer.seeds = n
@@ -218,7 +218,7 @@ def _show(racers: Mapping[str, list[Racer]], found: "Collected", why: str, args:
     columns = [
         Column("task", "task", "name"),
         Column("opt", "optimizer", "name"),
-        Column("bought", "what each round bought", "seeds: wins of them, and the verdict if there is one"),
+        Column("bought", "result of each round", "seeds: wins of them, and the verdict if there is one"),
     ]
     notes = [f"{runs} runs; {why}"]
     boards.append(Board("race", "The race", [Table("seeds by round", columns, rows)], notes))
@@ -231,4 +231,4 @@ def _show(racers: Mapping[str, list[Racer]], found: "Collected", why: str, args:
 def _bought(n: int, standing: "Comparison | str | None") -> str:
     if standing is None or isinstance(standing, str):
         return f"{n}: {standing}"
-    return f"{n}: won {standing.wins}" + f", {standing.verdict} (told at {standing.told})" * bool(standing.sign)
+    return f"{n}: won {standing.wins}" + f", {standing.verdict} (decided at {standing.told})" * bool(standing.sign)

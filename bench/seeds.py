@@ -100,7 +100,7 @@ def lines(results: Sequence[RunResult], mean: "Interval | None") -> list[str]:
     if mean is None:
         said = f"no mean: {sum(run.status == 'diverged' for run in results)} of {len(results)} seeds diverged"
     elif mean.n == 1:
-        said = f"{metric} {mean.mean:.4g} with one seed, which tells nothing of others"
+        said = f"{metric} {mean.mean:.4g} with one seed, so there is no interval"
     else:
         said = f"{metric} {mean.mean:.4g} on average over {mean.n} seeds, 95 % t-interval"
         said += f" [{mean.low:.4g}, {mean.high:.4g}]"

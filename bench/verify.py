@@ -65,7 +65,7 @@ def main(words: list[str]) -> int:
         stores = Stores([store_in(folder)])
         code = warn_of(stores)
         drawn = draw(stores, args.task, args.opt, args.runs, args.seed)
-        note(f"{len(drawn)} runs, which took {duration(sum(run.wall_s for run in drawn))} where they were made")
+        note(f"{len(drawn)} runs, which took {duration(sum(run.wall_s for run in drawn))} on the original machine")
         judged = list[Judged]()
         for run in drawn:
             judged.append(_judged(run, stores.runs, args, folder / SOURCES, Path(place)))
@@ -133,12 +133,12 @@ def judge(run: RunResult, again: RunResult, others: Sequence[RunResult]) -> tupl
         return "confirmed", f"{words}, which is rounding"
     noise = _noise([run, *others])
     if noise is None:
-        return "undecided", f"{words}; fewer than 3 seeds of these settings tell no noise"
+        return "undecided", f"{words}; with fewer than 3 seeds of these settings the noise is unknown"
     if abs(_scaled(run, found) - _scaled(run, claimed)) > noise:
-        return "refuted", f"{words}, which is more than seeds differ by"
+        return "refuted", f"{words}, beyond the spread over seeds"
     if exact:
-        return "undecided", f"{words}, within the noise of seeds, though processor and versions have the same names"
-    return "confirmed", f"{words}, within the noise of seeds"
+        return "undecided", f"{words}, within the spread over seeds, though processor and versions have the same names"
+    return "confirmed", f"{words}, within the spread over seeds"
 
 
 def _judged(run: RunResult, runs: Sequence[RunResult], args: Args, sources: Path, place: Path) -> Judged:

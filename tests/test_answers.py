@@ -14,7 +14,7 @@ from tests.entered import keep_block, seeds
 
 SHORT = ["--trainer.max_steps", 5, "--device", "cpu"]
 NGD = ["--task", "synthetic", "--opt", "ngd", *SHORT]
-STUDY = [*NGD, "--opt.lr", "0.1,1", "--seeds", 1, "--report_seeds", 2, "--workers", 1]
+STUDY = [*NGD, "--opt.lr", "0.1:1", "--trials", 2, "--seeds", 1, "--report_seeds", 2, "--workers", 1]
 CASES: dict[str, list[Any]] = {
     "fit": ["fit", *NGD],
     "fit --seeds": ["fit", *NGD, "--seeds", 2, "--engine", "lanes"],
@@ -68,7 +68,7 @@ DEEP: dict[str, list[Any]] = {
 SUITE = """
 title: two
 tasks: [synthetic]
-optimizers: {ngd: {opt.lr: "0.1,1"}, gd: {opt.lr: "0.1,1"}}
+optimizers: {ngd: {opt.lr: "0.1:1"}, gd: {opt.lr: "0.1:1"}}
 settings: {trainer.max_steps: 5, device: cpu}
 tune: {trials: 2, seeds: 1}
 seeds: 2

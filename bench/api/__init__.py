@@ -79,7 +79,7 @@ def fit(
         precision: `32-true`, `bf16-mixed`, `16-mixed` or `64-true`; the task's by default.
         device: `cpu`, `cuda`, `mps` or `auto`.
         logger: also log to `tensorboard`, `csv`, `wandb` or `mlflow` (extras).
-        engine: of several seeds: `lanes` (many runs as one program), `lightning` (one after the other), or `auto`
+        engine: of several seeds: `lanes` (many runs as one program), `lightning` (one by one), or `auto`
             (default), the faster one.
         workers: of several seeds: processes that share the runs, or `auto`; one for each GPU by default, and on a CPU
             this one.
@@ -215,7 +215,7 @@ def tune(
         report_seeds: fresh seeds of the winner: how many (5 is 0 to 4), or which; 0 for none.
         sampler: `grid` (default), `qmc` or `tpe`.
         prune: stop trials that are worse than the median of the others.
-        retries: how often a trial that came to nothing is tried again.
+        retries: new attempts after a failed one.
         task_options: as for `fit`.
         trainer: as for `fit`.
         settings: as for `fit`.
@@ -296,7 +296,7 @@ def compare(
         seeds: runs of a trial: how many (2 is 1000 and 1001), or which; by default those of the reference results, or
             two.
         report_seeds: fresh seeds of each winner: how many (7 is 0 to 6), or which; fewer than 7 decide nothing.
-        anyway: go on where a check fails whose failure changes results.
+        anyway: continue although a failed check changes results.
         reference_results: take the baseline of the suite's reference results, where they have this problem, instead of
             tuning it again.
         task_options: as for `fit`.
@@ -377,7 +377,7 @@ def board(
         only: settings that runs must have: `{"trainer.max_steps": 1000}`.
         settings: of each optimizer: `best` takes the tuned ones, else the defaults, else those set by hand if there is
             one such.
-        mixed_versions: compare runs of different versions all the same.
+        mixed_versions: compare runs of different versions anyway.
         reference: optimizer that the others are compared with; adamw by default, or gd where batches are full.
         target: of the board `speed`: a value of the metric; the task's by default.
         reference_results: read the suite's reference results too, where they are shipped.

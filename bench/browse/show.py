@@ -10,7 +10,7 @@ from bench.config import settings_of
 from bench.errors import UserError
 from bench.plugins import naming
 from bench.results.render import shown
-from bench.results.selection import CONVERGED
+from bench.results.selection import CONVERGED, GAP
 from bench.results.table import Table
 from bench.run_summary import fit_words, remarks_on, result_json
 from bench.store.record import RESUMABLE, RunResult
@@ -40,7 +40,7 @@ def lines(run: RunResult, store: Store) -> tuple[list[str], bool]:
         ("result", _result(run)),
         ("settings beyond the defaults", [f"  --{cell(name)} {_word(value)}" for name, value in chosen.items()]),
         ("other settings", wrapped([f"{cell(k)} {_word(v)}" for k, v in usual.items()], wide or 80, "  ")),
-        (f"training loss{' above its infimum' * (run.infimum is not None)}", curve),
+        (f"training loss{GAP * (run.infimum is not None)}", curve),
         ("the trained model writes", [f"  | {cell(line)}" for line in (run.specimen or "").split("\n") if line]),
         ("notes", [part for note in _notes(run) for part in wrapped(cell(note).split(" "), wide, "  ", " ")]),
     ]
@@ -95,7 +95,7 @@ def _facts(run: RunResult, store: Store) -> list[str]:
         "tuned by": run.tuned_by,
         "machine": run.machine,
         "versions": versions,
-        "lies in": str(store.place(run.run_id)),
+        "folder": str(store.place(run.run_id)),
     }
     return shown(Table.facts([(name, text) for name, text in facts.items() if text], least=9), "  ")
 
@@ -162,13 +162,11 @@ def _commands(run: RunResult, store: Store) -> dict[str, str]:
     if run.status in RESUMABLE:
         if store.checkpoint(run.run_id):
             again = ["bench", "fit", "--resume", run.run_id, *naming(run.config)]
-            found["go on where it stopped"] = f"{shlex.join(again)} {place}"
+            found["continue it"] = f"{shlex.join(again)} {place}"
         elif run.engine == "lanes":
-            found["go on with the sweep: give its command again; alone it begins anew"] = (
-                f"{fit_words(run)} {seeds} {place}"
-            )
+            found["continue the sweep with its command; alone it begins again"] = f"{fit_words(run)} {seeds} {place}"
         else:
-            found["it left no checkpoint, so it begins anew"] = f"{fit_words(run)} {seeds} {place}"
+            found["it has no checkpoint, so it begins again"] = f"{fit_words(run)} {seeds} {place}"
     if _study(run, store) is not None:  # boards and curves leave trials out
         words = ["bench", "plot", "sensitivity", "--task", run.config["task"], "--opt", run.config["opt"]]
         found["plot its study"] = f"{shlex.join(words)} {place} -o study.png"

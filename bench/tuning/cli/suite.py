@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from bench.tuning.study import Study
     from bench.tuning.suite import Suite
 
-STOPPED = "stopped; nothing is lost, and the same command goes on"
+STOPPED = "stopped; nothing is lost, and the same command continues"
 
 
 def main(words: list[str]) -> int:

@@ -95,7 +95,7 @@ def main(words: list[str]) -> int:
     with deadline(args.budget and args.budget.seconds) as spent:
         done = work(study, args.workers, places, effort, progress)
     if not done and spent():
-        note(f"the budget of {args.budget.text} is spent; the same command with another goes on")
+        note(f"the budget of {args.budget.text} is spent; the same command with a larger one continues")
     elif not done:
         progress.say(
             "bench: stopped; nothing is lost, and the same command"
