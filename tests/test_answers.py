@@ -57,6 +57,7 @@ DEEP: dict[str, list[Any]] = {
     "suite --plan": ["suite", "suite.yaml", "--plan"],
     "suite": ["suite", "suite.yaml", "--workers", 1],
     "leaderboard --explain": ["leaderboard", "--explain", "ngd", "--no-reference"],
+    "list runs": ["list", "runs"],
     "show RUN": ["show", "RUN"],
     "bundle": ["bundle", "-o", "runs.zip"],
     "verify": ["verify", "runs.zip", "--runs", 1],
@@ -123,6 +124,6 @@ def test_the_answers_of_a_session_are_what_the_schemas_say(
     found: dict[str, Any] = {}
     for form, words in DEEP.items():
         names = {"STUDY": next(iter(found["studies"].root), "") if "studies" in found else ""}
-        names["RUN"] = found["fit"].run_id if "fit" in found else ""
+        names["RUN"] = found["list runs"].root[0].run_id if "list runs" in found else ""
         found[form] = _check(cli(*(names.get(word, word) for word in words), "--json"), form, 0)
     assert found["quickstart"].boards[0].tables[0].rows
