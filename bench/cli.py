@@ -1,7 +1,6 @@
 """The command line: words to calls. Nothing heavy is imported before it is needed."""
 
 import errno
-import json
 import os
 import re
 import sys
@@ -18,7 +17,7 @@ from bench.grammar.commands import COMMANDS, parse
 from bench.grammar.parse import HELP, Args, check_settings, refuse_several, unknown_command, wants_help
 from bench.grammar.values import place
 from bench.machine import is_main_process
-from bench.output import remark, stores_of, warn_of
+from bench.output import answer, remark, stores_of, warn_of
 from bench.text import clean, plain
 from optimizers.plugins import PluginError, foreign
 
@@ -182,7 +181,7 @@ def _fit(words: list[str]) -> int:
         from bench.run_summary import result_json, result_lines
 
         if args.json:
-            print(json.dumps(result_json(result, config.store)))
+            answer(result_json(result, config.store))
         else:
             print("\n".join(result_lines(result, config.store)))
     return {"killed": 130, "failed": 1}.get(result.status, 0)
@@ -243,7 +242,7 @@ def _dry_run(config: Any, *, as_json: bool) -> int:
     check(config)
     shown = plain(config.model_dump(mode="python"))
     if as_json:
-        print(json.dumps({"run_id": config.run_id, **shown}))
+        answer({"run_id": config.run_id, **shown})
         return 0
     for name in ("task", "opt"):
         shown[name] = {"name": shown[name], **shown.pop(f"{name}_options")}
@@ -274,7 +273,10 @@ def _list(words: list[str]) -> int:
         rows = {name: TASKS.describe(name) or TASKS[name].title for name in TASKS}
     else:
         rows = {name: OPTIMIZERS.describe(name) or OPTIMIZERS[name].formula for name in OPTIMIZERS}
-    print(json.dumps(rows) if args.json else "\n".join(shown(Table.facts(rows.items()))))
+    if args.json:
+        answer(rows)
+    else:
+        print("\n".join(shown(Table.facts(rows.items()))))
     return 0
 
 
@@ -292,8 +294,7 @@ def _list_plans(args: Args) -> int:
                 remark("warning", error)
                 code = 1
     if args.json:
-        found = [{"plan": n, "stored": stored, "runs": runs, "store": str(store)} for n, stored, runs, store in found]
-        print(json.dumps(found))
+        answer([{"plan": n, "stored": stored, "runs": runs, "store": store} for n, stored, runs, store in found])
     elif found:
         rows = [[n, f"{stored} of {runs} runs stored", str(store)] for n, stored, runs, store in found]
         print("\n".join(shown(Table.of(["plan", "progress", "store"], rows))))
@@ -321,7 +322,7 @@ def _list_runs(args: Args) -> int:
     found = listing.lines(stores, asked) if stores.runs else []
     shown = found[: args.limit]
     if args.json:
-        print(json.dumps(plain(listing.as_json(shown, stores)), allow_nan=False))
+        answer(listing.as_json(shown, stores))
     elif shown:
         print("\n".join(as_lines(listing.table(shown))))
     else:
@@ -341,31 +342,43 @@ def _show(words: list[str]) -> int:
     from tasks import TASKS, TaskSpec
 
     if name in OPTIMIZERS and not (":" in name and isinstance(load(name), TaskSpec)):
-        from bench.describe import describe_optimizer
+        from bench.describe import describe_optimizer, optimizer_json
 
-        print(describe_optimizer(OPTIMIZERS[name]))
+        if args.json:
+            answer(optimizer_json(OPTIMIZERS[name]))
+        else:
+            print(describe_optimizer(OPTIMIZERS[name]))
         return 0
     if name in TASKS:
-        from bench.describe import describe_task
+        from bench.describe import describe_task, task_json
 
-        print(describe_task(TASKS[name]))
-        from bench.parameters import parameter_lines
+        if not args.json:
+            print(describe_task(TASKS[name]))
+        from bench.parameters import model_parameters, parameter_lines
 
-        print("\n".join(["", *parameter_lines(name, args.data)]))
+        known = model_parameters(name, args.data)
+        if args.json:
+            answer(task_json(TASKS[name]) | ({"unknown": known} if isinstance(known, str) else {"parameters": known}))
+        else:
+            print("\n".join(["", *parameter_lines(known)]))
         return 0
     path = Path(name)
     folders = [path.parent] if path.name != name and path.parent.is_dir() else stores_of(args)
     likely = name.count("/") != 1 or path.is_absolute()  # experiments are called PAPER/EXPERIMENT, and read statistics
-    if likely and (code := _show_run(path.name, folders)) is not None:
+    if likely and (code := _show_run(path.name, folders, as_json=args.json)) is not None:
         return code
     from bench.papers.experiments import experiments, load
 
     if name in experiments():
         from bench.describe import describe_experiment
 
-        print(describe_experiment(name, load(name)))
+        experiment = load(name)
+        if args.json:
+            answer({"kind": "experiment", "name": name} | experiment.model_dump(mode="json"))
+        else:
+            print(describe_experiment(name, experiment))
         return 0
-    if not likely and (code := _show_run(path.name, folders)) is not None:
+    if not likely and (code := _show_run(path.name, folders, as_json=args.json)) is not None:
         return code
     from bench.store.stores import Stores
 
@@ -381,7 +394,7 @@ def _show(words: list[str]) -> int:
     raise unknown("task, optimizer, experiment or run", name, [*TASKS, *OPTIMIZERS, *experiments()])
 
 
-def _show_run(run_id: str, folders: Sequence[Path]) -> int | None:
+def _show_run(run_id: str, folders: Sequence[Path], *, as_json: bool) -> int | None:
     """Show a run: the exit code, 1 if its tables cannot be read; None if no store has it."""
     from bench.store.store import Store
 
@@ -390,8 +403,13 @@ def _show_run(run_id: str, folders: Sequence[Path]) -> int | None:
     from bench.browse import show
     from bench.browse.compare import find
 
-    lines, whole = show.lines(*find(run_id, [folder for folder in folders if folder.is_dir()]))
-    print("\n".join(lines))
+    run, store = find(run_id, [folder for folder in folders if folder.is_dir()])
+    if as_json:
+        found, whole = show.as_json(run, store)
+        answer(found)
+    else:
+        lines, whole = show.lines(run, store)
+        print("\n".join(lines))
     return 0 if whole else RunFailed.exit_code
 
 

@@ -4,7 +4,6 @@ The kit checks the optimizers (`bench check`), a suite tunes them and their base
 winners on fresh seeds (`bench suite`), and the board `quality` ranks what came of it (`bench leaderboard`).
 """
 
-import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,7 +14,7 @@ from bench.errors import RunFailed, UserError
 from bench.grammar.commands import parse
 from bench.grammar.parse import Args
 from bench.grammar.values import parts, reference_folder
-from bench.output import check_output, note, remark, warn_of, write
+from bench.output import answer, check_output, note, remark, warn_of, write
 from bench.progress import doing
 from optimizers.plugins import bare, slug
 
@@ -60,7 +59,7 @@ def main(words: list[str]) -> int:
         note(STOPPED)
         return 130
     if not done:
-        note(f"the budget of {args.budget.text} is spent, and this is the result so far; the same command goes on")
+        note(f"the budget of {args.budget.text} is spent, so this is the result so far; the same command continues")
     command = shlex.join(["bench", "compare", *without_storage(words)])
     return _show(found_by(asked, args), args, asked.reference, out, command)
 
@@ -159,7 +158,7 @@ def _asked(args: Args, places: Mapping[str, Path]) -> "tuple[Suite, list[str], s
     if len({*every, *against}) < 2:
         raise UserError(f"--opt {opts[0]}: it is the reference itself; name another one with --against")
     if lost := [f"--opt.{name}.{key[4:]}" for name, values in own.items() for key in values if name not in every]:
-        raise UserError(f"{lost[0]}: it does not take part; name it with --against")
+        raise UserError(f"{lost[0]}: it is not in the comparison; name it with --against")
     seeds = tuning_seeds(args.seeds or "2") if args.seeds or baseline is None else baseline.seeds
     trials = trials_of(args, len(seeds), len(fresh), len(every))
     tune = Tune(trials=trials, seeds=seeds)
@@ -176,8 +175,8 @@ def _asked(args: Args, places: Mapping[str, Path]) -> "tuple[Suite, list[str], s
     there = "" if baseline is None else f" ({against[0]}: reference results of {len(baseline.trials)} trials)"
     title = (
         f"{', '.join(opts)} against {', '.join(against)} on {task}{there}: {tried} trials of {len(seeds)} seeds and"
-        f" {len(fresh)} fresh seeds for each, {len(every) * (tried * len(seeds) + len(fresh))} runs but for what is"
-        " stored, more where a grid grows"
+        f" {len(fresh)} fresh seeds for each, {len(every) * (tried * len(seeds) + len(fresh))} runs minus stored"
+        " ones, more where a grid grows"
     )
     return suite(every, tune, title), opts, against[0]
 
@@ -191,7 +190,8 @@ def _sampler(name: str) -> "Sampler":
     if name == "grid" or name == "qmc":
         return name
     raise UserError(
-        f"the reference results were tuned by {name!r}, which is no sampler here; --no-reference does without"
+        f"the reference results were tuned by {name!r}, which is not a sampler of this version; leave them out with"
+        " --no-reference"
     )
 
 
@@ -222,7 +222,7 @@ def _shipped(config: "RunConfig", args: Args) -> "StudyRecord | None":
             others[" ".join(f"--{name} {value}" for name, value in winner.problem.items())] = None
     if not same and others:
         note(
-            f"there are reference results of {config.task} with {' or '.join(others)}; here {config.opt} is tuned anew"
+            f"there are reference results of {config.task} with {' or '.join(others)}; here {config.opt} is tuned again"
         )
     return max(same, key=lambda study: study.weight, default=None)
 
@@ -252,7 +252,7 @@ def _check(specs: "Sequence[StudySpec]", args: Args, *, progress: bool) -> None:
                 f"{report.name} fails {', '.join(wrong)}, which changes results: {shlex.join(command)} says what to do"
             )
             if not args.anyway:
-                raise RunFailed(f"{why}, --anyway goes on all the same")
+                raise RunFailed(f"{why}; --anyway continues")
             remark("warning", why)
 
 
@@ -324,7 +324,7 @@ def _show(found: "Sequence[StudyResult]", args: Args, reference: str, out: Path,
             write(out / f"forest{ending}", picture(chart.shown, ending))
     if args.json:
         studies = [study_json(each) for each in found]
-        print(json.dumps({"out": str(out), "studies": studies, "boards": as_json(boards), "said": said}))
+        answer({"out": out, "studies": studies, "boards": as_json(boards), "said": said})
     else:
         print("\n".join(suite.result_lines(found)))
         print(written(boards, "table", None) if boards else "no winner has run on fresh seeds yet")
@@ -376,9 +376,9 @@ def _advice(found: "Collected", reference: str) -> list[str]:
         if isinstance(of, Comparison) and not of.sign:
             more = advice(of.n, of.wins, of.losses)
             lines.append(
-                f"{entry.name}: {' to '.join(map(str, sorted({*more})))} seeds in all will probably tell:"
+                f"{entry.name}: {' to '.join(map(str, sorted({*more})))} seeds in all will probably decide it:"
                 f" --report_seeds {more[1]}"
                 if more
-                else f"{entry.name}: nobody can say how many seeds would tell"
+                else f"{entry.name}: the number of seeds that would decide it is unknown"
             )
     return lines

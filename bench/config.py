@@ -88,11 +88,11 @@ class TrainerOptions(NoBooleans):
     )
     schedule: Literal["constant", "cosine", "linear", "inverse_sqrt", "wsd"] = Field(
         "constant",
-        description="how lr goes on after warm-up: constant, cosine, linear, inverse_sqrt, or wsd (decay at the end);"
+        description="lr after warm-up: constant, cosine, linear, inverse_sqrt, or wsd (decay at the end);"
         " left out for optimizers that find their own step size",
     )
     warmup: float = Field(0.0, ge=0, lt=1, description="share of the steps, in [0, 1), over which lr rises linearly")
-    floor: float = Field(0.0, ge=0, le=1, description="least lr of a decay as a share of lr, in [0, 1]")
+    floor: float = Field(0.0, ge=0, le=1, description="final lr of a decay as a share of lr, in [0, 1]")
     decay: float = Field(0.2, gt=0, le=1, description="share of the steps, in (0, 1], over which wsd decays at the end")
     average: Literal["none", "ema", "lawa"] = Field(
         "none",
@@ -126,7 +126,7 @@ class TrainerOptions(NoBooleans):
         " in [1, 20]; off by default (`bench show TASK` defines them)",
     )
     checkpoint_seconds: float = Field(
-        60, gt=0, description="seconds between checkpoints, from which a killed run goes on"
+        60, gt=0, description="seconds between checkpoints, from which a killed run resumes"
     )
     devices: int = Field(1, ge=1, description="devices (processes) that share each batch")
     num_nodes: int = Field(1, ge=1, description="machines")

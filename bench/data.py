@@ -1,13 +1,14 @@
 """`bench data`: which files of a task's data are here, whole or in part, and their preparation."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.errors import UserError, unknown
 from bench.grammar.commands import parse
 from bench.grammar.parse import Args
+from bench.output import answer
 
 if TYPE_CHECKING:
     from tasks import TaskSpec
@@ -37,6 +38,25 @@ class FileState:
         return self.state not in ("missing", "damaged")
 
 
+@dataclass(frozen=True)
+class DataSet:
+    """The files of a task's data.
+
+    Attributes:
+        task: its name.
+        folder: of the files.
+        stand_in: why they are not those that the task is named for; None where they are.
+        text: whether they are texts, which are tokenised.
+        files: each with its state.
+    """
+
+    task: str
+    folder: Path
+    stand_in: str | None
+    text: bool
+    files: list[FileState]
+
+
 def main(words: list[str]) -> int:
     """Carry out `bench data WORDS`; 1 if a file is missing or damaged."""
     args = parse("data", words)
@@ -45,10 +65,12 @@ def main(words: list[str]) -> int:
     if args.what == "prepare":
         _prepare(specs[0], args.data, settings)
     chosen = _chosen(specs, settings, args.what)
-    states = [
-        state for spec in specs for each in _sets(spec, args.data, chosen) for state in _show(spec, args.data, each)
-    ]
-    return int(not all(state.usable for state in states))
+    sets = [_found(spec, args.data, each) for spec in specs for each in _sets(spec, args.data, chosen)]
+    if args.json:
+        answer([asdict(each) for each in sets])
+    else:
+        print("\n".join(line for each in sets for line in _lines(each, args.data)))
+    return int(not all(state.usable for each in sets for state in each.files))
 
 
 def _specs(args: Args) -> "list[TaskSpec]":
@@ -176,11 +198,8 @@ def _sets(spec: "TaskSpec", root: Path, chosen: Mapping[str, Any]) -> list[Mappi
     return [{option: name} for name in spec.data_cls.here(root)] or [{}]
 
 
-def _show(spec: "TaskSpec", root: Path, chosen: Mapping[str, Any]) -> list[FileState]:
-    """Print the states of a task's files."""
+def _found(spec: "TaskSpec", root: Path, chosen: Mapping[str, Any]) -> DataSet:
     from bench.checks import option_error
-    from bench.results.render import shown
-    from bench.results.table import Table
     from tasks.core.files import DataError
 
     try:
@@ -189,15 +208,22 @@ def _show(spec: "TaskSpec", root: Path, chosen: Mapping[str, Any]) -> list[FileS
         raise option_error("task", error, chosen) from None
     except (DataError, OSError) as error:
         raise UserError(f"{spec.name}: {error}") from None
-    print(f"{spec.name}: {found[0].path.parent}")
     text = is_text(spec)
-    if text and (stand_in := spec.data_cls.find(root, **chosen).stand_in):
-        print(f"  {stand_in}")
+    stand_in = (spec.data_cls.find(root, **chosen).stand_in or None) if text else None
+    return DataSet(spec.name, found[0].path.parent, stand_in, text, found)
+
+
+def _lines(found: DataSet, root: Path) -> list[str]:
+    """The states of a task's files, for a terminal."""
+    from bench.results.render import shown
+    from bench.results.table import Table
+
     rows = []
-    for state in found:
-        tokenised = f"tokenised: {'; '.join(state.cached) or 'not yet'}" if text and state.usable else ""
+    for state in found.files:
+        tokenised = f"tokenised: {'; '.join(state.cached) or 'not yet'}" if found.text and state.usable else ""
         rows.append((state.path.name, state.size, state.state, state.sha256 or "", tokenised))
-    print("\n".join(shown(Table.of([""] * 5, rows), "  ")))
-    if not all(state.usable for state in found):
-        print(f"  copy what is missing there, or fetch it with: bench data prepare --task {spec.name} --data {root}")
-    return found
+    lines = [f"{found.task}: {found.folder}", *([f"  {found.stand_in}"] if found.stand_in else [])]
+    lines += shown(Table.of([""] * 5, rows), "  ")
+    if not all(state.usable for state in found.files):
+        lines.append(f"  copy missing files there, or fetch them: bench data prepare --task {found.task} --data {root}")
+    return lines

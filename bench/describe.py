@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.config import resolve
 from bench.grammar.help import hyperparameter_rows, row, rows
-from bench.options import _parse, _source, task_options
+from bench.options import Option, _parse, _source, optimizer_options, task_options
 from bench.text import word_of
 from optimizers import LogUniform, OptimizerSpec
 from tasks import TASKS, TaskSpec
@@ -38,6 +38,31 @@ def describe_optimizer(spec: OptimizerSpec) -> str:
     )  # fmt: skip
 
 
+def optimizer_json(spec: OptimizerSpec) -> dict[str, Any]:
+    """The same for a program."""
+    search = {
+        name: {"low": axis.low, "high": axis.high} if isinstance(axis, LogUniform) else list(axis)
+        for name, axis in spec.search.items()
+    }
+    return {
+        "kind": "optimizer", "name": spec.name, "version": spec.version, "rule": spec.formula, "source": spec.source,
+        "class": spec.target, "traits": [name for name, on in vars(spec.traits).items() if on],
+        "options": _options(optimizer_options(spec)), "search": search, "by_family": spec.by_family,
+    }  # fmt: skip
+
+
+def task_json(spec: TaskSpec) -> dict[str, Any]:
+    """The task for a program."""
+    named = ("title", "version", "metric", "mode", "scale", "ranks_training", "target", "budget", "batch_size",
+             "precision", "family", "source", "measure_every")  # fmt: skip
+    facts = {name: getattr(spec, name) for name in named}
+    return {"kind": "task", "name": spec.own_name or spec.name, **facts, "options": _options(task_options(spec))}
+
+
+def _options(options: Mapping[str, Option]) -> dict[str, dict[str, str]]:
+    return {name: {"type": o.type_name, "default": o.default_text, "help": o.help} for name, o in options.items()}
+
+
 def _by_family(spec: OptimizerSpec) -> list[str]:
     """The defaults that tasks of a family have in place of the general ones."""
     lines = [] if not spec.by_family else ["", "defaults by family of tasks:"]
@@ -56,7 +81,7 @@ def describe_task(spec: TaskSpec) -> str:
         names = [line for name, text in {**HEADS, **MODEL}.items() for line in row(name, text)]
         measured = ["measured by --trainer.observe, of each head (NAME_lLAYER_hHEAD) and of the model:", *names, ""]
     target = "none" if spec.target is None else f"{spec.metric} {spec.target:g}"
-    compared = "ratios of how far it lies above its infimum" if spec.scale == "log" else "differences"
+    compared = "ratios of suboptimality gaps" if spec.scale == "log" else "differences"
     ranked = " of the training samples: its claim is about optimization" * spec.ranks_training
     return "\n".join(
         [

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from bench.errors import UserError
 from bench.grammar.commands import parse
+from bench.output import answer
 
 KINDS = ("optimizer", "task")
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -73,7 +74,10 @@ def main(words: list[str]) -> int:
     """The command."""
     args = parse("new", words)
     folder = args.out or Path(args.name)
-    for path in create(args.kind, args.name, folder):
-        print(path)
+    paths = create(args.kind, args.name, folder)
+    if args.json:
+        answer({"out": folder, "files": paths})
+        return 0
+    print("\n".join(map(str, paths)))
     print(f"install it: uv pip install -e {folder} (or pip); then see {folder / 'README.md'}")
     return 0

@@ -1,17 +1,18 @@
 """What the commands share that read stores and write a table, a page or a picture."""
 
+import json
 import os
 import sys
 from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from bench.errors import UserError
 from bench.grammar.parse import Args
 from bench.grammar.values import place, reference_folder
-from bench.text import clean
+from bench.text import clean, plain
 
 if TYPE_CHECKING:
     from bench.store.stores import Stores
@@ -20,6 +21,11 @@ ROOM = 10 * 2**20
 """Bytes that the output's disk must have free before anything is trained; the largest output so far has 8 million."""
 ENDINGS = {".md": "md", ".csv": "csv", ".json": "json", ".tex": "tex", ".html": "html"}
 """Formats of tables by the ending of a file's name."""
+
+
+def answer(value: Any) -> None:
+    """Print what `--json` asks for: strict JSON on one line (`bench.answers` has the schema of each command)."""
+    print(json.dumps(plain(value), allow_nan=False))
 
 
 def stores_of(args: Args) -> list[Path]:
@@ -43,7 +49,15 @@ def open_stores(args: Args) -> "Stores":
 
 
 def format_of(args: Args, formats: Container[str]) -> str:
-    """The format that was asked for, else that of the file's name, else a table."""
+    """The format that was asked for, else that of the file's name, else a table.
+
+    Raises:
+        UserError: --json and another format are asked for.
+    """
+    if args.json and args.format not in (None, "json"):
+        raise UserError(f"--json and --format {args.format}: leave one of them out")
+    if args.json:
+        return "json"
     ending = ENDINGS.get(args.out.suffix.lower(), "table") if args.out else "table"
     return args.format or (ending if ending in formats else "table")
 
@@ -126,7 +140,7 @@ def warn_of(stores: "Stores", damaged: Iterable[object] = ()) -> int:
     for what in lines:
         remark("warning", f"{what}; it is left out")
     for run_id in stores.conflicts:
-        remark("warning", f"{run_id} is there several times with different results; one is taken")
+        remark("warning", f"{run_id} is stored several times with different results; one is used")
     return 1 if lines else 0
 
 

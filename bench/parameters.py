@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import TypedDict
 
 from bench.checks import check_files
 from bench.config import resolve
@@ -11,8 +12,24 @@ from optimizers import ROLES
 from tasks.core.files import only_reading
 
 
-def parameter_lines(task: str, data: Path) -> list[str]:
-    """Parameters that are alike in one line, or why they are not known; nothing is downloaded or written for it.
+class Alike(TypedDict):
+    """Parameters of one role and shape.
+
+    Keys:
+        names: with `*` for the number of a layer.
+        role: one of `optimizers.ROLES`.
+        shape: of each.
+        pieces: matrices that each holds, stacked by rows.
+    """
+
+    names: list[str]
+    role: str
+    shape: list[int]
+    pieces: int
+
+
+def model_parameters(task: str, data: Path) -> list[Alike] | str:
+    """The parameters of a task's model, or why they are not known; nothing is downloaded or written for it.
 
     Args:
         task: name of a task, which has its defaults.
@@ -27,15 +44,25 @@ def parameter_lines(task: str, data: Path) -> list[str]:
 
             model, _ = build(config)
     except UserError as error:
-        return [f"parameters: not known here ({error})"]
+        return str(error)
     alike: dict[tuple[str, tuple[int, ...], int], list[str]] = {}
     for parameter in model.parameter_roles():
         names = alike.setdefault((parameter.role, parameter.shape, parameter.pieces), [])
         if (name := re.sub(r"\.\d+\.", ".*.", parameter.name)) not in names:
             names.append(name)
     order = list[str](ROLES)
+    return [
+        Alike(names=alike[each], role=each[0], shape=[*each[1]], pieces=each[2])
+        for each in sorted(alike, key=lambda each: order.index(each[0]))
+    ]
+
+
+def parameter_lines(found: list[Alike] | str) -> list[str]:
+    """What `model_parameters` gives, for a terminal."""
+    if isinstance(found, str):
+        return [f"parameters: unknown here ({found})"]
     lines = ["parameters by role, for --opt.ROLE.NAME and --opt.rest:"]
-    for role, shape, pieces in sorted(alike, key=lambda each: order.index(each[0])):
-        size = " x ".join(map(str, shape)) + (f", {pieces} matrices by rows" if pieces > 1 else "")
-        lines += row(role, f"{', '.join(alike[role, shape, pieces])}: {size}")
+    for own in found:
+        size = " x ".join(map(str, own["shape"])) + f", {own['pieces']} matrices by rows" * (own["pieces"] > 1)
+        lines += row(own["role"], f"{', '.join(own['names'])}: {size}")
     return lines

@@ -4,7 +4,6 @@ It trains four optimizers at their defaults as lanes (`bench race`), ranks them 
 (`bench leaderboard`), and draws their training curves (`bench plot curves`).
 """
 
-import json
 import os
 import textwrap
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.grammar.commands import parse
-from bench.output import write
+from bench.output import answer, write
 from bench.progress import doing
 
 if TYPE_CHECKING:
@@ -73,7 +72,7 @@ def main(words: list[str]) -> int:
     write(out, picture(curves(asked).shown, out.suffix))
     if args.json:
         following = [command for command, _ in NEXT]
-        print(json.dumps({"boards": as_json([board]), "said": [verdict, HONEST], "plot": str(out), "next": following}))
+        answer({"boards": as_json([board]), "said": [verdict, HONEST], "plot": out, "next": following})
     else:
         typed = "uv run " * ("UV_RUN_RECURSION_DEPTH" in os.environ)
         print("\n".join(["Try next:", *(f"  {typed + command:<74} {why}" for command, why in NEXT)]))

@@ -5,7 +5,6 @@ and none where a decision is unlikely. Verdicts hold however often one looks (`b
 as sure as a run with all the seeds at once.
 """
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from bench.errors import UserError, unknown
 from bench.grammar.commands import parse
 from bench.grammar.parse import Args
+from bench.output import answer
 
 if TYPE_CHECKING:
     from bench.boards.collect import Collected
@@ -86,7 +86,10 @@ def main(words: list[str]) -> int:
         check_all(every)
         shown = {config.run_id: {"task": config.task, "opt": config.opt, "seed": config.seed} for config in every}
         text = "\n".join(f"{run_id}  {own['task']} {own['opt']} seed {own['seed']}" for run_id, own in shown.items())
-        print(json.dumps(shown) if args.json else text)
+        if args.json:
+            answer(shown)
+        else:
+            print(text)
         return 0
     ended = _race(racers, args)
     if ended is None:
@@ -152,12 +155,12 @@ def _race(racers: Mapping[str, list[Racer]], args: Args) -> tuple["Collected", s
         more = sum(n - racer.seeds for task, own in racers.items()
                    for racer, n in zip(own, after[task], strict=True))  # fmt: skip
         if not more:
-            return found, "every verdict is told, or more seeds are unlikely to tell it"
+            return found, "every verdict is decided, or further seeds are unlikely to decide it"
         budget = args.budget
         if budget is not None and budget.runs is not None and budget.runs < len(results) + more:
             return found, f"the budget of {budget.text} has no room for the {more} runs of the next round"
         if budget is not None and budget.seconds is not None and time.monotonic() - begun > budget.seconds:
-            return found, f"the budget of {budget.text} is spent; the same command with another goes on"
+            return found, f"the budget of {budget.text} is spent; the same command with a larger one continues"
         for task, own in racers.items():
             for racer, n in zip(own, after[task], strict=True):
                 racer.seeds = n
@@ -215,12 +218,12 @@ def _show(racers: Mapping[str, list[Racer]], found: "Collected", why: str, args:
     columns = [
         Column("task", "task", "name"),
         Column("opt", "optimizer", "name"),
-        Column("bought", "what each round bought", "seeds: wins of them, and the verdict if there is one"),
+        Column("bought", "result of each round", "seeds: wins of them, and the verdict if there is one"),
     ]
     notes = [f"{runs} runs; {why}"]
     boards.append(Board("race", "The race", [Table("seeds by round", columns, rows)], notes))
     if args.json:
-        print(json.dumps({"runs": runs, "ended": why, "boards": as_json(boards)}))
+        answer({"runs": runs, "ended": why, "boards": as_json(boards)})
     else:
         print(text(boards), end="")
 
@@ -228,4 +231,4 @@ def _show(racers: Mapping[str, list[Racer]], found: "Collected", why: str, args:
 def _bought(n: int, standing: "Comparison | str | None") -> str:
     if standing is None or isinstance(standing, str):
         return f"{n}: {standing}"
-    return f"{n}: won {standing.wins}" + f", {standing.verdict} (told at {standing.told})" * bool(standing.sign)
+    return f"{n}: won {standing.wins}" + f", {standing.verdict} (decided at {standing.told})" * bool(standing.sign)

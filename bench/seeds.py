@@ -1,8 +1,7 @@
 """`bench fit --seeds`: one run for each of several seeds, and their mean."""
 
-import json
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from bench.config import RunConfig, on_device
 from bench.errors import UserError
@@ -10,6 +9,7 @@ from bench.execute import Effort
 from bench.execute.blocks import check_all
 from bench.execute.command import results_of
 from bench.grammar.parse import Args
+from bench.output import answer
 from bench.progress import SweepProgress
 from bench.results.render import shown
 from bench.results.table import Column, Table
@@ -22,6 +22,26 @@ if TYPE_CHECKING:
 
 ONE_RUN = ("resume", "rerun")
 """Options of `bench fit` that are for one run."""
+SEVERAL = ("engine", "workers", "memory", "width")
+"""Options of `bench fit` that are for several runs."""
+
+
+def with_seeds(config: RunConfig, seeds: Sequence[int], given: Mapping[str, Any]) -> list[RunConfig]:
+    """A run for each seed. The order of the samples follows the seed, unless it is given.
+
+    Args:
+        config: the run with any seed.
+        seeds: the seeds.
+        given: the settings of the command, in dotted form.
+
+    Raises:
+        UserError: a run cannot be made.
+    """
+    follows = "data_seed" not in given and config.data_seed == config.seed
+    config = on_device(config)
+    configs = [config.model_copy(update={"seed": seed, **({"data_seed": seed} if follows else {})}) for seed in seeds]
+    check_all(configs, early=True)
+    return configs
 
 
 def fit_seeds(config: RunConfig, args: Args, tuned_by: TunedBy | None) -> int:
@@ -38,17 +58,14 @@ def fit_seeds(config: RunConfig, args: Args, tuned_by: TunedBy | None) -> int:
     """
     if more := [*(["seed"] if "seed" in args.of_runs else []), *(name for name in ONE_RUN if getattr(args, name))]:
         raise UserError(f"--{more[0]} is for one run; leave it or --seeds out")
-    follows = "data_seed" not in args.of_runs and config.data_seed == config.seed
-    config = on_device(config)
-    configs = [
-        config.model_copy(update={"seed": seed, **({"data_seed": seed} if follows else {})}) for seed in args.seeds
-    ]
-    check_all(configs, early=True)
+    configs = with_seeds(config, args.seeds, args.of_runs)
     if args.dry_run:
         check_all(configs)
         runs = {each.run_id: {"seed": each.seed} for each in configs}
-        shown = (f"{run_id}  seed {each['seed']}" for run_id, each in runs.items())
-        print(json.dumps(runs) if args.json else "\n".join(shown))
+        if args.json:
+            answer(runs)
+        else:
+            print("\n".join(f"{run_id}  seed {each['seed']}" for run_id, each in runs.items()))
         return 0
     progress = SweepProgress(f"{config.task} {config.opt}", config.task_spec.mode)
     effort = Effort.of(args)
@@ -59,7 +76,7 @@ def fit_seeds(config: RunConfig, args: Args, tuned_by: TunedBy | None) -> int:
     if args.json:
         interval = None if mean is None else [mean.low, mean.high] if mean.n > 1 else None
         shown = {"mean": None if mean is None else mean.mean, "t_interval_95": interval}
-        print(json.dumps({"runs": [result_json(run, config.store) for run in results], **shown}))
+        answer({"runs": [result_json(run, config.store) for run in results], **shown})
     else:
         print("\n".join(lines(results, mean)))
     return 0
@@ -83,7 +100,7 @@ def lines(results: Sequence[RunResult], mean: "Interval | None") -> list[str]:
     if mean is None:
         said = f"no mean: {sum(run.status == 'diverged' for run in results)} of {len(results)} seeds diverged"
     elif mean.n == 1:
-        said = f"{metric} {mean.mean:.4g} with one seed, which tells nothing of others"
+        said = f"{metric} {mean.mean:.4g} with one seed, so there is no interval"
     else:
         said = f"{metric} {mean.mean:.4g} on average over {mean.n} seeds, 95 % t-interval"
         said += f" [{mean.low:.4g}, {mean.high:.4g}]"

@@ -90,7 +90,7 @@ def tuned_by(config: RunConfig) -> TunedBy | None:
             print(f"bench: tuned {what} (here {'; '.join(other)}): other settings may be better", file=sys.stderr)
     if provenance.select_split == "train" and not config.task_spec.ranks_training:
         print(
-            f"bench: tuned on training samples, and {config.task} ranks held-out ones: other settings may be better;"
+            f"bench: tuned on training samples, but {config.task} ranks held-out ones: other settings may be better;"
             f" `bench tune --task {config.task} --opt {config.opt}` finds them",
             file=sys.stderr,
         )

@@ -3,7 +3,6 @@
 The runs are drawn at random, so that nobody who sends a bundle knows which. They are trained in a store of their own.
 """
 
-import json
 import math
 import random
 import statistics
@@ -17,7 +16,7 @@ from bench.errors import RunFailed, UserError
 from bench.grammar.commands import parse
 from bench.grammar.parse import Args
 from bench.grammar.values import reference_folder
-from bench.output import note, warn_of
+from bench.output import answer, note, warn_of
 from bench.plugins import allowed
 from bench.results.render import shown
 from bench.results.selection import CONVERGED
@@ -66,7 +65,7 @@ def main(words: list[str]) -> int:
         stores = Stores([store_in(folder)])
         code = warn_of(stores)
         drawn = draw(stores, args.task, args.opt, args.runs, args.seed)
-        note(f"{len(drawn)} runs, which took {duration(sum(run.wall_s for run in drawn))} where they were made")
+        note(f"{len(drawn)} runs, which took {duration(sum(run.wall_s for run in drawn))} on the original machine")
         judged = list[Judged]()
         for run in drawn:
             judged.append(_judged(run, stores.runs, args, folder / SOURCES, Path(place)))
@@ -74,7 +73,7 @@ def main(words: list[str]) -> int:
             if judged[-1].again is not None and judged[-1].again.status == "killed":
                 return 130
     if args.json:
-        print(json.dumps([_as_json(each) for each in judged], allow_nan=False))
+        answer([_as_json(each) for each in judged])
     else:
         print("\n".join(shown(_table(judged))))
     return int(code or any(each.verdict == "refuted" for each in judged))
@@ -134,12 +133,12 @@ def judge(run: RunResult, again: RunResult, others: Sequence[RunResult]) -> tupl
         return "confirmed", f"{words}, which is rounding"
     noise = _noise([run, *others])
     if noise is None:
-        return "undecided", f"{words}; fewer than 3 seeds of these settings tell no noise"
+        return "undecided", f"{words}; with fewer than 3 seeds of these settings the noise is unknown"
     if abs(_scaled(run, found) - _scaled(run, claimed)) > noise:
-        return "refuted", f"{words}, which is more than seeds differ by"
+        return "refuted", f"{words}, beyond the spread over seeds"
     if exact:
-        return "undecided", f"{words}, within the noise of seeds, though processor and versions have the same names"
-    return "confirmed", f"{words}, within the noise of seeds"
+        return "undecided", f"{words}, within the spread over seeds, though processor and versions have the same names"
+    return "confirmed", f"{words}, within the spread over seeds"
 
 
 def _judged(run: RunResult, runs: Sequence[RunResult], args: Args, sources: Path, place: Path) -> Judged:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from docutils import nodes
+from pydantic import BaseModel, RootModel
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
@@ -16,6 +17,7 @@ ROOT = HERE.parent
 sys.path.insert(0, str(ROOT))
 
 from bench import __version__  # noqa: E402
+from bench.answers import ANSWERS, QualityRow, fields, parts_of, type_text  # noqa: E402
 from bench.grammar.commands import COMMANDS  # noqa: E402
 from bench.grammar.help import command_help, hyperparameter_rows, row, rows  # noqa: E402
 from bench.options import task_options, trainer_options  # noqa: E402
@@ -127,9 +129,29 @@ class Optimizers(Sections):
             )
 
 
+class Answers(Sections):
+    """What every command prints with `--json`."""
+
+    def texts(self) -> Iterator[tuple[str, str]]:  # noqa: D102
+        for form, kind in ANSWERS.items():
+            yield f"bench {form} --json", self.text(kind)
+        inner = (part for kind in ANSWERS.values() for part in parts_of(kind))
+        for kind in dict.fromkeys([*inner, QualityRow]):
+            if kind not in ANSWERS.values() and not issubclass(kind, RootModel):
+                yield f"{kind.__name__}", self.text(kind)
+
+    def text(self, kind: type[BaseModel]) -> str:
+        """A model's meaning and its keys."""
+        meaning = (kind.__doc__ or "").strip()
+        if issubclass(kind, RootModel):
+            return f"{meaning}\n\n  {type_text(kind)}"
+        lines = (line for name, own, help_ in fields(kind) for line in row(name, help_.rstrip("."), own))
+        return "\n".join([meaning, "", *lines])
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     """What Sphinx calls."""
     app.connect("source-read", as_on_the_site)
-    for each in (Commands, Trainer, Tasks, Optimizers):
+    for each in (Answers, Commands, Trainer, Tasks, Optimizers):
         app.add_directive(f"bench-{each.__name__.lower()}", each)
     return {"parallel_read_safe": True}

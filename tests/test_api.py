@@ -158,6 +158,46 @@ def test_fit_gives_the_run_of_the_command_and_trains_it_once(
     assert str(again) in again._repr_html_().replace("&#x27;", "'")
 
 
+@pytest.mark.parametrize("engine", ["lanes", "lightning"])
+def test_fit_with_seeds_gives_the_runs_of_the_command(cli, monkeypatch: pytest.MonkeyPatch, engine: Any) -> None:
+    runs = bench.fit("synthetic", "ngd", lr=0.1, seeds=3, engine=engine, **SHORT)
+    answer = json.loads(cli("fit", *WORDS, "--opt.lr", 0.1, "--seeds", 3, "--engine", engine, "--json").out)
+    assert isinstance(runs, bench.Runs)
+    assert [(run.seed, run.settings["data_seed"]) for run in runs] == [(0, 0), (1, 1), (2, 2)]
+    assert [run["run_id"] for run in answer["runs"]] == [run.run_id for run in runs]
+    assert runs.mean is not None
+    assert (answer["mean"], answer["t_interval_95"]) == (runs.mean.mean, [runs.mean.low, runs.mean.high])
+    assert runs.mean.mean == pytest.approx(np.mean([run.final for run in runs]), rel=1e-12)
+    monkeypatch.setattr("bench.execute.execute.execute", None)
+    again = bench.fit("synthetic", "ngd", lr=0.1, seeds=[2, 0], **SHORT)
+    assert [run.run_id for run in again] == [runs[2].run_id, runs[0].run_id]
+
+
+def test_a_mean_is_over_seeds_alone() -> None:
+    runs = bench.sweep("synthetic", "ngd", lr=[0.1, 0.2], seeds=2, **SHORT).runs
+    with pytest.raises(bench.UserError, match="differ in more than their seeds"):
+        _ = runs.mean
+    assert runs.filter(**{"opt.lr": 0.1}).mean is not None
+    assert runs[:0].mean is None
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"seeds": 2, "seed": 0}, "seed is for one run; leave it or seeds out"),
+        ({"seeds": 2, "rerun": True}, "rerun is for one run; leave it or seeds out"),
+        ({"width": 2}, "width is for several runs; give seeds too, or leave it out"),
+        ({"seeds": 0}, "seeds"),
+        ({"seeds": 2, "engine": "lane"}, "unknown engine 'lane'; did you mean 'lanes'"),
+        ({"seeds": 2, "memory": "much"}, "memory='much'"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_fit_refuses_options_of_one_run_with_seeds_and_of_several_without(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(bench.UserError, match=said):
+        bench.fit("synthetic", "ngd", **given, **SHORT)
+
+
 def test_a_run_has_its_tables_as_arrays() -> None:
     run = bench.fit("synthetic", "ngd", lr=0.1, **SHORT)
     assert run.curve["step"].tolist() == [1, 2, 3, 4, 5]
@@ -519,6 +559,7 @@ def test_type_checkers_see_what_functions_return(tmp_path: Path) -> None:
         "import bench\n"
         "run = bench.fit('mnist', 'sngd', lr=0.1, trainer={'max_epochs': 2}, seed=0)\n"
         "reveal_type(run)\nreveal_type(bench.load()[0].final)\nreveal_type(bench.board().rows)\n"
+        "reveal_type(bench.fit('mnist', 'sngd', seeds=[3, 5]).mean)\n"
         "bench.fit('mnist', 'sngd', seed='zero')\n"
     )
     (tmp_path / "code.py").write_text(code)
@@ -529,8 +570,9 @@ def test_type_checkers_see_what_functions_return(tmp_path: Path) -> None:
     )  # fmt: skip
     said = [each["message"] for each in json.loads(answer.stdout)["generalDiagnostics"]]
     assert said[:2] == ['Type of "run" is "Run"', 'Type of "bench.load()[0].final" is "float | None"']
-    assert len(said) == 4
-    assert 'cannot be assigned to parameter "seed"' in said[3]
+    assert said[3].endswith('is "Interval | None"')
+    assert len(said) == 5
+    assert "No overloads" in said[4]
 
 
 # -- documents --------------------------------------------------------------------------------------------------------

@@ -80,7 +80,7 @@ def test_charts_show_what_was_observed(cli, observed: Path, tmp_path: Path, char
 def test_a_store_without_observations_says_how_to_make_some(cli, tmp_path: Path) -> None:
     store = tmp_path / "plain"
     cli("fit", "--task", "synthetic", "--opt", "ngd", "--trainer.max_steps", "20", "--store", store)
-    why = "no run here was observed: `--trainer.observe 4` does it"
+    why = "no run here was observed; train with `--trainer.observe 4`"
     assert why in cli("leaderboard", "--board", "attention", "--store", store).out
     answer = cli("plot", "stability", "--store", store, "-o", tmp_path / "x.png")
     assert (answer.code, why in answer.err) == (2, True)

@@ -148,7 +148,7 @@ def test_runs_that_converged_or_differ_on_the_way_are_not_the_same(store):
     assert own["adam"]["flags"] == ["same runs as adamw and sgd"]
     table = board("quality", store, tasks=["synthetic"], reference="gd").tables[-1]
     assert all(row["flags"] == [] for row in table.rows)
-    assert "the task has no target: take a smaller budget" in table.notes[0]
+    assert "the task has no target: use a smaller budget" in table.notes[0]
 
 
 def test_settings_that_were_tuned_for_another_metric_are_not_compared(store):
@@ -165,7 +165,7 @@ def test_settings_that_training_data_chose_are_not_compared_on_held_out_data(sto
     keep(store, *seeds("adam", HIGH), *seeds("adamw", HIGH, tuned_by="elsewhere", tuned_on="train"))
     tuned(store, "sgd", LOW, select_split="train")
     own = rows("quality", store)
-    why = "not compared: tuned on training data, and held-out data are compared"
+    why = "not compared: tuned on training data and compared on held-out data"
     assert (own["sgd"]["verdict"], own["adamw"]["verdict"]) == (why, why)
     other = [*seeds("gd", HIGH, split="train", **LOSS), *seeds("ngd", LOW, split="train", tuned_on="train", **LOSS)]
     keep(store, *other)
@@ -194,7 +194,7 @@ def test_on_the_floor_of_the_metric_rows_are_compared_by_steps_to_the_target(sto
         "adam": "no difference found",
     }
     assert own["ngd"]["effect"] == Interval(0.25, 0.25, 0.25, 7)
-    assert "gd is on the floor of the metric (1e-16) on 7 of 7 seeds" in table.notes[0]
+    assert "gd is at the floor of the metric (1e-16) on 7 of 7 seeds" in table.notes[0]
 
 
 def test_losses_are_taken_above_their_infimum_and_equal_below_rounding(store):
@@ -206,7 +206,7 @@ def test_losses_are_taken_above_their_infimum_and_equal_below_rounding(store):
     keep(store, *runs("adam", [1e-20, 1e-3, 1e-2]), *runs("sgd", [1e-17, 1e-3, 1e-30]))
     table = board("quality", store).tables[-1]
     own = {row["opt"]: row for row in table.rows}
-    assert table.columns[2].title == "test loss above its infimum"
+    assert table.columns[2].title == "test loss (suboptimality gap)"
     assert own["adam"]["final"].mean == pytest.approx((1e-16 * 1e-3 * 1e-2) ** (1 / 3))
     assert own["adam"]["final"].low > 0
     assert own["sgd"]["won"] == "1 of 3"
@@ -234,7 +234,7 @@ def test_the_task_says_whether_its_scale_is_logarithmic(store, scale, log):
             end = {"loss": 5 + factor, "excess": float(factor)}
             keep(store, made(opt, i, 5 + factor, **LOSS, scale=scale, metrics={"final": end}))
     table = board("quality", store).tables[-1]
-    assert table.columns[2].title == f"test loss{' above its infimum' * log}"
+    assert table.columns[2].title == f"test loss{' (suboptimality gap)' * log}"
     assert rows("quality", store)["sgd"]["effect"].mean == (2 if log else -1)
 
 
@@ -587,9 +587,9 @@ def test_a_study_that_gives_no_row_is_named(store):
     assert found(store).notes == [
         "mnist: sgd has no row from its study all-lost: none of its 1 trials has a score",
         "mnist: adam has no row from its study elsewhere: the runs of its trials are not in these stores,"
-        " so which settings it found is not known here",
+        " so its winner is unknown here",
         "mnist: adamw has no row from its study no-seeds:"
-        " no run of its winner on other seeds than those of the tuning has ended (bench tune --resume no-seeds)",
+        " no run of its winner on fresh seeds has ended (bench tune --resume no-seeds)",
     ]
 
 
@@ -734,7 +734,9 @@ def test_of_a_sweep_the_best_of_each_optimizer_is_shown_without_a_verdict(store)
     assert (adam["verdict"], adam["won"], adam["effect"].bounded) == ("selected on these seeds", "0 of 8", False)
     assert adam["effect"].mean == pytest.approx(-0.1)
     (note,) = found(store).notes
-    assert note.startswith("mnist, max_steps 100: adam, adamw: the best of several settings, chosen on the very seeds")
+    assert note.startswith(
+        "mnist, max_steps 100: adam, adamw: the best of several settings, chosen on the seeds that are shown"
+    )
     (grid,) = board("pairs", store).tables
     assert grid.rows == []
     assert "adam is not compared: selected on these seeds" in grid.notes
@@ -807,7 +809,7 @@ def test_an_optimizer_without_the_settings_asked_for_is_named(store, choice, the
     keep(store, *seeds("sgd" if there == "tuned" else "adam", A))
     collected = found(store, settings=choice)
     assert len(collected.entries) == 1
-    assert collected.notes == [f"mnist, max_steps 100: adam is not shown, since it has no {choice} settings here"]
+    assert collected.notes == [f"mnist, max_steps 100: adam is not shown: it has no {choice} settings here"]
 
 
 SPY = """
@@ -921,7 +923,7 @@ def test_a_record_that_does_not_say_what_it_is_compared_on_is_named_and_left_out
     keep(store, *seeds("adam", A), replace(old, problem={}))
     collected = found(store)
     (damaged,) = collected.damaged
-    assert damaged.startswith(f"run {old.run_id} in {store / old.run_id} does not say what it can be compared on")
+    assert damaged.startswith(f"run {old.run_id} in {store / old.run_id} lacks the keys that comparisons need")
     assert [len(entry.runs) for entry in collected.entries] == [4]
 
 
@@ -959,7 +961,7 @@ def test_runs_are_chosen_by_settings(store, only, n):
     [
         ({"max_steps": "100"}, "did you mean 'trainer.max_steps'"),
         ({"status": "completed"}, "never left out of a comparison"),
-        ({"seed": "99"}, "has all of what"),
+        ({"seed": "99"}, "matches --task"),
     ],
 )
 def test_misuse_of_only_is_refused(store, only, message):
@@ -1154,7 +1156,7 @@ def test_the_headline_says_in_words_what_the_verdicts_say(store):
     assert name == "mnist, max_steps 100"
     first, second, third, fourth = said.removesuffix(".").split(". ")
     assert re.fullmatch(r"sngd \(gain 0\.1 \[0\.1, 0\.1\]\) is better than adamw \(default, test accuracy .*\)", first)
-    assert second.startswith("No difference is found between adamw and adam (gain ")
+    assert second.startswith("No significant difference between adamw and adam (gain ")
     assert third.startswith("mine (gain -0.1 [-0.1, -0.1]) and sgd (gain -0.2")
     assert third.endswith("are worse")
     assert fourth == "Too few seeds to judge sps"
@@ -1212,7 +1214,7 @@ def test_runs_whose_measurements_are_lost_or_damaged_are_left_out_and_named(stor
     collected = found(store)
     (table,) = [BOARDS["theory"](asked_of(collected, stores))][0].tables
     assert (table.rows[0]["n"], table.rows[0]["aligned"], table.rows[0]["steps"].median) == (3, "3 of 3", 60)
-    assert "ngd: left out, since they have no measurements that can be read: 2 runs" in table.notes
+    assert "ngd: left out without readable measurements: 2 runs" in table.notes
     assert [str(folders[1]) in each for each in collected.damaged] == [True]
 
 

@@ -79,4 +79,4 @@ def test_a_time_that_is_spent_stops_the_workers_and_shows_the_result(cli, monkey
     monkeypatch.setattr(tune, "AGAIN", 0.2)
     answer = cli(*TUNE, "--budget", "0.2s")
     assert answer.code == 1  # no trial has a score yet
-    assert "the budget of 0.2s is spent; the same command with another goes on" in answer.err
+    assert "the budget of 0.2s is spent; the same command with a larger one continues" in answer.err

@@ -155,7 +155,7 @@ def test_a_curve_ends_with_the_first_seed_that_diverged(store):
     add_run(store, seed=3, loss=[1.0, 9.0, float("nan")], status="diverged", final=None)
     (chart,) = curves(asked(store)).panels
     assert trace(chart, "sgd").x.tolist() == [1, 2]
-    assert "drawn to step 2, after which not all of the runs have values: sgd" in chart.note
+    assert "drawn to step 2, since later steps lack values of some runs: sgd" in chart.note
 
 
 def test_a_run_that_converged_keeps_its_last_value(store):
@@ -192,7 +192,7 @@ def test_a_loss_is_drawn_above_its_infimum_and_not_below_what_counts_as_converge
         add_run(store, "synthetic", seed=seed, loss=[1.25, 0.26, 0.25], facts={"f_star": 0.25})
     (chart,) = curves(asked(store)).panels
     np.testing.assert_allclose(trace(chart, "sgd").y, [1, 0.01, CONVERGED])
-    assert chart.y == "training loss above its infimum"
+    assert chart.y == "training loss (suboptimality gap)"
     assert "losses below 1e-16 are drawn there" in chart.note
 
 
@@ -254,7 +254,7 @@ def test_no_line_joins_the_trials_of_a_search_over_two_settings(store):
 def test_a_search_that_no_logarithm_shows_is_named(store):
     (chart,) = sensitivity(tuned(store, {0.0: 0.5, 0.1: 0.75})).panels
     assert not chart.traces
-    assert "sgd is not drawn, since opt.lr is no positive number" in chart.note
+    assert "sgd is not drawn, since opt.lr is not a positive number" in chart.note
 
 
 def test_the_budget_begins_where_no_trial_can_be_without_a_score(store):
@@ -375,14 +375,14 @@ def test_ratios_have_a_logarithmic_axis_around_1(store):
     (chart,) = forest(asked(store)).panels
     assert (chart.log, chart.guides[0].x.tolist()) == ("x", [1, 1])
     assert row(chart, "ngd") == ("ngd: better", pytest.approx(0.01))
-    assert chart.x.endswith("above its infimum: ratio to gd (default); below 1 is better")
+    assert chart.x.endswith("(suboptimality gap): ratio to gd (default); below 1 is better")
 
 
 @pytest.mark.parametrize(
     ("opts", "why"),
     [
         (("sgd",), "the reference adamw has no runs here; --reference names another"),
-        (("adamw",), "there is nobody but the reference adamw"),
+        (("adamw",), "there is no entry besides the reference adamw"),
     ],
 )
 def test_no_effects_are_said(store, opts, why):

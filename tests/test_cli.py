@@ -220,7 +220,7 @@ def test_runs_are_listed_with_status_steps_and_result(cli, store):
     assert head.split() == ["run", "status", "begun", "time", "steps", "seed", "result", "settings"]
     name, status, day, _, seconds, unit, steps, seed, *result = row.split()
     assert (name, status, unit, steps, seed) == (run["run_id"], "completed", "s", "20", "0")
-    assert " ".join(result[:-2]).startswith("train loss above its infimum ")
+    assert " ".join(result[:-2]).startswith("train loss (suboptimality gap) ")
     assert result[-2:] == ["trainer.max_steps", "20"]
     assert abs(datetime.fromisoformat(day) - datetime.now()) < timedelta(days=2)
     assert float(seconds) < 60

@@ -83,7 +83,7 @@ def test_from_a_file_to_a_verdict_and_again_without_training(cli, store: Path, u
     assert rows["my.py:Signs"]["verdict"] in ("better", "worse")
     assert [(row["trials"], row["n"], row["settings"]) for row in rows.values()] == [(2, 7, "tuned")] * 2
     assert "better than gd (tuned" in found["said"][0]
-    assert "2 trials of 2 seeds and 7 fresh seeds for each, 22 runs but for what is stored" in first.err
+    assert "2 trials of 2 seeds and 7 fresh seeds for each, 22 runs minus stored ones" in first.err
     kept = {run.run_id: run.begun for run in Store(store).runs()}
     assert len(kept) == 22
     out = Path("compared/synthetic/my.Signs")
@@ -128,7 +128,7 @@ def test_an_optimizer_that_fails_a_check_is_stopped_unless_somebody_goes_on_anyw
     failed = "resume, resume_bf16, group_values"
     why = f"my.py:Forgets fails {failed}, which changes results: bench check my.py:Forgets says what to do"
     answer = cli(*words)
-    assert (answer.code, answer.err.splitlines()[-1]) == (1, f"bench: error: {why}, --anyway goes on all the same")
+    assert (answer.code, answer.err.splitlines()[-1]) == (1, f"bench: error: {why}; --anyway continues")
     assert not list(Store(store).runs())
     answer = cli(*words, "--anyway")
     assert answer.code == 0
@@ -141,7 +141,7 @@ def test_a_time_that_is_spent_ends_it_with_the_result_so_far(cli, unchecked: Non
     monkeypatch.setattr(Workers, "work", wait_before_anybody_listens)
     answer = cli(*COMPARE, "--budget", "0.5s")
     assert answer.code == 1
-    assert "the budget of 0.5s is spent, and this is the result so far; the same command goes on" in answer.err
+    assert "the budget of 0.5s is spent, so this is the result so far; the same command continues" in answer.err
     assert "no winner has run on fresh seeds yet" in answer.out
 
 
@@ -166,7 +166,7 @@ def test_a_dry_run_and_a_number_of_runs_make_a_plan_and_nothing_else(cli, store:
         ("--task synthetic --opt my.py:None", "my.py has no 'None'"),
         ("--task synthetic --opt ngd --against gdd", "unknown optimizer 'gdd'; did you mean 'gd'?"),
         ("--task synthetic --opt gd", "--opt gd: it is the reference itself; name another one with --against"),
-        ("--task synthetic --opt ngd --opt.adamw.lr 1", "--opt.adamw.lr: it does not take part; name it with"),
+        ("--task synthetic --opt ngd --opt.adamw.lr 1", "--opt.adamw.lr: it is not in the comparison; name it with"),
         ("--task synthetic --opt ngd --opt.lrr 1", "unknown option '--opt.lrr'; did you mean '--opt.lr'?"),
         ("--task mnist --opt gd,sgd", "gd has batches of full and sgd of 100, which are two problems"),
         ("--task synthetic --opt ngd --budget 17runs", "7 fresh seeds for each of 2 optimizers are 18 runs"),
@@ -209,7 +209,7 @@ def test_after_ctrl_c_the_same_command_goes_on(store: Path) -> None:
     first.send_signal(signal.SIGINT)
     out, err = first.communicate(timeout=120)
     assert (first.returncode, out) == (130, "")
-    assert err.endswith("bench: stopped; nothing is lost, and the same command goes on\n")
+    assert err.endswith("bench: stopped; nothing is lost, and the same command continues\n")
     before = {run.run_id: run.begun for run in Store(store).runs() if run.finished}
     second = start()
     out, err = second.communicate(timeout=240)
@@ -244,7 +244,7 @@ def test_a_baseline_of_the_reference_results_is_not_tuned_again(
     # Of other settings there is none, and that is said.
     other = cli("compare", "--opt", "my.py:Signs", "--opt.lr", "0.0001:0.01", *words[:2], "--trainer.max_steps", "6",
                 "--device", "cpu", "--dry-run")  # fmt: skip
-    assert "reference results of synthetic with --trainer.max_steps 5; here gd is tuned anew" in other.err
+    assert "reference results of synthetic with --trainer.max_steps 5; here gd is tuned again" in other.err
     assert "gd" in other.out
     alone = cli("compare", "--opt", "my.py:Signs", "--opt.lr", "0.0001:0.01", *words, "--no-reference", "--dry-run")
     assert "reference results" not in alone.err

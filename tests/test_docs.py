@@ -182,3 +182,13 @@ def test_the_example_optimizer_runs_and_explains_its_options(tmp_path: Path, mon
     assert weight.tolist() == [2.0, -2.0]
     with pytest.raises(ValueError, match="lr=-1 is out of range"):
         module.SignGD([weight], lr=-1)
+
+
+def test_lines_of_documents_are_short() -> None:
+    """Tables, code and generated results are excepted: their lines have the length that they need."""
+    pages = [*ROOT.glob("*.md"), *(page for page in (ROOT / "docs").rglob("*.md") if "_build" not in page.parts)]
+    for page in pages:
+        if page.is_relative_to(ROOT / "docs" / "results"):
+            continue
+        text = re.sub(r"^( *)```.*?^\1```", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+        assert [line for line in text.splitlines() if len(line) > 120 and not line.startswith("|")] == [], page

@@ -411,10 +411,10 @@ def test_stores_of_several_machines_are_read_as_one(cli, filled, tmp_path):
     assert both.code == 0
     assert both.out == cli("leaderboard", "--store", tmp_path / "b", "--store", filled).out
     assert both.out == cli("leaderboard", *("--store", filled) * 2, "--store", tmp_path / "b").out
-    assert f"{made('sgd', 0).run_id} is there several times with different results" in both.err
+    assert f"{made('sgd', 0).run_id} is stored several times with different results" in both.err
     keep_block(tmp_path / "d", made("sgd", 0, 0.5), made("sgd", 1, 0.5))
     keep_block(tmp_path / "d", made("sgd", 0, 0.9), made("sgd", 2, 0.5))
-    assert f"{made('sgd', 0).run_id} is there several times" in cli("leaderboard", "--store", tmp_path / "d").err
+    assert f"{made('sgd', 0).run_id} is stored several times" in cli("leaderboard", "--store", tmp_path / "d").err
     shutil.copytree(tmp_path / "b", tmp_path / "c")
     assert cli("leaderboard", "--store", tmp_path / "b").out == cli("leaderboard", "--store", tmp_path / "c").out
 

@@ -138,7 +138,7 @@ def test_a_line_alone_shows_what_differs_from_a_plain_fit(cli, store):
 def test_a_loss_is_shown_above_its_infimum_where_that_is_known(cli, store):
     assert cli("fit", "--task", "synthetic", "--opt", "ngd", "--trainer.max_steps", 20, "--device", "cpu").code == 0
     (run,) = Store(store).runs()
-    assert rows(cli("list", "runs"))[0][6] == f"train loss above its infimum {run.excess():.4g}"
+    assert rows(cli("list", "runs"))[0][6] == f"train loss (suboptimality gap) {run.excess():.4g}"
 
 
 def test_an_order_of_samples_of_its_own_is_no_other_seed(cli, store):
@@ -405,7 +405,7 @@ def test_a_run_is_shown_with_all_that_one_can_do_with_it(cli, store, tmp_path, m
     assert re.search(rf"^  train loss +{run['final']:.6g} ", out, re.MULTILINE)
     assert "\nsettings beyond the defaults:\n  --opt.lr 0.25\n" in out
     assert "  opt.max_step inf  " in out
-    drawn = out.split("training loss above its infimum:\n")[1].split("\n\n")[0].splitlines()
+    drawn = out.split("training loss (suboptimality gap):\n")[1].split("\n\n")[0].splitlines()
     assert len(drawn) == 12
     assert any(0x2800 < ord(letter) < 0x2900 for letter in drawn[0])
     repeat, draw = (line.strip() for line in out.split("\ncommands:\n")[1].splitlines() if "bench" in line.split()[0])
@@ -439,7 +439,7 @@ def test_an_interrupted_run_says_how_it_goes_on(cli, store):
     attempt.leave([record("b", status="killed")])
     out = cli("show", "b").out
     assert "--resume" not in out
-    assert "it left no checkpoint, so it begins anew" in out
+    assert "it has no checkpoint, so it begins again" in out
 
 
 def test_a_run_says_which_study_it_is_of(cli, studied):

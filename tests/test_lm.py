@@ -242,7 +242,7 @@ def test_byte_pairs_shorten_and_never_fail() -> None:
 
 @pytest.fixture
 def packings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The lengths of the streams that were made, one after the other."""
+    """The lengths of the streams that were made, one by one."""
     made, stream = [], corpus._stream
 
     def noted(*args: Any) -> Any:

@@ -54,10 +54,10 @@ def test_from_a_command_to_verdicts_and_on_with_the_same_command(cli, tmp_path) 
     bought = found["boards"][1]["tables"][0]["rows"][0]["bought"]
     assert len(bought) == 2
     assert bought[0].startswith("5: won ")
-    assert bought[1].endswith("(told at 7)")
+    assert bought[1].endswith("(decided at 7)")
     again = cli(*RACE)
     assert "all 10 runs are stored" in again.err
-    assert "14 runs; every verdict is told" in again.out
+    assert "14 runs; every verdict is decided" in again.out
 
 
 def test_a_budget_ends_a_race_before_a_round_that_it_cannot_pay(cli) -> None:

@@ -468,7 +468,7 @@ def test_an_interrupted_experiment_stops_and_goes_on_with_the_same_command(
     monkeypatch.setattr("bench.execute.here.run", interrupted)
     answer = cli("reproduce", "nobody/tiny", "--engine", "lightning")
     assert (answer.code, answer.out, len(calls)) == (130, "", 2)
-    assert "the same command goes on" in answer.err
+    assert "the same command continues" in answer.err
     assert not Path("reproduced/nobody/tiny/claims.json").exists()
     assert cli("reproduce", "nobody/tiny", "--engine", "lightning").code == 0
     assert len(calls) == 4
@@ -487,7 +487,7 @@ def test_a_signal_in_the_last_moment_of_a_run_stops_the_experiment_and_keeps_the
         patch.setattr(Recorder, "_report", late)
         answer = cli("reproduce", "nobody/tiny", "--engine", "lightning")
     assert (answer.code, answer.out) == (130, "")
-    assert "the same command goes on" in answer.err
+    assert "the same command continues" in answer.err
     (only,) = Store(store).runs()
     assert only.status == "completed"
     assert "1 of 4 runs are stored" in cli("reproduce", "nobody/tiny").err

@@ -446,7 +446,7 @@ def check_kill_9(cli, program, store, whole):
     assert program.end()[0] == -signal.SIGKILL
     killed = only_run(store)
     assert killed.status == "killed"
-    assert killed.reason == "its process ended without a word"
+    assert killed.reason == "its process ended without a message"
     with (store / killed.run_id / "attempt-1/curve.raw").open("ab") as file:
         file.write(b"[9, 0.")  # the kernel may tear the last row
     steps = [row[0] for row in read_curve(store / killed.run_id)]

@@ -118,7 +118,7 @@ def test_bench_show_lists_parameters_with_shapes_and_roles(cli) -> None:
 def test_bench_show_says_why_it_lists_no_parameters(cli, tmp_path: Path) -> None:
     answer = cli("show", "mnist", "--data", tmp_path)
     assert answer.code == 0
-    assert "parameters: not known here" in answer.out
+    assert "parameters: unknown here" in answer.out
 
 
 # -- words ------------------------------------------------------------------------------------------------------------

@@ -266,8 +266,8 @@ def test_runs_that_have_not_ended_are_left_out_and_named():
     assert (sweep.curves[0].points[0].seeds, sweep.curves[0].points[0].diverged) == (3, 0)
     assert sweep.metric == "train loss"
     assert lines(sweep)[-2:] == [
-        "note: runs left out, since they have not ended: 1 failed, 2 killed",
-        "note: runs that count as they were at the time limit: 1",
+        "note: runs left out because they have not ended: 1 failed, 2 killed",
+        "note: runs counted with their values at the time limit: 1",
     ]
     with pytest.raises(UserError, match="none of the 3 runs of the sweep has ended"):
         analyse(unended, ["opt.lr"], "min")
@@ -363,7 +363,7 @@ def test_files_are_written_and_the_same_every_time(tmp_path, mode):
     for words in (
         "Made by `bench sweep --task synthetic`", "216 runs, seeds 0 to 5", "Machine: A fine CPU (216 runs)",
         "torch: 2.15.0 (216 runs)", "Engine: lightning (216 runs)",
-        "--task synthetic --device cpu --trainer.max_steps 100", "chosen on these very seeds", "## adam", "best opt.lr",
+        "--task synthetic --device cpu --trainer.max_steps 100", "chosen on these seeds", "## adam", "best opt.lr",
     ):  # fmt: skip
         assert words in text
     assert {row.count("|") for row in re.findall(r"^\|.*", text, re.M)} == {7}
@@ -407,7 +407,7 @@ def test_a_loss_whose_infimum_is_known_is_shown_above_it():
     for result in results:
         result.metrics = {"final": {"loss": result.final, "excess": result.final - 1}}
     sweep = analyse(results, ["opt.lr"], "min")
-    assert sweep.metric == "train loss above its infimum"
+    assert sweep.metric == "train loss (suboptimality gap)"
     assert [point.median for point in sweep.curves[0].points] == [0.375, 0.1875]
     for result, excess in zip(results, [1e-30, 1e-30, 1e-17, 1e-20], strict=True):
         result.metrics["final"]["excess"] = excess
@@ -515,7 +515,7 @@ def test_the_best_is_chosen_on_the_selection_split_and_shown_on_the_other():
     (curve,) = sweep.curves
     assert [(p.median, round(p.choice, 6)) for p in curve.points] == [(0.55, 0.15), (0.4, 0.3)]
     assert (curve.best, curve.usable) == (0, (0, 1))
-    assert any("chosen on the last evaluation during training" in line for line in lines(sweep))
+    assert any("chosen by the last evaluation during training" in line for line in lines(sweep))
 
 
 def test_the_learning_rate_is_the_axis_before_other_settings():

@@ -182,7 +182,7 @@ def rates(design: Design, trials: int, known=None, total=0, mode="min", least=AL
 
 
 def simulate(design: Design, score, trials: int, total=0, mode="min", least=ALL, most=10_000):
-    """A tuning: points one after the other, each in the order in which it is wanted then."""
+    """A tuning: points one by one, each in the order in which it is wanted then."""
     known: dict[str, float | None] = {}
     order: list[Wanted] = []
     for _ in range(most):

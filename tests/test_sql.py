@@ -185,7 +185,7 @@ def test_stores_are_read_as_one(cli, filled, tmp_path):
     add_run(more, "d", [9.0])
     answer = cli("sql", "select count(*), sum(loss) from curves", "--store", filled, "--store", more, "--format", "csv")
     assert answer.code == 0
-    assert answer.err == "bench: warning: a is there several times with different results; one is taken\n"
+    assert answer.err == "bench: warning: a is stored several times with different results; one is used\n"
     assert answer.out.splitlines()[1] in ("8,19.0", "10,12.75")
     assert rows("select count(*) from runs", filled, more) == [(4,)]
 

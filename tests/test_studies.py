@@ -264,7 +264,7 @@ def test_a_worker_of_another_machine_counts_as_dead_when_it_is_silent_and_not_be
     assert attempts(study, at=silent) == [("running", None)]
     with study.alive([heard]):
         until(lambda: (study.finished(), len(attempts(study, at=silent)) == 2)[1], "the silent one's end")
-        assert attempts(study, at=silent) == [("failed", "its worker fell silent"), ("waiting", None)]
+        assert attempts(study, at=silent) == [("failed", "its worker stopped responding"), ("waiting", None)]
         assert attempts(study, at=heard) == [("running", None)]
     assert study.complete(heard, made(heard, valley))
     assert not study.complete(silent, made(silent, valley))

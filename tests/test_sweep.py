@@ -412,8 +412,8 @@ def test_one_run_after_the_other_where_that_is_faster(sweep, store, seconds):
     seconds(1e-4, 1e-3)
     answer = sweep(*FOUR)
     assert answer.err == (
-        "synthetic: one run after the other, since a step in lanes (at best 4 at once) takes 2.50 times as long"
-        " (--engine lanes uses lanes all the same)\n"
+        "synthetic: runs one by one, since a step in lanes (at best 4 at once) takes 2.50 times as long"
+        " (--engine lanes uses lanes anyway)\n"
     )
     assert statuses(store) == {("completed", "lightning"): 4}
 
@@ -480,7 +480,7 @@ def test_what_cannot_be_lanes_is_refused_where_lanes_are_asked_for(sweep, store,
 def test_what_cannot_be_lanes_goes_one_after_the_other(sweep, store, tiny_task, words, reason):
     answer = sweep("--opt", "sgd,sngd", "--opt.lr", "0.1", "--seeds", 1, "--trainer.max_steps", 3, *words)
     assert answer.code == 0, answer.err
-    assert answer.err.count(f": one run after the other, since {reason}\n") == 1
+    assert answer.err.count(f": runs one by one, since {reason}\n") == 1
     assert set(statuses(store)) == {("completed", "lightning")}
 
 
@@ -612,7 +612,7 @@ def test_a_lane_that_does_not_fit_alone_is_one_line(sweep, store, breaks, error)
 def test_a_lane_that_does_not_fit_alone_may_fit_without_lanes(sweep, store, breaks):
     breaks(SHORT[0])
     answer = sweep(*FOUR)
-    assert (answer.code, answer.err) == (0, "synthetic: one run after the other, since memory is short\n")
+    assert (answer.code, answer.err) == (0, "synthetic: runs one by one, since memory is short\n")
     assert statuses(store) == {("completed", "lightning"): 4}
 
 
@@ -668,7 +668,7 @@ def test_lanes_that_break_while_they_are_measured_are_trained_one_after_the_othe
     answer = sweep(*FOUR)
     assert (answer.code, answer.err) == (
         0,
-        "synthetic: one run after the other, since lanes break here"
+        "synthetic: runs one by one, since lanes break here"
         " (RuntimeError: vmap: It looks like you're calling .item() on a Tensor.)\n",
     )
     assert statuses(store) == {("completed", "lightning"): 4}
@@ -712,7 +712,7 @@ def interrupt(monkeypatch):
     return at
 
 
-STOPPED = "bench: stopped; what is finished is stored, and the same command goes on"
+STOPPED = "bench: stopped; finished runs are stored, and the same command continues"
 OFTEN = ("--trainer.val_every", 4, "--trainer.checkpoint_seconds", 1e-9)
 
 

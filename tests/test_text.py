@@ -422,7 +422,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def encodings(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The files that were tokenised, one after the other."""
+    """The files that were tokenised, one by one."""
     seen, encode = [], labelled_text._encode
 
     def noted(source: Any, path: Path, *more: Any) -> Any:

@@ -124,7 +124,7 @@ def test_from_a_command_to_tuned_settings(cli, here: Path, store: Path, monkeypa
     answer = cli(*words, "--workers", 2, "--engine", "lightning")
     assert answer.code == 0, answer.err
     assert f"study    {name}: 5 trials of 2 seeds\n" in answer.out
-    assert "best     opt.lr 1000: selection loss above its infimum" in answer.out
+    assert "best     opt.lr 1000: selection loss (suboptimality gap)" in answer.out
     assert "edge     lr_at_boundary: no\n" in answer.out
     assert promise in answer.err
     use = "bench fit --task synthetic --opt sgd --tuned --device cpu --trainer.max_steps 40"
@@ -551,7 +551,7 @@ def test_what_breaks_outside_of_a_run_counts_as_an_attempt_too(
     words = ("worker", "--study", study.name, "--storage", sqlite_url, "--engine", "lightning")
     answer = cli(*words)
     assert answer.code == 1
-    error = "3 trials in a row came to nothing here, the last: ZeroDivisionError: division by zero"
+    error = "3 trials in a row failed here, the last one: ZeroDivisionError: division by zero"
     assert answer.err.splitlines()[-1] == f"bench: error: {error}"
     assert states(study)["design", "failed"] == 3
     assert [cli(*words).code for _ in range(3)] == [1, 1, 0]

@@ -219,7 +219,7 @@ def test_dashes_and_underscores_are_alike(cli) -> None:
 
 
 def test_numbers_in_the_help_are_those_of_the_program(cli) -> None:
-    assert f"may extend by up to {EXTENSION_LIMIT} places beyond" in " ".join(cli("tune", "-h").out.split())
+    assert f"adds up to {EXTENSION_LIMIT} points beyond" in " ".join(cli("tune", "-h").out.split())
 
 
 def test_help_of_a_command_has_the_options_of_what_is_named(cli) -> None:

@@ -9,14 +9,14 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from bench.api.figures import shown_figure
 from bench.api.results import Comparison, Study, Sweep, Table
 from bench.api.runs import Run, Runs
 from bench.api.source import name_of
-from bench.errors import UserError
-from bench.grammar.commands import parse
+from bench.errors import UserError, unknown
+from bench.grammar.commands import ENGINE, parse
 from bench.grammar.parse import Args, check_settings, refuse_several
 from bench.grammar.values import place, read_memory, read_seeds
 from bench.progress import SweepProgress, hearing
@@ -25,6 +25,8 @@ from optimizers.plugins import PluginError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch.optim import Optimizer
+
+    from bench.config import RunConfig
 
     Opt = str | type[Optimizer]
     Place = str | Path
@@ -35,18 +37,40 @@ if TYPE_CHECKING:
 __all__ = ["board", "compare", "fit", "load", "plot", "sweep", "tune"]
 
 
+@overload
 def fit(
-    task: str, opt: "Opt", *, seed: int = 0, task_options: "Settings | None" = None, trainer: "Settings | None" = None,
-    settings: "Settings | None" = None, tuned: bool = False, data_seed: int | None = None,
-    precision: str | None = None, device: str | None = None, logger: str | None = None, data: "Place | None" = None,
-    store: "Place | None" = None, rerun: bool = False, progress: bool = True, **hyperparameters: Any,
-) -> Run:  # fmt: skip
-    """Train one task with one optimizer and store the run; or return it at once, if it is stored (`bench fit`).
+    task: str, opt: "Opt", *, seeds: None = None, seed: int | None = None, task_options: "Settings | None" = None,
+    trainer: "Settings | None" = None, settings: "Settings | None" = None, tuned: bool = False,
+    data_seed: int | None = None, precision: str | None = None, device: str | None = None, logger: str | None = None,
+    data: "Place | None" = None, store: "Place | None" = None, rerun: bool = False, progress: bool = True,
+    **hyperparameters: Any,
+) -> Run: ...  # fmt: skip
+@overload
+def fit(
+    task: str, opt: "Opt", *, seeds: "Seeds", task_options: "Settings | None" = None,
+    trainer: "Settings | None" = None, settings: "Settings | None" = None, tuned: bool = False,
+    data_seed: int | None = None, precision: str | None = None, device: str | None = None, logger: str | None = None,
+    engine: "Engine | None" = None, workers: int | str | None = None, width: int | None = None,
+    memory: str | None = None, data: "Place | None" = None, store: "Place | None" = None, progress: bool = True,
+    **hyperparameters: Any,
+) -> Runs: ...  # fmt: skip
+def fit(
+    task: str, opt: "Opt", *, seeds: "Seeds | None" = None, seed: int | None = None,
+    task_options: "Settings | None" = None, trainer: "Settings | None" = None, settings: "Settings | None" = None,
+    tuned: bool = False, data_seed: int | None = None, precision: str | None = None, device: str | None = None,
+    logger: str | None = None, engine: "Engine | None" = None, workers: int | str | None = None,
+    width: int | None = None, memory: str | None = None, data: "Place | None" = None, store: "Place | None" = None,
+    rerun: bool = False, progress: bool = True, **hyperparameters: Any,
+) -> Run | Runs:  # fmt: skip
+    """Train one task with one optimizer and store the run, or a run for each of several seeds (`bench fit`).
+
+    A stored run is returned at once.
 
     Args:
         task: a name as `bench list tasks` prints it, or `file.py:SPEC`.
         opt: a name as `bench list optimizers` prints it, `file.py:Class`, or an optimizer class.
-        seed: decides problem instance, initialisation and dropout, in [0, 2^63).
+        seeds: a run for each: how many (5 is 0 to 4), or which. The result is then `Runs`, and `Runs.mean` their mean.
+        seed: of one run: decides problem instance, initialisation and dropout, in [0, 2^63); 0 by default.
         task_options: options of the task by name (`bench show TASK` lists them).
         trainer: budget, batch and schedule by name: `{"max_epochs": 2, "batch_size": 64}`.
         settings: further settings in dotted form: `{"opt.matrix.lr": 0.01}`; they win over the other arguments.
@@ -55,9 +79,15 @@ def fit(
         precision: `32-true`, `bf16-mixed`, `16-mixed` or `64-true`; the task's by default.
         device: `cpu`, `cuda`, `mps` or `auto`.
         logger: also log to `tensorboard`, `csv`, `wandb` or `mlflow` (extras).
+        engine: of several seeds: `lanes` (many runs as one program), `lightning` (one by one), or `auto`
+            (default), the faster one.
+        workers: of several seeds: processes that share the runs, or `auto`; one for each GPU by default, and on a CPU
+            this one.
+        width: of several seeds: lanes at once; measured by default.
+        memory: of several seeds: what lanes may take, a share of what is free (`80%`) or a size (`8G`).
         data: folder of the data sets; $BENCH_DATA by default, else `./data`.
-        store: folder that keeps the run; $BENCH_STORE by default, else `./runs`.
-        rerun: train again although the run is stored.
+        store: folder that keeps the runs; $BENCH_STORE by default, else `./runs`.
+        rerun: train one run again although it is stored.
         progress: show how far the run is, on standard error.
         hyperparameters: of the optimizer: `lr=0.1`; `matrix={"lr": 0.01}` for the parameters of one role.
 
@@ -67,6 +97,7 @@ def fit(
         KeyboardInterrupt: the run was interrupted; its state is saved, and the same call goes on.
     """
     with _session(progress):
+        _check_engine(engine)
         where = _places(data, store)
         words = _words(task, [opt], where["store"], task_options, trainer, settings, hyperparameters, seed=seed,
                        data_seed=data_seed, precision=precision, device=device, logger=logger)  # fmt: skip
@@ -78,6 +109,17 @@ def fit(
 
         config = resolve(words, tuned=tuned, fallback=where)
         study = tuned_by(config) if tuned else None
+        several = {"engine": engine, "workers": workers, "width": width, "memory": memory}
+        if seeds is not None:
+            if one := [*(["seed"] if "seed" in words else []), *(["rerun"] if rerun else [])]:
+                raise UserError(f"{one[0]} is for one run; leave it or seeds out")
+            from bench.seeds import with_seeds
+
+            configs = with_seeds(config, read_seeds(_seeds("seeds", seeds)), words)
+            shown = SweepProgress(f"{config.task} {config.opt}", config.task_spec.mode, enabled=progress)
+            return _runs(configs, shown, "fit", study, **several)
+        if more := [name for name, value in several.items() if value is not None]:
+            raise UserError(f"{more[0]} is for several runs; give seeds too, or leave it out")
         if config.trainer.devices * config.trainer.num_nodes > 1:
             raise UserError(
                 "trainer.devices and trainer.num_nodes: a run with several processes starts its command again in each"
@@ -120,10 +162,10 @@ def sweep(
         data_seed: as for `fit`.
         precision: as for `fit`.
         device: as for `fit`.
-        engine: `lanes` (many runs as one program), `lightning` (one after the other), or `auto`, what is faster.
-        workers: processes that share the runs, or `auto`; one for each GPU by default, and on a CPU this one.
-        width: lanes at once; measured by default.
-        memory: what lanes may take: a share of what is free (`80%`), or a size (`8G`).
+        engine: as for `fit`.
+        workers: as for `fit`.
+        width: as for `fit`.
+        memory: as for `fit`.
         data: as for `fit`.
         store: as for `fit`.
         progress: as for `fit`.
@@ -135,25 +177,21 @@ def sweep(
         KeyboardInterrupt: the sweep was interrupted; the same call goes on.
     """
     with _session(progress):
+        _check_engine(engine)
         where = _places(data, store)
         opts = [opt] if isinstance(opt, str | type) else list(opt)
         words = _words(task, opts, where["store"], task_options, trainer, settings, hyperparameters,
                        data_seed=data_seed, precision=precision, device=device)  # fmt: skip
-        from bench.execute import Effort
         from bench.execute.blocks import check_all
-        from bench.execute.command import results_of
         from bench.sweeps.grid import configurations
         from bench.sweeps.sensitivity import analyse
 
         configs, varied = configurations(words, read_seeds(_seeds("seeds", seeds)), where, tuned=tuned)
         check_all(configs, early=True)
         mode = configs[0].task_spec.mode
-        effort = Effort(engine, width, _memory(memory), None if workers is None else str(workers))
         shown = SweepProgress(f"sweep {configs[0].task}", mode, enabled=progress)
-        results = results_of(configs, shown, effort, plan="sweep")
-        if results is None:
-            raise KeyboardInterrupt("the sweep was stopped; what is finished is stored, and the same call goes on")
-        return Sweep(Runs([Run(result, where["store"]) for result in results]), analyse(results, varied, mode))
+        runs = _runs(configs, shown, "sweep", engine=engine, workers=workers, width=width, memory=memory)
+        return Sweep(runs, analyse([run.result for run in runs], varied, mode))
 
 
 def tune(
@@ -177,7 +215,7 @@ def tune(
         report_seeds: fresh seeds of the winner: how many (5 is 0 to 4), or which; 0 for none.
         sampler: `grid` (default), `qmc` or `tpe`.
         prune: stop trials that are worse than the median of the others.
-        retries: how often a trial that came to nothing is tried again.
+        retries: new attempts after a failed one.
         task_options: as for `fit`.
         trainer: as for `fit`.
         settings: as for `fit`.
@@ -185,10 +223,10 @@ def tune(
         precision: as for `fit`.
         device: as for `fit`.
         name: of the study; TASK-OPT-HASH by default.
-        engine: as for `sweep`.
+        engine: as for `fit`.
         workers: worker processes, or `auto`: one for each GPU, or each processor.
-        width: as for `sweep`.
-        memory: as for `sweep`.
+        width: as for `fit`.
+        memory: as for `fit`.
         storage: the studies' database; $BENCH_STORAGE by default, else `studies.db` in the store.
         data: as for `fit`.
         store: as for `fit`.
@@ -202,6 +240,7 @@ def tune(
         KeyboardInterrupt: the study was interrupted; the same call goes on.
     """
     with _session(progress):
+        _check_engine(engine)
         where = _places(data, store)
         words = _words(task, [opt], where["store"], task_options, trainer, settings, hyperparameters,
                        data_seed=data_seed, precision=precision, device=device)  # fmt: skip
@@ -257,7 +296,7 @@ def compare(
         seeds: runs of a trial: how many (2 is 1000 and 1001), or which; by default those of the reference results, or
             two.
         report_seeds: fresh seeds of each winner: how many (7 is 0 to 6), or which; fewer than 7 decide nothing.
-        anyway: go on where a check fails whose failure changes results.
+        anyway: continue although a failed check changes results.
         reference_results: take the baseline of the suite's reference results, where they have this problem, instead of
             tuning it again.
         task_options: as for `fit`.
@@ -266,10 +305,10 @@ def compare(
         data_seed: as for `fit`.
         precision: as for `fit`.
         device: as for `fit`.
-        engine: as for `sweep`.
+        engine: as for `fit`.
         workers: as for `tune`.
-        width: as for `sweep`.
-        memory: as for `sweep`.
+        width: as for `fit`.
+        memory: as for `fit`.
         storage: as for `tune`.
         data: as for `fit`.
         store: as for `fit`.
@@ -282,6 +321,7 @@ def compare(
         KeyboardInterrupt: the comparison was interrupted; the same call goes on.
     """
     with _session(progress):
+        _check_engine(engine)
         where = _places(data, store)
         opts = [opt] if isinstance(opt, str | type) else list(opt)
         words = _words(task, opts, where["store"], task_options, trainer, settings, hyperparameters,
@@ -337,7 +377,7 @@ def board(
         only: settings that runs must have: `{"trainer.max_steps": 1000}`.
         settings: of each optimizer: `best` takes the tuned ones, else the defaults, else those set by hand if there is
             one such.
-        mixed_versions: compare runs of different versions all the same.
+        mixed_versions: compare runs of different versions anyway.
         reference: optimizer that the others are compared with; adamw by default, or gd where batches are full.
         target: of the board `speed`: a value of the metric; the task's by default.
         reference_results: read the suite's reference results too, where they are shipped.
@@ -346,7 +386,6 @@ def board(
         UserError: a name is unknown, versions are mixed, or there is nothing to show.
     """
     from bench.boards import BOARDS
-    from bench.errors import unknown
 
     if name not in BOARDS:
         raise unknown("board", name, BOARDS)
@@ -382,7 +421,6 @@ def plot(
         UserError: as for `board`, or there is nothing to draw.
     """
     from bench.boards.charts import CHARTS, curves
-    from bench.errors import unknown
     from bench.text import cell
 
     if chart not in CHARTS:
@@ -418,6 +456,21 @@ def _plugin_errors() -> Iterator[None]:
         yield
     except PluginError as error:
         raise UserError(str(error)) from error
+
+
+def _runs(
+    configs: "Sequence[RunConfig]", shown: SweepProgress, plan: str, tuned_by: Any = None, *, engine: "Engine | None",
+    workers: int | str | None, width: int | None, memory: str | None,
+) -> Runs:  # fmt: skip
+    """The results of runs, after making those that the store does not have."""
+    from bench.execute import Effort
+    from bench.execute.command import results_of
+
+    effort = Effort(engine or "auto", width, _memory(memory), None if workers is None else str(workers))
+    results = results_of(configs, shown, effort, plan=plan, tuned_by=tuned_by)
+    if results is None:
+        raise KeyboardInterrupt("the runs were stopped; finished ones are stored, and the same call goes on")
+    return Runs([Run(result, configs[0].store) for result in results])
 
 
 def _places(data: "Place | None", store: "Place | None") -> dict[str, Path]:
@@ -465,6 +518,11 @@ def _seeds(name: str, seeds: "Seeds") -> str:
     if not own or not all(type(seed) is int for seed in own):
         raise UserError(f"{name}={seeds!r}: write how many ({name}=5), or which ({name}=[3, 5, 8])")
     return f"{own[0]}:{own[0] + 1}" if len(own) == 1 else ",".join(map(str, own))
+
+
+def _check_engine(engine: str | None) -> None:
+    if engine not in (None, *ENGINE.choices):
+        raise unknown("engine", engine, ENGINE.choices)
 
 
 def _memory(text: str | None) -> Any:

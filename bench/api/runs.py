@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from matplotlib.figure import Figure
 
+    from bench.results.stats import Interval
+
+_SEEDS = ("seed", "data_seed")
 Columns = Mapping[str, NDArray[np.float64]]
 """Columns of a table by name, shape (rows,) each."""
 
@@ -199,6 +202,22 @@ class Runs(Sequence[Run]):
             ],
             self.damaged,
         )
+
+    @property
+    def mean(self) -> "Interval | None":
+        """The mean of the final metric over seeds, with its 95 % t-interval (one seed has no bounds).
+
+        None if a run diverged or has no value, or if there are no runs.
+
+        Raises:
+            UserError: the runs differ in more than their seeds, so a mean of them means nothing.
+        """
+        from bench.seeds import mean_of
+
+        alike = {tuple((k, word_of(v)) for k, v in run.settings.items() if k not in _SEEDS) for run in self._runs}
+        if len(alike) > 1:
+            raise UserError("these runs differ in more than their seeds; choose some with `filter` before `mean`")
+        return mean_of([run.result for run in self._runs])
 
     def table(self) -> "pa.Table":
         """The runs as an Arrow table, a row for each; `.to_pandas()` makes it a data frame where pandas is installed.

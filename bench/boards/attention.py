@@ -24,7 +24,7 @@ SHOWN = {
 """What the board and `bench plot attention` show, as means over all heads; all else is in `bench sql`."""
 WINDOW = 0.1
 """A run's training loss after t steps is the mean of its batches' losses over this share of the t steps. Ours."""
-NONE = "no run here was observed: `--trainer.observe 4` does it"
+NONE = "no run here was observed; train with `--trainer.observe 4`"
 
 Tables = Callable[[str], Mapping[str, Columns]]
 
@@ -134,13 +134,13 @@ def attention_board(found: Collected, tables: Tables, reference: str | None = No
         name = f" ({of.name} is the reference)" if of is not None else ""
         notes = [f"equal loss: training loss {level:.4g}, the least that every run reaches{name}"]
         shown.append(Table(problem.name, columns, rows, notes))
-    about = "neither more nor less of any of these is better; intervals are not corrected for their number"
+    about = "no direction of these quantities is better; intervals are not corrected for multiple comparisons"
     return Board("attention", "Attention", shown, [about] if shown else [NONE])
 
 
 def _mean(values: Sequence[float | None]) -> Interval | str | None:
     missing = sum(value is None for value in values)
-    return f"{missing} of {len(values)} runs do not get there" if missing else mean_interval(values)
+    return f"{missing} of {len(values)} runs do not reach it" if missing else mean_interval(values)
 
 
 def _difference(own: Mapping[Seed, float | None], base: Mapping[Seed, float | None]) -> Interval | None:

@@ -21,7 +21,7 @@ from bench.store.reports import StudyRecord
 
 # -- of studies -------------------------------------------------------------------------------------------------------
 
-_UNTUNED = "no optimizer was tuned here: `bench tune` or `bench suite` does it"
+_UNTUNED = "no optimizer was tuned here; run `bench tune` or `bench suite`"
 
 
 def sensitivity(asked: Asked) -> Chart:
@@ -59,7 +59,7 @@ def _trials(name: str, study: StudyRecord, metric: str) -> tuple[list[Trace], li
     for trial in study.trials:
         x, score = trial["point"].get(axis or ""), trial["score"]
         if isinstance(x, bool) or not isinstance(x, int | float) or not 0 < x < math.inf:
-            return [], [f"{name} is not drawn, since {axis or 'nothing'} is no positive number that it searched"]
+            return [], [f"{name} is not drawn, since {axis or 'nothing'} is not a positive number in its search space"]
         at = min(max(float(x), 1 / MOST), MOST)
         if score is None or abs(score) > HUGE:
             lost.append(at)
@@ -74,7 +74,7 @@ def _trials(name: str, study: StudyRecord, metric: str) -> tuple[list[Trace], li
     y = np.maximum(y, equal_below(y, metric))
     if len(study.axes) == 1:
         return ([Trace(name, x, y, marks="all")] if len(x) else []), notes
-    notes.append(f"{name} searched {', '.join(study.axes)}, so its trials are points that no line joins")
+    notes.append(f"{name} searched {', '.join(study.axes)}, so its trials are points without a line")
     return [Trace(name, x[k : k + 1], y[k : k + 1], marks="all") for k in range(len(x))], notes
 
 
@@ -132,7 +132,7 @@ def profile(asked: Asked) -> Chart:
             e.name: [_at(reached(run, asked.target, problem.mode)[0], whole) for run in e.runs.values()]
             for e in entries
         }
-        fact = f"target: selection {problem.metric} {goal:g}; budget: {whole} steps; runs that diverge never get there"
+        fact = f"target: selection {problem.metric} {goal:g}; budget: {whole} steps; diverged runs never reach it"
         panels.append(_profile(key, title, own, [fact]))
     if len(found) > 1:
         together: dict[str, list[float | None]] = {}
@@ -219,12 +219,13 @@ def performance_profile(asked: Asked) -> Chart:
     chosen_here = sorted({e.name for own in chosen.values() for e in own if e.best_of})
     areas = ", ".join(f"{name} {_area(own, whole):.2f}" for name, own in ratios.items())
     notes = [
-        f"{whole} problems; steps: median over seeds, of which an optimizer has none where half of them or more miss",
-        "the reference is fixed, so nobody else changes a curve (AlgoPerf's profiles are against the fastest entrant)",
+        f"{whole} problems; steps: median over seeds; there is none where half of the seeds or more miss the target",
+        "the reference is fixed, so further entrants change no curve (AlgoPerf's profiles are against the fastest"
+        " entrant)",
         f"area below each curve on this logarithmic axis, at most 1 (AlgoPerf's is linear, from 1 to 4): {areas}",
         *(f"{name} counts as missing the target where it has no runs to compare: {', '.join(where)}"
           for name, where in missing.items() if where),
-        *([f"settings chosen on these very seeds: {', '.join(chosen_here)}"] if chosen_here else []),
+        *([f"settings chosen on these seeds: {', '.join(chosen_here)}"] if chosen_here else []),
     ]  # fmt: skip
     ticks = {1 / FARTHEST: "1/4", 0.5: "1/2", 1.0: "1", 2.0: "2", FARTHEST: "4"}
     traces = [_shares(name, own, whole) for name, own in ratios.items()]

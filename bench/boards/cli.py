@@ -6,7 +6,7 @@ from typing import Any
 from bench.errors import UserError, unknown
 from bench.grammar.commands import BOARD_NAMES, CHART_NAMES, FORMAT_NAMES, parse
 from bench.grammar.parse import Args
-from bench.output import format_of, open_stores, remark, warn_of, write, write_into
+from bench.output import answer, format_of, open_stores, remark, warn_of, write, write_into
 from bench.text import cell
 
 __all__ = ["BOARD_NAMES", "CHART_NAMES", "FORMAT_NAMES", "main"]
@@ -51,8 +51,11 @@ def warn(stores: Any, found: Any) -> int:
 
 def _leaderboard(words: list[str]) -> int:
     args = parse("leaderboard", words)
-    if args.into is not None and args.out is not None:
-        raise UserError(f"--into {args.into}: not allowed with --out; leave one of them out")
+    for name in ("out", "json"):
+        if args.into is not None and getattr(args, name):
+            raise UserError(f"--into {args.into}: not allowed with --{name}; leave one of them out")
+    if args.explain is not None and args.json and args.out is not None:
+        raise UserError("--json prints the explanation; leave --out out")
     from bench.boards import BOARDS
     from bench.results.render import FORMATS, markdown, written
 
@@ -63,11 +66,14 @@ def _leaderboard(words: list[str]) -> int:
             raise unknown("board", name, [*BOARDS, "all"])
     stores, what = asked(args)
     if args.explain is not None:
-        from bench.boards.explain import explain
+        from bench.boards.explain import explain, lines
 
-        lines = explain(what.found, args.explain)
+        explained = explain(what.found, args.explain)
         code = warn(stores, what.found)
-        write(args.out, "\n".join(lines))
+        if args.json:
+            answer(explained)
+        else:
+            write(args.out, "\n".join(line for row in explained for line in lines(row)))
         return code
     boards = [BOARDS[name](what) for name in names]
     code = warn(stores, what.found)
@@ -88,6 +94,9 @@ def _report(words: list[str]) -> int:
     text = page(what, len(stores.runs), names, len(stores.damaged))
     code = warn(stores, what.found)
     write(args.out, text)
+    if args.json:
+        damaged = [*map(str, stores.damaged), *what.found.damaged]
+        answer({"out": args.out, "runs": len(stores.runs), "damaged": damaged, "notes": what.found.notes})
     return code
 
 
@@ -110,6 +119,10 @@ def _plot(words: list[str]) -> int:
     write(args.out, picture(chart.shown, args.out.suffix))
     for panel in empty:
         remark("note", f"{panel.title}: not drawn, since {panel.note}")
+    if args.json:
+        panels = [{"title": p.title, "drawn": bool(p.traces), "note": p.note} for p in chart.panels]
+        answer({"out": args.out, "panels": panels, "damaged": [*map(str, stores.damaged), *what.found.damaged],
+                "notes": what.found.notes})  # fmt: skip
     return code
 
 

@@ -97,8 +97,8 @@ def collect(
     runs = [run for run in stores.runs if run.problem]
     damaged = [
         (
-            f"run {run.run_id} in {stores.place(run.run_id)} does not say what it can be compared on,"
-            " as an older version wrote it"
+            f"run {run.run_id} in {stores.place(run.run_id)} lacks the keys that comparisons need, since an older"
+            " version wrote it"
         )
         for run in stores.runs
         if not run.problem
@@ -126,7 +126,7 @@ def collect(
         stores.shipped,
     )  # fmt: skip
     if not any(opts is None or bare(run.config["opt"]) in opts for run in runs):
-        raise UserError(f"no run in {stores.shown} has all of what --task, --opt and --only ask for")
+        raise UserError(f"no run in {stores.shown} matches --task, --opt and --only")
     entries = entries_of(runs, by_id, stores.studies)
     for entry in entries:
         entry.shipped = sum(run.run_id in stores.shipped for run in entry.runs.values())
@@ -202,11 +202,9 @@ def _study_note(study: StudyRecord, entries: Sequence[Entry], by_id: Mapping[str
     if study.winner is None:
         why = f"none of its {len(study.trials)} trials has a score"
     elif study.winner not in by_id:
-        why = "the runs of its trials are not in these stores, so which settings it found is not known here"
+        why = "the runs of its trials are not in these stores, so its winner is unknown here"
     elif not any(study in entry.studies and entry.runs for entry in entries):
-        why = (
-            f"no run of its winner on other seeds than those of the tuning has ended (bench tune --resume {study.name})"
-        )
+        why = f"no run of its winner on fresh seeds has ended (bench tune --resume {study.name})"
     else:
         return None
     return f"{study.task}: {study.opt} has no row from its study {study.name}: {why}"
@@ -243,8 +241,8 @@ def _chosen(entries: Sequence[Entry], settings: str, notes: list[str]) -> list[E
             swept.setdefault(own[0].problem.name, []).append(own[0].opt)
             if rest := len(own) - len(searched):
                 notes.append(
-                    f"{own[0].problem.name}: {own[0].opt}: {rest} further setting{'s' * (rest != 1)} with other seeds"
-                    " had no part in the choice: show all with --settings all"
+                    f"{own[0].problem.name}: {own[0].opt}: {rest} further setting{'s' * (rest != 1)} with other"
+                    " seeds did not take part in the choice; --settings all shows all"
                 )
         elif settings == "best":
             best = [entry for entry in own if entry.kind == kind]
@@ -262,7 +260,7 @@ def _chosen(entries: Sequence[Entry], settings: str, notes: list[str]) -> list[E
             best[0].others_tuned = [e.study.name if e.study else f"elsewhere, {differing(e, best)}" for e in best[1:]]
             best = best[:1]
         if own and not best:
-            notes.append(f"{own[0].problem.name}: {own[0].opt} is not shown, since it has no {kind} settings here")
+            notes.append(f"{own[0].problem.name}: {own[0].opt} is not shown: it has no {kind} settings here")
         if len(best) == 1:
             chosen += best
         elif best:
@@ -272,8 +270,8 @@ def _chosen(entries: Sequence[Entry], settings: str, notes: list[str]) -> list[E
                 " or show all with --settings all"
             )
     notes += [
-        f"{problem}: {', '.join(sorted(opts))}: the best of several settings, chosen on the very seeds that are shown."
-        " That flatters, so there is no verdict: bench tune chooses on other seeds; --settings all shows all"
+        f"{problem}: {', '.join(sorted(opts))}: the best of several settings, chosen on the seeds that are shown."
+        " This is optimistic, so there is no verdict: bench tune chooses on other seeds; --settings all shows all"
         for problem, opts in swept.items()
     ]
     return chosen
@@ -340,7 +338,7 @@ def _refuse_mixed(entries: Sequence[Entry], shipped: Collection[str]) -> None:
                 raise UserError(
                     f"{problem.name} has runs of several versions of {of}: {found}; choose one with --only"
                     f" versions.{what}={shlex.quote(most)} (and --task {problem.task}),"
-                    " or compare them all the same with --mixed-versions"
+                    " or compare them anyway with --mixed-versions"
                 )
 
 

@@ -14,7 +14,7 @@ from bench.boards.shared import FEW_SEEDS
 from bench.errors import UserError, unknown
 from bench.papers.arms import Table
 from bench.results.chart import Array, Chart, Panel, Trace, thinned
-from bench.results.selection import CONVERGED, cap_share
+from bench.results.selection import CONVERGED, GAP, cap_share
 
 MOST_POINTS = 200
 """Points of a line at most: no screen and no print shows more."""
@@ -67,7 +67,7 @@ def curves(asked: Asked, column: str = "loss") -> Chart:
         every = [line for own in lines.values() for line in own if line is not None]
         if column == "loss" and any((values == CONVERGED).any() for _, values in every):
             facts.append(f"losses below {CONVERGED:g} are drawn there")
-        words += " above its infimum" * above
+        words += GAP * above
         panels.append(over_steps(f"curves-{i}", problem, f"{words}: {problem.name}", words, lines, facts))
     if column not in known and (known or column != "loss"):
         raise unknown("column", column, sorted(known - {"step"}))
@@ -170,14 +170,14 @@ def over_steps(
         last = max(float(own[0][-1]) for own in whole[name])
         shown = ((values > 0).all(0) | ("y" not in log)) & ((at > 0) | ("x" not in log))
         if not shown.any():
-            notes.append(f"{name} is not drawn, since there is no step at which all of its runs have values")
+            notes.append(f"{name} is not drawn, since no step has values of all its runs")
             continue
         at, values, seeds[name] = at[shown], values[:, shown], len(values)
         if at[-1] < last:
             early.setdefault(f"{at[-1]:.0f}", []).append(name)
         traces += _means(name, at, values, log)
     notes += [
-        f"drawn to step {at}, after which not all of the runs have values: {', '.join(of)}" for at, of in early.items()
+        f"drawn to step {at}, since later steps lack values of some runs: {', '.join(of)}" for at, of in early.items()
     ]
     missing = {name: sum(line is None for line in own) for name, own in lines.items()}
     notes += [f"{name}: {n} of {len(lines[name])} runs have no such values" for name, n in missing.items() if n]

@@ -112,7 +112,7 @@ class Entry(Group):
             return f"tuned for {self.study.metric}"
         chosen_on = {self.study.select_split} if self.study else {run.tuned_on for run in self.runs.values()}
         if "train" in chosen_on and any(run.split not in ("", "train") for run in self.runs.values()):
-            return "tuned on training data, and held-out data are compared"
+            return "tuned on training data and compared on held-out data"
         if self.kind == "tuned" and is_capped(self.runs.values()):
             return "its cap sets the step, as in SGD with a fixed step"
         return None

@@ -17,11 +17,11 @@ from bench.store.record import RunResult
 from bench.store.reports import StudyRecord
 from bench.text import cell, duration, word_of
 
-SAMPLERS = {"grid": "a grid, even in the logarithm, which grows at its edges", "qmc": "a Halton sequence"}
+SAMPLERS = {"grid": "a log-spaced grid that grows at its edges", "qmc": "a Halton sequence"}
 
 
-def explain(found: Collected, name: str) -> list[str]:
-    """The lines that explain a row, on each problem that has it.
+def explain(found: Collected, name: str) -> list[dict[str, Any]]:
+    """What stands behind a row, on each problem that has it: facts in words, trials, commands.
 
     Args:
         found: entries.
@@ -33,15 +33,14 @@ def explain(found: Collected, name: str) -> list[str]:
     own = [entry for entry in found.entries if name in (entry.name, entry.opt)]
     if not own:
         raise unknown("row", name, sorted({entry.name for entry in found.entries}))
-    return [line for entry in own for line in (*_lines(entry, found), "")]
+    return [_explained(entry, found) for entry in own]
 
 
-def _lines(entry: Entry, found: Collected) -> Iterator[str]:
-    runs = list(entry.runs.values())
-    yield cell(f"{entry.name} on {entry.problem.name}")
+def _explained(entry: Entry, found: Collected) -> dict[str, Any]:
+    runs, study = list(entry.runs.values()), entry.study
     facts = {
         "settings": f"{entry.settings}: {_options(entry.options)}",
-        **(_searched(entry.study, found) if entry.study else {"searched": "nothing: " + entry.settings}),
+        **(_searched(study, found) if study else {"searched": "nothing: " + entry.settings}),
         "shown": f"{'/'.join(sorted({run.split for run in runs}))} {entry.problem.metric} of {len(runs)} runs,"
                  f" seeds {_seeds([run.config['seed'] for run in runs])}: {_counted(entry.statuses)}",
         "their cost": _cost(runs),
@@ -50,9 +49,22 @@ def _lines(entry: Entry, found: Collected) -> Iterator[str]:
         "versions": ", ".join(f"{what} {' and '.join(each)}" for what, each in entry.versions.items()),
         "machine": " and ".join(entry.machines),
     }  # fmt: skip
-    for what, words in facts.items():
+    tried = [] if study is None else [
+        {name: trial[name] for name in ("point", "kind", "state", "score")} for trial in study.trials
+    ]  # fmt: skip
+    tuning = [_tune_words(study, runs[0])] if study is not None and runs else []
+    return {
+        "row": entry.name, "problem": entry.problem.name, "facts": facts, "tried": tried,
+        "commands": [*tuning, *commands(runs)],
+    }  # fmt: skip
+
+
+def lines(explained: Mapping[str, Any]) -> Iterator[str]:
+    """A row's explanation for a terminal."""
+    yield cell(f"{explained['row']} on {explained['problem']}")
+    for what, words in explained["facts"].items():
         yield cell(f"  {what:<11} {words}")
-    if entry.study is not None:
+    if explained["tried"]:
         yield "  tried"
         columns = [
             Column("point", "setting"),
@@ -60,15 +72,11 @@ def _lines(entry: Entry, found: Collected) -> Iterator[str]:
             Column("state", "ended"),
             Column("score", "score"),
         ]
-        rows = [
-            {"point": _options(trial["point"]), **{name: trial[name] for name in ("kind", "state", "score")}}
-            for trial in entry.study.trials
-        ]
+        rows = [trial | {"point": _options(trial["point"])} for trial in explained["tried"]]
         yield from shown(Table("", columns, rows), "    ")
     yield "  commands"
-    if entry.study is not None and runs:
-        yield cell(f"    {_tune_words(entry.study, runs[0])}")
-    yield from (cell(f"    {command}") for command in commands(runs))
+    yield from (cell(f"    {command}") for command in explained["commands"])
+    yield ""
 
 
 def _searched(study: StudyRecord, found: Collected) -> dict[str, str]:

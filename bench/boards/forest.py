@@ -11,7 +11,7 @@ from bench.boards.curves import nothing, series
 from bench.boards.entries import Entry, Problem
 from bench.boards.quality import judged
 from bench.results.chart import Chart, Guide, Panel, Trace, axis_limits
-from bench.results.sequential import LEAST_SEEDS, Comparison
+from bench.results.sequential import Comparison
 from bench.results.stats import Interval
 from bench.text import clean
 
@@ -54,7 +54,7 @@ def _panel(key: str, asked: Asked, problem: Problem, entries: Sequence[Entry]) -
         elif found is not None and found.effect is not None:
             rows.append((entry, found, found.effect))
     if not rows:
-        why = "; ".join(left_out) or f"there is nobody but the reference {ref.name}"
+        why = "; ".join(left_out) or f"there is no entry besides the reference {ref.name}"
         return nothing(key, title, x, "", why)
     log, none = measure.log, 1.0 if measure.log else 0.0
     ends = np.array([(each.low, each.high) for _, _, each in rows])
@@ -75,8 +75,8 @@ def _panel(key: str, asked: Asked, problem: Problem, entries: Sequence[Entry]) -
     counts = [found.n for _, found, _ in rows]
     notes = [
         "points: median over common seeds; filled where the verdict is decided, hollow where it is not",
-        "bars: intervals that hold the median with at least 96 %, however many seeds are added; they reach the edge"
-        f" where they have no end, and there are none below {LEAST_SEEDS} seeds or for settings that these seeds chose",
+        "bars: intervals of the median, coverage 96 % or more, also when seeds are added; unbounded ones reach the"
+        " edge; there are none below {LEAST_SEEDS} seeds or for settings that these seeds chose",
         f"common seeds: {' to '.join(map(str, sorted({min(counts), max(counts)})))}",
         *([said] if said else []),
         *left_out,

@@ -25,7 +25,7 @@ def _said(found: Collected, problem: Problem, entries: Sequence[Entry], referenc
     ordered = verdicts.ordered(entries)
     if verdicts.ref is None:
         first = next((entry for entry in ordered if entry.refused is None and metric.mean(entry)), None)
-        best = "no entry has a mean that can be compared"
+        best = "no entry has a comparable mean"
         if first is not None:
             best = f"{first.name} ({first.settings}) has the best mean ({metric.words} {cell(metric.mean(first))})"
             best += ", on the seeds that chose its settings" * bool(first.best_of)
@@ -50,13 +50,13 @@ def _said(found: Collected, problem: Problem, entries: Sequence[Entry], referenc
     if "better" in groups:
         sentences.append(f"{those('better')} {verb('better')} better than {named}.")
     elif {"worse", "no difference found"} & groups.keys():
-        sentences.append(f"Nothing is found to be better than {named}.")
+        sentences.append(f"No optimizer is better than {named}.")
     elif groups:
-        sentences.append(f"Nothing is decided against {named}.")
+        sentences.append(f"No verdict against {named} is decided.")
     else:
-        sentences.append(f"There is nobody to compare with {named}.")
+        sentences.append(f"There is nothing to compare with {named}.")
     if "no difference found" in groups:
-        sentences.append(f"No difference is found between {ref.name} and {those('no difference found')}.")
+        sentences.append(f"No significant difference between {ref.name} and {those('no difference found')}.")
     if "worse" in groups:
         sentences.append(f"{those('worse')} {verb('worse')} worse.")
     if "too few seeds" in groups:

@@ -24,16 +24,17 @@ from bench.text import cell
 
 KINDS = {
     "forest": ("Effects against the reference",
-               "How much better or worse each optimizer is than the reference of the problem, seed by seed."),
-    "curves": ("Training loss", "How the loss falls with the optimizer steps, at the settings of the tables."),
-    "sensitivity": ("Sensitivity", "How the score depends on the first setting that was searched."),
+               "Effect size of each optimizer against the reference of the problem, paired by seed."),
+    "curves": ("Training loss", "Loss against optimizer steps, at the settings of the tables."),
+    "sensitivity": ("Sensitivity", "Score against the first searched setting."),
     "profile": ("Runs at the target",
                 "The share of runs that have reached the task's target by a fraction of the budget."),
     "performance_profile": ("Performance profiles",
-                            "The share of problems whose target is reached in so many times the reference's steps."),
+                            "The share of problems with the target reached within a multiple of the reference's"
+                            " steps."),
     "steps": ("Step sizes", "The steps of methods that compute them, before (raw) and after (applied) their cap."),
-    "budget": ("Tuning budget", "What is to be expected of the best of k trials."),
-    "attention": ("Attention", "What attention looks like along the training, as means over all heads."),
+    "budget": ("Tuning budget", "The expected best of k trials."),
+    "attention": ("Attention", "Attention along the training, as means over all heads."),
     "stability": ("Stability", "Sharpness, gradient noise and updates along the training."),
 }  # fmt: skip
 """What a reader is told of each kind of charts."""

@@ -25,8 +25,8 @@ def pairs(found: Collected, reference: str | None = None) -> Board:
         _table(found, problem, entries, reference) for problem, entries in found.problems.items() if len(entries) > 1
     ]
     notes = [
-        "sign tests over common seeds with Holm's correction over all pairs of a table: the probability of any false"
-        " word in it is at most 5 %, however often one looks; so it depends on who else is in it"
+        "sign tests over common seeds with Holm's correction over all pairs of a table: the family-wise error rate"
+        " is at most 5 %, also with optional stopping, so a verdict depends on the other rows"
     ]
     return Board("pairs", "All pairs", tables, notes)
 
@@ -51,11 +51,11 @@ def _table(found: Collected, problem: Problem, entries: list[Entry], reference: 
                 row[f"over{j}"] = _SIGNS[sign if i < j else -sign]
         rows.append(row)
     columns = [
-        Column("places", "rank interval", "places that the decided pairs leave open"),
-        Column("opt", "optimizer", "name, with the hyperparameters that tell it from others of the same name"),
+        Column("places", "rank interval", "ranks compatible with the decided pairs"),
+        Column("opt", "optimizer", "name, with the hyperparameters that distinguish rows of the same name"),
         *(Column(f"over{j}", f"against {entry.name}", "of the row; tied: no difference found")
           for j, entry in enumerate(sound)),
-        Column("n", "n", "runs that ended, one a seed"),
+        Column("n", "n", "ended runs, one a seed"),
     ]  # fmt: skip
     left = [f"{name} is not compared: {why}" for name, why in refused.items()]
     number = len(sound) * (len(sound) - 1) // 2

@@ -20,15 +20,14 @@ from bench.boards.shared import (
 )
 from bench.boards.speed import steps_to
 from bench.results.group import Measure, final
-from bench.results.retuning import REPEATS
 from bench.results.selection import CONVERGED
 from bench.results.sequential import Comparison
 from bench.results.table import Board, Column, Table
 
 TUNING_NOISE = (
-    "the mean of the optimizer with its tuning, had that been made again with other seeds: over repeated studies where"
-    f" there are {REPEATS}, else that of its study. Simulated, the interval covers 94 to 98 % over repeated studies,"
-    " and 87 to 98 % from one, where the plain one covers 78 to 96 %"
+    "the mean of the optimizer with its tuning, if tuning were repeated with other seeds: over repeated studies"
+    " where there are {REPEATS}, else that of its study. In simulations the interval covers 94 to 98 % over repeated"
+    " studies and 87 to 98 % from one; the plain interval covers 78 to 96 %"
 )
 """What the column means; the numbers are those of `results/statistics`."""
 
@@ -67,8 +66,8 @@ def quality(found: Collected, reference: str | None = None) -> Board:
             Column("final_tuned", "with the noise of tuning", TUNING_NOISE),
             *verdicts.columns,
             Column("best", "at the best step",
-                   "the same at the step that was best on the selection split: secondary, and flattered by the choice"),
-            Column("trials", "trials", "settings that were tried to find these"),
+                   "the same at the best step on the selection split: secondary, and optimistic"),
+            Column("trials", "trials", "tried settings"),
             *EVERY,
         ]  # fmt: skip
         notes = [said] if said else []
@@ -79,7 +78,7 @@ def quality(found: Collected, reference: str | None = None) -> Board:
             notes.append(f"the reference {reference or problem.reference} has no runs here, so there are no verdicts:"
                          f" bench suite makes some, or choose another with --reference")  # fmt: skip
         elif ref.kind != "tuned" and not ref.best_of:
-            notes.append(f"the reference {ref.name} is not tuned ({ref.settings}), so verdicts flatter what is tuned")
+            notes.append(f"the reference {ref.name} is not tuned ({ref.settings}), so verdicts favour tuned optimizers")
         if any(v == CONVERGED for e in entries for v in metric.values(e)):
             notes.append(f"losses below {CONVERGED:g} count as equal to it")
         tables.append(Table(problem.name, columns, rows, notes))
@@ -124,10 +123,10 @@ def compared_by(problem: Problem, ref: Entry | None, metric: Measure) -> tuple[M
     floor = [] if ref is None else [v == CONVERGED for v in metric.values(ref)]
     said = None
     if ref is not None and 2 * sum(floor) >= len(floor) > 0:
-        said = f"{ref.name} is on the floor of the metric ({CONVERGED:g}) on {sum(floor)} of {len(floor)} seeds"
+        said = f"{ref.name} is at the floor of the metric ({CONVERGED:g}) on {sum(floor)} of {len(floor)} seeds"
         if problem.target is not None:
             return steps_to(None, problem.mode), f"{said}, so rows are compared by the steps to the target"
-        said += ", where nothing is better, and the task has no target: take a smaller budget"
+        said += ", where no difference can show, and the task has no target: use a smaller budget"
     return metric, said
 
 

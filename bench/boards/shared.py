@@ -11,7 +11,7 @@ from typing import Any
 from bench.boards.collect import Collected
 from bench.boards.entries import KINDS, LIBRARIES, Entry, Problem
 from bench.results.group import Measure, final
-from bench.results.selection import CONVERGED, above_infimum, is_capped
+from bench.results.selection import CONVERGED, GAP, above_infimum, is_capped
 from bench.results.sequential import LEAST_SEEDS, Comparison, advice, differences
 from bench.results.table import Column
 from bench.store.record import RunResult
@@ -20,16 +20,16 @@ FEW_SEEDS = 3
 """Runs below which a row is provisional, and lines have no bands. Ours."""
 
 WHO = [
-    Column("opt", "optimizer", "name, with the hyperparameters that tell it from others of the same name"),
+    Column("opt", "optimizer", "name, with the hyperparameters that distinguish rows of the same name"),
     Column("settings", "settings",
-           "tuned: won a study, and is shown on seeds that the study had not; best of N: won a sweep, and is shown on"
-           " the seeds that chose it; default; by hand"),
+           "tuned: winner of a study, on fresh seeds; best of N: winner of a sweep, on the seeds that chose it;"
+           " default; by hand"),
 ]  # fmt: skip
 EVERY = [
-    Column("n", "n", "runs that ended, one a seed"),
+    Column("n", "n", "ended runs, one a seed"),
     Column("runs", "runs", "how they ended"),
-    Column("conformance", "conformance", "verdict of `bench check` on this version of the optimizer, if it is known"),
-    Column("flags", "flags", "what makes the row less than it looks"),
+    Column("conformance", "conformance", "verdict of `bench check` on this version of the optimizer"),
+    Column("flags", "flags", "limitations of the row"),
 ]
 
 
@@ -87,7 +87,7 @@ def metric_of(problem: Problem, entries: Sequence[Entry], reference: Entry | Non
     own = [run for entry in (entries if reference is None else [reference]) for run in entry.runs.values()]
     above = any(run.final is not None for run in own) and above_infimum(own)
     split = sorted({run.split for entry in entries for run in entry.runs.values() if run.final is not None})
-    words = f"{'/'.join(split)} {problem.metric}{' above its infimum' * above}".strip()
+    words = f"{'/'.join(split)} {problem.metric}{GAP * above}".strip()
     return final(words, problem.mode, above)
 
 
@@ -163,20 +163,21 @@ class Verdicts:
         effect, better = self.scale
         return [
             Column("verdict", f"against {self.named}",
-                   "better or worse on more than half of all seeds; 5 % a row, however many seeds are added; nobody"
-                   " else on the board has a part in it"),
-            Column("won", "won", "seeds on which it is better, of those that both have"),
+                   "better or worse on more than half of all seeds; error rate 5 % a row, also when seeds are added,"
+                   " and independent of the other rows"),
+            Column("won", "won", "seeds on which it is better, of the common seeds"),
             Column("effect", effect,
-                   f"{self.measure.words}, paired by seed: median, with an interval that holds it with at least 96 %,"
-                   f" however many seeds are added and whatever their distribution; none below {LEAST_SEEDS} seeds;"
+                   f"{self.measure.words}, paired by seed: median, with an interval of coverage 96 % or more for any"
+                   f" distribution, also when seeds are added; none below {LEAST_SEEDS} seeds;"
                    f" {better}"),
-            Column("more", "told", "after how many seeds the verdict was told; or after how many in all it will be,"
-                   " with 80 % probability as far as these seeds can say"),
+            Column("more", "told", "seeds after which the verdict was decided; for an open one, the seeds it will"
+                                   " need with 80 % probability, estimated from these seeds"),
         ]  # fmt: skip
 
 
 VERDICTS = (
-    f"verdicts: sign tests over common seeds, 5 % a row however often one looks; a run without a value is worse than"
+    "verdicts: sign tests over common seeds, error rate 5 % a row, also with optional stopping; a run without a"
+    " value is worse than"
     f" any number; fewer than {LEAST_SEEDS} seeds decide nothing"
 )
 

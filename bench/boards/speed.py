@@ -93,7 +93,8 @@ def speed(found: Collected, target: float | None = None, reference: str | None =
             Column("count", "reached", f"runs whose selection {problem.metric} reached {goal:g}"),
             Column("reached", "share", "of runs that reached the target, exact 95 % interval", 2),
             Column("steps", "median steps",
-                   "optimizer steps to the target, 95 % interval from 6 runs on; runs that missed it are censored"),
+                   "optimizer steps to the target, 95 % interval from 6 runs on; censored at the budget for runs"
+                   " that miss it"),
             *(Column(f"seconds on {name}", "median seconds" + f" ({i})" * (len(machines) > 1),
                      f"of training to the target, of the runs on {name}")
               for i, name in enumerate(machines, 1)),
@@ -102,14 +103,14 @@ def speed(found: Collected, target: float | None = None, reference: str | None =
         own: list[str] = []
         if all(len(run.validations) <= 1 for entry in entries for run in entry.runs.values()):
             own.append(
-                "runs were evaluated once, at their end: steps and seconds say no more than who reached"
-                " the target by then"
+                "runs were evaluated once, at their end: steps and seconds only say which runs reached the target by"
+                " then"
             )
-        own.append("steps are those of the evaluation that first saw the target")
+        own.append("steps are those of the first evaluation at the target")
         numbered = [f"({i}) {name}" for i, name in enumerate(machines, 1)] if len(machines) > 1 else machines
         own.append(f"machine: {'; '.join(numbered)}")
         if len(machines) > 1:
-            own.append("seconds are compared within one type of machine only, so each has a column for its runs")
+            own.append("seconds are compared on one type of machine only, so each type has a column")
         tables.append(Table(f"{problem.name}: {problem.metric} {goal:g}", columns, rows, own))
     return Board("speed", "Speed to a target", tables, [VERDICTS, *notes])
 

@@ -54,10 +54,10 @@ def theory(found: Collected, tables: Tables, reference: str | None = None) -> Bo
                 found.damaged.append(str(error))
         column = next((name for name in ALIGNMENTS if any(name in own for own in read.values())), None)
         if column is None:
-            missing.append(f"{problem.name} measures no alignment, so that only its rate is shown")
+            missing.append(f"{problem.name} measures no alignment, so the board shows its rate only")
         kept = [replace(e, runs={s: r for s, r in e.runs.items() if _counts(r, read, column)}) for e in every_entry]
         lost = [
-            f"{e.name}: left out, since they have no measurements that can be read: {n} runs"
+            f"{e.name}: left out without readable measurements: {n} runs"
             for e, left in zip(every_entry, kept, strict=True)
             if (n := len(e.runs) - len(left.runs))
         ]
@@ -96,24 +96,24 @@ def theory(found: Collected, tables: Tables, reference: str | None = None) -> Bo
                 Column("aligned", "aligned", f"runs whose {column} reached {ALIGNED}"),
                 Column("steps", "median steps",
                        (f"optimizer steps until {column} is {ALIGNED}, 95 % interval from 6 runs on;"
-                        " runs that do not get there are censored")),
+                        " runs that do not reach it are censored")),
                 Column("alignment", "at the end", "alignment at the last step, mean over seeds with 95 % t-interval"),
             ] if column else []),
             Column("rate", "loss exponent",
-                   ("b of loss ~ t^b over the last decade of steps before the training loss (above its infimum,"
-                    " where that is known) is within rounding of 0, mean over seeds;"
+                   ("b of loss ~ t^b over the last decade of steps before the training loss (its suboptimality gap"
+                    " where it is known) is within rounding of 0, mean over seeds;"
                     " a run that diverged or has too few values has none; 95 % t-interval"), 3),
             *([Column("direction", "direction exponent",
                       ("b of distance of directions ~ t^b over the last decade of steps,"
                        " mean over seeds with 95 % t-interval"), 3)] if column == "alignment" else []),
             Column("solved", "W_mm feasible", "instances whose max-margin problem has a solution to compare with"),
-            Column("trials", "trials", "settings that were tried to find these"),
+            Column("trials", "trials", "tried settings"),
             *EVERY,
         ]  # fmt: skip
         notes: list[str] = []
         every = sorted({str(r.config["trainer"].get("measure_every") or "?") for e in entries for r in e.runs.values()})
         if column:
-            notes.append(f"alignment is measured every {' or '.join(every)} steps, and steps are known no better")
+            notes.append(f"alignment is measured every {' or '.join(every)} steps, which is the resolution of steps")
         notes += _reasons(entries) + lost
         shown.append(Table(problem.name, columns, rows, notes))
     none = ["no runs of a task of the theory: `bench suite theory` makes some"] * (not shown)
@@ -147,7 +147,7 @@ def _last(own: Columns, column: str | None) -> float | None:
 
 
 def loss_rate(own: Columns, infimum: float) -> float | None:
-    """Exponent of the training loss above its infimum over its last decade of steps; None where it has too few values.
+    """Exponent of the training loss (suboptimality gap) over its last decade of steps; None with too few values.
 
     It ends where the loss is within rounding of the infimum.
     """

@@ -40,7 +40,7 @@ def tuning(found: Collected) -> Board:
                 }
             )  # fmt: skip
         rows.sort(key=lambda row: (row["opt"],))
-        score = f"selection {problem.metric}{' (above its infimum, where that is known)' * (problem.metric == 'loss')}"
+        score = f"selection {problem.metric}{' (suboptimality gap where it is known)' * (problem.metric == 'loss')}"
         columns = [
             *WHO,
             Column("trials", "trials", "settings that were tried"),
@@ -49,10 +49,10 @@ def tuning(found: Collected) -> Board:
             Column("basin_text", "good range (decades)",
                    ("of the first searched setting, around the best, with scores nearly as good (as `bench sweep`"
                     " counts); at least, where it reaches the grid's edge")),
-            Column("diverged_trials", "no score", "trials of which half of the seeds or more diverged, or that failed"),
+            Column("diverged_trials", "no score", "failed trials, and trials with half of the seeds or more diverged"),
             Column("gain", "tuned against default",
-                   "paired by seed on the reporting split: median gain, or ratio of losses above their infimum,"
-                   " with its interval from 7 seeds on"),
+                   "paired by seed on the reporting split: median gain, or ratio of suboptimality gaps, with its"
+                   " interval from 7 seeds on"),
             *EVERY,
         ]  # fmt: skip
         lacking = sorted({entry.opt for entry in tuned if found.default_of(entry) is None})
@@ -64,10 +64,11 @@ def tuning(found: Collected) -> Board:
             )
         tables.append(Table(problem.name, columns, rows, notes))
     note = (
-        "scores are those of the tuning seeds on the selection split, which flatter the best; no ranks are given here"
+        "scores are those of the tuning seeds on the selection split, which are optimistic for the best; this board"
+        " ranks nothing"
     )
-    none = ["no entry was tuned: `bench tune` or `bench suite` does it"] * (not tables)
-    return Board("tuning", "What tuning takes and gives", tables, [note, *none])
+    none = ["no entry was tuned; run `bench tune` or `bench suite`"] * (not tables)
+    return Board("tuning", "Cost and gain of tuning", tables, [note, *none])
 
 
 def expected_scores(entry: Entry) -> list[float | None]:

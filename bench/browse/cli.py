@@ -1,11 +1,10 @@
 """The commands on stores as a whole: sql, merge, bundle, diff."""
 
-import json
 from contextlib import ExitStack
 
 from bench.errors import UserError, unknown
 from bench.grammar.commands import parse
-from bench.output import format_of, open_stores, remark, stores_of, warn_of, write
+from bench.output import answer, format_of, open_stores, remark, stores_of, warn_of, write
 from optimizers.plugins import bare
 
 
@@ -29,14 +28,18 @@ def _merge(words: list[str]) -> int:
     from bench.store.merge import merge
 
     with ExitStack() as unpacked:
-        bundles = {path: unpacked.enter_context(opened(path)) for path in args.source if path.is_file()}
-        merged = merge([store_in(bundles.get(path, path)) for path in args.source], args.dest, progress.say)
+        folders = [unpacked.enter_context(opened(path)) if path.is_file() else path for path in args.source]
+        merged = merge([store_in(folder) for folder in folders], args.dest, progress.say)
     for what in merged.damaged:
         remark("warning", f"{what}; it is not copied")
     for run_id in merged.differing:
         remark("warning", f"{run_id} has another result in {args.dest}, which stays")
     for note in merged.notes:
         remark("note", note)
+    if args.json:
+        counts = {name: getattr(merged, name) for name in ("copied", "there", "skipped", "studies", "checks")}
+        answer({"dest": args.dest, **counts, "differing": merged.differing, "damaged": [*map(str, merged.damaged)]})
+        return int(bool(merged.damaged))
     counts = f"{merged.copied} runs copied, {merged.there} already there, {merged.skipped} skipped"
     records = [f"{n} records of {what}" for n, what in ((merged.studies, "studies"), (merged.checks, "checks")) if n]
     print(counts + f"; {' and '.join(records)} copied" * bool(records))
@@ -65,6 +68,10 @@ def _bundle(words: list[str]) -> int:
     plugins = [*(args.task or ()), *(args.opt or ())]
     made = bundle(stores, runs, args.out, points=args.points, tuned=args.tuned, plugins=plugins)
     code = warn_of(stores, made.damaged)
+    if args.json:
+        counts = {name: getattr(made, name) for name in ("runs", "studies", "tuned", "sources")}
+        answer({"out": args.out, **counts, "damaged": [str(each) for each in (*stores.damaged, *made.damaged)]})
+        return code
     print(
         f"written to {args.out}: {made.runs} runs, {made.studies} studies, {made.tuned} files of tuned settings,"
         f" {made.sources} sources of plug-ins"
@@ -78,8 +85,10 @@ def _diff(words: list[str]) -> int:
 
     one, other = (find(word, stores_of(args)) for word in args.run)
     found = compare(one, other)
-    text = json.dumps(found, allow_nan=False) if args.json else "\n".join(lines(found))
-    print(text.encode("utf-8", "replace").decode())  # a record may hold half a character
+    if args.json:
+        answer(found)
+    else:
+        print("\n".join(lines(found)).encode("utf-8", "replace").decode())  # a record may hold half a character
     return 0
 
 

@@ -15,7 +15,7 @@ from typing import Any, get_args
 
 from bench.config import settings_of
 from bench.errors import UserError, unknown
-from bench.results.selection import above_infimum, best_index, equal_below, final_value, seed_median
+from bench.results.selection import GAP, above_infimum, best_index, equal_below, final_value, seed_median
 from bench.results.table import Column, Table
 from bench.run_summary import result_json
 from bench.store.block import RUNS, Block
@@ -362,7 +362,7 @@ def _result(line: Line) -> str:
         return "-"
     run = line.groups[0][0]
     what = "" if len(line.runs) == 1 else " best" if line.chosen is not None else " median"
-    return f"{run.split} {run.metric}{' above its infimum' * line.above} {number(float(line.value))}{what}"
+    return f"{run.split} {run.metric}{GAP * line.above} {number(float(line.value))}{what}"
 
 
 def as_json(found: Iterable[Line], stores: Stores) -> list[dict[str, Any]]:

@@ -10,9 +10,9 @@ from bench.config import settings_of
 from bench.errors import UserError
 from bench.plugins import naming
 from bench.results.render import shown
-from bench.results.selection import CONVERGED
+from bench.results.selection import CONVERGED, GAP
 from bench.results.table import Table
-from bench.run_summary import fit_words, remarks_on
+from bench.run_summary import fit_words, remarks_on, result_json
 from bench.store.record import RESUMABLE, RunResult
 from bench.store.store import Store
 from bench.store.stores import Stores
@@ -40,7 +40,7 @@ def lines(run: RunResult, store: Store) -> tuple[list[str], bool]:
         ("result", _result(run)),
         ("settings beyond the defaults", [f"  --{cell(name)} {_word(value)}" for name, value in chosen.items()]),
         ("other settings", wrapped([f"{cell(k)} {_word(v)}" for k, v in usual.items()], wide or 80, "  ")),
-        (f"training loss{' above its infimum' * (run.infimum is not None)}", curve),
+        (f"training loss{GAP * (run.infimum is not None)}", curve),
         ("the trained model writes", [f"  | {cell(line)}" for line in (run.specimen or "").split("\n") if line]),
         ("notes", [part for note in _notes(run) for part in wrapped(cell(note).split(" "), wide, "  ", " ")]),
     ]
@@ -51,6 +51,23 @@ def lines(run: RunResult, store: Store) -> tuple[list[str], bool]:
     page += ["", "commands:"]
     page += [line for what, words in _commands(run, store).items() for line in (f"  # {what}", f"  {words}")]
     return page, damaged is None
+
+
+def as_json(run: RunResult, store: Store) -> tuple[dict[str, Any], bool]:
+    """The run for a program, and whether its tables could be read."""
+    try:
+        tables, damaged = store.tables(run.run_id), None
+    except UserError as error:
+        tables, damaged = {}, str(error)
+    found = {
+        "kind": "run", **result_json(run, store.folder), "begun": run.begun or None, "made_for": run.plan,
+        "study": _study(run, store) or planned_by(run), "tuned_by": run.tuned_by, "best_step": run.best_step,
+        "metrics": run.metrics, "settings": settings_of(run.config), "chosen": run.chosen, "versions": run.versions,
+        "environment": run.environment, "notes": _notes(run), "commands": list(_commands(run, store).values()),
+        "folder": store.place(run.run_id), "rows": {name: len(own["step"]) for name, own in tables.items()},
+        "damaged": damaged,
+    }  # fmt: skip
+    return found, damaged is None
 
 
 def _word(value: Any) -> str:
@@ -78,7 +95,7 @@ def _facts(run: RunResult, store: Store) -> list[str]:
         "tuned by": run.tuned_by,
         "machine": run.machine,
         "versions": versions,
-        "lies in": str(store.place(run.run_id)),
+        "folder": str(store.place(run.run_id)),
     }
     return shown(Table.facts([(name, text) for name, text in facts.items() if text], least=9), "  ")
 
@@ -145,13 +162,11 @@ def _commands(run: RunResult, store: Store) -> dict[str, str]:
     if run.status in RESUMABLE:
         if store.checkpoint(run.run_id):
             again = ["bench", "fit", "--resume", run.run_id, *naming(run.config)]
-            found["go on where it stopped"] = f"{shlex.join(again)} {place}"
+            found["continue it"] = f"{shlex.join(again)} {place}"
         elif run.engine == "lanes":
-            found["go on with the sweep: give its command again; alone it begins anew"] = (
-                f"{fit_words(run)} {seeds} {place}"
-            )
+            found["continue the sweep with its command; alone it begins again"] = f"{fit_words(run)} {seeds} {place}"
         else:
-            found["it left no checkpoint, so it begins anew"] = f"{fit_words(run)} {seeds} {place}"
+            found["it has no checkpoint, so it begins again"] = f"{fit_words(run)} {seeds} {place}"
     if _study(run, store) is not None:  # boards and curves leave trials out
         words = ["bench", "plot", "sensitivity", "--task", run.config["task"], "--opt", run.config["opt"]]
         found["plot its study"] = f"{shlex.join(words)} {place} -o study.png"

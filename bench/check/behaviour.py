@@ -30,7 +30,7 @@ def builds(subject: Subject) -> Measured:
             raise Raised(f"made from {name}: {described(error)}") from error
         optimizer = stepper.optimizer
         if not isinstance(optimizer, Optimizer):
-            raise Failed(f"what is made is a {type(optimizer).__name__}, which is no torch.optim.Optimizer")
+            raise Failed(f"the result is a {type(optimizer).__name__}, not a torch.optim.Optimizer")
         owned = sorted(id(p) for group in optimizer.param_groups for p in group["params"])
         if owned != sorted(id(p) for p in stepper.params):
             raise Failed(f"made from {name}, its param_groups do not hold each parameter once")

@@ -1,14 +1,15 @@
 """`bench check`."""
 
-import json
 import sys
+from dataclasses import asdict
 from typing import Any
 
 from bench.check.catalogue import CATALOGUES, CHECKS, SEVERITIES, Kind
-from bench.check.report import Verdict, write_verdict
+from bench.check.report import Report, Verdict, write_verdict
 from bench.check.supervisor import LIMIT, conformance, examination_of_task, run
 from bench.errors import UserError
 from bench.grammar.commands import parse
+from bench.output import answer
 from bench.progress import StatusLine, say
 
 
@@ -21,7 +22,10 @@ def main(words: list[str]) -> int:
     args = parse("check", words)
     args.limit = args.limit or LIMIT
     if args.list:
-        print(listing())
+        if args.json:
+            answer({kind: {name: asdict(check) for name, check in own.items()} for kind, own in CATALOGUES.items()})
+        else:
+            print(listing())
         return 0
     if args.task is not None:
         return _task(args)
@@ -44,7 +48,7 @@ def main(words: list[str]) -> int:
         args.name, only=args.only, reference=args.reference, options=options, limit=args.limit, show=progress.show
     )
     progress.line.clear()
-    print(json.dumps(report.as_json(), indent=1, allow_nan=False) if args.json else report.text())
+    _show(report, as_json=args.json)
     if args.only is None:
         print(f"written to {write_verdict(args.store, report)}", file=sys.stderr)
     return 0 if report.ok else 1
@@ -60,8 +64,15 @@ def _task(args: Any) -> int:
     progress = _Progress(len(examination.checks))
     (report,) = run([examination], limit=args.limit, show=progress.show)
     progress.line.clear()
-    print(json.dumps(report.as_json(), indent=1, allow_nan=False) if args.json else report.text())
+    _show(report, as_json=args.json)
     return 0 if report.ok else 1
+
+
+def _show(report: Report, *, as_json: bool) -> None:
+    if as_json:
+        answer(report.as_json())
+    else:
+        print(report.text())
 
 
 def listing() -> str:

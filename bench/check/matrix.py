@@ -144,7 +144,7 @@ def board(found: Sequence[Row], notes: Sequence[str] = ()) -> Board:
     found = sorted(found, key=_rank)
     versions = next((row.report.about["versions"] for row in found if row.report.about), {})
     legend = (
-        "FAIL: the property does not hold; ERROR: the optimizer raised, ended its process or came to no end;"
+        "FAIL: the property does not hold; ERROR: the optimizer raised, ended its process, or did not end;"
         " n.a.: not applicable, or not run since the optimizer does not build; a number is reported, and no fault."
         " Faults are failures that change results or block a set-up; columns stand in the order of what a failure does"
     )

@@ -16,7 +16,7 @@ class Verdict:
 
     Attributes:
         check: its name.
-        verdict: `error` where the optimizer raised, ended its process or came to no end.
+        verdict: `error` where the optimizer raised, ended its process, or did not end.
         measured: the number that was held against the tolerance, or None.
         note: what else was seen.
         seconds: how long it took.

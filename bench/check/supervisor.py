@@ -210,7 +210,7 @@ class _State:
         if check == "builds":
             self.close("it does not build")
         elif self.lost == _LOST:
-            self.close(f"not run: {_LOST} checks before ended the process or came to no end")
+            self.close(f"not run: {_LOST} checks before ended the process or did not end")
 
     def report(self) -> Report:
         """All that is known."""

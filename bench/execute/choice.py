@@ -40,7 +40,7 @@ class Choice:
     """How a group of runs is made.
 
     Attributes:
-        lanes: together, or one after the other.
+        lanes: together, or one by one.
         width: lanes of a block at most.
         seconds: of a block, if they were measured, as a line in its lanes: the fixed part, and what each lane adds.
     """
@@ -79,7 +79,7 @@ class Choices:
         obstacle = why_no_lanes(group[0])
         if obstacle and self.engine == "auto" and obstacle not in self._said:
             self._said.add(obstacle)
-            self.say(f"{group[0].task}: one run after the other, since {obstacle}")
+            self.say(f"{group[0].task}: runs one by one, since {obstacle}")
         if self.engine == "lightning" or obstacle or (self.engine == "auto" and len(group) == 1):
             return Choice(lanes=False, width=1)
         return self._how_many(group) if self.width is None else Choice(lanes=True, width=self.width)
@@ -91,7 +91,7 @@ class Choices:
         own = [spec.name for spec in first.methods if not together or spec.traits.by_piece]
         alike = first.task, repr(first.task_options), first.trainer, *own
         if alike not in self._measured:
-            with doing("measuring how many lanes pay"):
+            with doing("measuring the best number of lanes"):
                 self._measured[alike] = self._measure(group)
         return self._measured[alike]
 
@@ -127,7 +127,7 @@ class Choices:
                     break
                 if self.engine == "lanes":
                     return Choice(lanes=True, width=count)  # it breaks again in training, which records how
-                self.say(f"{first.task}: one run after the other, since lanes break here ({first_line(error)})")
+                self.say(f"{first.task}: runs one by one, since lanes break here ({first_line(error)})")
                 return Choice(lanes=False, width=1)
             gc.collect()  # lanes and their optimizers are circles of references
             # Another optimizer of the sweep may keep two more values of each weight.
@@ -145,11 +145,11 @@ class Choices:
         if (pays or self.engine == "lanes") and first.task_spec.measure_every is not None:
             width = _fitting_measurements(group, width, limit)
         if not costs:
-            self.say(f"{first.task}: one run after the other, since memory is short")
+            self.say(f"{first.task}: runs one by one, since memory is short")
         elif self.engine == "auto" and not pays:
             self.say(
-                f"{first.task}: one run after the other, since a step in lanes (at best {width} at once) takes"
-                f" {best / alone:.2f} times as long (--engine lanes uses lanes all the same)"
+                f"{first.task}: runs one by one, since a step in lanes (at best {width} at once) takes"
+                f" {best / alone:.2f} times as long (--engine lanes uses lanes anyway)"
             )
         else:
             self.say(

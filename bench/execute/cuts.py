@@ -32,7 +32,7 @@ class Cut:
     """How runs that are alike (`block_key`) are made.
 
     Attributes:
-        lanes: as lanes, block by block, or one after the other.
+        lanes: as lanes, block by block, or one by one.
         compiled: whether the optimizer's update goes through `torch.compile`.
         blocks: the runs.
     """

@@ -23,7 +23,7 @@ from bench.progress import Advance, SweepProgress
 from bench.stop import StopRequest
 from bench.tuned import TunedBy
 
-STOPPED = "bench: stopped; what is finished is stored, and the same command goes on"
+STOPPED = "bench: stopped; finished runs are stored, and the same command continues"
 
 
 def execute(

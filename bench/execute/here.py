@@ -1,4 +1,4 @@
-"""Runs made in this process: as lanes where that pays and one after the other elsewhere."""
+"""Runs made in this process: as lanes where that pays and one by one elsewhere."""
 
 import gc
 import time
@@ -205,7 +205,7 @@ def _one_by_one(cut: Cut, outcomes: Outcomes, stop: StopRequest, *, wait: bool) 
 
 
 def _each(runs: Sequence[RunConfig], outcomes: Outcomes, stop: StopRequest, *, wait: bool) -> bool:
-    """Train runs one after the other; False if a signal asked to stop."""
+    """Train runs one by one; False if a signal asked to stop."""
     plan, store, waiting = outcomes.plan, outcomes.plan.store, False
     while left := [config for config in runs if config.run_id not in outcomes.settled]:
         busy: list[RunConfig] = []

@@ -35,11 +35,11 @@ def _out(text: str, value: str = "DIR", **more: Any) -> Option:
     return Option("out", text, value, folder, completes="file", short="o", **more)
 
 
-DATA = _place("data", "where datasets lie")
-STORE = _place("store", "where runs are kept")
-STORES = Option("store", "where runs are kept; several are read as one (default: $BENCH_STORE, else ./runs)", "DIR",
+DATA = _place("data", "folder of the data sets")
+STORE = _place("store", "folder of the runs")
+STORES = Option("store", "folder of the runs; several are read as one (default: $BENCH_STORE, else ./runs)", "DIR",
                 partial(place, "store"), many=True, completes="folder")  # fmt: skip
-NO_REFERENCE = Option("no-reference", "leave out the reference results that are shipped")
+NO_REFERENCE = Option("no-reference", "leave out the shipped reference results")
 TASK = Option("task", "as `bench list tasks` prints it", "TASK", completes="task", setting=True)
 OPT = Option("opt", "as `bench list optimizers` prints it", "OPTIMIZER", completes="opt", setting=True)
 DEVICE = Option("device", "cpu, cuda, mps or auto (default auto)", "D", completes="cpu cuda mps auto", default="auto")
@@ -50,21 +50,21 @@ DATA_SEED = Option("data_seed", "decides the order of the samples (default: the 
 LOGGER = Option("logger", "also log to tensorboard, csv, wandb or mlflow (extras)", "L",
                 completes="tensorboard csv wandb mlflow", setting=True)  # fmt: skip
 CONFIG = Option("config", "settings from YAML; flags win", "FILE", folder, completes="file")
-JSON = Option("json", "print one JSON object and nothing else")
+JSON = Option("json", "print JSON and nothing else")
 STORAGE = Option(
     "storage", "the studies' database: sqlite:///FILE or postgresql+psycopg://USER:PASSWORD@HOST/NAME"
     " (default: $BENCH_STORAGE, else studies.db in the store)", "URL", default=lambda: os.environ.get("BENCH_STORAGE"),
 )  # fmt: skip
 ENGINE = Option(
-    "engine", "lanes: many runs as one program; lightning: one after the other; auto (default): what a short"
-    " measurement finds faster", "E", default="auto", choices=("auto", "lanes", "lightning"),
+    "engine", "lanes: many runs as one program; lightning: one by one; auto (default): the faster one in a"
+              " short measurement", "E", default="auto", choices=("auto", "lanes", "lightning"),
 )  # fmt: skip
 STUDY_ENGINE = replace(ENGINE, help=ENGINE.help.replace("(default)", "(default, unless the study says)"), default=None)
 RUN_WORKERS = Option("workers", "processes that share the runs, or auto: one for each GPU or processor (default: one"
                      " for each GPU, and on a CPU one; with --create or --slurm at most 8)", "N", workers,
                      completes="auto")  # fmt: skip
-MEMORY = Option("memory", "what lanes may take: a share of what is free, or a size (default 80%)", "SIZE", read_memory)
-WIDTH = Option("width", "lanes at once; nothing is measured then, and auto takes lanes (default: measured)", "N",
+MEMORY = Option("memory", "memory for lanes: a share of the free memory, or a size (default 80%)", "SIZE", read_memory)
+WIDTH = Option("width", "lanes at once, without a measurement; auto then takes lanes (default: measured)", "N",
                whole(1))  # fmt: skip
 RUNNING = (ENGINE, RUN_WORKERS, MEMORY, WIDTH)
 """How the runs of a plan are made."""
@@ -75,7 +75,7 @@ SLURM = (
     Option("print", "with --slurm: print the script and stop; nothing is written"),
     Option("sbatch", "further options for sbatch: --sbatch='--partition=gpu --time=4:00:00'", "OPTIONS", default=""),
 )
-CREATE = Option("create", "keep what is wanted, so that `bench worker` can work on it from any machine, and stop")
+CREATE = Option("create", "store the plan, which `bench worker` trains on any machine, and stop")
 ELSEWHERE = (*SLURM, CREATE)
 SHARED_BY = Option("shared-by", "workers that share the trials, where lanes take many at once (default 1)", "N",
                    whole(1))  # fmt: skip
@@ -98,7 +98,7 @@ _CHOICE = (
     Option("only", "only runs with this setting (trainer.max_steps=1000, task.H=4), version (versions.torch=2.15.0) or"
            " engine", "NAME=VALUE", many=True),
     NO_REFERENCE,
-    Option("mixed-versions", "compare runs of different versions all the same"),
+    Option("mixed-versions", "compare runs of different versions anyway"),
     Option("reference", "optimizer that the others are compared with (default adamw; gd where batches are full)",
            "OPTIMIZER", completes="opt"),
     Option("target", "of the board `speed` and of profiles: a value of the metric (default: the task's)", "VALUE",
@@ -144,19 +144,19 @@ _ALL = (
             LOGGER,
             Option("dry-run", "print the resolved configuration and stop"),
             JSON,
-            _place("data", "where datasets lie or are downloaded to", setting=True),
-            _place("store", "where runs are kept", setting=True),
+            _place("data", "folder of the data sets, also for downloads", setting=True),
+            _place("store", "folder of the runs", setting=True),
         ),
     ),
     Command(
         "sweep", "train many learning rates and seeds as one program: table and plot of sensitivity",
         text="Train many settings and seeds of a task, as one program where that is faster, and show how the result"
         " depends on them.",
-        more="Settings in dotted form as in `bench fit`; a value may be a range LOW:HIGH or LOW:HIGH:POINTS, even in"
-        " the logarithm (--opt.lr 1e-3:1e1:16), or a list (--task.sigma 0.2,0.4). --opt.adam.lr is for adam alone."
-        " An optimizer of which nothing varies gets a grid over its search range (`bench show adam`), unless --tuned"
-        " fixes it. Stored runs are used, so an interrupted sweep goes on with the same command, and the same command"
-        " in a second terminal shares the work.",
+        more="Settings in dotted form as in `bench fit`; a value may be a range LOW:HIGH or LOW:HIGH:POINTS,"
+             " log-spaced (--opt.lr 1e-3:1e1:16), or a list (--task.sigma 0.2,0.4). --opt.adam.lr is for adam alone."
+        " An optimizer without a varied setting gets a grid over its search range (`bench show adam`), unless --tuned"
+        " fixes it. Stored runs are used, so the same command continues an interrupted sweep, and in a second"
+        " terminal it shares the work.",
         groups=SETTINGS, elsewhere=_several("a sweep has"),
         options=(
             TASK, Option("opt", "one or more optimizers: ngd,adam", "A,B", completes="opt", setting=True),
@@ -164,7 +164,7 @@ _ALL = (
                    "SEEDS", read_seeds, default=lambda: read_seeds("8")),
             CONFIG, Option("tuned", "fix the hyperparameters in configs/tuned/<task>/<optimizer>.yaml"),
             *RUNNING,
-            _out("where table and plot go (default: swept/TASK/OPT-HASH, another for other runs)"),
+            _out("folder of table and plot (default: swept/TASK/OPT-HASH; other runs have another hash)"),
             RUN_DEVICE, Option("precision", "32-true or 64-true as lanes; the task's own by default", "P", setting=True,
                            completes=PRECISION.completes),
             DATA_SEED, Option("logger", LOGGER.help, "L", setting=True, hidden=True),
@@ -172,53 +172,56 @@ _ALL = (
         ),
     ),
     Command(
-        "compare", "from an optimizer of yours to a ranked table: check, tuning, fresh seeds, verdicts, a plot",
+        "compare", "compare your optimizer with a baseline: check, tuning, fresh seeds, verdicts, a plot",
         text="Compare optimizers with a baseline on a task: the checks of `bench check`, tuning with equal budgets for"
         " all (`bench suite`), the winners on fresh seeds, and the board `quality` with verdicts and a plot.",
-        more="Searched is what an optimizer declares, or --opt.lr LOW:HIGH. --opt.NAME is for the optimizers of --opt,"
-        " and --opt.adamw.NAME for one alone. Stored runs are used, so the same command goes on after an interruption."
+        more="The search covers the ranges that an optimizer declares, or --opt.lr LOW:HIGH. --opt.NAME is for the"
+             " optimizers of --opt,"
+        " and --opt.adamw.NAME for one alone. Stored runs are used, so the same command continues after an"
+        " interruption."
         " Where reference results have the baseline, it is not tuned again, and the others get its number of trials."
         " Exit code 1: a check failed, or an optimizer has no winner.",
         groups=SETTINGS, elsewhere=_several("trials have") | {"logger": "trials have none"},
         options=(
             TASK, Option("opt", "one or more optimizers: my_file.py:MyOpt,ngd", "A,B", completes="opt", setting=True),
             Option("against", "baselines, tuned as the others are; the first is the reference (default: adamw, or gd"
-                   " where batches are full, and what the store or the reference results have tuned on this problem)",
+                   " where batches are full, and all that the store or the reference results have tuned on this"
+                   " problem)",
                    "A,B", names, completes="opt"),
             CONFIG,
-            Option("trials", "settings that are tried of each (default: nine); equal for all, more where a grid grows",
+            Option("trials", "trials of each (default: nine); equal for all, more where a grid grows",
                    "N", whole()),
             Option("seeds", "runs of a trial: how many (2 is 1000 and 1001), or which; default 2, or those of the"
                    " reference results", "SEEDS"),
             Option("report_seeds", "fresh seeds of each winner: how many (7 is 0 to 6; the default), or which; fewer"
                    " than 7 decide nothing", "SEEDS", default="7"),
             NO_REFERENCE,
-            Option("budget", "what may be spent: as many trials as a number of runs makes, fresh seeds included"
-                   " (200runs), or a time, after which the result so far is shown (2h, 90min)", "COST", read_budget),
-            Option("anyway", "go on where a check fails whose failure changes results"),
-            _out("where table, plots and settings go (default: compared/TASK/OPT)"),
+            Option("budget", "limit: a number of runs, fresh seeds included (200runs), or a time, after which the"
+                             " command shows the result so far (2h, 90min)", "COST", read_budget),
+            Option("anyway", "continue although a failed check changes results"),
+            _out("folder of table, plots and settings (default: compared/TASK/OPT)"),
             RUN_DEVICE, PRECISION, DATA_SEED, JSON,
-            Option("dry-run", "print what would be made, what is stored, and about how long it takes"),
+            Option("dry-run", "print the plan, the stored part of it, and its approximate duration"),
             WORKERS, ENGINE, MEMORY, WIDTH, STORAGE, DATA, STORE,
         ),
     ),
     Command(
-        "race", "add seeds where verdicts are open, until all is told",
+        "race", "add seeds to undecided pairs until all are decided",
         text="Compare optimizers on tasks with no more runs than the verdicts need: all start with a few seeds, and"
-        " each open pair gets the fewest more that can decide it, or none where a decision is unlikely.",
+        " each undecided pair gets the fewest further seeds that can decide it, or none if a decision is unlikely.",
         more="Each optimizer has one setting: --tuned, --opt.adam.lr 1e-3, or its defaults. Verdicts are those of"
-        " `bench leaderboard`, against a fixed reference, and hold however often seeds are added. Stored runs are used,"
-        " so an interrupted race goes on with the same command.",
+        " `bench leaderboard`, against a fixed reference, and hold however often seeds are added. Stored runs are"
+        " used, so the same command continues an interrupted race.",
         positionals=(Option("task", "as `bench list tasks` prints it", "TASK", completes="task", most=0),),
         groups=SETTINGS, elsewhere={"seed": "a race has several; write --seeds COUNT for those of the start"},
         options=(
             Option("opt", "two optimizers or more: adamw,sngd", "A,B", completes="opt", setting=True),
             Option("reference", "optimizer that the others are compared with (default adamw; gd where batches are"
                    " full)", "OPTIMIZER", completes="opt"),
-            Option("seeds", "how many all start with (default 5)", "N", whole(2), default=5),
-            Option("most", "seeds that a pair may have (default 50)", "N", whole(), default=50),
-            Option("budget", "what may be spent: a number of runs, those of the start included (200runs), or a time,"
-                   " after which no round begins (6h, 90min)", "COST", read_budget),
+            Option("seeds", "seeds of each optimizer at the start (default 5)", "N", whole(2), default=5),
+            Option("most", "most seeds of a pair (default 50)", "N", whole(), default=50),
+            Option("budget", "limit: a number of runs, those of the start included (200runs), or a time, after which"
+                             " no round begins (6h, 90min)", "COST", read_budget),
             CONFIG, Option("tuned", "take the hyperparameters in configs/tuned/<task>/<optimizer>.yaml"),
             *RUNNING, RUN_DEVICE, PRECISION, JSON, Option("dry-run", "list the runs of the start and stop"),
             DATA, STORE,
@@ -228,20 +231,20 @@ _ALL = (
         "tune", "find an optimizer's hyperparameters on a task, with many workers",
         text="Find an optimizer's hyperparameters on a task: trials on seeds of their own, chosen on validation, then"
         " the winner on fresh seeds. Writes TASK/OPT.yaml, which `bench fit --tuned` takes, and a plot of sensitivity.",
-        more="Settings in dotted form as in `bench fit`. Searched is what the optimizer declares (`bench show sngd`),"
-        " and what is given as a range (--opt.lr 1e-3:1e1), a grid (--opt.lr 1e-3:1e1:9) or a list (--opt.momentum"
-        " 0,0.9); a single value fixes it. The same command goes on with what is stored; with more --trials it adds"
-        " to it.",
+        more="Settings in dotted form as in `bench fit`. The search covers the ranges that the optimizer declares"
+             " (`bench show sngd`), and given ones: a range (--opt.lr 1e-3:1e1), a grid (--opt.lr 1e-3:1e1:9) or a"
+             " list (--opt.momentum 0,0.9). A single value fixes a setting. The same command continues a study; with"
+             " more --trials it adds trials.",
         groups=SETTINGS,
         elsewhere=_several("trials have") | {"logger": "trials have none; their curves are in the store"},
         options=(
             TASK, OPT, CONFIG,
-            Option("trials", "settings that are tried (default: nine around the middles of the ranges, be these"
-                   " wider or narrower); a grid may extend by up to 8 places beyond an edge, also of a range that"
-                   " was given, while the best lies there", "N", whole()),
-            Option("budget", "what may be spent: as many trials as a number of runs makes, fresh seeds included"
-                   " but not what a grid adds beyond an edge (200runs), or a time, after which the workers stop and"
-                   " the result so far is shown (6h, 90min)",
+            Option("trials", "trials (default: nine around the middle of each range, whatever its width); a grid"
+                             " adds up to 8 points beyond an edge, also of a given range, while the best point is at"
+                             " that edge", "N", whole()),
+            Option("budget", "limit: a number of runs, fresh seeds included but not the points that a grid adds"
+                             " beyond an edge (200runs), or a time, after which the workers stop and the command"
+                             " shows the result so far (6h, 90min)",
                    "COST", read_budget),
             Option("seeds", "runs of a trial: how many (2 is 1000 and 1001), or which (5,6 or 10:15); default 2",
                    "SEEDS"),
@@ -249,11 +252,11 @@ _ALL = (
             Option("sampler", "grid: half decades of the first range, decades of others, more at an edge (default);"
                    " qmc: quasi-random; tpe: the grid, then refinements around its best, labelled", "S",
                    choices=("grid", "qmc", "tpe")),
-            Option("prune", "stop trials that are worse than the median of the others; labelled"),
-            Option("retries", "how often a trial that came to nothing is tried again (default 2)", "N", whole(0)),
+            Option("prune", "stop trials that are worse than the median of the others (results say so)"),
+            Option("retries", "new attempts after a failed one (default 2)", "N", whole(0)),
             Option("name", "of the study (default: TASK-OPT-HASH)", "NAME"),
-            Option("resume", "go on with this study as it was asked for", "NAME", completes="study"),
-            _out("where TASK/OPT.yaml and the plot go (default: tuned; with --resume where they went before)"),
+            Option("resume", "continue this study with its own settings", "NAME", completes="study"),
+            _out("folder of TASK/OPT.yaml and the plot (default: tuned; with --resume the folder used before)"),
             RUN_DEVICE, PRECISION, DATA_SEED, JSON,
             Option("dry-run", "print the trials of the design and stop"),
             *ELSEWHERE, WORKERS, STUDY_ENGINE, MEMORY, WIDTH, STORAGE, DATA, STORE,
@@ -262,37 +265,38 @@ _ALL = (
     Command(
         "suite", "tune optimizers on tasks at equal budgets, then run the winners, as one plan",
         text="Tune each optimizer on each task with the same number of trials, then run the winners on fresh seeds."
-        " What is stored is not trained again, so the same command goes on after an interruption, and on another"
+        " Stored runs are not trained again, so the same command continues after an interruption, and on another"
         " machine with the same --storage it shares the work.",
         positionals=(Option("file", "a YAML file, or the name of one in configs/suites", "FILE", completes="suite"),),
         options=(
-            Option("plan", "print what would run, what is stored, and about how long it takes"),
+            Option("plan", "print the plan, the stored part of it, and its approximate duration"),
             Option("task", "only these of its tasks", "A,B", names, completes="task"),
             Option("opt", "only these of its optimizers", "A,B", names, completes="opt"),
             WORKERS, ENGINE, MEMORY, WIDTH, *SLURM, replace(SHARED_BY, hidden=True),
             Option("train-only", "for tasks of an array: write no settings", hidden=True),
-            _out("where settings and plots go (default: tuned)", default=lambda: folder("tuned")),
+            _out("folder of settings and plots (default: tuned)", default=lambda: folder("tuned")),
             JSON, STORAGE, DATA, STORE,
         ),
     ),
     Command(
-        "studies", "list studies, or show what one has found, with a smaller budget too",
-        text="List the studies of a database, or show what one has found.",
+        "studies", "list studies, or show the result of one, also for a smaller budget",
+        text="List the studies of a database, or show the result of one.",
         positionals=(Option("name", "show this study", "NAME", completes="study", least=0),),
         options=(
-            Option("budget", "what so many trials would have found, from what is stored", "N", whole()),
+            Option("budget", "the result after so many of the stored trials", "N", whole()),
             JSON, STORAGE, DATA, STORE,
         ),
     ),
     Command(
         "worker", "join a plan or a study, from any machine that reaches its store or database",
-        text="Take runs of a plan, or trials of a study, and train them until nothing is left to do. Start as many as"
-        " there are devices.",
+        text="Train the runs of a plan, or the trials of a study, until none is left. Start one worker for each"
+             " device.",
         options=(
             Option("plan", "its name, as --create or --slurm prints it; its store is --store", "NAME"),
             Option("study", "its name, as `bench studies` prints it", "NAME", completes="study"),
-            *(Option(kind, "name the file or module that the plan or study names, or it is not imported; several times"
-                     " for several", "FILE.py:CLASS", many=True, completes=kind) for kind in ("task", "opt")),
+            *(Option(kind, "name the file or module that the plan or study names, or it is not imported; repeat the"
+                           " option for several", "FILE.py:CLASS", many=True, completes=kind)
+              for kind in ("task", "opt")),
             replace(STUDY_ENGINE, help=f"with --study: {STUDY_ENGINE.help}"),
             *(replace(each, help=f"with --study: {each.help}") for each in (SHARED_BY, WIDTH)), MEMORY,
             Option("processes", "so many share the memory of a device", "N", whole(1), default=1, hidden=True),
@@ -303,17 +307,19 @@ _ALL = (
     Command(
         "leaderboard", "compare optimizers from the stored runs, with verdicts and intervals",
         text="Compare optimizers from the stored runs: means and intervals over seeds, and for each row a verdict"
-        " against the reference, which holds however many seeds are added.",
-        more="Boards: quality (final metric at the tuned settings), pairs (who beats whom), speed (steps and seconds to"
-        " the target), tuning (what a budget of trials gives), robustness (divergence, seeds), theory (alignment,"
+             " against the reference that stays valid when seeds are added.",
+        more="Boards: quality (final metric at the tuned settings), pairs (all pairs of optimizers), speed (steps"
+             " and seconds to"
+        " the target), tuning (the score that a budget of trials reaches), robustness (divergence, seeds), theory"
+        " (alignment,"
         " rates), attention (of runs with --trainer.observe). Exit code 1: a run could not be read.",
         elsewhere={"seed": _ASK_ONLY, "seeds": _ASK_ONLY},
         options=(
             Option("board", "or `all`; default quality", "A,B", names, default=lambda: ["quality"],
                    completes=" ".join((*BOARD_NAMES, "all"))),
-            Option("explain", "of this row instead: what was searched, how often, on which split, what it cost, what"
-                   " was cut, and its commands", "ROW", completes="opt"),
-            _FORMAT, _FILE,
+            Option("explain", "explain this row instead: search space, trials, split, cost, cuts, and"
+                              " commands", "ROW", completes="opt"),
+            _FORMAT, replace(JSON, help="short for --format json"), _FILE,
             Option("into", "write Markdown between the markers of this board in a file that has them", "FILE.md",
                    folder, completes="file"),
             *_CHOICE,
@@ -323,41 +329,42 @@ _ALL = (
         "report", "write boards, charts and commands as one HTML page that needs no network",
         text="Write all boards, charts and the commands behind each row as one HTML page, which needs no network.",
         more="The same store gives the same bytes. Exit code 1: a run could not be read.",
-        options=(_out("default report.html", "FILE", default=lambda: folder("report.html")), *_CHOICE),
+        options=(_out("default report.html", "FILE", default=lambda: folder("report.html")), JSON, *_CHOICE),
     ),
     Command(
         "plot", "draw stored runs for a paper: effects, curves, sensitivity, profiles, step sizes, budgets",
         text="Draw stored runs for a paper, a panel for each problem: PNG, PDF or SVG, as the file's name ends.",
         more="forest: effect of each optimizer against the reference, with interval and verdict; curves: training loss,"
-        " or --y COLUMN, against optimizer steps; sensitivity: score of each trial against what was searched; profile:"
-        " share of runs at the target against the budget; performance_profile: share of problems whose target is"
-        " reached in so many times the reference's steps; steps: step sizes before and after their cap; budget:"
+        " or --y COLUMN, against optimizer steps; sensitivity: score of each trial against the searched settings;"
+        " profile:"
+        " share of runs at the target against the budget; performance_profile: share of problems with the target"
+        " reached within a multiple of the reference's steps; steps: step sizes before and after their cap; budget:"
         " expected best of k trials; attention, stability: of runs with --trainer.observe. Exit code 1: a run could not"
         " be read.",
         positionals=(Option("chart", "what to draw", "CHART", choices=CHART_NAMES),),
         options=(
             _out("ends in .png, .pdf or .svg", "FILE"),
             Option("y", "of curves: a column such as grad_norm or alignment (default loss)", "COLUMN"),
-            *_CHOICE,
+            JSON, *_CHOICE,
         ),
     ),
     Command(
         "reproduce", "run a paper's experiment: figure, data and tested claims",
         text="Run a paper's experiment and write a figure, the data behind it, and a page with tested claims.",
-        more="Settings in dotted form, as in `bench fit`, are changed in all arms: --trainer.max_epochs 5. Stored runs"
-        " are used, so an interrupted experiment goes on with the same command, and the same command in a second"
-        " terminal shares the work.",
+        more="Settings in dotted form, as in `bench fit`, are changed in all arms: --trainer.max_epochs 5. Stored"
+             " runs are used, so the same command continues an interrupted experiment, and in a second terminal it"
+             " shares the work.",
         positionals=(Option("name", "as `bench reproduce --list` prints it", "NAME", completes="experiment", least=0),),
         groups=SETTINGS, elsewhere={"seed": "an experiment has several; write --seeds COUNT"},
         options=(
             Option("list", "list the experiments and stop"),
             Option("quick", "few seeds and steps, under a minute; no evidence"),
             Option("all", "with --quick: all experiments, as a smoke test; its output and runs are removed"),
-            Option("search", "also search the constants that the paper leaves open"),
+            Option("search", "also search the constants that the paper does not state"),
             Option("seeds", "so many seeds: the experiment's own first, then the numbers after them", "N", whole(1)),
-            Option("arm", "change a setting in one arm, by its label: --arm NGD opt.lr 0.05 --arm 'H = 1' opt.lr 2",
+            Option("arm", "change a setting of one arm, by its label: --arm NGD opt.lr 0.05 --arm 'H = 1' opt.lr 2",
                    "ARM SETTING VALUE", words=3, many=True),
-            _out("where the output goes (default: reproduced/NAME, NAME-quick, NAME-changed)"),
+            _out("folder of the output (default: reproduced/NAME, NAME-quick, NAME-changed)"),
             DEVICE, *RUNNING, *ELSEWHERE, DATA, STORE,
         ),
     ),
@@ -381,40 +388,42 @@ _ALL = (
         text="Ask about runs, curves, measurements and trials of studies with SQL (DuckDB's).",
         more="Views: runs, curves, measurements, trials; `bench sql 'describe runs'` lists the columns of one."
         " settings->>'opt.lr' is a setting of a run. Example: bench sql \"select opt, avg(final) from runs where task ="
-        " 'synthetic' and study is null group by opt\". Exit code 1: something could not be read, and was left out.",
-        positionals=(Option("query", "one statement that reads; it can change nothing", "QUERY"),),
+        " 'synthetic' and study is null group by opt\". Exit code 1: something could not be read and was left out.",
+        positionals=(Option("query", "one statement that only reads", "QUERY"),),
         options=(
             STORES, NO_REFERENCE,
-            Option("format", _FORMAT.help, "FORMAT", choices=("table", "md", "csv", "json")), _FILE,
+            Option("format", _FORMAT.help, "FORMAT", choices=("table", "md", "csv", "json")),
+            replace(JSON, help="short for --format json"), _FILE,
         ),
     ),
     Command(
         "merge", "copy the runs of stores into another one",
         text="Copy the runs of stores and bundles, and their records of studies and checks, into another store.",
-        more="What is there already stays, but a finished run takes the place of an unfinished one. A merge that was"
-        " stopped goes on with the same command. Databases of studies (studies.db) are not merged. Exit code 1:"
+        more="Runs in the destination stay, but a finished run replaces an unfinished one. The same command"
+             " continues an interrupted merge. Databases of studies (studies.db) are not merged. Exit code 1:"
         " something could not be read.",
         positionals=(
             Option("source", "a store or a bundle; it is only read", "SOURCE", folder, completes="folder", most=0),
-            Option("dest", "the store that they are copied into; made if it is not there", "DEST", folder,
+            Option("dest", "the store that takes them; it is made if it does not exist", "DEST", folder,
                    completes="folder"),
         ),
+        options=(JSON,),
     ),
     Command(
-        "bundle", "write runs and what repeats them as one file to hand on",
+        "bundle", "write runs, with all that repeats them, as one file to share",
         text="Write finished runs with their studies, tuned settings and the source of plug-ins as a folder, or as one"
         " file that ends in .zip.",
         more="A bundle is data. `bench verify` repeats runs of it; its folder `runs` is a store, which boards read with"
-        " --store and `bench merge` copies. Exit code 1: something could not be read, and was left out.",
+        " --store and `bench merge` copies. Exit code 1: something could not be read and was left out.",
         options=(
-            _out("a folder that is not there, or a file that ends in .zip", "FILE"),
+            _out("a new folder, or a file that ends in .zip", "FILE"),
             Option("task", "only these tasks", "A,B", names, completes="task"),
-            Option("opt", "only these optimizers; a plug-in as file.py:NAME, whose source goes along", "A,B", names,
+            Option("opt", "only these optimizers; a plug-in as file.py:NAME, with its source", "A,B", names,
                    completes="opt"),
-            Option("points", "rows that each curve keeps (default: all)", "N", whole(2)),
+            Option("points", "rows kept of each curve (default: all)", "N", whole(2)),
             Option("tuned", "the folder with tuned settings (default: tuned)", "DIR", folder, completes="folder",
                    default=lambda: folder("tuned")),
-            STORES,
+            JSON, STORES,
         ),
     ),
     Command(
@@ -422,8 +431,8 @@ _ALL = (
         text="Train some runs of a bundle, of a store, or of the reference results again, drawn at random, and say"
         " whether they are confirmed.",
         more="On the same type of processor, with the same versions and engine, a run must agree bit for bit; elsewhere"
-        " up to rounding, or within what seeds of its settings differ by. Nothing that PATH names is imported unless"
-        " --opt or --task names it too, or --allow-code says so. Exit code 1: a run was refuted, or is damaged.",
+        " up to rounding, or within the spread over seeds. Plug-ins that PATH names are imported only if --opt or"
+        " --task names them too, or with --allow-code. Exit code 1: a run was refuted, or is damaged.",
         positionals=(Option("path", "a bundle or a store (default: the reference results)", "PATH", folder,
                             completes="folder", least=0),),
         options=(
@@ -446,16 +455,15 @@ _ALL = (
     ),
     Command(
         "new", "write a package with an optimizer or a task of your own",
-        text="Write a small complete package with an optimizer or a task: class, what the suite is told of it, a test,"
-        " README.",
+        text="Write a small complete package with an optimizer or a task: class, spec, test, README.",
         positionals=(
             Option("kind", "what it holds", "KIND", choices=("optimizer", "task")),
-            Option("name", "of the package, and what is typed after --opt or --task: my_opt", "NAME"),
+            Option("name", "of the package, and the name for --opt or --task: my_opt", "NAME"),
         ),
-        options=(_out("folder to make (default: ./NAME)"),),
+        options=(_out("folder to make (default: ./NAME)"), JSON),
     ),
     Command(
-        "check", "check that an optimizer does what training code expects, plug-ins too",
+        "check", "check that an optimizer does what training code expects, also of a plug-in",
         text="Check that an optimizer does what training code expects: resume, groups, schedules, odd tensors,"
         " closures, DDP, FSDP2, ...",
         more="--opt.lr 0.1 and the like set its hyperparameters. Exit code 1: a failure changes results or blocks a"
@@ -469,26 +477,26 @@ _ALL = (
                    " options as --task.NAME VALUE", "TASK", completes="task"),
             Option("matrix", "check many, each a row of a table: all optimizer classes of a module (torch.optim) or"
                    " file, module:Class, names", "A,B", names),
-            _out("where the matrix is written: .html, .md, .csv, .json, .tex or .txt (default: Markdown on standard"
-                 " output); may be given again", "FILE", many=True),
+            _out("file of the matrix: .html, .md, .csv, .json, .tex or .txt (default: Markdown on standard output);"
+                 " may be repeated", "FILE", many=True),
             Option("only", "only these checks", "A,B", names),
             Option("reference", "its steps as a float64 function, to compare with", "MODULE:FUNCTION"),
             Option("limit", "for one check (default 30)", "SECONDS", seconds),
-            Option("json", "print JSON"),
-            DATA, _place("store", "where the verdicts of all checks are kept, for the leaderboard"),
-            Option("list", "say what is checked, and how closely"),
+            JSON,
+            DATA, _place("store", "folder of the runs, which also keeps verdicts of all checks for the leaderboard"),
+            Option("list", "list the checks and their tolerances"),
         ),
     ),
     Command(
         "list", "list tasks, optimizers, runs or plans",
-        text="List tasks, optimizers, the stored runs, newest first, or the plans of which runs may be missing.",
-        more="All options but --json choose runs; --store is for plans too. Runs that differ in their seeds alone share"
-        " a line, with the median of their results. The runs of a study share one, and so do those that sweeps made of"
-        " an optimizer on a problem, with the median at the best settings. A run whose record has no date has that of"
-        " its file. Exit code 1: something could not be read.",
+        text="List tasks, optimizers, the stored runs, newest first, or the unfinished plans.",
+        more="All options but --json choose runs; --store is for plans too. Runs that differ only in their seeds"
+             " share a line, with the median of their results. The runs of a study share a line, and so do the"
+             " sweeps of an optimizer on a problem, with the median at the best settings. A run without a date has"
+             " the date of its file. Exit code 1: something could not be read.",
         positionals=(Option("what", "what to list", "WHAT", choices=("tasks", "optimizers", "runs", "plans")),),
         options=(
-            Option("json", "print JSON and nothing else; of runs an object for each"), STORES,
+            JSON, STORES,
             Option("task", "only these tasks", "A,B", names, default=list, completes="task"),
             Option("opt", "only these optimizers", "A,B", names, default=list, completes="opt"),
             Option("status", "only these: running, failed, ...", "A,B", names, default=list,
@@ -509,23 +517,24 @@ _ALL = (
             Option("name", "a task, an optimizer, an experiment, the id of a run, or the path of its folder", "NAME",
                    completes="task opt experiment run"),
         ),
-        options=(STORES, DATA),
+        options=(JSON, STORES, DATA),
     ),
     Command(
-        "data", "show which files of a task's data are here, or fetch and tokenise them",
-        text="Show which files of a task's data are here, or fetch them where there is a network, and tokenise texts.",
+        "data", "show which files of a task's data exist, or fetch and tokenise them",
+        text="Show which files of a task's data exist, or fetch them over the network, and tokenise texts.",
         more="`prepare` takes the task's options too: bench data prepare --task mnli --task.model DIR. Exit code 1: a"
         " file is missing or damaged. Tokens are kept in $BENCH_CACHE, else ~/.cache/attention-optimizer-bench.",
         positionals=(Option("what", "what to do", "WHAT", choices=("status", "prepare")),),
         groups=("task",),
         options=(
-            Option("task", "the task; `status` shows all that have files if none is named", "TASK", completes="task"),
-            DATA,
+            Option("task", "the task; without one `status` shows all tasks that have files", "TASK", completes="task"),
+            JSON, DATA,
         ),
     ),
     Command(
-        "completion", "print what makes a shell complete commands, options and names",
-        text="Print what makes a shell complete commands, options, tasks, optimizers, experiments and ids of runs.",
+        "completion", "print the shell completion script for commands, options and names",
+        text="Print a script that makes a shell complete commands, options, tasks, optimizers, experiments and ids"
+             " of runs.",
         more="bash: add `source <(bench completion bash)` to ~/.bashrc. zsh: add `source <(bench completion zsh)` to"
         " ~/.zshrc, behind compinit. fish: bench completion fish > ~/.config/fish/completions/bench.fish",
         positionals=(Option("shell", "which shell", "SHELL", choices=("bash", "zsh", "fish")),),

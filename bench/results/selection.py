@@ -16,7 +16,9 @@ End = float | None
 """A number, or None for `diverged`."""
 
 CONVERGED = 1e-16
-"""Losses that are less than this above their infimum, or above 0, are equally good. Ours."""
+"""Losses with suboptimality gaps below this, or below this itself, count as equal. Ours."""
+GAP = " (suboptimality gap)"
+"""Behind the name of a metric: the loss minus its infimum is shown."""
 USABLE_FACTOR = 2
 """How many times the best a loss may be in the usable range: about twice the steps, where it falls as 1/t. Ours."""
 USABLE_SHARE = 0.05

@@ -207,7 +207,7 @@ def _unfinished(folder: Path) -> Block | None:
     if not alive:
         where = "" if is_there(path / CHECKPOINT) else ", before its first checkpoint"
         steps = last_step(path / "curve.raw", len(records))  # the record has those of when it was written
-        reason = f"its process ended without a word{where}"
+        reason = f"its process ended without a message{where}"
         records = [
             replace(run, status="killed", reason=reason, steps=max(run.steps, steps))
             if run is not None and run.status == "running"

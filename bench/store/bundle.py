@@ -72,7 +72,7 @@ def bundle(
     Args:
         stores: where the runs, their tables and studies lie.
         runs: those to write.
-        out: a folder that is not there, or a file that ends in .zip.
+        out: a new folder, or a file that ends in .zip.
         points: rows that a curve keeps, of evenly and of logarithmically spaced steps; all if None.
         tuned: the folder with tuned settings, of which those of the written studies are taken.
         plugins: files of plug-ins, as `file.py:NAME`; those that the records name are taken.

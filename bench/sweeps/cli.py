@@ -1,12 +1,11 @@
 """`bench sweep`."""
 
-import json
 import shlex
 from pathlib import Path
 
 from bench.errors import RunBroke
 from bench.grammar.commands import parse
-from bench.output import check_output
+from bench.output import answer, check_output
 
 
 def main(words: list[str]) -> int:
@@ -28,7 +27,6 @@ def main(words: list[str]) -> int:
         from bench.papers.reproduction import words as as_words
         from bench.store.store import Store
         from bench.sweeps.grid import configurations, folder_of
-        from bench.text import plain
 
         configs, varied = configurations(args.of_runs, args.seeds, places, config=args.config, tuned=args.tuned)
         check_all(configs, early=True)
@@ -42,7 +40,10 @@ def main(words: list[str]) -> int:
             for run_id, own in resolved.items()
         }
         lines = [f"{run_id}  {as_words(own)}" for run_id, own in runs.items()]
-        print(json.dumps(plain(runs)) if args.json else "\n".join(lines))
+        if args.json:
+            answer(runs)
+        else:
+            print("\n".join(lines))
         progress.say(f"bench: {len(runs)} runs")
         return 0
     from bench.execute.elsewhere import made_elsewhere, publish
@@ -69,7 +70,7 @@ def main(words: list[str]) -> int:
         shown = sensitivity.analyse(results, varied, mode)
         paths = sensitivity.write(folder, shown, command)
     if args.json:
-        print(json.dumps({**sensitivity.as_json(shown), "store": str(args.store), "out": str(folder)}))
+        answer({**sensitivity.as_json(shown), "store": args.store, "out": folder})
     else:
         print("\n".join(sensitivity.lines(shown)))
         print(f"written to {folder}: {', '.join(path.name for path in paths)}; the runs are in {args.store}")

@@ -24,6 +24,7 @@ from bench.results.group import Group, Measure
 from bench.results.render import csv_lines, markdown_table, shown
 from bench.results.selection import (
     CONVERGED,
+    GAP,
     USABLE_FACTOR,
     USABLE_SHARE,
     End,
@@ -135,7 +136,7 @@ class Sensitivity:
     def metric(self) -> str:
         """The metric and its split, for people."""
         run = next(run for run in self.results if run.finished)
-        return f"{run.split} {run.metric}" + " above its infimum" * self.above_infimum
+        return f"{run.split} {run.metric}" + GAP * self.above_infimum
 
 
 def analyse(results: Sequence[RunResult], varied: Sequence[str], mode: Mode) -> Sensitivity:
@@ -321,18 +322,17 @@ def _notes(sweep: Sensitivity) -> list[str]:
     count = Counter(run.status for run in sweep.results)
     out = ", ".join(f"{n} {status}" for status, n in count.items() if status not in FINISHED)
     fine = (
-        f"note: losses less than {CONVERGED:g} above the infimum count as equal,"
-        " and the middle of equals is the best (our rule)"
+        f"note: suboptimality gaps below {CONVERGED:g} count as equal, and the middle of equals is the best (our rule)"
     )
     shown = [
         x for curve in sweep.curves for point in curve.points for x in (point.median, point.choice) if x is not None
     ]
     small = sweep.mode == "min" and bool(shown) and 0 <= min(shown) < CONVERGED
-    apart = "note: the best was chosen on the last evaluation during training, not on what is shown"
+    apart = "note: the best was chosen by the last evaluation during training, not by the shown values"
     other = any(point.choice is not None for curve in sweep.curves for point in curve.points)
-    late = f"note: runs that count as they were at the time limit: {count['timeout']}"
+    late = f"note: runs counted with their values at the time limit: {count['timeout']}"
     return (
-        [f"note: runs left out, since they have not ended: {out}"] * bool(out)
+        [f"note: runs left out because they have not ended: {out}"] * bool(out)
         + [late] * bool(count["timeout"])
         + [fine] * (sweep.above_infimum or small)
         + [apart] * other
@@ -406,8 +406,8 @@ def _page(sweep: Sensitivity, command: str) -> str:
         lines += [f"* {line}" for line in _summary(sweep, curve)]
     lines += [
         "", "## Runs", "",
-        "A seed that diverged counts as worse than all others. The best value was chosen on these very seeds, which"
-        " flatters it: report it on others.",
+        "A seed that diverged counts as worse than all others. The best value was chosen on these seeds, which is"
+        " optimistic: report it on others.",
         "", f"* {len(runs)} runs, seeds {f'{seeds[0]} to {seeds[-1]}' if row else ', '.join(map(str, seeds))}.",
         f"* All runs: `{words(shared)}`.", *(f"* {line}" for line in _notes(sweep)),
     ]  # fmt: skip

@@ -129,7 +129,7 @@ class Studies:
             if b"\2" in file.read(20)[18:]:
                 raise RunFailed(
                     f"{self.asked}: {self._path} is in SQLite's mode WAL,"
-                    " which nobody can read without writing; once nobody works on it,"
+                    " which cannot be read without writing; when no process uses it,"
                     f" `sqlite3 {self._path} 'PRAGMA journal_mode=delete'` ends that"
                 )
         place = {"mode": "ro", "uri": "true"}

@@ -226,7 +226,7 @@ class Study:
         if sign != before or now - last > 2 * heartbeat:
             since = now
         self._watched[trial.fresh, trial.number] = sign, since, now
-        return "its worker fell silent" if now - since > 4 * heartbeat else None
+        return "its worker stopped responding" if now - since > 4 * heartbeat else None
 
     def finished(self) -> bool:
         """Whether nothing is left to do."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from bench.errors import UserError
 from bench.results.group import Group, Measure, final
-from bench.results.selection import End, above_infimum
+from bench.results.selection import GAP, End, above_infimum
 from bench.results.stats import Interval
 from bench.store.record import RunResult
 from bench.store.store import Store
@@ -69,7 +69,7 @@ class StudyResult:
     @property
     def metric_suffix(self) -> str:
         """Follows the metric's name in a text; empty, or a space and words."""
-        return " above its infimum" * self.above_infimum
+        return GAP * self.above_infimum
 
     @property
     def measure(self) -> Measure:

@@ -41,7 +41,7 @@ class Tune(NoBooleans):
         seeds: of a trial: how many, or which.
         sampler: of the design.
         prune: stop bad trials early.
-        retries: how often a trial that came to nothing is tried again.
+        retries: new attempts after a failed one.
         total: trials that each gets at least, where its design can grow: those of a baseline that is there.
     """
 
@@ -365,7 +365,7 @@ def result_lines(found: Sequence[StudyResult]) -> list[str]:
     lines: list[str] = []
     for task in dict.fromkeys(each.study.spec.task for each in found):
         own = [each for each in found if each.study.spec.task == task]
-        metric = f"{own[0].study.spec.metric}{' above its infimum' * own[0].above_infimum}"
+        metric = f"{own[0].study.spec.metric}{own[0].metric_suffix}"
         rows = [
             (
                 each.study.spec.opt, len(each.scored) + len(each.refined),

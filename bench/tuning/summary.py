@@ -32,10 +32,10 @@ def lines(found: StudyResult, analysed: sensitivity.Sensitivity | None) -> list[
     else:
         select = f"selection {spec.metric}{found.metric_suffix}"
         kind = "" if best.kind == "design" else f" ({best.kind})"
-        chosen = f"{found.score:.4g}, median of seeds {seeds_in_words(spec.seeds)}, which flatters it"
+        chosen = f"{found.score:.4g}, median of seeds {seeds_in_words(spec.seeds)} (optimistic)"
         facts.append(("best", f"{spoken(best.point)}{kind}: {select} {chosen}"))
         facts.append(("fresh", _fresh(found)))
-        edge = "yes: the optimum may lie outside of what was tried" if found.lr_at_boundary else "no"
+        edge = "yes: the optimum may be outside the tried values" if found.lr_at_boundary else "no"
         facts.append(("edge", f"lr_at_boundary: {edge}"))
     cost = found.cost
     trials = f"trials {duration(cost['trial_seconds'])} and {cost['trial_gradient_evaluations']:,} gradient evaluations"
@@ -49,8 +49,8 @@ def _notes(found: StudyResult) -> list[str]:
     notes = []
     if capped := sum(is_capped(trial.runs) for trial in (*found.scored, *found.refined)):
         notes.append(
-            f"{counted(capped, 'setting')} had no part in the choice: the step cap bound on more than {CAP_BINDS:.0%}"
-            " of the steps, which is SGD with a fixed step under another name"
+            f"{counted(capped, 'setting')} did not take part in the choice: the step cap bound on more than"
+            f" {CAP_BINDS:.0%} of the steps, which makes the method SGD with a fixed step"
         )
     for part in sorted({run.part for run in found.runs if run.part}):
         notes.append(f"not the whole task: {part}")
@@ -61,7 +61,10 @@ def _notes(found: StudyResult) -> list[str]:
     for name, axis in found.study.spec.axes.items():
         value = found.best.point[name] if found.best is not None else None
         if isinstance(axis, Range) and value is not None and not axis.low <= value <= axis.high:
-            notes.append(f"{name} {value:g} lies beyond {axis.low:g}:{axis.high:g}, around whose middle the grid lies")
+            notes.append(
+                f"{name} {value:g} is outside of {axis.low:g}:{axis.high:g}; the grid is centred on the"
+                " middle of that range"
+            )
     for trial in found.scored:
         if trial.state in ("failed", "pruned"):
             notes.append(f"{spoken(trial.point)} {trial.state}: {trial.reason}")

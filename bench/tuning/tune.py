@@ -150,7 +150,7 @@ def make_request(
         design: of the study.
         trials: in all.
         tpe: those beyond a grid of the usual size are refinements by TPE.
-        retries: how often a trial that came to nothing is tried again.
+        retries: new attempts after a failed one.
         report: run the winner on fresh seeds.
         out: the folder that the result was asked for in, if any was.
         engine: how trials are to be trained, if that was said.

@@ -160,10 +160,10 @@ class Worker:
                 shown = [_shown(run, trial.fresh) for run in made[i]]
                 self.tell({"ended": _identity(trial), "state": "completed", "runs": shown})
             else:
-                reason = "taken for dead meanwhile, and made by another worker"
+                reason = "its worker was presumed dead, and another one trained it"
                 self.tell({"ended": _identity(trial), "state": "lost", "reason": reason})
         if len(self._failures) == MOST_FAILURES:
-            raise RunFailed(f"{MOST_FAILURES} trials in a row came to nothing here, the last: {made}")
+            raise RunFailed(f"{MOST_FAILURES} trials in a row failed here, the last one: {made}")
         return lanes
 
     def _legal(self, trial: Trial) -> bool:

@@ -88,7 +88,7 @@ class TaskSpec:
             raise ValueError(f"scale={self.scale} is not known: it must be linear or log")
         if self.scale == "log" and self.metric != "loss":
             raise ValueError(
-                f"scale=log compares a loss above its infimum, and metric={self.metric} is none: leave scale out"
+                f"scale=log compares suboptimality gaps of a loss, and metric={self.metric} is no loss: leave scale out"
             )
 
     def dataset_in(self, root: Path) -> str | None:

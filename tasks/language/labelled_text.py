@@ -182,7 +182,7 @@ class TextData(TaskData):
         return self._carved(n)
 
     def _places(self, rows: Tensor) -> Tensor:
-        """Where the training file's rows lie in what `_encoded` gives, one after the other."""
+        """Where the training file's rows lie in what `_encoded` gives, one by one."""
         return rows
 
     def _place(
@@ -271,7 +271,7 @@ class Encoded(NamedTuple):
     """The rows of a file as they are cached.
 
     Attributes:
-        ids: tokens of all rows, one after the other, uint16 (int32 where ids are greater).
+        ids: tokens of all rows, one by one, uint16 (int32 where ids are greater).
         ends: where each row ends in them, int64 of shape (n,).
         second: how many of a row's tokens, at its end, belong to the second text, uint16 of shape (n,).
         labels: of shape (n,).

@@ -27,7 +27,7 @@ class Windows(NamedTuple):
     """Questions of a file, each with its paragraph cut into windows, as they are cached.
 
     Attributes:
-        ids: tokens of all windows, one after the other.
+        ids: tokens of all windows, one by one.
         ends: where each window ends in them, int64 of shape (n,).
         second: how many of a window's tokens, at its end, have type 1, uint16 of shape (n,).
         spans: the answer's first and last token, both 0 where the window does not hold it whole; the paragraph's first

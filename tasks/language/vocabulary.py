@@ -30,7 +30,7 @@ class Vocabulary(ABC):
 
     @abstractmethod
     def encode(self, texts: Sequence[str]) -> NDArray[np.uint16]:
-        """The tokens of the texts, one after the other."""
+        """The tokens of the texts, one by one."""
 
     @abstractmethod
     def decode(self, ids: Sequence[int]) -> str:

@@ -1,13 +1,12 @@
 """What the commands around studies share: their database, and the page that shows a study."""
 
-import json
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.errors import UserError
 from bench.grammar.parse import Args
-from bench.output import note, remark
+from bench.output import answer, note, remark
 from bench.text import clean
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ def show(
         note(tuned.replaced(out, found))
         paths = tuned.write(out, found, command)
     if as_json:
-        print(json.dumps(summary.as_json(found) | {"out": str(out) if paths else None}))
+        answer(summary.as_json(found) | {"out": out if paths else None})
     else:
         print("\n".join(map(clean, summary.lines(found, shown))))
         if paths:

@@ -1,11 +1,10 @@
 """`bench studies`."""
 
-import json
 from typing import Any
 
 from bench.errors import RunFailed, UserError
 from bench.grammar.commands import parse
-from bench.output import note
+from bench.output import answer, note
 from bench.tuning.cli.shared import open_studies, show, warn_of
 
 
@@ -29,7 +28,10 @@ def main(words: list[str]) -> int:
     except NoDatabase as error:
         if args.name is not None:
             raise
-        print("{}" if args.json else f"no studies in {error.shown}")
+        if args.json:
+            answer({})
+        else:
+            print(f"no studies in {error.shown}")
         return 0
     if args.name is not None:
         return show(studies.open(args.name), args.budget, as_json=args.json)
@@ -52,7 +54,7 @@ def main(words: list[str]) -> int:
             "fresh": found.fresh_interval and found.fresh_interval.mean,
         }  # fmt: skip
     if args.json:
-        print(json.dumps(rows))
+        answer(rows)
     elif not rows:
         print(f"no studies in {studies.shown}")
     lines = []

@@ -1,6 +1,5 @@
 """`bench suite`."""
 
-import json
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,7 +11,7 @@ from bench.errors import UserError
 from bench.execute import Effort
 from bench.grammar.commands import parse
 from bench.grammar.parse import Args
-from bench.output import check_output, note
+from bench.output import answer, check_output, note
 from bench.tuning.cli.shared import need_server, open_studies, without_storage
 from optimizers.plugins import slug
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from bench.tuning.study import Study
     from bench.tuning.suite import Suite
 
-STOPPED = "stopped; nothing is lost, and the same command goes on"
+STOPPED = "stopped; nothing is lost, and the same command continues"
 
 
 def main(words: list[str]) -> int:
@@ -74,7 +73,7 @@ def main(words: list[str]) -> int:
         note(tuned.replaced(args.out, each) if each.best is not None else None)
     paths = suite.write(args.out, found, command)
     if args.json:
-        print(json.dumps({"out": str(args.out), "studies": [as_json(each) for each in found]}))
+        answer({"out": args.out, "studies": [as_json(each) for each in found]})
     else:
         print("\n".join([" + ".join(part.title for part in parts), "", *suite.result_lines(found)]))
         print(f"written to {args.out}: {len(paths)} files, such as {paths[-4] if paths else 'none'}")
@@ -103,7 +102,7 @@ def show_plan(args: Args, parts: "Sequence[Suite]", places: Mapping[str, Path], 
         measure = suite.measured(places, cut[0].threads)
         steps = [step for part in parts for step in suite.plan(part, studies, places, measure)]
     if args.json:
-        print(json.dumps([vars(step) | {"spec": step.spec.model_dump(mode="json")} for step in steps]))
+        answer([vars(step) | {"spec": step.spec.model_dump(mode="json")} for step in steps])
     else:
         print("\n".join([" + ".join(part.title for part in parts), *suite.plan_lines(steps, len(cut))]))
     return 0

@@ -1,6 +1,5 @@
 """`bench tune`."""
 
-import json
 import shlex
 import signal
 from collections.abc import Callable, Iterator
@@ -12,7 +11,7 @@ from bench.errors import UserError, was_interrupted
 from bench.execute import Effort
 from bench.grammar.commands import parse
 from bench.grammar.parse import Args
-from bench.output import check_output, note
+from bench.output import answer, check_output, note
 from bench.tuning.cli.shared import as_typed, need_server, open_studies, show, without_storage
 from optimizers.plugins import bare
 
@@ -59,7 +58,10 @@ def main(words: list[str]) -> int:
         slots(args.workers, typical)  # refuses what this machine has not
     if args.dry_run:
         points = [w.point for w in spec.design.wanted({}, spec.mode, CONVERGED, request.trials, request.total)]
-        print(json.dumps(points) if args.json else "\n".join(map(spoken, points)))
+        if args.json:
+            answer(points)
+        else:
+            print("\n".join(map(spoken, points)))
         note(f"study {name}: {promise(spec, request.trials)}")
         return 0
     if args.print:
@@ -93,7 +95,7 @@ def main(words: list[str]) -> int:
     with deadline(args.budget and args.budget.seconds) as spent:
         done = work(study, args.workers, places, effort, progress)
     if not done and spent():
-        note(f"the budget of {args.budget.text} is spent; the same command with another goes on")
+        note(f"the budget of {args.budget.text} is spent; the same command with a larger one continues")
     elif not done:
         progress.say(
             "bench: stopped; nothing is lost, and the same command"
