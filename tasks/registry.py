@@ -63,6 +63,8 @@ _LM_PRESETS = {
     },
 }  # fmt: skip
 
+_LM_SIZES = {"width": "width", "depth": "layers", "heads": "num_heads", "mlp": "mlp_width", "tokens": "length"}
+
 
 MOST_NAME = 500
 """Letters of a task's name, which stands in records. Ours."""
@@ -195,9 +197,7 @@ TASKS = Registry(
             family="lm",
             version=2,
             presets=_LM_PRESETS,
-            sizes={
-                "width": "width", "depth": "layers", "heads": "num_heads", "mlp": "mlp_width", "tokens": "length",
-            },  # fmt: skip
+            sizes=_LM_SIZES,
         ),
     ),
     _plugin,

@@ -1,6 +1,7 @@
 """The rule of a ladder: from a task and an axis to the settings of each rung."""
 
 import inspect
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -135,6 +136,7 @@ def sizes_of(rule: Rule, words: Mapping[str, Any], opt: str, rungs: int, places:
     Raises:
         UserError: a setting is illegal, data are missing, or two rungs are the same.
     """
+
     def config(more: Mapping[str, Any]) -> RunConfig:
         return resolve({**words, **more, "opt": opt, "seed": 0}, fallback={**places, "device": "cpu"})
 
@@ -151,7 +153,7 @@ def sizes_of(rule: Rule, words: Mapping[str, Any], opt: str, rungs: int, places:
     else:
         settings = [_longer(base, factor) for factor in wanted]
     found = [_measured(rule, config, own, words) for own in settings]
-    for k, (one, other) in enumerate(zip(found, found[1:], strict=False), 1):
+    for k, (one, other) in enumerate(itertools.pairwise(found), 1):
         if one.settings == other.settings:
             raise UserError(
                 f"rungs {k} and {k + 1} are the same, {one.parameters:,} parameters; take a greater --ratio or --start"
