@@ -260,7 +260,7 @@ class Findings:
         """Who wins at a rung, and how much more that loses at the last rung than who wins there."""
         if not self.ranked:
             return None
-        chosen = min(self.ranked, key=lambda opt: float(self.rungs[k].losses[opt].mean()))
+        chosen = next(opt for opt in self.rungs[k].order if opt in self.ranked)
         values = np.array([self.rungs[-1].losses[opt] for opt in self.ranked])
         return chosen, statistics.regret(values, self.ranked.index(chosen))
 

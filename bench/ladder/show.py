@@ -21,7 +21,7 @@ UNITS = {
 
 def factor(of: Interval) -> Interval:
     """A ratio from its logarithm."""
-    low, mean, high = (math.exp(min(x, 700.0)) for x in (of.low, of.mean, of.high))
+    low, mean, high = (math.exp(x) if x < 700 else math.inf for x in (of.low, of.mean, of.high))
     return Interval(mean, low, high, of.n)
 
 
@@ -256,9 +256,10 @@ def _span(numbers: list[int]) -> int | str | None:
 def _notes(found: Findings) -> list[str]:
     declared = found.record.declared
     notes = [*found.record.rule]
+    around = f"{10 ** declared['margin']:.3g}"
     notes.append(
-        f"From the second rung on, ranges lie {declared['margin']:g} decades to either side of what won at the rung"
-        " before. All optimizers have the same number of trials at a rung."
+        f"From the second rung on, ranges go from W / {around} to {around} W, where W won at the rung before; a grid"
+        " goes on beyond an edge while the best lies there. At a rung all optimizers have the same number of trials."
     )
     return [*notes, *cut(found)]
 

@@ -335,7 +335,8 @@ def kendall(first: ArrayLike, second: ArrayLike) -> Interval:
 def final_from(rungs: Sequence[ArrayLike]) -> tuple[int, int]:
     """The first rung from which on the ranking is that of the last one: by means, and as far as seeds tell.
 
-    As far as seeds tell, a ranking differs from the last one only where a pair is told in opposite orders.
+    A ranking differs from the last one where a pair stands in opposite orders; as far as seeds tell, where it is told
+    so (`told`).
 
     Args:
         rungs: values by method and seed, shape (M, N) each, of the same methods; less is better.
@@ -344,11 +345,9 @@ def final_from(rungs: Sequence[ArrayLike]) -> tuple[int, int]:
         two indices of rungs.
     """
     arrays = [np.asarray(each, dtype=np.float64) for each in rungs]
-    orders = [list(np.argsort(each.mean(1), kind="stable")) for each in arrays]
-    signs = told(*arrays)
-    last = len(arrays) - 1
-    by_means = [order == orders[last] for order in orders]
-    by_seeds = [not (sign.astype(int) * signs[last] < 0).any() for sign in signs]
+    orders = [np.sign(each.mean(1)[:, None] - each.mean(1)[None, :]) for each in arrays]
+    signs = [each.astype(int) for each in told(*arrays)]
+    by_means, by_seeds = ([not (one * each[-1] < 0).any() for one in each] for each in (orders, signs))
     first, sure = (max((k + 1 for k, same in enumerate(each) if not same), default=0) for each in (by_means, by_seeds))
     return first, sure
 
