@@ -246,11 +246,10 @@ def stored_curves(folder: Path) -> tuple[Array, Array, Array]:
     from bench.progress import SweepProgress
     from bench.store.store import Store
     from tasks import TASKS
-    from tests.tiny import register
     from tests.tiny_lm import SIZES, TINY_LM
 
-    register(TINY_LM)
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(TASKS, "tiny_lm", TINY_LM)
         words = {"task": "tiny_lm", **SIZES, "trainer.max_steps": 200, "trainer.val_every": 10, "device": "cpu",
                  "store": folder, "data": folder}  # fmt: skip
         own = {"sgd": {"opt.lr": 0.3}, "adam": {"opt.lr": 0.003}}
@@ -258,9 +257,7 @@ def stored_curves(folder: Path) -> tuple[Array, Array, Array]:
                    for (opt, settings), seed in itertools.product(own.items(), range(40))]  # fmt: skip
         assert execute(configs, SweepProgress("noise", "min", enabled=False), Effort("lanes", 20))
         there = Store(folder).finished_all(config.run_id for config in configs)
-    finally:
-        TASKS.pop("tiny_lm", None)
-    runs = [there[config.run_id] for config in configs]
+        runs = [there[config.run_id] for config in configs]
     losses = np.array([[row["loss"] for row in run.validations] for run in runs])
     steps = np.array([float(row["step"]) for row in runs[0].validations])
     return steps, losses[:40], losses[40:]
