@@ -87,7 +87,7 @@ def _trends(found: Findings) -> Table:
     rows = list[dict[str, Any]]()
     for opt in found.record.opts:
         if opt != found.record.reference and (of := found.trend(opt)):
-            rows.append({"opt": opt, "trend": factor(of.slope), "called": _called(of), "misfit": of.misfit})
+            rows.append({"opt": opt, "trend": factor(of.slope), "called": _called(found, opt, of), "misfit": of.misfit})
     wide = [row["opt"] for row in rows if (of := found.trend(row["opt"])) and of.widened]
     notes = [f"{', '.join(wide)}: rungs scatter more than seeds explain, so their scatter makes the interval"] * bool(
         wide
@@ -95,10 +95,12 @@ def _trends(found: Findings) -> Table:
     return Table("trend of the ratio of steps", columns, rows, notes)
 
 
-def _called(of: Trend) -> str:
-    if of.slope.low > 0:
-        return "rises: a lead shrinks, or a lag grows"
-    return "falls: a lead grows, or a lag shrinks" if of.slope.high < 0 else "none found"
+def _called(found: Findings, opt: str, of: Trend) -> str:
+    """The trend in words; whether a lead or a lag changes is said as of the last rung that has a ratio."""
+    if of.slope.low <= 0 <= of.slope.high:
+        return "none found"
+    leads = found.estimates(opt)[1][-1].value < 0
+    return f"its {'lead' if leads else 'lag'} {'grows' if (of.slope.mean < 0) == leads else 'shrinks'}"
 
 
 def _predictions(found: Findings) -> Table:
@@ -373,7 +375,7 @@ def verdict(found: Findings) -> list[str]:
             f" {cell(of, 3)} {'decades of loss' if last.measure.log else last.measure.words} there."
         )
     carried = [opt for opt in found.record.opts if _carries(found, opt)]
-    near = f"a factor of {NEAR_LOG:g}" if last.above else f"{NEAR:.0%}"
+    near = f"a factor of {NEAR_LOG:g}" if last.above else f"{100 * NEAR:g} %"
     lines.append(
         f"Settings that won at the rung below score within {near} of the best at each rung for {', '.join(carried)}."
         if carried
@@ -396,7 +398,7 @@ def _leads(found: Findings) -> list[str]:
         if len(there) > 1:
             text += f" and {cell(end[1], 3)} at {size(end[0].record['at'])}"
             if of := found.trend(opt):
-                text += f"; trend: {_called(of)} (factor {cell(factor(of.slope), 3)} per decade)"
+                text += f"; trend: {_called(found, opt, of)} (factor {cell(factor(of.slope), 3)} per decade)"
         lines.append(text + ".")
     return lines
 

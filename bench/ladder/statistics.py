@@ -266,7 +266,7 @@ def exponent(sizes: ArrayLike, best: ArrayLike, step: float) -> Interval:
         raise ValueError(f"sizes={sizes!r} must have two different values or more, one for each of best")
     centred = x - x.mean()
     square, left = float(centred @ centred), x.size - 2
-    slope = float(centred @ y) / square
+    slope = round(float(centred @ y) / square, 12) + 0.0  # no -0
     if not left:
         return Interval(slope, -math.inf, math.inf, x.size)
     residual = y - y.mean() - slope * centred
