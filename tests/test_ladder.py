@@ -1,6 +1,10 @@
 """`bench ladder`: rungs, budgets, predictions before their rungs, interruptions, and the page from what is stored."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -24,6 +28,7 @@ from bench.store.stores import Stores
 from bench.tuning.studies import Studies
 from bench.tuning.suite import Suite, carry_out
 from bench.tuning.worker import Worker
+from tests.daemons import until
 
 WORDS = {"task": "synthetic", "trainer.max_steps": 30, "device": "cpu"}
 
@@ -367,3 +372,48 @@ def test_a_store_without_a_ladder_is_refused(tmp_path: Path, capsys: pytest.Capt
         main(["ladder", "--from", str(tmp_path)])
     assert ended.value.code == 2
     assert "there is no ladder in this store" in capsys.readouterr().err
+
+
+def test_an_array_gives_the_same_command_without_what_each_task_has_of_its_own(capsys: pytest.CaptureFixture[str]):
+    words = ["--task", "synthetic", "--opt", "gd,ngd", "--axis", "width", "--rungs", "2", "--trainer.max_steps", "9"]
+    own = ["--slurm", "--print", "--workers=3", "--sbatch", "--time=1", "-o", "x", "--store", "y", "--engine", "lanes"]
+    with pytest.raises(SystemExit) as ended:
+        main(["ladder", *words, *own])
+    assert ended.value.code == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "bench ladder" in line]
+    given = line.partition("bench ladder ")[2].split()
+    assert given[: 1 + len(words)] == ["--train-only", *words]
+    assert "--slurm" not in given
+    assert given.count("--workers") == given.count("--store") == given.count("--engine") == 1
+    assert given[given.index("--shared-by") + 1] == "3"
+
+
+@pytest.mark.deep
+def test_a_ladder_that_was_killed_goes_on_and_a_dry_run_says_what_it_costs(tmp_path: Path):
+    environment = {**os.environ, "BENCH_STORE": str(tmp_path / "store"), "OMP_NUM_THREADS": "1"}
+    words = ["ladder", "--task", "synthetic", "--opt", "gd,ngd", "--axis", "width", "--rungs", "2", "--ratio", "4",
+             "--trainer.max_steps", "30", "--trials", "3", "--margin", "0.5", "--seeds", "1", "--report_seeds", "2",
+             "--workers", "1", "--engine", "lightning", "--device", "cpu", "-o", "out"]  # fmt: skip
+    command = [sys.executable, "-P", "-m", "bench", *words]
+    first = subprocess.Popen(command, cwd=tmp_path, env=environment, start_new_session=True)
+    store = tmp_path / "store"
+    until(lambda: any(run.finished for run in Stores([store]).runs) if store.is_dir() else False, "a run that has ended")
+    os.killpg(first.pid, signal.SIGKILL)
+    first.wait()
+    (before,) = Stores([store]).ladders
+    assert not before.done
+    kept = {run.run_id for run in Stores([store]).runs if run.finished}
+    again = subprocess.run([*command, "--json"], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert again.returncode == 0, again.stderr
+    assert json.loads(again.stdout)["ladder"] == before.name
+    (after,) = Stores([store]).ladders
+    assert len(after.done) == 2
+    assert after.begun == before.begun
+    moments = {run.run_id: run.begun for run in Stores([store]).runs}
+    assert all(moments[run_id] <= after.rungs[0]["done"] for run_id in kept)
+    planned = subprocess.run(
+        [*command, "--dry-run", "--json"], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    rungs = json.loads(planned.stdout)["rungs"]
+    assert [rung["runs"] for rung in rungs] == [2 * (3 + 2)] * 2
+    assert all(rung["seconds"] > 0 for rung in rungs)

@@ -245,7 +245,8 @@ _ALL = (
             CONFIG, _out("where page, tables and pictures go (default: laddered/NAME)"),
             RUN_DEVICE, PRECISION, DATA_SEED, JSON,
             Option("dry-run", "print the rungs, their runs, and about how long they take"),
-            WORKERS, ENGINE, MEMORY, WIDTH, STORAGE, DATA, STORE,
+            WORKERS, ENGINE, MEMORY, WIDTH, *SLURM, replace(SHARED_BY, hidden=True),
+            Option("train-only", "for tasks of an array: write no page", hidden=True), STORAGE, DATA, STORE,
         ),
     ),
     Command(

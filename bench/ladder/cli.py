@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.errors import UserError, unknown
-from bench.grammar.commands import parse
+from bench.grammar.commands import COMMANDS, parse
 from bench.grammar.parse import Args
 from bench.grammar.values import parts
 from bench.output import check_output, note, remark, write
@@ -38,7 +38,7 @@ def main(words: list[str]) -> int:
         from bench.ladder.sizes import sizes_of
         from bench.store.stores import Stores
         from bench.tuning.cli.shared import open_studies, without_storage
-        from bench.tuning.cli.suite import STOPPED, train
+        from bench.tuning.cli.suite import STOPPED, submit_array, train
         from bench.tuning.cli.tune import deadline
 
     places = {"data": args.data, "store": args.store}
@@ -52,12 +52,19 @@ def main(words: list[str]) -> int:
     cut = min((slots(args.workers, config) for config in typical), key=len)
     if args.dry_run:
         return _plan(ladder, sizes, args, places, cut[0].threads, len(cut))
+    if args.print and not args.slurm:
+        raise UserError("--print prints the script of --slurm; write both")
+    if args.slurm:
+        first = ladder.suite(sizes[0], {}, places)
+        cells = [(spec, first.tune.trials) for spec in first.specs(places)]
+        return submit_array(args, ladder.name, ["ladder", *_for_a_task(words)], cells, places)
     out = args.out or Path("laddered", ladder.name)
-    check_output(out)
+    if not args.train_only:
+        check_output(out)
     studies = open_studies(args)
 
     def carried_out(suite: "Suite") -> "list[Study] | None":
-        return train(args, [suite], studies, places, cut, len(cut))
+        return train(args, [suite], studies, places, cut, max(args.shared_by or 1, len(cut)))
 
     note(f"ladder {ladder.name}: {len(sizes)} rungs of {', '.join(ladder.opts)}; its record is in {args.store}")
     with deadline(args.budget and args.budget.seconds) as spent:
@@ -68,11 +75,34 @@ def main(words: list[str]) -> int:
         return 130
     if not done:
         note(f"the budget of {args.budget.text} is spent, and this is the result so far; the same command goes on")
+    if args.train_only:
+        return 0
     from bench.ladder.findings import findings
 
     found = findings(begun(ladder, sizes, args.store), Stores([args.store]))
     command = ["bench", "ladder", *without_storage(words)]
     return _show(found, out, shlex.join(command), as_json=args.json)
+
+
+def _for_a_task(words: Sequence[str]) -> list[str]:
+    """The words again for a task of an array, without those of which it has its own."""
+    own = {option.name: bool(option.value) for option in COMMANDS["ladder"].options if option.name in _OF_A_TASK}
+    kept, skip = ["--train-only"], False
+    for word in words:
+        name, equals, _ = word.removeprefix("--").partition("=")
+        if skip or (word.startswith("--") and name in own):
+            skip = not skip and own[name] and not equals
+        elif word == "-o":
+            skip = True
+        elif not word.startswith("-o"):
+            kept.append(word)
+    return kept
+
+
+_OF_A_TASK = {
+    "slurm", "print", "sbatch", "workers", "engine", "memory", "width", "storage", "data", "store", "out", "json",
+    "shared-by", "budget",
+}  # fmt: skip
 
 
 def _again(args: Args, store: Path) -> int:
@@ -236,7 +266,9 @@ def html(found: "Findings", title: str, command: str) -> str:
     kinds = {name: (*told[name], chart) for name, chart in drawn.items()}
     lead = [f"Rungs of {record.task} along “{record.axis}”, each tuned anew with equal budgets for all optimizers, and"
             f" compared on fresh seeds. Made by: {command}"]  # fmt: skip
-    said = [("Verdict", line) for line in verdict(found)] + [("What was cut", line) for line in cut(found)]
+    said = [("Verdict", " ".join(verdict(found)))]
+    if lines := cut(found):
+        said.append(("What was cut", " ".join(line.removeprefix("Cut: ") for line in lines)))
     return other_page(title, lead, said, boards(found), kinds, READING)
 
 

@@ -128,6 +128,8 @@ class CorpusData(TaskData):
         said = list(_parts(source, paths))
         if n_val is not None and n_val < (rows := -(-(len(arrays["val"]) - 1) // length)):
             arrays["val"] = arrays["val"][: n_val * length + 1]
+            size = int(self.vocabulary.sizes[arrays["val"].astype(np.int64)].sum())
+            self._packed = {**self._packed, "val": {**self._packed["val"], "bytes": size}}
             said.append(f"{n_val:,} of {rows:,} rows of the validation split")
         self.part = "; ".join(said) or None
         self._place(arrays, length)
