@@ -376,7 +376,7 @@ def test_a_store_without_a_ladder_is_refused(tmp_path: Path, capsys: pytest.Capt
 
 def test_an_array_gives_the_same_command_without_what_each_task_has_of_its_own(capsys: pytest.CaptureFixture[str]):
     words = ["--task", "synthetic", "--opt", "gd,ngd", "--axis", "width", "--rungs", "2", "--trainer.max_steps", "9"]
-    own = ["--slurm", "--print", "--workers=3", "--sbatch", "--time=1", "-o", "x", "--store", "y", "--engine", "lanes"]
+    own = ["--slurm", "--print", "--workers=3", "--sbatch=--time=1", "-o", "x", "--store", "y", "--engine", "lanes"]
     with pytest.raises(SystemExit) as ended:
         main(["ladder", *words, *own])
     assert ended.value.code == 0
@@ -397,8 +397,14 @@ def test_a_ladder_that_was_killed_goes_on_and_a_dry_run_says_what_it_costs(tmp_p
     command = [sys.executable, "-P", "-m", "bench", *words]
     first = subprocess.Popen(command, cwd=tmp_path, env=environment, start_new_session=True)
     store = tmp_path / "store"
-    until(lambda: any(run.finished for run in Stores([store]).runs) if store.is_dir() else False, "a run that has ended")
-    os.killpg(first.pid, signal.SIGKILL)
+    try:
+        until(
+            lambda: any(run.finished for run in Stores([store]).runs) if store.is_dir() else False,
+            "a run that has ended",
+            300,
+        )
+    finally:
+        os.killpg(first.pid, signal.SIGKILL)
     first.wait()
     (before,) = Stores([store]).ladders
     assert not before.done
