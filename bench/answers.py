@@ -420,6 +420,53 @@ class Quickstart(Answer):
     """Commands to try next."""
 
 
+class Rung(Answer):
+    """A size of a ladder."""
+
+    rung: int
+    """Its number, from 1."""
+    at: float
+    """What grows, at this rung."""
+    parameters: int
+    """Parameters of the model."""
+    steps: int
+    """Optimizer steps of a run."""
+    settings: dict[str, Any]
+    """Settings of this size."""
+    trials: int
+    """Settings that each optimizer tries."""
+    runs: int
+    """Runs of all optimizers."""
+    seconds: float
+    """About how long these take, one after the other."""
+    run_seconds: dict[str, float]
+    """About how long one run takes, by optimizer."""
+
+
+class LadderPlan(Answer):
+    """What a ladder would do."""
+
+    ladder: str
+    """Its name."""
+    rule: list[str]
+    """How the sizes follow, in sentences."""
+    rungs: list[Rung]
+    """From the smallest."""
+
+
+class Ladder(Answer):
+    """The same comparison at growing sizes."""
+
+    ladder: str
+    """Its name."""
+    out: str
+    """The folder of page, tables and pictures."""
+    said: list[str]
+    """The verdict as sentences."""
+    boards: list[Board]
+    """Efficiency, predictions, rankings and transfer of settings."""
+
+
 class Comparison(Answer):
     """Optimizers that were tuned with equal budgets, ranked on fresh seeds."""
 
@@ -962,6 +1009,8 @@ ANSWERS: dict[str, type[BaseModel]] = {
     "sweep --dry-run": ByRun,
     "compare": Comparison,
     "compare --dry-run": Steps,
+    "ladder": Ladder,
+    "ladder --dry-run": LadderPlan,
     "race": Race,
     "race --dry-run": ByRun,
     "tune": StudyOut,
@@ -972,6 +1021,7 @@ ANSWERS: dict[str, type[BaseModel]] = {
     "studies NAME": StudyOut,
     "leaderboard": Boards,
     "leaderboard --explain": Explanations,
+    "claims": Boards,
     "report": Report,
     "plot": Plot,
     "sql": SqlRows,

@@ -21,7 +21,7 @@ from bench.output import answer, remark, stores_of, warn_of
 from bench.text import clean, plain
 from optimizers.plugins import PluginError, foreign
 
-_TRAINING = ("quickstart", "fit", "sweep", "reproduce", "tune", "suite", "compare", "worker")
+_TRAINING = ("quickstart", "fit", "sweep", "reproduce", "tune", "suite", "compare", "ladder", "worker")
 """The commands that train."""
 
 
@@ -442,6 +442,7 @@ _MAINS: dict[str, Command] = {
     "fit": _fit,
     "sweep": _in("bench.sweeps.cli"),
     "compare": _in("bench.comparison"),
+    "ladder": _in("bench.ladder.cli"),
     "race": _in("bench.race"),
     **{name: _in(f"bench.tuning.cli.{name}") for name in ("tune", "suite", "studies", "worker")},
     **{name: _in("bench.boards.cli", name) for name in ("leaderboard", "report", "plot")},

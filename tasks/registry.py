@@ -35,6 +35,7 @@ def image_spec(**options: Any) -> TaskSpec:
     defaults: dict[str, Any] = {
         "module": "tasks.vision.vit:ViTClassifier", "metric": "accuracy", "mode": "max", "target": None,
         "budget": {"max_epochs": 5}, "source": _VIT, "lanes": True, "family": "vision", "version": 2,
+        "sizes": {"width": "embed_dim", "depth": "depth", "heads": "num_heads", "mlp": "mlp_width", "data": "n_train"},
     }  # fmt: skip
     return TaskSpec(**(defaults | options))
 
@@ -62,6 +63,8 @@ _LM_PRESETS = {
     },
 }  # fmt: skip
 
+_LM_SIZES = {"width": "width", "depth": "layers", "heads": "num_heads", "mlp": "mlp_width", "tokens": "length"}
+
 
 MOST_NAME = 500
 """Letters of a task's name, which stands in records. Ours."""
@@ -84,6 +87,7 @@ TASKS = Registry(
             title="single-head self-attention classifier with a fixed decoder on random tokens",
             module="tasks.theory.synthetic:AttentionClassifier",
             data="tasks.theory.synthetic:FixedDecoderData",
+            sizes={"width": "d", "data": "n"},
             source=_PAPER_A,
             version=2,
             measures=_MEASURES_A,
@@ -94,6 +98,7 @@ TASKS = Registry(
             title="single-head self-attention classifier, attention and decoder trained, on a mixture of tokens",
             module="tasks.theory.synthetic_joint:JointClassifier",
             data="tasks.theory.synthetic_joint:MixtureTokenData",
+            sizes={"width": "d", "data": "n"},
             source=_PAPER_A,
             measures=f"{_MEASURES_A}, norm_u, alignment_u, distance_u",
             ranks_training=True,
@@ -192,6 +197,7 @@ TASKS = Registry(
             family="lm",
             version=2,
             presets=_LM_PRESETS,
+            sizes=_LM_SIZES,
         ),
     ),
     _plugin,

@@ -14,6 +14,7 @@ from tests.entered import keep_block, seeds
 
 SHORT = ["--trainer.max_steps", 5, "--device", "cpu"]
 NGD = ["--task", "synthetic", "--opt", "ngd", *SHORT]
+LADDER = ["ladder", "--task", "synthetic", "--opt", "ngd,gd", "--rungs", 2, "--trials", 2, "--seeds", 1, *SHORT]
 STUDY = [*NGD, "--opt.lr", "0.1:1", "--trials", 2, "--seeds", 1, "--report_seeds", 2, "--workers", 1]
 CASES: dict[str, list[Any]] = {
     "fit": ["fit", *NGD],
@@ -23,10 +24,12 @@ CASES: dict[str, list[Any]] = {
     "sweep": ["sweep", *NGD, "--opt.lr", "0.1,1", "--seeds", 2, "--engine", "lanes"],
     "sweep --dry-run": ["sweep", *NGD, "--opt.lr", "0.1,1", "--seeds", 2, "--dry-run"],
     "race --dry-run": ["race", "synthetic", "--opt", "ngd,gd", *SHORT, "--dry-run"],
+    "ladder --dry-run": [*LADDER, "--dry-run"],
     "tune --dry-run": ["tune", *STUDY, "--dry-run"],
     "studies": ["studies"],
     "leaderboard": ["leaderboard", "--no-reference", "--store", "entered"],
     "leaderboard --explain": ["leaderboard", "--explain", "sngd", "--no-reference", "--store", "entered"],
+    "claims": ["claims"],
     "report": ["report", "--no-reference", "--store", "entered"],
     "plot": ["plot", "forest", "-o", "forest.svg", "--no-reference", "--store", "entered"],
     "sql": ["sql", "select opt, final, settings from runs", "--store", "entered"],
@@ -49,6 +52,7 @@ CASES: dict[str, list[Any]] = {
 DEEP: dict[str, list[Any]] = {
     "quickstart": ["quickstart"],
     "race": ["race", "synthetic", "--opt", "ngd,gd", "--seeds", 7, "--most", 7, *SHORT],
+    "ladder": [*LADDER, "--report_seeds", 2, "--workers", 1],
     "tune": ["tune", *STUDY],
     "studies": ["studies"],
     "studies NAME": ["studies", "STUDY"],

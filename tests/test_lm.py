@@ -163,6 +163,19 @@ def test_rows_of_files_follow_one_another(root: Path) -> None:
     assert (data.report, data.sizes) == ("test", {"train": 48, "val": 5, "test": 10})
 
 
+def test_a_part_of_the_validation_split_is_its_first_rows(root: Path) -> None:
+    whole = CorpusData(root, corpus="wikitext103", tokens="byte", length=8)
+    part = CorpusData(root, corpus="wikitext103", tokens="byte", length=8, n_val=3)
+    assert part.sizes == {**whole.sizes, "val": 3}
+    for mine, theirs in zip(part.batch("val", slice(None))[:3], whole.batch("val", slice(3))[:3], strict=True):
+        assert torch.equal(mine, theirs)
+    assert part.facts()["tokens"]["val"] == part.facts()["bytes"]["val"] == 25
+    assert f"3 of {whole.sizes['val']} rows of the validation split" in (part.part or "")
+    assert CorpusData(root, corpus="wikitext103", tokens="byte", length=8, n_val=10**6).sizes == whole.sizes
+    with pytest.raises(ValueError, match="n_val=0"):
+        CorpusData(root, corpus="wikitext103", tokens="byte", length=8, n_val=0)
+
+
 def test_tokens_beyond_two_to_the_fifteen_are_themselves() -> None:
     data = TinyCorpus()
     data.vocabulary = Characters([chr(0x10000 + i) for i in range(2**16)])

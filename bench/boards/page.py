@@ -3,21 +3,21 @@
 import base64
 import hashlib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from bench import __version__
-from bench.boards import BOARDS, Asked, Board
+from bench.boards import BOARDS, Asked
 from bench.boards.charts import CHARTS
 from bench.boards.entries import Entry
 from bench.boards.headline import headlines
 from bench.results.chart import Chart
 from bench.results.embed import embed, variables
 from bench.results.stats import Interval, MedianTime
-from bench.results.table import Column, Table
+from bench.results.table import Board, Column, Table
 from bench.run_summary import fit_words
 from bench.store.record import RunResult
 from bench.text import cell
@@ -51,26 +51,57 @@ def page(asked: Asked, runs: int, stores: Sequence[str], damaged: int = 0) -> st
         stores: their names.
         damaged: how many runs and records could not be read at all.
     """
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
     asked = replace(asked, tables=cache(asked.tables))  # charts and boards look at the same runs
     entries = asked.found.entries
     made = {run.run_id: i for i, entry in enumerate(entries) for run in entry.runs.values()}
     boards = [_board(make(asked), made) for make in BOARDS.values()]
-    kinds = [_kind(kind, make(asked)) for kind, make in CHARTS.items()]
+    kinds = [_kind(kind, *KINDS[kind], make(asked)) for kind, make in CHARTS.items()]
     damaged += len({*asked.found.damaged})  # which boards and charts may have found more of
+    return _written(
+        boards, kinds, headlines(asked.found, asked.reference), first=FIRST, runs=runs, shown=len(made), stores=stores,
+        damaged=damaged, notes=list(map(cell, asked.found.notes)), reference=asked.reference,
+        entries=[_made(i, entry) for i, entry in enumerate(entries)],
+    )  # fmt: skip
+
+
+def other_page(
+    title: str, lead: Sequence[str], said: Sequence[tuple[str, str]], boards: Sequence[Board],
+    kinds: Mapping[str, tuple[str, str, Chart]], reading: Sequence[str],
+) -> str:  # fmt: skip
+    """A page of other boards and charts, in the same form.
+
+    Args:
+        title: of the page.
+        lead: paragraphs below it.
+        said: what is said first: names, and what is said of each.
+        boards: in order.
+        kinds: charts by a word for their place, with their title and what a reader is told; the first stands before
+            the boards.
+        reading: paragraphs on how to read it.
+    """
+    charts = [_kind(kind, *of) for kind, of in kinds.items()]
+    return _written(
+        [_board(board, {}) for board in boards], charts, said, first=next(iter(kinds), ""), title=title, lead=lead,
+        reading=reading, notes=[], entries=[],
+    )  # fmt: skip
+
+
+def _written(
+    boards: Sequence[dict[str, Any]], kinds: Sequence[dict[str, Any]], said: Iterable[tuple[str, str]], **more: Any
+) -> str:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
     light, dark = variables("".join(panel["svg"] for kind in kinds for panel in kind["panels"]))
     environment = Environment(
         loader=PackageLoader("bench.boards", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True
     )  # fmt: skip
     environment.filters |= {"digest": _digest, "clean": cell}
+    values = {"title": "Optimizers on attention models", "lead": None, "reading": None} | more
     return environment.get_template("page.html.j2").render(
-        version=__version__, runs=runs, shown=len(made), stores=stores, damaged=damaged,
-        notes=list(map(cell, asked.found.notes)), reference=asked.reference,
-        boards=[board for board in boards if board["tables"]], kinds=[kind for kind in kinds if kind["panels"]],
-        headlines=[(cell(name), cell(said)) for name, said in headlines(asked.found, asked.reference)],
-        first=FIRST, light=light, dark=dark, entries=[_made(i, entry) for i, entry in enumerate(entries)],
+        version=__version__, boards=[board for board in boards if board["tables"]],
+        kinds=[kind for kind in kinds if kind["panels"]],
+        headlines=[(cell(name), cell(words)) for name, words in said], light=light, dark=dark, **values,
     )  # fmt: skip
 
 
@@ -127,7 +158,7 @@ def _sort_key(value: Any) -> str:
 # -- charts -----------------------------------------------------------------------------------------------------------
 
 
-def _kind(kind: str, chart: Chart) -> dict[str, Any]:
+def _kind(kind: str, title: str, words: str, chart: Chart) -> dict[str, Any]:
     """The panels of a chart that have something to show, and why the others have not."""
     bare: dict[str, list[str]] = {}
     for panel in chart.panels:
@@ -139,7 +170,7 @@ def _kind(kind: str, chart: Chart) -> dict[str, Any]:
         | vars(embed(chart, panel))
         for panel in chart.shown.panels
     ]
-    return {"key": kind, "title": KINDS[kind][0], "help": KINDS[kind][1], "notes": notes, "panels": panels}
+    return {"key": kind, "title": title, "help": words, "notes": notes, "panels": panels}
 
 
 # -- how rows were made -----------------------------------------------------------------------------------------------

@@ -41,7 +41,8 @@ def _merge(words: list[str]) -> int:
         answer({"dest": args.dest, **counts, "differing": merged.differing, "damaged": [*map(str, merged.damaged)]})
         return int(bool(merged.damaged))
     counts = f"{merged.copied} runs copied, {merged.there} already there, {merged.skipped} skipped"
-    records = [f"{n} records of {what}" for n, what in ((merged.studies, "studies"), (merged.checks, "checks")) if n]
+    counted = (merged.studies, "studies"), (merged.checks, "checks"), (merged.ladders, "ladders")
+    records = [f"{n} records of {what}" for n, what in counted if n]
     print(counts + f"; {' and '.join(records)} copied" * bool(records))
     return 1 if merged.damaged else 0
 

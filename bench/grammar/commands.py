@@ -206,6 +206,53 @@ _ALL = (
         ),
     ),
     Command(
+        "ladder", "does the winner at small scale win at large scale? The same comparison at growing sizes",
+        text="Compare optimizers at growing sizes: each rung tunes all of them anew with equal budgets and runs the"
+        " winners on fresh seeds. What comes of it: steps at equal loss against a reference, their trend with the size,"
+        " predictions made before each rung and scored after it, the ranking from rung to rung, and how settings go"
+        " up.",
+        more="Settings in dotted form as in `bench fit`; --opt.adamw.lr 1e-4:1e-1 is for adamw alone. The name of a"
+        " ladder follows from its settings, but not from the number of its rungs: the same command goes on after an"
+        " interruption, and with more --rungs it adds to what is there. On another machine with the same --storage and"
+        " --store it shares the work. The record is STORE/ladders/NAME.json.",
+        groups=SETTINGS, elsewhere=_several("a ladder has") | {"logger": "trials have none"},
+        options=(
+            TASK, Option("opt", "two optimizers or more, the reference among them: adamw,muon,sngd", "A,B",
+                         completes="opt", setting=True),
+            Option("rungs", "how many (default 4)", "N", whole(1), default=4),
+            Option("ratio", "how many times greater each rung is than the one before (default 3)", "X", finite,
+                   default=3.0),
+            Option("axis", "what grows (default size: parameters, by width and depth)",
+                   "AXIS", default="size", choices=("size", "width", "depth", "epochs", "data")),
+            Option("tokens", "tokens of training for each parameter (default 20 where samples are rows of tokens and"
+                   " --trainer.* sets no budget; elsewhere the budget is that of the task)", "X", finite),
+            Option("start", "parameters of the first rung (default: a 27th of those of the task's model)", "X", finite),
+            Option("reference", "optimizer that the others are compared with (default adamw; gd where batches are"
+                   " full)", "OPTIMIZER", completes="opt"),
+            Option("trials", "settings that each optimizer tries at the first rung (default: nine, or as many more as"
+                   " whole combinations of values need)", "N", whole(1)),
+            Option("margin", "decades to either side of what won at the rung before, in which later rungs look"
+                   " (default 1); a grid goes on beyond an edge where the best lies there", "X", finite, default=1.0),
+            Option("sampler", "grid (default): half decades of the first range; qmc: quasi-random, never beyond a"
+                   " range", "S", choices=("grid", "qmc")),
+            Option("prune", "stop trials that are worse than the median of the others; labelled"),
+            Option("seeds", "runs of a trial: how many (2 is 1000 and 1001; the default), or which", "SEEDS",
+                   default="2"),
+            Option("report_seeds", "fresh seeds of each winner: how many (5 is 0 to 4; the default), or which",
+                   "SEEDS", default="5"),
+            Option("budget", "a time, after which the workers stop and the result so far is shown (6h, 90min)", "COST",
+                   read_budget),
+            Option("from", "train nothing: write the page again from what is in this store", "STORE", folder,
+                   completes="folder"),
+            Option("name", "with --from: this ladder alone", "NAME"),
+            CONFIG, _out("where page, tables and pictures go (default: laddered/NAME)"),
+            RUN_DEVICE, PRECISION, DATA_SEED, JSON,
+            Option("dry-run", "print the rungs, their runs, and about how long they take"),
+            WORKERS, ENGINE, MEMORY, WIDTH, *SLURM, replace(SHARED_BY, hidden=True),
+            Option("train-only", "for tasks of an array: write no page", hidden=True), STORAGE, DATA, STORE,
+        ),
+    ),
+    Command(
         "race", "add seeds to undecided pairs until all are decided",
         text="Compare optimizers on tasks with no more runs than the verdicts need: all start with a few seeds, and"
         " each undecided pair gets the fewest further seeds that can decide it, or none if a decision is unlikely.",

@@ -25,11 +25,11 @@ from bench.store.load import Damaged, is_there, parse_record, read_bytes
 from bench.store.record import RunResult
 from bench.store.tables import TABLES, Columns, has_ends, last_step, read_parquet, read_raw, rows_of
 
-STUDIES, CHECKS, PLANS = "studies", "checks", "plans"
+STUDIES, CHECKS, LADDERS, PLANS = "studies", "checks", "ladders", "plans"
 """The folders of a store with records that are no runs (`bench.store.reports`)."""
 SOURCES = "sources"
 """The folder with the sources of classes that were passed to the Python API. No reader imports them."""
-FOLDERS = (STUDIES, CHECKS, PLANS, SOURCES)
+FOLDERS = (STUDIES, CHECKS, LADDERS, PLANS, SOURCES)
 PREFIX = "block-"
 DONE, REPLACED = "done", "replaced"
 RUNS, CHECKPOINT, TRACEBACK = "runs.jsonl", "last.ckpt", "traceback.txt"

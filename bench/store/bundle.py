@@ -30,7 +30,7 @@ from optimizers.plugins import bare, provenance, slug
 STORE, TUNED, SOURCES = "runs", "tuned", "sources"
 _PART = r"[\w+-][\w.+-]{0,199}"
 _NAMES = re.compile(
-    rf"{STORE}/(studies|checks)/{_PART}\.json"
+    rf"{STORE}/(studies|checks|ladders)/{_PART}\.json"
     rf"|{STORE}/{_PART}/{DONE}/(runs\.jsonl|curve\.parquet|measurements\.parquet)"
     rf"|{TUNED}/{_PART}/{_PART}\.yaml|{SOURCES}/{_PART}\.py",
     re.ASCII,
@@ -108,6 +108,11 @@ def bundle(
             path = study.places(folder / STORE)[0]
             path.parent.mkdir(parents=True, exist_ok=True)
             write_json(path, vars(study), indent=1)
+        for ladder in stores.ladders:
+            if {run_id for rung in ladder.done for own in rung["fresh"].values() for run_id in own} & ids:
+                path = ladder.places(folder / STORE)[0]
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_json(path, vars(ladder), indent=1)
         for path in settings:
             to = folder / TUNED / path.parent.name / path.name
             to.parent.mkdir(parents=True, exist_ok=True)

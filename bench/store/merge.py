@@ -21,7 +21,7 @@ from bench.store.block import CHECKPOINT, DONE, RUNS, Block, attempts, blocks_in
 from bench.store.claims import beating, is_alive
 from bench.store.files import copy, disk_errors, making, remove, replacing
 from bench.store.load import Damaged, is_there, read_bytes
-from bench.store.reports import CheckRecord, StudyRecord, read_report, reports_in
+from bench.store.reports import CheckRecord, LadderRecord, StudyRecord, read_report, reports_in
 from bench.store.store import Store
 from bench.store.stores import no_store
 from bench.store.tables import TABLES, write_columns
@@ -36,7 +36,7 @@ class Merged:
 
     Attributes:
         copied, there, skipped: how many runs were copied, were there already, or were left where they are.
-        studies, checks: how many records of studies, and of `bench check`, were copied.
+        studies, checks, ladders: how many records of studies, of `bench check` and of ladders were copied.
         damaged: what the sources hold that cannot be read.
         notes: why runs were skipped.
         differing: runs that the destination keeps, although a source has another result.
@@ -47,6 +47,7 @@ class Merged:
     skipped: int = 0
     studies: int = 0
     checks: int = 0
+    ladders: int = 0
     damaged: list[Damaged] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     differing: list[str] = field(default_factory=list)
@@ -123,10 +124,11 @@ class _Merging:
         with self._writing():
             self.merged.studies += sum(self._report(*found) for found in reports_in(source, StudyRecord).items())
             self.merged.checks += sum(self._report(*found) for found in reports_in(source, CheckRecord).items())
+            self.merged.ladders += sum(self._report(*found) for found in reports_in(source, LadderRecord).items())
 
     def _writing(self) -> AbstractContextManager[None]:
         """Make errors of the disk into one line, which says until something is written that it cannot be."""
-        if self.merged.copied or self.merged.studies or self.merged.checks:
+        if self.merged.copied or self.merged.studies or self.merged.checks or self.merged.ladders:
             return disk_errors(self.into)
         return making(self.into, "name another DEST")
 
@@ -252,8 +254,8 @@ class _Merging:
                 self._sound[block.folder] = False
         return block if self._sound[block.folder] else None
 
-    def _report(self, path: Path, record: StudyRecord | CheckRecord | Damaged) -> bool:
-        """Copy the record of a study or of `bench check`, if it says more than that of the destination."""
+    def _report(self, path: Path, record: StudyRecord | CheckRecord | LadderRecord | Damaged) -> bool:
+        """Copy the record of a study, of `bench check` or of a ladder, if it says more than that of the destination."""
         if isinstance(record, Damaged):
             self.merged.damaged.append(record)
             return False

@@ -1,4 +1,4 @@
-"""A store's records that are no runs: of studies (`studies/NAME.json`) and of `bench check` (`checks/NAME.json`)."""
+"""A store's records that are no runs: `studies/NAME.json`, `checks/NAME.json` of `bench check`, `ladders/NAME.json`."""
 
 import hashlib
 import json
@@ -9,9 +9,9 @@ from typing import Annotated, Literal, NotRequired, TypeVar
 from pydantic import ConfigDict, Field, StringConstraints, with_config
 from typing_extensions import TypedDict
 
-from bench.store.block import CHECKS, STUDIES
+from bench.store.block import CHECKS, LADDERS, STUDIES
 from bench.store.load import Damaged, read
-from bench.store.record import Count, Json, Mode, Name, RunId, Seconds
+from bench.store.record import Count, Json, Mode, Moment, Name, RunId, Seconds
 from optimizers.plugins import bare, slug
 
 _STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
@@ -173,15 +173,90 @@ def check_path(store: Path, opt: str, version: int | None, package: str | None) 
     return store / CHECKS / f"{slug(opt)}-{digest}.json"
 
 
-Report = TypeVar("Report", bound=StudyRecord | CheckRecord)
+@with_config(_STRICT)
+class Predicted(TypedDict):
+    """What was predicted of a rung before it was run.
+
+    Natural logarithms of the ratio of steps by optimizer, as mean, lower and upper end of the interval, None where one
+    is infinite; and the optimizers in the order of their final losses, best first.
+    """
+
+    made: Moment
+    rungs: Count
+    ratios: dict[Name, Annotated[list[float | None], Field(min_length=3, max_length=3)]]
+    order: list[Name]
+
+
+@with_config(_STRICT)
+class LadderRung(TypedDict):
+    """A rung: its size, what was predicted of it, its studies and fresh runs by optimizer, and when it was done."""
+
+    at: float
+    parameters: Count
+    steps: Count
+    settings: Json
+    predicted: Predicted | None
+    studies: dict[Name, RunId]
+    fresh: dict[Name, list[RunId]]
+    done: Moment | Literal[""]
+
+
+@dataclass(frozen=True)
+class LadderRecord:
+    """What a store keeps of `bench ladder`.
+
+    Attributes:
+        name: of the ladder.
+        task, opts, reference: what is compared, and with which of the optimizers.
+        axis: what grows.
+        declared: all else that decides its numbers.
+        rule: how the sizes are made, in sentences.
+        begun: when it was declared.
+        rungs: from the smallest on. One that is done never changes.
+    """
+
+    __pydantic_config__ = _STRICT
+
+    name: RunId
+    task: Name
+    opts: Annotated[list[Name], Field(min_length=1)]
+    reference: Name
+    axis: Word
+    declared: Json
+    rule: list[Text]
+    begun: Moment
+    rungs: list[LadderRung]
+
+    @property
+    def done(self) -> list[LadderRung]:
+        """The rungs that are done."""
+        return [rung for rung in self.rungs if rung["done"]]
+
+    @property
+    def what(self) -> str:
+        """Tells it from other ladders."""
+        return json.dumps([self.name, self.task, self.opts, self.reference, self.axis, self.declared], sort_keys=True)
+
+    def places(self, store: Path) -> list[Path]:
+        """Where the record lies in a store."""
+        return [store / LADDERS / f"{self.name}.json"]
+
+    @property
+    def weight(self) -> tuple[int, str]:
+        """Of two records of one ladder the one of greater weight counts: that with more rungs."""
+        return len(self.done), json.dumps(vars(self), sort_keys=True)
+
+
+Report = TypeVar("Report", bound=StudyRecord | CheckRecord | LadderRecord)
+_PLACES = {StudyRecord: STUDIES, CheckRecord: CHECKS, LadderRecord: LADDERS}
 
 
 def read_report(path: Path, kind: type[Report]) -> Report:
-    """The record of a study, or of `bench check`.
+    """The record of a study, of `bench check`, or of a ladder.
 
     Raises:
         FileNotFoundError: there is nothing of this name.
-        Damaged: it cannot be read, is no such record, or is that of another study or optimizer.
+        Damaged: it cannot be read, is no such record, or is that of another study, optimizer or ladder.
     """
     if path.parent.is_symlink():
         raise Damaged(path.parent, "it is a link, which is not followed")
@@ -193,9 +268,9 @@ def read_report(path: Path, kind: type[Report]) -> Report:
 
 
 def reports_in(store: Path, kind: type[Report]) -> dict[Path, Report | Damaged]:
-    """All records of studies, or of `bench check`, in a store."""
+    """All records of one kind in a store."""
     found: dict[Path, Report | Damaged] = {}
-    for path in sorted((store / (STUDIES if kind is StudyRecord else CHECKS)).glob("*.json")):
+    for path in sorted((store / _PLACES[kind]).glob("*.json")):
         try:
             found[path] = read_report(path, kind)
         except Damaged as error:

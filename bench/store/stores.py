@@ -11,7 +11,7 @@ from bench.grammar.values import is_no_folder
 from bench.store.block import Block
 from bench.store.load import Damaged
 from bench.store.record import RunResult
-from bench.store.reports import CheckRecord, StudyRecord, reports_in
+from bench.store.reports import CheckRecord, LadderRecord, StudyRecord, reports_in
 from bench.store.store import Contents, Store, tables_of
 from bench.text import plain
 
@@ -112,10 +112,19 @@ class Stores:
         return [report for report in self._checks if isinstance(report, CheckRecord)]
 
     @cached_property
+    def ladders(self) -> list[LadderRecord]:
+        """All ladders, by name; of several records of one that with the most rungs."""
+        found: dict[str, LadderRecord] = {}
+        for record in self._ladders:
+            if isinstance(record, LadderRecord):
+                found[record.what] = max(found.get(record.what, record), record, key=lambda each: each.weight)
+        return sorted(found.values(), key=lambda each: (each.name, each.what))
+
+    @cached_property
     def damaged(self) -> list[Damaged]:
         """What cannot be read, and why."""
         found = [each for contents in (*self._contents, self._shipped) for each in contents.damaged]
-        return found + [each for each in (*self._studies, *self._checks) if isinstance(each, Damaged)]
+        return found + [each for each in (*self._studies, *self._checks, *self._ladders) if isinstance(each, Damaged)]
 
     @cached_property
     def _studies(self) -> list[StudyRecord | Damaged]:
@@ -124,6 +133,10 @@ class Stores:
     @cached_property
     def _checks(self) -> list[CheckRecord | Damaged]:
         return [each for store in self.stores for each in reports_in(store.folder, CheckRecord).values()]
+
+    @cached_property
+    def _ladders(self) -> list[LadderRecord | Damaged]:
+        return [each for store in self.stores for each in reports_in(store.folder, LadderRecord).values()]
 
 
 HOW_TO_FILL = (

@@ -54,6 +54,8 @@ class TaskSpec:
             data folder and, by name, those of its options that say which files they are, and imports no torch, so that
             a command can ask before it does. Empty where nothing is read.
         package: of a plug-in: its distribution and version, or a digest of its file; part of every run's identity.
+        sizes: which of its options say how large it is, for `bench ladder`: `width`, `depth`, `heads` and `mlp` (width
+            of an MLP) of the model, `data` (training samples), `tokens` (tokens of a sample).
         own_name: of a plug-in that is typed as `file.py:SPEC`: the name in its spec, which boards show.
     """
 
@@ -80,6 +82,7 @@ class TaskSpec:
     files: str = ""
     ranks_training: bool = False
     scale: Literal["linear", "log"] = "linear"
+    sizes: Mapping[str, str] = field(default_factory=dict)
     package: str | None = None
     own_name: str = ""
 

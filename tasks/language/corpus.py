@@ -72,6 +72,7 @@ class CorpusData(TaskData):
         tokens: `character`, those of all splits; `byte`; or `bpe`, byte pairs trained on the training text.
         vocab: tokens of `bpe`, in [256, 65536]; there are fewer where the text has too few pairs.
         length: tokens T that a row predicts, each from those before it in the row; at least 1.
+        n_val: use only this many rows of the validation split, the first; all by default.
 
     Attributes:
         vocabulary: what the tokens are.
@@ -95,9 +96,11 @@ class CorpusData(TaskData):
         tokens: Literal["character", "byte", "bpe"] = "character",
         vocab: int = 8000,
         length: int = 64,
+        n_val: int | None = None,
     ) -> None:
         check_range("vocab", vocab, LEAST_PAIRS, MOST)
         check_range("length", length, 1)
+        check_range("n_val", 1 if n_val is None else n_val, 1)
         source = self.find(root, corpus)
         paths = source.paths(root)
         source.require(root)
@@ -122,7 +125,13 @@ class CorpusData(TaskData):
             raise DataError(
                 f"the text of {paths['train']} is made of one character, which leaves nothing to learn; take another"
             )
-        self.part = "; ".join(_parts(source, paths)) or None
+        said = list(_parts(source, paths))
+        if n_val is not None and n_val < (rows := -(-(len(arrays["val"]) - 1) // length)):
+            arrays["val"] = arrays["val"][: n_val * length + 1]
+            size = int(self.vocabulary.sizes[arrays["val"].astype(np.int64)].sum())
+            self._packed = {**self._packed, "val": {**self._packed["val"], "bytes": size}}
+            said.append(f"{n_val:,} of {rows:,} rows of the validation split")
+        self.part = "; ".join(said) or None
         self._place(arrays, length)
 
     def _place(self, streams: Mapping[str, NDArray[np.uint16]], length: int) -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from bench.tuning.studies import Studies
     from bench.tuning.study import Study
     from bench.tuning.suite import Suite
+    from bench.tuning.trials import StudySpec
 
 STOPPED = "stopped; nothing is lost, and the same command continues"
 
@@ -143,23 +144,40 @@ def train(
 
 def _slurm(args: Args, parts: Sequence["Suite"], places: Mapping[str, Path]) -> int:
     """Submit an array of which each task gives this command, and so shares the work; or print its script."""
+    cells = [(spec, part.tune.trials) for part in parts for spec in part.specs(places)]
+    file = str(Path(args.file).absolute()) if Path(args.file).is_file() else args.file
+    chosen = [word for name in ("task", "opt") if (own := getattr(args, name)) for word in (f"--{name}", ",".join(own))]
+    words = ["suite", file, *chosen, "--train-only"]
+    return submit_array(args, f"suite-{slug(Path(args.file).stem)}", words, cells, places)
+
+
+def submit_array(
+    args: Args, name: str, words: Sequence[str], cells: "Sequence[tuple[StudySpec, int | None]]",
+    places: Mapping[str, Path],
+) -> int:  # fmt: skip
+    """Submit an array of which each task gives a command, and so shares its work; or print the script.
+
+    Args:
+        args: how (`workers`, `sbatch`, `print`, `storage`, `engine`, `memory`, `width`).
+        name: of the array.
+        words: of the command, without what says how runs are made and where.
+        cells: studies, each with the trials that were asked for.
+        places: where data and store are.
+
+    Raises:
+        UserError: tasks cannot share a database, or a run wants several machines.
+    """
     from bench.execute.slurm import absolute_places, array_size, options_of, script, submit
     from bench.process import bench_command
     from bench.tuning.tune import make_request
 
     need_server(args)
-    cells = [(spec, part.tune.trials) for part in parts for spec in part.specs(places)]
     most = sum(make_request(spec.design, trials).trials for spec, trials in cells)
     count = array_size(args.workers, most)
     if nodes := max(spec.trainer.num_nodes for spec, _ in cells) - 1:
         raise UserError(f"trainer.num_nodes {nodes + 1}: a task of the array has one machine; leave it out")
     places = absolute_places(places)
-    name = f"suite-{slug(Path(args.file).stem)}"
-    file = str(Path(args.file).absolute()) if Path(args.file).is_file() else args.file
-    command = bench_command("suite", file, "--train-only", "--workers", "1", "--shared-by", str(count))
-    command += [
-        word for each in ("task", "opt") if (own := getattr(args, each)) for word in (f"--{each}", ",".join(own))
-    ]
+    command = bench_command(*words, "--workers", "1", "--shared-by", str(count))
     command += Effort.of(args).words()
     command += [word for each, path in places.items() for word in (f"--{each}", str(path))]
     gpus = max(0 if spec.settings["device"] == "cpu" else spec.trainer.devices for spec, _ in cells)
@@ -168,5 +186,5 @@ def _slurm(args: Args, parts: Sequence["Suite"], places: Mapping[str, Path]) -> 
         print(text, end="")
         return 0
     print(submit(name, text, args.store, {"BENCH_STORAGE": args.storage}))
-    print("when it is done, the same command without --slurm writes the settings")
+    print("when it is done, the same command without --slurm writes what was found")
     return 0

@@ -1,0 +1,282 @@
+"""`bench ladder`."""
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bench.errors import UserError, unknown
+from bench.grammar.commands import COMMANDS, parse
+from bench.grammar.parse import Args
+from bench.grammar.values import parts
+from bench.output import check_output, note, remark, write
+from bench.progress import doing
+
+if TYPE_CHECKING:
+    from bench.ladder.findings import Findings
+    from bench.ladder.rungs import Ladder
+    from bench.ladder.sizes import Size
+    from bench.tuning.study import Study
+    from bench.tuning.suite import Suite
+
+
+def main(words: list[str]) -> int:
+    """`bench ladder` with these words: 0 done, 1 a record could not be read, 130 stopped.
+
+    Raises:
+        UserError: the request cannot be carried out.
+        RunFailed: budgets came out unequal, or the disk is full.
+    """
+    args = parse("ladder", words)
+    if getattr(args, "from") is not None:
+        return _again(args, getattr(args, "from"))
+    with doing("importing optuna"):
+        from bench.checks import check_early
+        from bench.execute.slots import slots
+        from bench.ladder.rungs import begun, climb
+        from bench.ladder.sizes import sizes_of
+        from bench.store.stores import Stores
+        from bench.tuning.cli.shared import open_studies, without_storage
+        from bench.tuning.cli.suite import STOPPED, submit_array, train
+        from bench.tuning.cli.tune import deadline
+
+    places = {"data": args.data, "store": args.store}
+    ladder = _asked(args)
+    with doing("making the sizes"):
+        settings = {**ladder.words, "task": ladder.task}
+        sizes = sizes_of(ladder.rule, settings, ladder.reference, args.rungs, places)
+    typical = [spec.typical(places) for spec in ladder.suite(sizes[0], {}, places).specs(places)]
+    for config in typical:
+        check_early(config)
+    cut = min((slots(args.workers, config) for config in typical), key=len)
+    if args.dry_run:
+        return _plan(ladder, sizes, args, places, cut[0].threads, len(cut))
+    if args.print and not args.slurm:
+        raise UserError("--print prints the script of --slurm; write both")
+    if args.slurm:
+        first = ladder.suite(sizes[0], {}, places)
+        cells = [(spec, first.tune.trials) for spec in first.specs(places)]
+        return submit_array(args, ladder.name, ["ladder", *_for_a_task(words)], cells, places)
+    out = args.out or Path("laddered", ladder.name)
+    if not args.train_only:
+        check_output(out)
+    studies = open_studies(args)
+
+    def carried_out(suite: "Suite") -> "list[Study] | None":
+        return train(args, [suite], studies, places, cut, max(args.shared_by or 1, len(cut)))
+
+    note(f"ladder {ladder.name}: {len(sizes)} rungs of {', '.join(ladder.opts)}; its record is in {args.store}")
+    with deadline(args.budget and args.budget.seconds) as spent:
+        done = False
+        done = climb(ladder, sizes, studies, places, carried_out, note)
+    if not done and not spent():
+        note(STOPPED)
+        return 130
+    if not done:
+        note(f"the budget of {args.budget.text} is spent, and this is the result so far; the same command goes on")
+    if args.train_only:
+        return 0
+    from bench.ladder.findings import findings
+
+    found = findings(begun(ladder, sizes, args.store), Stores([args.store]))
+    command = ["bench", "ladder", *without_storage(words)]
+    return _show(found, out, shlex.join(command), as_json=args.json)
+
+
+def _for_a_task(words: Sequence[str]) -> list[str]:
+    """The words again for a task of an array, without those of which it has its own."""
+    own = {option.name: bool(option.value) for option in COMMANDS["ladder"].options if option.name in _OF_A_TASK}
+    kept, skip = ["--train-only"], False
+    for word in words:
+        name, equals, _ = word.removeprefix("--").partition("=")
+        if skip or (word.startswith("--") and name in own):
+            skip = not skip and own[name] and not equals
+        elif word == "-o":
+            skip = True
+        elif not word.startswith("-o"):
+            kept.append(word)
+    return kept
+
+
+_OF_A_TASK = {
+    "slurm", "print", "sbatch", "workers", "engine", "memory", "width", "storage", "data", "store", "out", "json",
+    "shared-by", "budget",
+}  # fmt: skip
+
+
+def _again(args: Args, store: Path) -> int:
+    """The pages of the ladders of a store, from what is stored."""
+    from bench.ladder.findings import findings
+    from bench.output import warn_of
+    from bench.store.stores import Stores
+
+    stores = Stores([store])
+    ladders = [each for each in stores.ladders if args.name in (None, each.name)]
+    if not ladders and args.name is not None:
+        raise unknown(f"ladder in {store}", args.name, [each.name for each in stores.ladders])
+    if not ladders:
+        raise UserError(f"--from {store}: there is no ladder in this store; `bench ladder --task lm ...` makes one")
+    code = warn_of(stores)
+    for record in ladders:
+        out = args.out or Path("laddered")
+        own = out if args.out and len(ladders) == 1 else out / record.name
+        _show(findings(record, stores), own, f"bench ladder --from {store.name}", as_json=args.json)
+    return code
+
+
+def _asked(args: Args) -> "Ladder":
+    """The ladder that the words ask for.
+
+    Raises:
+        UserError: a name or a value is unknown or illegal.
+    """
+    from bench.boards.entries import REFERENCES
+    from bench.ladder.rungs import Ladder
+    from bench.ladder.sizes import rule_of
+    from bench.sweeps.grid import by_optimizer, settings_in
+    from bench.tuning.tune import reporting_seeds, tuning_seeds
+    from optimizers import OPTIMIZERS
+    from tasks import TASKS
+
+    words = (settings_in(args.config) if args.config else {}) | dict(args.of_runs)
+    task, opts = str(words.pop("task", "")), list(dict.fromkeys(parts(str(words.pop("opt", "")))))
+    if not task:
+        raise UserError("--task is missing; see `bench list tasks`")
+    for kind, named, known in (("task", [task], TASKS), ("optimizer", opts, OPTIMIZERS)):
+        for name in named:
+            if name not in known:
+                raise unknown(kind, name, known)
+    full = words.get("trainer.batch_size", TASKS[task].batch_size) == "full"
+    reference = args.reference or REFERENCES[full]
+    if reference not in opts:
+        raise UserError(f"--opt: the reference, {reference}, is not among them; add it, or name one with --reference")
+    if len(opts) < 2:
+        raise UserError("--opt: a ladder needs two optimizers or more, such as --opt adamw,muon")
+    if "seed" in words:
+        raise UserError(f"--seed {words['seed']}: a ladder has several; write --seeds and --report_seeds")
+    if args.budget is not None and args.budget.runs is not None:
+        raise UserError(f"--budget {args.budget.text}: a ladder takes a time (6h, 90min); --trials bounds its runs")
+    common, own = by_optimizer(words, opts)
+    fresh = reporting_seeds(args.report_seeds)
+    if len(fresh) < 2:
+        raise UserError(f"--report_seeds {args.report_seeds}: one seed tells nothing of its noise; ask for two or more")
+    if not 0.5 <= args.margin <= 4:
+        raise UserError(f"--margin {args.margin:g}: it is out of range: write decades from 0.5 to 4")
+    rule = rule_of({**common, "task": task}, args.axis, args.ratio, args.tokens, args.start)
+    return Ladder(
+        task, opts, reference, common, own, rule, args.trials, args.margin, args.sampler or "grid", args.prune,
+        tuning_seeds(args.seeds), fresh,
+    )  # fmt: skip
+
+
+def _plan(
+    ladder: "Ladder", sizes: "Sequence[Size]", args: Args, places: Mapping[str, Any], threads: int, workers: int
+) -> int:
+    """Print the rungs, their runs, and about how long they take."""
+    from bench.ladder.show import size as short
+    from bench.ladder.sizes import in_words
+    from bench.results.render import shown
+    from bench.results.table import Table
+    from bench.text import duration
+    from bench.tuning.suite import measured
+
+    measure, rows, whole = measured(places, threads), list[dict[str, Any]](), 0.0
+    for number, size in enumerate(sizes, 1):
+        # A winner that stands for any: the later rungs try fewer settings around it.
+        specs = ladder.suite(size, {}, places).specs(places)
+        winners = {spec.opt: {} for spec in specs} if number > 1 else {}
+        suite = ladder.suite(size, {opt: _middle(spec) for opt, spec in zip(winners, specs, strict=False)}, places)
+        trials = suite.tune.trials or 0
+        runs = trials * len(ladder.seeds) + len(ladder.fresh)
+        each = {spec.opt: measure(spec) for spec in specs}
+        seconds = runs * sum(each.values())
+        whole += seconds
+        rows.append({
+            "rung": number, "at": size.at, "parameters": size.parameters, "steps": size.steps,
+            "settings": size.settings, "trials": trials, "runs": runs * len(specs), "seconds": round(seconds, 1),
+            "run_seconds": {opt: round(s, 2) for opt, s in each.items()},
+        })  # fmt: skip
+    if args.json:
+        print(json.dumps({"ladder": ladder.name, "rule": in_words(ladder.rule, {"task": ladder.task}), "rungs": rows}))
+        return 0
+    heads = ("rung", "size", "parameters", "steps", "trials each", "runs", "about")
+    lines = [
+        (r["rung"], short(r["at"]), f"{r['parameters']:,}", f"{r['steps']:,}", r["trials"], r["runs"],
+         duration(r["seconds"] / workers))
+        for r in rows
+    ]  # fmt: skip
+    print("\n".join([f"ladder {ladder.name}", *in_words(ladder.rule, {**ladder.words, "task": ladder.task})]))
+    print("\n".join(shown(Table.of(heads, lines))))
+    print(f"about {duration(whole / workers)} with {workers} workers, one run after the other in each (lanes take"
+          " less), without evaluations; more if the best of a grid lies at its edge")  # fmt: skip
+    return 0
+
+
+def _middle(spec: Any) -> dict[str, float]:
+    from bench.tuning.space import Range
+
+    return {name: (a.low * a.high) ** 0.5 for name, a in spec.axes.items() if isinstance(a, Range)}
+
+
+def _show(found: "Findings", out: Path, command: str, *, as_json: bool) -> int:
+    """Print what was found, and write page, table and pictures."""
+    from bench.ladder.show import boards, charts, verdict
+    from bench.results.draw import picture
+    from bench.results.render import as_json as json_of
+    from bench.results.render import markdown, text
+
+    tables, said, drawn = boards(found), verdict(found), charts(found)
+    record = found.record
+    title = f"A ladder of {record.task}: {', '.join(record.opts)}"
+    write(out / "ladder.html", html(found, title, command))
+    head = f"# {title}\n\nMade by `{command}`.\n\n" + "".join(f"* {line}\n" for line in said)
+    figure = (
+        "\n![steps at equal loss against size](efficiency.png)\n\n" if drawn["efficiency"].panels[0].traces else "\n"
+    )
+    write(out / "ladder.md", head + figure + markdown(tables))
+    for name, chart in drawn.items():
+        for ending in (".png", ".pdf"):
+            if chart.panels[0].traces:
+                write(out / f"{name}{ending}", picture(chart, ending))
+    if as_json:
+        content = {"ladder": record.name, "out": str(out), "said": said, "boards": json_of(tables)}
+        print(json.dumps(content, allow_nan=False))
+    else:
+        print(text(tables), end="")
+        print("\n".join(said))
+    if found.lost:
+        remark("warning", f"{found.lost} runs of the ladder are not in the store; what they say is left out")
+    return 0
+
+
+def html(found: "Findings", title: str, command: str) -> str:
+    """The page; the same store gives the same bytes."""
+    from bench.boards.page import other_page
+    from bench.ladder.show import boards, charts, cut, verdict
+
+    drawn, record = charts(found), found.record
+    told = {
+        "efficiency": ("Efficiency against size", f"Steps that each optimizer needs for one of {record.reference} at"
+                       " equal loss, by the size of the rung."),
+        "settings": ("What won, against size", "The first searched setting of each optimizer, as it won at each rung."),
+        "regret": ("Choosing by a cheap rung", "How much worse who wins at a rung is at the last one than who wins"
+                   " there, against what the rung costs."),
+    }  # fmt: skip
+    kinds = {name: (*told[name], chart) for name, chart in drawn.items()}
+    lead = [f"Rungs of {record.task} along “{record.axis}”, each tuned anew with equal budgets for all optimizers, and"
+            f" compared on fresh seeds. Made by: {command}"]  # fmt: skip
+    said = [("Verdict", " ".join(verdict(found)))]
+    if lines := cut(found):
+        said.append(("What was cut", " ".join(line.removeprefix("Cut: ") for line in lines)))
+    return other_page(title, lead, said, boards(found), kinds, READING)
+
+
+READING = [
+    "A ratio of steps says how many steps an optimizer needs for one step of the reference to reach the same loss on"
+    " the selection split; the loss is the worse of the two final ones, so that nothing is extrapolated. Its interval"
+    " comes from paired tests over the fresh seeds, and has no noise of tuning in it.",
+    "A trend is a least-squares line of the logarithm of that ratio over the logarithm of the size. It is called one"
+    " where its 95 % interval leaves out no change. Predictions are that line, drawn on to the next rung; they were"
+    " written to the store before the rung began, and the times beside them say so.",
+]

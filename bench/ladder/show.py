@@ -1,0 +1,408 @@
+"""How a ladder's findings are shown: tables, charts, and the verdict in words."""
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from bench.ladder.findings import NEAR, NEAR_LOG, Findings, Rung, scores, was_before
+from bench.ladder.statistics import Trend
+from bench.results.chart import Chart, Guide, Panel, Trace
+from bench.results.stats import Interval
+from bench.results.table import Board, Column, Table
+from bench.text import cell, duration
+
+UNITS = {
+    "size": "parameters", "width": "parameters", "depth": "parameters", "epochs": "steps", "data": "training samples",
+}  # fmt: skip
+"""What is counted along each axis."""
+
+
+def factor(of: Interval) -> Interval:
+    """A ratio from its logarithm."""
+    low, mean, high = (math.exp(x) if x < 700 else math.inf for x in (of.low, of.mean, of.high))
+    return Interval(mean, low, high, of.n)
+
+
+def size(at: float) -> str:
+    """A size in few letters: 0.02 M, 26.7 k."""
+    for unit, letter in ((1e9, "G"), (1e5, "M"), (1e3, "k")):
+        if at >= unit:
+            return f"{at / (1e6 if letter == 'M' else unit):.3g} {letter}"
+    return f"{at:g}"
+
+
+# -- tables -----------------------------------------------------------------------------------------------------------
+
+
+def boards(found: Findings) -> list[Board]:
+    """All tables."""
+    if not found.rungs:
+        return [Board("rungs", "Rungs", [_rungs(found)], _notes(found))]
+    return [
+        Board("efficiency", "Steps at equal loss", [_efficiency(found), _trends(found)]),
+        Board("predictions", "Predictions, made before and scored after", [_predictions(found)]),
+        Board("ranking", "The ranking from rung to rung", [_ranking(found), _losses(found)]),
+        Board("settings", "How settings go up", [_settings(found)]),
+        Board("rungs", "Rungs", [_rungs(found)], _notes(found)),
+    ]
+
+
+def _at(rung: Rung) -> str:
+    return f"rung {rung.number}: {size(rung.record['at'])}"
+
+
+def _efficiency(found: Findings) -> Table:
+    reference = found.record.reference
+    columns = [Column("opt", "optimizer", "name")]
+    help_ = f"steps that it needs for the steps of {reference} at equal loss; below 1 it needs fewer"
+    columns += [Column(f"rung {rung.number}", _at(rung), help_, 3) for rung in found.rungs]
+    rows, notes = list[dict[str, Any]](), dict[str, None]()
+    for opt in found.record.opts:
+        if opt == reference:
+            continue
+        row: dict[str, Any] = {"opt": opt}
+        for rung in found.rungs:
+            of = rung.ratios.get(opt, f"{opt}: no winner")
+            row[f"rung {rung.number}"] = factor(of) if isinstance(of, Interval) else None
+            if isinstance(of, str):
+                notes[f"rung {rung.number}: {of}"] = None
+        rows.append(row)
+    notes[
+        "The loss is the worse of the two final ones on the selection split, by fresh seed; curves are interpolated"
+        " over the logarithm of the step, and intervals are 95 % by paired t-tests over seeds. An end that is infinite"
+        " or 0 lies beyond the evaluations"
+    ] = None
+    return Table(f"steps against tuned {reference}", columns, rows, [*notes])
+
+
+def _trends(found: Findings) -> Table:
+    columns = [
+        Column("opt", "optimizer", "name"),
+        Column("trend", "factor per decade", "by which the ratio of steps changes while the size grows tenfold", 3),
+        Column("called", "trend", "whether the 95 % interval leaves out 1"),
+        Column("misfit", "misfit", "probability of so great a scatter about a line by seeds alone", 2),
+    ]
+    rows = list[dict[str, Any]]()
+    for opt in found.record.opts:
+        if opt != found.record.reference and (of := found.trend(opt)):
+            rows.append({"opt": opt, "trend": factor(of.slope), "called": _called(found, opt, of), "misfit": of.misfit})
+    wide = [row["opt"] for row in rows if (of := found.trend(row["opt"])) and of.widened]
+    notes = [f"{', '.join(wide)}: rungs scatter more than seeds explain, so their scatter makes the interval"] * bool(
+        wide
+    )
+    return Table("trend of the ratio of steps", columns, rows, notes)
+
+
+def _called(found: Findings, opt: str, of: Trend) -> str:
+    """The trend in words; whether a lead or a lag changes is said as of the last rung that has a ratio."""
+    if of.slope.low <= 0 <= of.slope.high:
+        return "none found"
+    leads = found.estimates(opt)[1][-1].value < 0
+    return f"its {'lead' if leads else 'lag'} {'grows' if (of.slope.mean < 0) == leads else 'shrinks'}"
+
+
+def _predictions(found: Findings) -> Table:
+    columns = [
+        Column("rung", "rung", "which was predicted from those before it"),
+        Column("opt", "optimizer", "name"),
+        Column("said", "predicted", "ratio of steps, with the interval that should hold the measured one in 95 %", 3),
+        Column("measured", "measured", "ratio of steps, with its interval", 3),
+        Column("held", "held", "whether the measured ratio lies in the predicted interval"),
+        Column("made", "made", "when the prediction was written, in UTC"),
+        Column("begun", "first run began", "of the rung, in UTC"),
+    ]
+    rows, notes = list[dict[str, Any]](), list[str]()
+    for rung in found.rungs:
+        said = rung.record["predicted"]
+        if said is None:
+            continue
+        for each in scores(rung):
+            measured = None if each.measured is None else factor(each.measured)
+            rows.append({
+                "rung": rung.number, "opt": each.opt, "said": factor(each.said), "measured": measured,
+                "held": each.held, "made": said["made"], "begun": rung.begun,
+            })  # fmt: skip
+        if said["order"]:
+            there = [opt for opt in rung.order if opt in said["order"]]
+            same = "as measured" if there == said["order"] else f"measured {', '.join(there)}"
+            notes.append(f"rung {rung.number}: predicted order {', '.join(said['order'])}; {same}")
+        if not was_before(rung):
+            notes.append(f"rung {rung.number}: runs of it were there before the prediction, which is none then")
+    coming = next((r for r in found.record.rungs if not r["done"] and r["predicted"]), None)
+    for opt, (mean, low, high) in ((coming or {}).get("predicted") or {"ratios": {}})["ratios"].items():
+        assert coming is not None
+        of = Interval(mean or 0.0, -math.inf if low is None else low, math.inf if high is None else high, 0)
+        made = (coming["predicted"] or {"made": ""})["made"]
+        rows.append({"rung": found.record.rungs.index(coming) + 1, "opt": opt, "said": factor(of), "made": made})
+    held = [row["held"] for row in rows if row.get("held") is not None]
+    if held:
+        notes.insert(0, f"{sum(held)} of {len(held)} measured ratios lie in their predicted interval")
+    return Table("ratio of steps, predicted from the rungs before", columns, rows, notes)
+
+
+def _ranking(found: Findings) -> Table:
+    last, measure = found.rungs[-1], found.rungs[-1].measure
+    unit = "decades of loss" if measure.log else measure.words
+    columns = [
+        Column("rung", "rung", "number"),
+        Column("at", UNITS[found.record.axis], "size on the axis", form=size),
+        Column("order", "order", "optimizers by the mean of their final metric, best first", wraps=False),
+        Column("tau", "Kendall's tau", "between this order and the last one, with 95 % interval", 3),
+        Column("chosen", "choice", "who wins here"),
+        Column("regret", f"regret ({unit})", "how much worse the choice is at the last rung than who wins there", 3),
+        Column("cost", "cost", "seconds of training of this rung as a share of the last one's", 2),
+    ]
+    rows = list[dict[str, Any]]()
+    for k, rung in enumerate(found.rungs):
+        chosen = found.regret(k)
+        rows.append({
+            "rung": rung.number, "at": rung.record["at"], "order": ", ".join(rung.order), "tau": found.agreement(k),
+            "chosen": chosen and chosen[0], "regret": chosen and chosen[1],
+            "cost": rung.seconds / last.seconds if last.seconds else None,
+        })  # fmt: skip
+    notes = list[str]()
+    if found.final_from is not None:
+        first, sure = found.final_from
+        notes.append(f"the ranking is that of the last rung from rung {first} on by means, from rung {sure} on as far"
+                     " as seeds tell")  # fmt: skip
+    notes.append("the interval of tau holds pairs that seeds do not tell either way (paired t-tests with Holm's"
+                 " correction); who wins at the last rung is chosen by the same seeds, which makes regrets of equal"
+                 " methods come out too large")  # fmt: skip
+    if lost := [opt for opt in found.record.opts if opt not in found.ranked]:
+        notes.append(f"not ranked, since a fresh seed diverged or is missing at a rung: {', '.join(lost)}")
+    return Table("order by final metric", columns, rows, notes)
+
+
+def _losses(found: Findings) -> Table:
+    columns = [Column("opt", "optimizer", "name")]
+    columns += [Column(f"rung {r.number}", _at(r), f"{r.measure.words}, mean over fresh seeds") for r in found.rungs]
+    rows = list[dict[str, Any]]()
+    for opt in found.record.opts:
+        row: dict[str, Any] = {"opt": opt}
+        for rung in found.rungs:
+            method = rung.methods.get(opt)
+            if method is not None and method.runs:
+                values = [value for value in rung.values(opt) if value is not None]
+                there = len(values) == len(method.runs)
+                row[f"rung {rung.number}"] = (
+                    _mean(values, rung) if there else f"{len(method.runs) - len(values)} diverged"
+                )
+        rows.append(row)
+    return Table(found.rungs[-1].measure.words, columns, rows)
+
+
+def _mean(values: list[float], rung: Rung) -> Interval | None:
+    from bench.results.group import mean_interval
+
+    return mean_interval(values, rung.measure.log)
+
+
+def _settings(found: Findings) -> Table:
+    columns = [
+        Column("opt", "optimizer", "name"),
+        Column("setting", "setting", "that is followed: the first that was searched"),
+        Column("best", "best by rung", "value that won"),
+        Column("exponent", "exponent a", "of best ~ size^a, by least squares over the rungs, with 95 % interval", 2),
+        Column("usable", "usable decades", "by rung: how far around the best scores are within"
+               f" {'a factor of 2' if found.rungs[-1].above else '5 %'} of the best"),
+        Column("regrets", "regret of the setting below", "by rung from the second: how much worse the settings that won"
+               " at the rung before score there, as a share; a factor where losses lie above their infimum"),
+    ]  # fmt: skip
+    rows = list[dict[str, Any]]()
+    for opt in found.record.opts:
+        of = found.transfer(opt)
+        rows.append({
+            "opt": opt, "setting": of.setting, "best": _list(of.best), "exponent": of.exponent,
+            "usable": _list(of.usable), "regrets": _list(of.regrets[1:]),
+        })  # fmt: skip
+    edges = [f"{opt} at rung {rung.number}" for rung in found.rungs for opt, m in rung.methods.items()
+             if m.study.lr_at_boundary]  # fmt: skip
+    notes = [f"best at the edge of what was tried: {', '.join(edges)}"] * bool(edges)
+    notes.append("scores are those of the tuning seeds, which chose the best; “-” was not tried or diverged")
+    return Table("the first searched setting", columns, rows, notes)
+
+
+def _list(values: Iterable[float | None]) -> str:
+    return ", ".join("-" if value is None else cell(value, 3) for value in values)
+
+
+def _rungs(found: Findings) -> Table:
+    done = {rung.number: rung for rung in found.rungs}
+    columns = [
+        Column("rung", "rung", "number"), Column("parameters", "parameters", "of the model", form="{:,}".format),
+        Column("steps", "steps", "of each run", form="{:,}".format), Column("settings", "settings", "of the rung"),
+        Column("trials", "trials each", "settings that each optimizer tried"),
+        Column("fresh", "fresh seeds", "runs of each winner"), Column("time", "training", "seconds of all runs"),
+        Column("state", "state", "when it was done, in UTC"),
+    ]  # fmt: skip
+    rows = list[dict[str, Any]]()
+    for number, rung in enumerate(found.record.rungs, 1):
+        own = done.get(number)
+        trials = sorted({len(m.study.trials) for m in own.methods.values()}) if own else []
+        fresh = sorted({len(m.runs) for m in own.methods.values()}) if own else []
+        rows.append({
+            "rung": number, "parameters": rung["parameters"], "steps": rung["steps"],
+            "settings": " ".join(f"{name} {value}" for name, value in rung["settings"].items()),
+            "trials": _span(trials), "fresh": _span(fresh), "time": duration(own.seconds) if own else None,
+            "state": rung["done"] or "cut",
+        })  # fmt: skip
+    return Table("sizes and budgets", columns, rows)
+
+
+def _span(numbers: list[int]) -> int | str | None:
+    return None if not numbers else numbers[0] if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
+
+
+def _notes(found: Findings) -> list[str]:
+    declared = found.record.declared
+    notes = [*found.record.rule]
+    around = f"{10 ** declared['margin']:.3g}"
+    notes.append(
+        f"From the second rung on, ranges go from W / {around} to {around} W, where W won at the rung before; a grid"
+        " goes on beyond an edge while the best lies there. At a rung all optimizers have the same number of trials."
+    )
+    return [*notes, *cut(found)]
+
+
+def cut(found: Findings) -> list[str]:
+    """What was cut, in sentences."""
+    lines, declared = list[str](), found.record.declared
+    if left := [number for number, rung in enumerate(found.record.rungs, 1) if not rung["done"]]:
+        what = ", ".join(f"{number} ({size(found.record.rungs[number - 1]['at'])})" for number in left)
+        lines.append(f"Cut: rung {what} of {len(found.record.rungs)} is not done, and no number here knows of it.")
+    if len(declared["seeds"]) < 2:
+        lines.append("Cut: trials have one seed, so that what wins is chosen with the noise of that seed.")
+    if len(declared["fresh"]) < 5:
+        lines.append(f"Cut: {len(declared['fresh'])} fresh seeds, which make wide intervals.")
+    parts = sorted({run.part for rung in found.rungs for run in rung.runs if run.part})
+    lines += [f"Cut: {part}." for part in parts]
+    if found.lost:
+        lines.append(f"{found.lost} runs of the record are not in the store.")
+    return lines
+
+
+# -- charts -----------------------------------------------------------------------------------------------------------
+
+
+def charts(found: Findings) -> dict[str, Chart]:
+    """Efficiency against size; best settings against size; regret against cost."""
+    return {"efficiency": _efficiency_chart(found), "settings": _settings_chart(found), "regret": _regret_chart(found)}
+
+
+def _x(found: Findings) -> str:
+    return UNITS[found.record.axis]
+
+
+def _efficiency_chart(found: Findings) -> Chart:
+    traces, reference = list[Trace](), found.record.reference
+    for opt in found.record.opts:
+        there = [(r.record["at"], factor(of)) for r in found.rungs if isinstance(of := r.ratios.get(opt), Interval)]
+        if there:
+            x = np.array([at for at, _ in there])
+            y, low, high = (np.array([getattr(of, name) for _, of in there]) for name in ("mean", "low", "high"))
+            band = tuple(np.where((end > 0) & (end < 1e6), end, np.nan) for end in (low, high))
+            traces.append(Trace(opt, x, y, (band[0], band[1]), marks="all"))
+    ends = np.array([min(found.sizes, default=1.0), max(found.sizes, default=10.0)])
+    panel = Panel(
+        "efficiency", f"steps at equal loss, for one of {reference}", _x(found), f"steps / steps of {reference}", "xy",
+        traces, f"bands: 95 % interval over {len(found.record.declared['fresh'])} fresh seeds\nbelow 1 fewer steps than"
+        f" {reference}", guides=[Guide(reference, ends, np.ones(2))] if traces else (),
+    )  # fmt: skip
+    return Chart([panel], {opt: opt for opt in found.record.opts}, columns=1)
+
+
+def _settings_chart(found: Findings) -> Chart:
+    traces = list[Trace]()
+    for opt in found.record.opts:
+        of = found.transfer(opt)
+        there = [(at, best) for at, best in zip(found.sizes, of.best, strict=True) if best]
+        if there:
+            x, y = (np.array(each, dtype=np.float64) for each in zip(*there, strict=True))
+            traces.append(Trace(opt, x, y, marks="all"))
+    panel = Panel("settings", "what won", _x(found), "first searched setting", "xy", traces,
+                  "mostly lr; max_step for sps")  # fmt: skip
+    return Chart([panel], {opt: opt for opt in found.record.opts}, columns=1)
+
+
+def _regret_chart(found: Findings) -> Chart:
+    last = found.rungs[-1].seconds if found.rungs else 0.0
+    there = [(rung.seconds / last, of[1]) for k, rung in enumerate(found.rungs) if last and (of := found.regret(k))]
+    traces = list[Trace]()
+    if there:
+        x = np.array([cost for cost, _ in there])
+        y, low, high = (np.array([getattr(of, name) for _, of in there]) for name in ("mean", "low", "high"))
+        finite = np.isfinite(low) & np.isfinite(high)
+        bands = np.where(finite, low, np.nan), np.where(finite, high, np.nan)
+        traces.append(Trace("choice by a rung", x, y, bands, marks="all"))
+    words = found.rungs[-1].measure.words if found.rungs else "metric"
+    panel = Panel("regret", "regret of choosing by a cheap rung", "cost, as a share of the last rung's",
+                  f"regret in {words}", "x", traces, "bands: 95 % interval over fresh seeds")  # fmt: skip
+    return Chart([panel], {}, columns=1)
+
+
+# -- words ------------------------------------------------------------------------------------------------------------
+
+
+def verdict(found: Findings) -> list[str]:
+    """What was found, in sentences."""
+    if not found.rungs:
+        return ["No rung is done yet."]
+    if len(found.rungs) == 1:
+        return ["One rung is done; a second one says how far it predicts.", *_leads(found)]
+    first, last = found.rungs[0], found.rungs[-1]
+    lines = list[str]()
+    unit = UNITS[found.record.axis]
+    if found.final_from is not None:
+        orders = [[opt for opt in rung.order if opt in found.ranked] for rung in (first, last)]
+        same = sum(a == b for a, b in zip(*orders, strict=True))
+        tau = found.agreement(0)
+        lines.append(
+            f"The order at {size(first.record['at'])} {unit} is that at {size(last.record['at'])} for {same} of"
+            f" {len(found.ranked)} methods (Kendall's tau {cell(tau, 3)})."
+        )
+        means, sure = found.final_from
+        whole = "from the first rung on" if means == 1 else f"from rung {means} on"
+        lines.append(f"By means the ranking is the final one {whole}; as far as seeds tell, from rung {sure} on.")
+    lines += _leads(found)
+    regret = found.regret(0)
+    if regret is not None:
+        share = first.seconds / last.seconds if last.seconds else math.nan
+        chosen, of = regret
+        lines.append(
+            f"Who chooses by the first rung takes {chosen}, at {share:.2g} of the last rung's training time, and loses"
+            f" {cell(of, 3)} {'decades of loss' if last.measure.log else last.measure.words} there."
+        )
+    carried = [opt for opt in found.record.opts if _carries(found, opt)]
+    near = f"a factor of {NEAR_LOG:g}" if last.above else f"{100 * NEAR:g} %"
+    lines.append(
+        f"Settings that won at the rung below score within {near} of the best at each rung for {', '.join(carried)}."
+        if carried
+        else f"No method carries its settings from rung to rung within {near} of the best."
+    )
+    every = [each.held for rung in found.rungs if was_before(rung) for each in scores(rung) if each.held is not None]
+    if every:
+        lines.append(f"{sum(every)} of {len(every)} predictions made before their rung held.")
+    return lines
+
+
+def _leads(found: Findings) -> list[str]:
+    lines, reference = list[str](), found.record.reference
+    for opt in found.record.opts:
+        there = [(r, factor(of)) for r in found.rungs if isinstance(of := r.ratios.get(opt), Interval)]
+        if not there:
+            continue
+        begin, end = there[0], there[-1]
+        text = f"{opt} needs {cell(begin[1], 3)} times the steps of {reference} at {size(begin[0].record['at'])}"
+        if len(there) > 1:
+            text += f" and {cell(end[1], 3)} at {size(end[0].record['at'])}"
+            if of := found.trend(opt):
+                text += f"; trend: {_called(found, opt, of)} (factor {cell(factor(of.slope), 3)} per decade)"
+        lines.append(text + ".")
+    return lines
+
+
+def _carries(found: Findings, opt: str) -> bool:
+    regrets, most = found.transfer(opt).regrets[1:], NEAR_LOG if found.rungs[-1].above else NEAR
+    return bool(regrets) and all(value is not None and value <= most for value in regrets)

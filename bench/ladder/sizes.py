@@ -1,0 +1,252 @@
+"""The rule of a ladder: from a task and an axis to the settings of each rung."""
+
+import inspect
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from bench.config import RunConfig, resolve
+from bench.errors import UserError
+
+Axis = Literal["size", "width", "depth", "epochs", "data"]
+AXES: tuple[Axis, ...] = ("size", "width", "depth", "epochs", "data")
+"""What grows from rung to rung."""
+MODEL = ("size", "width", "depth")
+"""Axes along which the model grows."""
+TOKENS = 20.0
+"""Tokens of training for each parameter, where nothing else is said (Hoffmann et al., arXiv 2203.15556)."""
+START = 27.0
+"""The first model has the parameters of the task's by this. Ours: three rungs of ratio 3 below it."""
+EVALUATIONS = 20
+"""Of a run, evenly over its steps. Ours."""
+WIDEST = 2**14
+"""Widths and depths that are tried, at most."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """A rung before anything is trained.
+
+    Attributes:
+        at: where it lies on the axis: parameters, epochs or steps, or training samples.
+        settings: of its runs, in dotted form.
+        parameters: of its model.
+        steps: of each run.
+    """
+
+    at: float
+    settings: dict[str, Any]
+    parameters: int
+    steps: int
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How a ladder grows.
+
+    Attributes:
+        axis: what grows.
+        ratio: from rung to rung, above 1.
+        tokens: of training for each parameter; None where the budget is that of the settings.
+        start: parameters of the first model; None for those of the task by `START`.
+    """
+
+    axis: Axis
+    ratio: float
+    tokens: float | None = None
+    start: float | None = None
+
+
+def rule_of(words: Mapping[str, Any], axis: Axis, ratio: float, tokens: float | None, start: float | None) -> Rule:
+    """The rule that a command asks for, with what it leaves open decided.
+
+    Args:
+        words: settings of all runs, in dotted form, with the task.
+        axis: what grows.
+        ratio: from rung to rung.
+        tokens: of training for each parameter, if that was said.
+        start: parameters of the first model, if that was said.
+
+    Raises:
+        UserError: the task has no such size, or the words contradict each other.
+    """
+    sizes = _sizes(words)
+    budget = [name for name in ("trainer.max_steps", "trainer.max_epochs") if name in words]
+    lacking = {"width": ["width"], "depth": ["depth"], "size": ["width"], "data": ["data"]}.get(axis, [])
+    if lost := [name for name in lacking if name not in sizes]:
+        raise UserError(
+            f"--axis {axis}: {words['task']} does not say which option is its {lost[0]} (TaskSpec.sizes);"
+            " --axis epochs takes every task"
+        )
+    if ratio <= 1:
+        raise UserError(f"--ratio {ratio:g}: each rung is greater than the one before; write a number above 1, as 3")
+    if axis not in MODEL and (tokens is not None or start is not None):
+        what = "tokens" if tokens is not None else "start"
+        raise UserError(f"--{what}: along --axis {axis} the model stays as it is; leave it out")
+    if tokens is not None and "tokens" not in sizes:
+        raise UserError(
+            f"--tokens {tokens:g}: the samples of {words['task']} are no rows of tokens; write --trainer.max_epochs"
+        )
+    if tokens is not None and budget:
+        raise UserError(f"--tokens {tokens:g} and --{budget[0]} both set the length of a run; leave one out")
+    if tokens is None and axis in MODEL and "tokens" in sizes and not budget:
+        tokens = TOKENS
+    return Rule(axis, ratio, tokens, start)
+
+
+def in_words(rule: Rule, words: Mapping[str, Any]) -> list[str]:
+    """The rule as sentences."""
+    names = _sizes(words)
+    lines = [f"From rung to rung {_GROWS[rule.axis]} by {rule.ratio:g}."]
+    if rule.axis in ("size", "width"):
+        with_width = [f"{names[name]} (whole)" for name in ("mlp",) if name in names]
+        if rule.axis == "size" and "depth" in names:
+            with_width.append(f"{names['depth']} (whole, at least 1)")
+        if "heads" in names:
+            with_width.append(f"{names['heads']} (so that heads keep their size as nearly as they can)")
+        grows = f"; in proportion to it {', '.join(with_width)}" if with_width else ""
+        lines.append(f"The width {names['width']} is the one whose model is nearest to the wanted size{grows}.")
+    if rule.axis == "depth":
+        lines.append(f"The depth {names['depth']} is the one whose model is nearest to the wanted size.")
+    if rule.tokens is not None:
+        lines.append(f"Each run sees {rule.tokens:g} tokens for each parameter.")
+    lines.append(f"Each run is evaluated {EVALUATIONS} times, evenly over its steps, unless --trainer.val_every says.")
+    return lines
+
+
+_GROWS = {
+    "size": "the number of parameters grows", "width": "the number of parameters grows, by the width alone,",
+    "depth": "the number of parameters grows, by the depth alone,", "epochs": "the length of a run grows",
+    "data": "the number of training samples grows",
+}  # fmt: skip
+
+
+def sizes_of(rule: Rule, words: Mapping[str, Any], opt: str, rungs: int, places: Mapping[str, Any]) -> list[Size]:
+    """The rungs, from the smallest on; a further rung changes none before it.
+
+    Args:
+        rule: how they grow.
+        words: settings of all runs, in dotted form, with the task.
+        opt: any optimizer of the ladder.
+        rungs: how many, at least 1.
+        places: where data and store are.
+
+    Raises:
+        UserError: a setting is illegal, data are missing, or two rungs are the same.
+    """
+
+    def config(more: Mapping[str, Any]) -> RunConfig:
+        return resolve({**words, **more, "opt": opt, "seed": 0}, fallback={**places, "device": "cpu"})
+
+    base = config({})
+    wanted = [rule.ratio**k for k in range(rungs)]
+    if rule.axis in MODEL:
+        settings = _models(rule, base, wanted)
+    elif rule.axis == "data":
+        option = f"task.{_sizes(words)['data']}"
+        first = base.task_options[_sizes(words)["data"]]
+        if first is None:
+            raise UserError(f"--axis data: say how many samples the first rung has, as --{option} 1000")
+        settings = [{option: round(first * factor)} for factor in wanted]
+    else:
+        settings = [_longer(base, factor) for factor in wanted]
+    found = [_measured(rule, config, own, words) for own in settings]
+    for k, (one, other) in enumerate(itertools.pairwise(found), 1):
+        if one.settings == other.settings:
+            raise UserError(
+                f"rungs {k} and {k + 1} are the same, {one.parameters:,} parameters; take a greater --ratio or --start"
+            )
+    return found
+
+
+def _sizes(words: Mapping[str, Any]) -> Mapping[str, str]:
+    from tasks import TASKS
+
+    return TASKS[str(words["task"])].sizes
+
+
+def _longer(base: RunConfig, factor: float) -> dict[str, Any]:
+    epochs, steps = base.trainer.max_epochs, base.trainer.max_steps
+    more = {"trainer.max_epochs": epochs * factor} if epochs is not None else {}
+    return more | ({"trainer.max_steps": round(steps * factor)} if steps is not None else {})
+
+
+def _models(rule: Rule, base: RunConfig, wanted: Sequence[float]) -> list[dict[str, Any]]:
+    """Settings of the models whose numbers of parameters are nearest to those wanted."""
+    count, options = _counter(base), base.task_options
+    start = rule.start if rule.start is not None else count({}) / START
+    candidates = list(_candidates(rule.axis, base.task_spec.sizes, options))
+    settings, counts, i = list[dict[str, Any]](), list[int](), 0
+    for factor in wanted:
+        target = math.log(start * factor)
+        while not counts or (math.log(counts[-1]) < target and i < len(candidates)):
+            counts.append(count(candidates[i]))
+            i += 1
+        near = min(range(len(counts)), key=lambda k: abs(math.log(counts[k]) - target))
+        settings.append({f"task.{name}": value for name, value in candidates[near].items()})
+    return settings
+
+
+def _candidates(axis: Axis, names: Mapping[str, str], options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Options of models, from the smallest on."""
+    if axis == "depth":
+        yield from ({names["depth"]: depth} for depth in range(1, WIDEST))
+        return
+    base = options[names["width"]]
+    for width in range(2, WIDEST, 2):
+        share, found = width / base, {names["width"]: width}
+        if "heads" in names and options.get("head_dim") is None:
+            heads = max(1, round(options[names["heads"]] * share))
+            if width % (2 * heads):
+                continue  # a head has an even size
+            found[names["heads"]] = heads
+        if "mlp" in names:
+            found[names["mlp"]] = max(1, round(options[names["mlp"]] * share))
+        if axis == "size" and "depth" in names:
+            found[names["depth"]] = max(1, round(options[names["depth"]] * share))
+        yield found
+
+
+def _counter(base: RunConfig) -> Callable[[Mapping[str, Any]], int]:
+    """Parameters of the task's model with these options, without memory for them where its data stay as they are."""
+    import torch
+
+    from bench.runner import build
+
+    data, of_data = build(base)[0].data, inspect.signature(base.task_spec.data_cls.__init__).parameters
+
+    def count(options: Mapping[str, Any]) -> int:
+        config = base.model_copy(update={"task_options": {**base.task_options, **options}})
+        if any(name in of_data for name in options):
+            return _trained(build(config)[0])
+        with torch.device("meta"):
+            return _trained(build(config, data)[0])
+
+    return count
+
+
+def _trained(task: Any) -> int:
+    return sum(parameter.numel() for parameter in task.parameters() if parameter.requires_grad)
+
+
+def _measured(
+    rule: Rule, config: Callable[[Mapping[str, Any]], RunConfig], own: dict[str, Any], words: Mapping[str, Any]
+) -> Size:
+    from bench.runner import build
+
+    task, plan = build(config(own))
+    parameters, steps = _trained(task), plan.total_steps
+    if rule.tokens is not None:
+        sample = config(own).task_options[_sizes(words)["tokens"]]
+        steps = max(1, math.ceil(rule.tokens * parameters / (plan.batch_size * sample)))
+        own = {**own, "trainer.max_steps": steps}
+    if "trainer.val_every" not in words:
+        own = {**own, "trainer.val_every": max(1, steps // EVALUATIONS)}
+    at = parameters if rule.axis in MODEL else steps if rule.axis == "epochs" else _samples(own, words)
+    return Size(float(at), own, parameters, steps)
+
+
+def _samples(own: Mapping[str, Any], words: Mapping[str, Any]) -> int:
+    return own[f"task.{_sizes(words)['data']}"]

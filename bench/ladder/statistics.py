@@ -1,0 +1,368 @@
+"""The statistics of ladders: pure functions over float64 arrays.
+
+A ratio of steps is given by its natural logarithm: 0 where two methods are equal, negative where the first needs fewer
+steps. What the intervals cover is simulated in `tests/test_ladder_statistics.py`.
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.optimize import isotonic_regression
+from scipy.special import fdtrc, stdtr, stdtrit
+
+from bench.results.stats import Interval, t_interval
+
+Array = NDArray[np.float64]
+
+FINE = 16
+"""Places between two evaluations at which curves are compared. Ours."""
+SMOOTH = 0.3
+"""Curves are smoothed over so much of the logarithm of the step to either side: without it, the noise from one
+evaluation to the next makes intervals that cover 99 % instead of 95 %. Ours."""
+LEVEL = 0.05
+"""Probability of a false statement. Ours."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number with its standard error.
+
+    Attributes:
+        value: of the number.
+        error: its standard error; infinite where the data do not bound it.
+        df: degrees of freedom of the error.
+    """
+
+    value: float
+    error: float
+    df: float
+
+    @property
+    def interval(self) -> Interval:
+        """The 95 % t-interval."""
+        half = _quantile(self.df) * self.error if math.isfinite(self.error) else math.inf
+        return Interval(self.value, self.value - half, self.value + half, round(self.df) + 1)
+
+    @classmethod
+    def of(cls, interval: Interval) -> "Estimate":
+        """What a 95 % t-interval over seeds says."""
+        half = (interval.high - interval.low) / 2
+        return cls(interval.mean, half / _quantile(interval.n - 1), interval.n - 1)
+
+
+def _quantile(df: float) -> float:
+    return float(stdtrit(df, 1 - LEVEL / 2))
+
+
+# -- efficiency -------------------------------------------------------------------------------------------------------
+
+
+def step_ratio(steps: ArrayLike, own: ArrayLike, reference: ArrayLike, *, smooth: bool = True) -> Interval:
+    """How many steps a method needs for the steps of a reference, at equal loss, in the natural logarithm.
+
+    The loss is the worse of the two final ones. Where the method ends below the reference, its own curve says at which
+    step s it has reached the reference's final loss, and the ratio is s / S with S the number of steps. Where it ends
+    above, the reference's curve says at which step s that has reached the method's final loss, and the ratio is S / s.
+    So nothing is extrapolated. Curves are smoothed (`smoothing`), and interpolated over the logarithm of the step.
+
+    The 95 % interval goes from the least to the greatest ratio that a paired t-test over the seeds does not reject (an
+    inverted test, as in Fieller 1954). An end is infinite where no evaluation lies beyond it.
+
+    Args:
+        steps: of the evaluations, shape (P,), positive and increasing, P >= 2.
+        own: loss of the method by seed and evaluation, shape (N, P), N >= 2, finite.
+        reference: that of the reference with the same seeds, shape (N, P).
+        smooth: whether to smooth; not where a schedule bends the curves at their ends.
+
+    Raises:
+        ValueError: shapes differ, there are too few values, or one is not finite.
+    """
+    s, a, b = (np.asarray(each, dtype=np.float64) for each in (steps, own, reference))
+    if a.ndim != 2 or a.shape != b.shape or a.shape[1:] != s.shape or len(a) < 2 or s.size < 2:
+        raise ValueError(
+            f"curves of shapes {a.shape} and {b.shape} at {s.size} steps: take two seeds and steps or more"
+        )
+    if not (np.isfinite(a).all() and np.isfinite(b).all() and (np.diff(s) > 0).all() and s[0] > 0):
+        raise ValueError("losses must be finite, steps positive and increasing")
+    places = np.log(s / s[-1])
+    if smooth:
+        a, b = a @ smoothing(places).T, b @ smoothing(places).T
+    share = np.arange(FINE) / FINE
+    left = np.append((places[:-1, None] + np.diff(places)[:, None] * share).ravel(), 0.0)
+    a_fine, b_fine = (np.array([np.interp(left, places, curve) for curve in curves]) for curves in (a, b))
+    ratios = np.concatenate([left, -left[-2::-1]])
+    # The method's loss above the reference's, if it needs so many times the steps; it falls with the ratio.
+    gaps = np.concatenate([a_fine - b[:, -1:], (a[:, -1:] - b_fine)[:, -2::-1]], axis=1)
+    n, mean = len(gaps), gaps.mean(0)
+    value = _zero(ratios, isotonic_regression(mean, increasing=False).x)
+    beyond = np.abs(mean) - _quantile(n - 1) * gaps.std(0, ddof=1) / math.sqrt(n)
+    kept = np.flatnonzero(beyond <= 0)
+    if not kept.size:  # no noise, and the ratio lies between two places
+        return Interval(value, value, value, n)
+    first, last = int(kept[0]), int(kept[-1])
+    low = -math.inf if first == 0 else _between(ratios, beyond, first, first - 1)
+    high = math.inf if last == ratios.size - 1 else _between(ratios, beyond, last, last + 1)
+    return Interval(value, min(low, value), max(high, value), n)
+
+
+def smoothing(places: Array, width: float = SMOOTH) -> Array:
+    """The matrix that replaces each value of a curve by that of a line through the values around it.
+
+    Lines are fitted by least squares with weights that fall to 0 at the distance `width` (Cleveland 1979, without the
+    steps against outliers). A value without another one that near stays.
+
+    Args:
+        places: shape (P,).
+        width: in their unit, positive.
+
+    Returns:
+        shape (P, P); a straight line stays as it is.
+    """
+    distance = places[None, :] - places[:, None]
+    weights = np.maximum(0, 1 - np.abs(distance) / width)
+    rows = np.eye(len(places))
+    for i in np.flatnonzero((weights > 0).sum(1) > 1):
+        design = np.column_stack([np.ones(len(places)), distance[i]])
+        weighted = design.T * weights[i]
+        rows[i] = np.linalg.solve(weighted @ design, weighted)[0]
+    return rows
+
+
+def _zero(x: Array, falling: Array) -> float:
+    """Where a curve that never rises is zero: the middle of that stretch; or the end that is nearer to it."""
+    above, below = np.flatnonzero(falling > 0), np.flatnonzero(falling < 0)
+    i, j = (int(above[-1]) if above.size else 0), (int(below[0]) if below.size else x.size - 1)
+    if j - i == 1 and above.size and below.size:
+        return _between(x, falling, i, j)
+    zeros = np.flatnonzero(falling == 0)
+    return float(x[zeros].mean() if zeros.size else x[-1] if above.size else x[0])
+
+
+def _between(x: Array, y: Array, i: int, j: int) -> float:
+    """Where the line through two points is zero."""
+    return float(x[i] + (x[j] - x[i]) * y[i] / (y[i] - y[j])) if y[i] != y[j] else float(x[i])
+
+
+# -- trends -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Trend:
+    """A straight line through estimates.
+
+    Attributes:
+        slope: per unit of x, with its interval.
+        misfit: probability of so great residuals where a line holds and the estimates' errors are all the noise there
+            is; None below three points.
+        widened: whether the residuals and not the errors make the intervals, since the misfit is below 5 %.
+    """
+
+    slope: Interval
+    misfit: float | None
+    widened: bool
+
+
+def trend(x: ArrayLike, estimates: Sequence[Estimate]) -> Trend:
+    """The least-squares line through estimates, with the noise that they say.
+
+    The degrees of freedom are Satterthwaite's (1946). Where the residuals are greater than the errors explain (F-test,
+    5 %), they make the interval if that is wider: there is noise that seeds do not show, such as that of tuning.
+
+    Args:
+        x: shape (K,), K >= 2, not all equal.
+        estimates: of y at x, with finite errors.
+
+    Raises:
+        ValueError: there are fewer than two different x.
+    """
+    u = np.asarray(x, dtype=np.float64)
+    if u.size != len(estimates) or u.size < 2 or np.ptp(u) == 0:
+        raise ValueError(f"x={x!r} must have two different values or more, one for each estimate")
+    centred = u - u.mean()
+    weights = centred / (centred @ centred)
+    found, misfit, widened = _combined(u, estimates, weights)
+    return Trend(found.interval, misfit, widened)
+
+
+def predict(x: ArrayLike, estimates: Sequence[Estimate], at: float) -> Interval:
+    """What will be measured at a further x, with an interval that holds the measured value in 95 % of cases.
+
+    From one point it is that point's value, from more the least-squares line. The noise of the new measurement counts
+    as the mean of the old ones.
+
+    Args:
+        x: shape (K,), K >= 1, all different.
+        estimates: of y at x, with finite errors.
+        at: the further x.
+
+    Raises:
+        ValueError: x are equal, or none.
+    """
+    u = np.asarray(x, dtype=np.float64)
+    if not u.size or u.size != len(estimates) or np.unique(u).size < u.size:
+        raise ValueError(f"x={x!r} must have different values, one for each estimate")
+    centred = u - u.mean()
+    weights = np.full(u.size, 1 / u.size)
+    if u.size > 1:
+        weights = weights + (at - u.mean()) * centred / (centred @ centred)
+    return _combined(u, estimates, weights, new=True)[0].interval
+
+
+def _combined(
+    x: Array, estimates: Sequence[Estimate], weights: Array, *, new: bool = False
+) -> tuple[Estimate, float | None, bool]:
+    """A weighted sum of estimates, which a line through them gives; the misfit of that line; whether it counts.
+
+    Args:
+        x: where they are.
+        estimates: independent ones.
+        weights: of the sum.
+        new: add the noise of a further measurement.
+    """
+    y = np.array([each.value for each in estimates])
+    squares, dfs = np.array([each.error**2 for each in estimates]), np.array([each.df for each in estimates])
+    parts, part_dfs = weights**2 * squares, dfs
+    if new:  # as noisy as the mean of the others
+        parts, part_dfs = np.append(parts, squares / len(y)), np.append(dfs, dfs)
+    total = parts.sum()
+    shares = parts / total if total else parts
+    df = 1 / float((shares**2 / part_dfs).sum()) if total else float(dfs.sum())
+    found, misfit = Estimate(float(weights @ y), math.sqrt(total), df), None
+    if len(y) > 2:
+        design = np.column_stack([np.ones_like(x), x - x.mean()])
+        rest = np.eye(len(y)) - design @ np.linalg.pinv(design)
+        residual, left = rest @ y, len(y) - 2
+        spread = float(residual @ np.linalg.pinv(rest * squares @ rest) @ residual) if squares.any() else math.inf
+        misfit = float(fdtrc(left, dfs.sum(), spread / left)) if residual.any() else 1.0
+        if misfit < LEVEL:
+            variance = float(residual @ residual) / left
+            other = Estimate(found.value, math.sqrt(variance * (weights @ weights + new)), left)
+            if other.error * _quantile(left) > found.error * _quantile(df):
+                return other, misfit, True
+    return found, misfit, False
+
+
+def exponent(sizes: ArrayLike, best: ArrayLike, step: float) -> Interval:
+    """The exponent a of best ~ size^a, from the best values on grids.
+
+    The interval is that of a least-squares line through the logarithms, with as many degrees of freedom as there are
+    sizes beyond two. A grid tells its best place up to a step, so that the residuals count as no less than
+    step / sqrt(12), the deviation of an even distribution of that width.
+
+    Args:
+        sizes: shape (K,), positive, K >= 2, not all equal.
+        best: shape (K,), positive.
+        step: of the grid, in decades.
+
+    Raises:
+        ValueError: there are fewer than two different sizes.
+    """
+    x, y = (np.log10(np.asarray(each, dtype=np.float64)) for each in (sizes, best))
+    if x.size != y.size or x.size < 2 or np.ptp(x) == 0:
+        raise ValueError(f"sizes={sizes!r} must have two different values or more, one for each of best")
+    centred = x - x.mean()
+    square, left = float(centred @ centred), x.size - 2
+    slope = round(float(centred @ y) / square, 12) + 0.0  # no -0
+    if not left:
+        return Interval(slope, -math.inf, math.inf, x.size)
+    residual = y - y.mean() - slope * centred
+    variance = max(float(residual @ residual) / left, step**2 / 12)
+    half = _quantile(left) * math.sqrt(variance / square)
+    return Interval(slope, slope - half, slope + half, x.size)
+
+
+# -- rankings ---------------------------------------------------------------------------------------------------------
+
+
+def told(*values: ArrayLike) -> list[NDArray[np.int8]]:
+    """Which of two methods is better, for each pair, as far as seeds tell; any false one has a probability of 5 %.
+
+    Paired t-tests with Holm's correction (1979) over all pairs of all arrays.
+
+    Args:
+        values: by method and seed, shape (M, N), N >= 2, finite; less is better.
+
+    Returns:
+        for each array shape (M, M): -1 where the first is better, 1 where the second is, 0 where seeds do not tell.
+    """
+    arrays = [np.asarray(each, dtype=np.float64) for each in values]
+    tests = list[tuple[float, int, int, int, int]]()
+    for k, array in enumerate(arrays):
+        for i, j in itertools.combinations(range(len(array)), 2):
+            gaps = array[i] - array[j]
+            mean, error = float(gaps.mean()), float(gaps.std(ddof=1)) / math.sqrt(gaps.size)
+            p = 2 * float(stdtr(gaps.size - 1, -abs(mean) / error)) if error > 0 else float(mean == 0)
+            tests.append((p, k, i, j, -1 if mean < 0 else 1))
+    found = [np.zeros((len(array), len(array)), dtype=np.int8) for array in arrays]
+    for rank, (p, k, i, j, sign) in enumerate(sorted(tests)):
+        if p * (len(tests) - rank) > LEVEL:
+            break
+        found[k][i, j], found[k][j, i] = sign, -sign
+    return found
+
+
+def kendall(first: ArrayLike, second: ArrayLike) -> Interval:
+    """Kendall's tau between the rankings of two groups of runs, in [-1, 1], with a 95 % interval for the true one.
+
+    tau is the share of pairs of methods in equal order less that in opposite order, by means over seeds. Pairs that
+    seeds do not tell in both groups (`told`) may be in either order, which makes the interval: it holds the tau of the
+    true means with 95 % or more.
+
+    Args:
+        first: by method and seed, shape (M, N), M >= 2, N >= 2, finite; less is better.
+        second: shape (M, N'), the same methods.
+
+    Raises:
+        ValueError: the shapes do not fit.
+    """
+    a, b = (np.asarray(each, dtype=np.float64) for each in (first, second))
+    if a.ndim != 2 or b.ndim != 2 or len(a) != len(b) or len(a) < 2:
+        raise ValueError(f"shapes {a.shape} and {b.shape}: take the same two methods or more, by seed")
+    pairs = np.triu_indices(len(a), 1)
+    orders = [np.sign(each.mean(1)[:, None] - each.mean(1)[None, :])[pairs] for each in (a, b)]
+    signs = [each[pairs].astype(int) for each in told(a, b)]
+    same, count = signs[0] * signs[1], len(pairs[0])
+    open_pairs, sure = int((same == 0).sum()), int(same.sum())
+    tau = float((orders[0] * orders[1]).sum()) / count
+    low, high = (sure - open_pairs) / count, (sure + open_pairs) / count
+    return Interval(tau, min(low, tau), max(high, tau), count)
+
+
+def final_from(rungs: Sequence[ArrayLike]) -> tuple[int, int]:
+    """The first rung from which on the ranking is that of the last one: by means, and as far as seeds tell.
+
+    A ranking differs from the last one where a pair stands in opposite orders; as far as seeds tell, where it is told
+    so (`told`).
+
+    Args:
+        rungs: values by method and seed, shape (M, N) each, of the same methods; less is better.
+
+    Returns:
+        two indices of rungs.
+    """
+    arrays = [np.asarray(each, dtype=np.float64) for each in rungs]
+    orders = [np.sign(each.mean(1)[:, None] - each.mean(1)[None, :]) for each in arrays]
+    signs = [each.astype(int) for each in told(*arrays)]
+    by_means, by_seeds = ([not (one * each[-1] < 0).any() for one in each] for each in (orders, signs))
+    first, sure = (max((k + 1 for k, same in enumerate(each) if not same), default=0) for each in (by_means, by_seeds))
+    return first, sure
+
+
+def regret(values: ArrayLike, chosen: int) -> Interval:
+    """How much more a chosen method loses than the best one by its mean, with a paired t-interval over seeds.
+
+    The best is chosen by the same seeds, which makes the regret of equal methods come out too large.
+
+    Args:
+        values: by method and seed, shape (M, N), finite; less is better.
+        chosen: index of a method.
+    """
+    array = np.asarray(values, dtype=np.float64)
+    best = int(np.argmin(array.mean(1)))
+    if best == chosen:
+        return Interval(0.0, 0.0, 0.0, array.shape[1])
+    return t_interval(array[chosen] - array[best])

@@ -1,0 +1,425 @@
+"""`bench ladder`: rungs, budgets, predictions before their rungs, interruptions, and the page from what is stored."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bench.cli import main
+from bench.errors import RunFailed, UserError
+from bench.execute import Effort
+from bench.ladder.findings import findings, read_ladder, scores, was_before
+from bench.ladder.rungs import Ladder, begun, climb, winners_of
+from bench.ladder.show import boards, charts, verdict
+from bench.ladder.sizes import Rule, Size, in_words, rule_of, sizes_of
+from bench.results.stats import Interval
+from bench.store.merge import merge
+from bench.store.reports import LadderRecord
+from bench.store.stores import Stores
+from bench.tuning.studies import Studies
+from bench.tuning.suite import Suite, carry_out
+from bench.tuning.worker import Worker
+from tests.daemons import until
+
+WORDS = {"task": "synthetic", "trainer.max_steps": 30, "device": "cpu"}
+
+
+class Here:
+    """Trains in this process."""
+
+    def __init__(self, places: dict[str, Path]) -> None:
+        self.places = places
+
+    def work(self, study: Any, progress: Any) -> bool:
+        """Until nothing is left to do."""
+        return Worker(self.places, lambda event: None, Effort("lanes", 16)).work(study)
+
+
+def places_in(folder: Path) -> dict[str, Path]:
+    return {"data": folder / "data", "store": folder / "store"}
+
+
+def ladder_of(**changes: Any) -> Ladder:
+    words = {name: value for name, value in WORDS.items() if name != "task"}
+    usual = Ladder(
+        "synthetic", ["gd", "adam", "ngd"], "gd", words, {"gd": {}, "adam": {}, "ngd": {}},
+        rule_of(WORDS, "width", 4.0, None, None), 3, 0.5, "grid", False, [1000], [0, 1, 2],
+    )  # fmt: skip
+    return replace(usual, **changes)
+
+
+def climbed(
+    folder: Path, rungs: int, ladder: Ladder | None = None, stop: Callable[[Suite], bool] = lambda suite: False
+) -> LadderRecord:
+    """The record of a ladder that was climbed in this process."""
+    ladder, places = ladder or ladder_of(), places_in(folder)
+    places["store"].mkdir(parents=True, exist_ok=True)
+    studies = Studies(f"sqlite:///{places['store']}/studies.db")
+    sizes = sizes_of(ladder.rule, WORDS, "gd", rungs, places)
+
+    def train(suite: Suite) -> Any:
+        return None if stop(suite) else carry_out(suite, studies, places, Here(places), progress=False)  # type: ignore[arg-type]
+
+    climb(ladder, sizes, studies, places, train, lambda line: None)
+    return begun(ladder, sizes, places["store"])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A ladder of three rungs."""
+    folder = tmp_path_factory.mktemp("ladder")
+    climbed(folder, 3)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def record(folder: Path) -> LadderRecord:
+    return climbed(folder, 3)
+
+
+# -- sizes ------------------------------------------------------------------------------------------------------------
+
+
+@cache
+def sizes(axis: Any, rungs: int = 3, **words: Any) -> list[Size]:
+    settings = {**WORDS, **{name.replace("__", "."): value for name, value in words.items()}}
+    return sizes_of(rule_of(settings, axis, 4.0, None, None), settings, "gd", rungs, places_in(Path("nowhere")))
+
+
+def test_rungs_grow_by_the_ratio_and_begin_below_the_model_of_the_task():
+    found = sizes("width")
+    assert [size.parameters for size in found] == [size.at for size in found]
+    for size, wanted in zip(found, [64**2 / 27, 4 * 64**2 / 27, 16 * 64**2 / 27], strict=True):
+        assert size.parameters == size.settings["task.d"] ** 2
+        others = [d**2 for d in range(2, 200, 2)]
+        assert abs(np.log(size.parameters / wanted)) == min(abs(np.log(other / wanted)) for other in others)
+
+
+def test_a_further_rung_changes_none_before_it():
+    assert sizes("width", 2) == sizes("width", 3)[:2]
+
+
+def test_longer_runs_and_more_samples_leave_the_model():
+    longer, more = sizes("epochs"), sizes("data")
+    assert [size.steps for size in longer] == [30, 120, 480]
+    assert [size.settings["task.n"] for size in more] == [20, 80, 320]
+    assert len({size.parameters for size in (*longer, *more)}) == 1
+
+
+def test_runs_are_evaluated_twenty_times():
+    assert [size.steps // size.settings["trainer.val_every"] for size in sizes("epochs")] == [30, 20, 20]
+    assert "trainer.val_every" not in sizes("epochs", trainer__val_every=7)[0].settings
+
+
+@pytest.mark.parametrize(
+    ("words", "axis", "options", "says"),
+    [
+        ({"task": "synthetic"}, "depth", {}, "does not say which option is its depth"),
+        ({"task": "synthetic"}, "width", {"ratio": 1.0}, "--ratio 1"),
+        ({"task": "synthetic"}, "width", {"tokens": 20.0}, "no rows of tokens"),
+        ({"task": "lm"}, "epochs", {"tokens": 20.0}, "along --axis epochs the model stays"),
+        ({"task": "lm", "trainer.max_steps": 9}, "size", {"tokens": 20.0}, "both set the length"),
+    ],
+)
+def test_rules_that_make_no_sense_are_refused(words: dict[str, Any], axis: Any, options: dict[str, Any], says: str):
+    with pytest.raises(UserError, match=says):
+        rule_of(words, axis, options.get("ratio", 3.0), options.get("tokens"), options.get("start"))
+
+
+def test_a_language_model_gets_tokens_by_its_parameters_unless_something_else_is_said():
+    assert rule_of({"task": "lm"}, "size", 3.0, None, None).tokens == 20
+    assert rule_of({"task": "lm", "trainer.max_steps": 9}, "size", 3.0, None, None).tokens is None
+    assert rule_of({"task": "cifar10"}, "size", 3.0, None, None).tokens is None
+
+
+def test_two_rungs_of_one_size_are_refused():
+    rule = Rule("width", 1.01)
+    with pytest.raises(UserError, match="rungs 1 and 2 are the same"):
+        sizes_of(rule, WORDS, "gd", 2, places_in(Path("nowhere")))
+
+
+def test_the_rule_is_told_in_words():
+    said = " ".join(in_words(Rule("size", 3.0, 20.0), {"task": "lm"}))
+    assert all(word in said for word in ("width", "layers", "num_heads", "mlp_width", "20 tokens for each parameter"))
+
+
+# -- rungs ------------------------------------------------------------------------------------------------------------
+
+
+def test_every_optimizer_has_the_same_budget_at_each_rung(folder: Path, record: LadderRecord):
+    found = findings(record, Stores([folder / "store"]))
+    assert [rung.number for rung in found.rungs] == [1, 2, 3]
+    for rung in found.rungs:
+        assert len({len(method.study.trials) for method in rung.methods.values()}) == 1
+        assert len({len(method.trials) for method in rung.methods.values()}) == 1
+        assert {len(method.runs) for method in rung.methods.values()} == {3}
+        for method in rung.methods.values():
+            tuning, fresh = ({run.config["seed"] for run in runs} for runs in (method.trials, method.runs))
+            assert tuning == {1000}
+            assert fresh == {0, 1, 2}
+
+
+def test_unequal_budgets_end_the_ladder(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from bench.ladder import rungs
+
+    class Found:
+        def __init__(self, opt: str, trials: int) -> None:
+            self.study, self.scored, self.refined, self.missing = self, [None] * trials, [], 0
+            self.spec, self.opt = self, opt
+
+    counts = iter([3, 4, 3])
+    monkeypatch.setattr(rungs, "study_result", lambda study: Found(study, next(counts)))
+    ladder, places = ladder_of(), places_in(tmp_path)
+    studies = Studies(f"sqlite:///{tmp_path}/studies.db")
+    with pytest.raises(RunFailed, match="gd 3, adam 4, ngd 3 trials"):
+        climb(ladder, sizes("width", 1), studies, places, lambda suite: [*ladder.opts], lambda line: None)  # type: ignore
+
+
+def test_ranges_lie_around_what_won_before(folder: Path, record: LadderRecord):
+    ladder, places = ladder_of(), places_in(folder)
+    winners = winners_of(record, 0, places["store"])
+    suite = ladder.suite(record.rungs[1], winners, places)
+    for spec in suite.specs(places):
+        (axis,) = spec.axes.values()
+        best = winners[spec.opt]["opt.lr"]
+        assert axis.low == pytest.approx(best / 10**0.5, rel=1e-3)  # type: ignore[union-attr]
+        assert axis.high == pytest.approx(best * 10**0.5, rel=1e-3)  # type: ignore[union-attr]
+        points = [each.point["opt.lr"] for each in spec.design.wanted({}, "min", 0.0, suite.tune.trials or 0)]
+        assert points[0] == best  # so that it is known what the settings of the rung before give here
+
+
+def test_methods_with_lists_of_values_get_whole_combinations():
+    ladder = ladder_of(opts=["gd", "sgdm"], own={"gd": {}, "sgdm": {}}, trials=4)
+    suite = ladder.suite(sizes("width", 1)[0], {}, places_in(Path("nowhere")))
+    assert suite.tune.trials == 6  # sgdm has three values of momentum
+
+
+def test_other_settings_are_another_ladder_and_more_rungs_are_not():
+    assert ladder_of().name == ladder_of().name
+    for change in ({"trials": 5}, {"margin": 1.0}, {"fresh": [0, 1]}, {"reference": "adam"}):
+        assert ladder_of(**change).name != ladder_of().name
+
+
+# -- predictions ------------------------------------------------------------------------------------------------------
+
+
+def test_predictions_are_on_the_disk_before_any_run_of_their_rung(tmp_path: Path):
+    seen = list[dict[str, Any]]()
+
+    def look(suite: Suite) -> bool:
+        path = next((tmp_path / "store" / "ladders").glob("*.json"))
+        seen.append(json.loads(path.read_text("utf-8")))
+        there = {run.config["task_options"]["d"] for run in Stores([tmp_path / "store"]).runs}
+        assert suite.tasks["synthetic"]["task.d"] not in there  # type: ignore[call-overload,index]
+        return False
+
+    record = climbed(tmp_path, 2, stop=look)
+    assert seen[0]["rungs"][0]["predicted"] is None
+    said = seen[1]["rungs"][1]["predicted"]
+    assert said == record.rungs[1]["predicted"]
+    assert said["rungs"] == 1
+    assert set(said["order"]) == {"gd", "adam", "ngd"}
+    found = findings(record, Stores([tmp_path / "store"]))
+    assert was_before(found.rungs[0]) is None
+    assert was_before(found.rungs[1]) is True
+    assert said["made"] <= found.rungs[1].begun
+
+
+def test_a_prediction_that_came_after_its_runs_is_called_none(folder: Path, record: LadderRecord):
+    late = json.loads(json.dumps(record.rungs))
+    late[1]["predicted"]["made"] = "2999-01-01T00:00:00Z"
+    found = findings(replace(record, rungs=late), Stores([folder / "store"]))
+    assert was_before(found.rungs[1]) is False
+    notes = [note for board in boards(found) for table in board.tables for note in table.notes]
+    assert any("rung 2: runs of it were there before the prediction" in note for note in notes)
+
+
+def test_scores_say_whether_the_measured_ratio_was_in_the_interval(folder: Path, record: LadderRecord):
+    rung = findings(record, Stores([folder / "store"])).rungs[1]
+    for each in scores(rung):
+        mean, low, high = rung.record["predicted"]["ratios"][each.opt]  # type: ignore[index]
+        assert each.said == Interval(mean or 0.0, -np.inf if low is None else low, np.inf if high is None else high, 0)
+        measured = rung.ratios[each.opt]
+        if isinstance(measured, Interval):
+            assert each.held == (each.said.low <= measured.mean <= each.said.high)
+
+
+# -- interruptions ----------------------------------------------------------------------------------------------------
+
+
+def numbers(record: LadderRecord, store: Path) -> str:
+    """What a ladder says but for moments and times."""
+    found = findings(record, Stores([store]))
+    shown = [(board.name, table.title, [{k: v for k, v in row.items() if k in KEPT} for row in table.rows])
+             for board in boards(found) for table in board.tables]  # fmt: skip
+    return repr(shown) + repr([sorted(rung.ratios.items()) for rung in found.rungs])
+
+
+KEPT = {
+    "opt", "rung", "rung 1", "rung 2", "trend", "called", "said", "measured", "held", "order", "tau", "chosen",
+    "regret", "best", "usable", "regrets", "trials", "fresh", "parameters", "steps", "settings",
+}  # fmt: skip
+
+
+def test_a_ladder_that_was_stopped_goes_on(tmp_path: Path, folder: Path):
+    count = iter(range(9))
+    stopped = climbed(tmp_path, 2, stop=lambda suite: next(count) == 1)
+    assert [bool(rung["done"]) for rung in stopped.rungs] == [True, False]
+    said = stopped.rungs[1]["predicted"]
+    done = climbed(tmp_path, 2)
+    assert [bool(rung["done"]) for rung in done.rungs] == [True, True]
+    assert done.rungs[0] == stopped.rungs[0]
+    assert done.rungs[1]["predicted"] == said  # as it was before the stop
+    whole = climbed(folder, 2)
+    assert numbers(replace(whole, rungs=whole.rungs[:2]), folder / "store") == numbers(done, tmp_path / "store")
+
+
+def test_a_rung_that_is_added_later_changes_no_earlier_number(tmp_path: Path):
+    before = climbed(tmp_path, 1)
+    after = climbed(tmp_path, 2)
+    assert after.rungs[0] == before.rungs[0]
+    assert after.begun == before.begun
+    first = replace(after, rungs=after.rungs[:1])
+    assert numbers(first, tmp_path / "store") == numbers(before, tmp_path / "store")
+
+
+def test_rungs_that_are_done_are_not_trained_again(folder: Path):
+    def refuse(suite: Suite) -> bool:
+        raise AssertionError("nothing is left to train")
+
+    assert len(climbed(folder, 3, stop=refuse).done) == 3
+
+
+def test_a_damaged_record_is_named(folder: Path, tmp_path: Path):
+    path = tmp_path / "ladders" / "x.json"
+    path.parent.mkdir()
+    path.write_text('{"name": "x"}', "utf-8")
+    with pytest.raises(RunFailed, match=r"x\.json.*move it away"):
+        read_ladder(path)
+    assert Stores([tmp_path]).damaged
+
+
+def test_a_merge_takes_the_ladder_with_it(folder: Path, record: LadderRecord, tmp_path: Path):
+    merged = merge([folder / "store"], tmp_path / "other", lambda line: None)
+    assert merged.ladders == 1
+    assert Stores([tmp_path / "other"]).ladders == [record]
+    assert numbers(record, tmp_path / "other") == numbers(record, folder / "store")
+
+
+# -- the page ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_is_made_again_from_the_store_without_a_database(
+    folder: Path, record: LadderRecord, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    merge([folder / "store"], tmp_path / "other", lambda line: None)
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "other").rglob("*")}
+    for out in ("a", "b"):
+        with pytest.raises(SystemExit) as ended:
+            main(["ladder", "--from", str(tmp_path / "other"), "-o", str(tmp_path / out)])
+        assert ended.value.code == 0
+    text = capsys.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "other").rglob("*")} == before
+    made = sorted(path.name for path in (tmp_path / "a").iterdir())
+    assert {"ladder.html", "ladder.md", "efficiency.png", "efficiency.pdf"} <= {*made}
+    for name in made:
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+    found = findings(record, Stores([tmp_path / "other"]))
+    page = (tmp_path / "a" / "ladder.html").read_text("utf-8")
+    for line in verdict(found):
+        assert line in text
+        assert line.split("(")[0].strip() in (tmp_path / "a" / "ladder.md").read_text("utf-8")
+    assert "Efficiency against size" in page
+    assert "http://" not in page.replace("http://www.w3.org", "")
+
+
+def test_a_ladder_without_a_rung_says_so(tmp_path: Path):
+    record = climbed(tmp_path, 2, stop=lambda suite: True)
+    found = findings(record, Stores([tmp_path / "store"]))
+    assert verdict(found) == ["No rung is done yet."]
+    assert not any(panel.traces for chart in charts(found).values() for panel in chart.panels)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--opt", "adam,ngd"], "the reference, gd, is not among them"),
+        (["--opt", "gd"], "needs two optimizers or more"),
+        (["--opt", "gd,adam", "--report_seeds", "1"], "one seed tells nothing"),
+        (["--opt", "gd,adam", "--budget", "20runs"], "takes a time"),
+        (["--opt", "gd,adam", "--margin", "0.1"], "write decades from 0.5 to 4"),
+        (["--opt", "gd,adm"], "adm"),
+    ],
+)
+def test_words_that_make_no_sense_are_refused(words: list[str], says: str, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as ended:
+        main(["ladder", "--task", "synthetic", "--axis", "width", *words])
+    assert ended.value.code == 2
+    assert says in capsys.readouterr().err
+
+
+def test_a_store_without_a_ladder_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as ended:
+        main(["ladder", "--from", str(tmp_path)])
+    assert ended.value.code == 2
+    assert "there is no ladder in this store" in capsys.readouterr().err
+
+
+def test_an_array_gives_the_same_command_without_what_each_task_has_of_its_own(capsys: pytest.CaptureFixture[str]):
+    words = ["--task", "synthetic", "--opt", "gd,ngd", "--axis", "width", "--rungs", "2", "--trainer.max_steps", "9"]
+    own = ["--slurm", "--print", "--workers=3", "--sbatch=--time=1", "-o", "x", "--store", "y", "--engine", "lanes"]
+    with pytest.raises(SystemExit) as ended:
+        main(["ladder", *words, *own])
+    assert ended.value.code == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "bench ladder" in line]
+    given = line.partition("bench ladder ")[2].split()
+    assert given[: 1 + len(words)] == ["--train-only", *words]
+    assert "--slurm" not in given
+    assert given.count("--workers") == given.count("--store") == given.count("--engine") == 1
+    assert given[given.index("--shared-by") + 1] == "3"
+
+
+@pytest.mark.deep
+def test_a_ladder_that_was_killed_goes_on_and_a_dry_run_says_what_it_costs(tmp_path: Path):
+    environment = {**os.environ, "BENCH_STORE": str(tmp_path / "store"), "OMP_NUM_THREADS": "1"}
+    words = ["ladder", "--task", "synthetic", "--opt", "gd,ngd", "--axis", "width", "--rungs", "2", "--ratio", "4",
+             "--trainer.max_steps", "30", "--trials", "3", "--margin", "0.5", "--seeds", "1", "--report_seeds", "2",
+             "--workers", "1", "--engine", "lightning", "--device", "cpu", "-o", "out"]  # fmt: skip
+    command = [sys.executable, "-P", "-m", "bench", *words]
+    first = subprocess.Popen(command, cwd=tmp_path, env=environment, start_new_session=True)
+    store = tmp_path / "store"
+    try:
+        until(
+            lambda: any(run.finished for run in Stores([store]).runs) if store.is_dir() else False,
+            "a run that has ended",
+            300,
+        )
+    finally:
+        os.killpg(first.pid, signal.SIGKILL)
+    first.wait()
+    (before,) = Stores([store]).ladders
+    assert not before.done
+    kept = {run.run_id for run in Stores([store]).runs if run.finished}
+    again = subprocess.run([*command, "--json"], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert again.returncode == 0, again.stderr
+    assert json.loads(again.stdout)["ladder"] == before.name
+    (after,) = Stores([store]).ladders
+    assert len(after.done) == 2
+    assert after.begun == before.begun
+    moments = {run.run_id: run.begun for run in Stores([store]).runs}
+    assert all(moments[run_id] <= after.rungs[0]["done"] for run_id in kept)
+    planned = subprocess.run(
+        [*command, "--dry-run", "--json"], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    rungs = json.loads(planned.stdout)["rungs"]
+    assert [rung["runs"] for rung in rungs] == [2 * (3 + 2)] * 2
+    assert all(rung["seconds"] > 0 for rung in rungs)

@@ -1,0 +1,301 @@
+"""The statistics of ladders: against independent formulas, and on simulated ladders whose truth is known."""
+
+import itertools
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy import stats as scipy_stats
+
+from bench.ladder.statistics import (
+    Estimate,
+    exponent,
+    final_from,
+    kendall,
+    predict,
+    regret,
+    smoothing,
+    step_ratio,
+    told,
+    trend,
+)
+from bench.results.stats import Interval, t_interval
+
+Array = NDArray[np.float64]
+STEPS = np.arange(10.0, 201.0, 10.0)
+
+
+def falling(steps: Array) -> Array:
+    """A loss that falls by a power law."""
+    return 2.0 + 3.0 * np.asarray(steps) ** -0.5
+
+
+# -- the ratio of steps -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ratio", [0.3, 0.71, 1.0, 1.4, 3.0])
+def test_the_ratio_of_shifted_curves_is_their_shift(ratio: float):
+    own, reference = falling(STEPS / ratio), falling(STEPS)
+    found = step_ratio(STEPS, [own, own], [reference, reference], smooth=False)
+    assert math.exp(found.mean) == pytest.approx(ratio, rel=2e-3)
+
+
+@pytest.mark.parametrize("ratio", [0.5, 2.0])
+def test_smoothing_moves_the_ratio_little(ratio: float):
+    own, reference = falling(STEPS / ratio), falling(STEPS)
+    assert math.exp(step_ratio(STEPS, [own, own], [reference, reference]).mean) == pytest.approx(ratio, rel=0.02)
+
+
+def test_against_each_other_the_ratio_turns_around():
+    rng = np.random.default_rng(0)
+    own, other = (falling(STEPS / r) + 0.01 * rng.normal(size=(5, 1)) for r in (0.6, 1.0))
+    one, turned = step_ratio(STEPS, own, other), step_ratio(STEPS, other, own)
+    assert one.mean == pytest.approx(-turned.mean, abs=1e-9)
+    assert one.low == pytest.approx(-turned.high, abs=1e-9)
+
+
+def test_the_interval_is_that_of_a_paired_t_test():
+    """With curves that differ by a constant for each seed, the test at each ratio can be written down."""
+    rng = np.random.default_rng(1)
+    shifts = 0.02 * rng.normal(size=6)
+    own, reference = falling(STEPS / 0.6) + shifts[:, None], np.tile(falling(STEPS), (6, 1))
+    found = step_ratio(STEPS, own, reference, smooth=False)
+    interval = t_interval(shifts)
+    fine = np.exp(np.linspace(math.log(20), math.log(200), 200_001))
+    kept = [s for s in fine if interval.low <= falling(np.array(200.0)) - np.interp(
+        math.log(s), np.log(STEPS), falling(STEPS / 0.6)) <= interval.high]  # fmt: skip
+    assert found.low == pytest.approx(math.log(min(kept) / 200), abs=0.003)
+    assert found.high == pytest.approx(math.log(max(kept) / 200), abs=0.003)
+
+
+def test_a_method_that_leads_from_the_first_evaluation_on_has_no_lower_end():
+    own, reference = np.full((3, 20), 1.0), np.tile(falling(STEPS), (3, 1))
+    found = step_ratio(STEPS, own + np.arange(3)[:, None] * 0.01, reference)
+    assert found.mean == pytest.approx(math.log(10 / 200))
+
+
+@pytest.mark.parametrize(
+    ("steps", "own", "reference"),
+    [
+        (STEPS, np.ones((1, 20)), np.ones((1, 20))), (STEPS, np.ones((2, 19)), np.ones((2, 20))),
+        (STEPS[::-1], np.ones((2, 20)), np.ones((2, 20))), (STEPS, np.full((2, 20), np.nan), np.ones((2, 20))),
+    ],
+)  # fmt: skip
+def test_what_is_no_curve_is_refused(steps: Array, own: Array, reference: Array):
+    with pytest.raises(ValueError, match=r"steps|finite"):
+        step_ratio(steps, own, reference)
+
+
+def test_smoothing_keeps_straight_lines_and_lone_values():
+    places = np.log(STEPS)
+    matrix = smoothing(places)
+    assert np.allclose(matrix @ (2 - 3 * places), 2 - 3 * places)
+    assert np.array_equal(smoothing(np.array([0.0, 5.0])), np.eye(2))
+
+
+# -- trends -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_line_through_points_is_least_squares():
+    rng = np.random.default_rng(2)
+    x, y = rng.normal(size=5), rng.normal(size=5)
+    found = trend(x, [Estimate(value, 10.0, 4) for value in y])
+    assert found.slope.mean == pytest.approx(scipy_stats.linregress(x, y).slope)
+    assert not found.widened
+    error = 10 / math.sqrt(((x - x.mean()) ** 2).sum())
+    # Satterthwaite: (sum c^2)^2 / sum c^4 times the degrees of each.
+    c = (x - x.mean()) / ((x - x.mean()) ** 2).sum()
+    df = 4 * (c**2).sum() ** 2 / (c**4).sum()
+    assert found.slope.high - found.slope.mean == pytest.approx(scipy_stats.t.ppf(0.975, df) * error)
+
+
+def test_a_scatter_that_seeds_do_not_explain_widens_the_trend():
+    x, y = [0.0, 1.0, 2.0, 3.0], [0.0, 1.0, 0.0, 1.0]
+    found = trend(x, [Estimate(value, 0.01, 4) for value in y])
+    line = scipy_stats.linregress(x, y)
+    assert found.widened
+    assert found.slope.high - found.slope.mean == pytest.approx(scipy_stats.t.ppf(0.975, 2) * line.stderr)
+
+
+def test_a_prediction_goes_on_along_the_line():
+    estimates = [Estimate(value, 0.1, 4) for value in (1.0, 2.0, 3.0)]
+    found = predict([0.0, 1.0, 2.0], estimates, 3.0)
+    assert found.mean == pytest.approx(4.0)
+    weights = np.array([-2 / 3, 1 / 3, 4 / 3])
+    half = 0.1 * math.sqrt((weights**2).sum() + 1)
+    assert 2 < (found.high - found.mean) / half < 2.7  # a t-quantile
+    alone = predict([0.0], estimates[:1], 3.0)
+    assert alone.mean == 1.0
+    assert alone.high - 1.0 == pytest.approx(scipy_stats.t.ppf(0.975, 8) * 0.1 * math.sqrt(2))
+
+
+def test_an_exponent_is_the_slope_of_the_logarithms_and_a_grid_tells_no_more_than_its_step():
+    sizes = [1e4, 3e4, 9e4, 2.7e5]
+    best = [0.1 * size**-0.5 for size in sizes]
+    found = exponent(sizes, best, 0.5)
+    assert found.mean == pytest.approx(-0.5)
+    x = np.log10(sizes)
+    half = scipy_stats.t.ppf(0.975, 2) * 0.5 / math.sqrt(12) / math.sqrt(((x - x.mean()) ** 2).sum())
+    assert found.high - found.mean == pytest.approx(half)
+    assert not exponent(sizes[:2], best[:2], 0.5).bounded
+
+
+# -- rankings ---------------------------------------------------------------------------------------------------------
+
+
+def test_tau_is_that_of_scipy():
+    rng = np.random.default_rng(3)
+    for _ in range(20):
+        one, other = rng.normal(size=(6, 4)), rng.normal(size=(6, 4))
+        found = kendall(one, other)
+        assert found.mean == pytest.approx(scipy_stats.kendalltau(one.mean(1), other.mean(1)).statistic)
+        assert -1 <= found.low <= found.mean <= found.high <= 1
+
+
+def test_what_is_told_is_seldom_wrong():
+    rng, wrong, sims = np.random.default_rng(4), 0, 400
+    for _ in range(sims):
+        wrong += any(np.any(each) for each in told(rng.normal(size=(4, 5)), rng.normal(size=(4, 5))))
+    assert wrong <= scipy_stats.binom.ppf(0.999, sims, 0.05)
+
+
+def test_the_interval_of_tau_holds_the_true_one():
+    rng, held, sims = np.random.default_rng(5), 0, 300
+    one, other = np.array([0.0, 0.3, 1.0, 3.0, 6.0]), np.array([0.3, 0.0, 6.0, 1.0, 3.0])
+    truth = scipy_stats.kendalltau(one, other).statistic
+    for _ in range(sims):
+        found = kendall(*(each[:, None] + rng.normal(size=(5, 5)) for each in (one, other)))
+        held += found.low <= truth <= found.high
+    assert held >= scipy_stats.binom.ppf(0.001, sims, 0.95)
+
+
+def test_the_ranking_is_final_from_the_rung_after_the_last_that_differs():
+    noise = np.array([-0.001, 0.0, 0.001])
+    rungs = [
+        np.array(means)[:, None] + noise * [[1], [2], [3]] for means in ([1, 2, 3], [2, 1, 3], [1, 2, 3], [1, 2, 9])
+    ]
+    assert final_from(rungs) == (2, 2)
+    assert final_from(rungs[2:]) == (0, 0)
+
+
+def test_regret_is_the_paired_difference_to_the_best():
+    rng = np.random.default_rng(6)
+    values = np.array([1.0, 1.5, 3.0])[:, None] + rng.normal(size=(3, 5)) * 0.1
+    assert regret(values, 0) == Interval(0.0, 0.0, 0.0, 5)
+    assert regret(values, 2) == t_interval(values[2] - values[0])
+
+
+# -- simulated ladders ------------------------------------------------------------------------------------------------
+
+
+def drawn(own: Array, reference: Array) -> Callable[[np.random.Generator, int], tuple[Array, Array]]:
+    """Noise of pairs of runs, drawn from the residuals of stored ones."""
+    one, other = own - own.mean(0), reference - reference.mean(0)
+
+    def draw(rng: np.random.Generator, n: int) -> tuple[Array, Array]:
+        seeds = rng.integers(0, len(one), n)
+        return one[seeds], other[seeds]
+
+    return draw
+
+
+def simulated(
+    steps: Array, curve: Callable[[Array], Array], noise: Callable[[np.random.Generator, int], tuple[Array, Array]],
+    first: float, slope: float, ladders: int, seeds: int = 5,
+) -> dict[str, float]:  # fmt: skip
+    """Shares of simulated ladders of four rungs of which intervals hold the truth, and of which a trend is called.
+
+    Args:
+        steps: of the evaluations.
+        curve: the reference's true loss after so many steps.
+        noise: of pairs of runs.
+        first: logarithm of the true ratio at the first rung.
+        slope: by which it changes per decade.
+        ladders: how many.
+        seeds: of each method.
+    """
+    rng = np.random.default_rng(0)
+    x = np.log10(2e4 * 3.0 ** np.arange(4))
+    truths = first + slope * (x - x[0])
+    held = dict[str, list[bool]]({name: [] for name in ("ratio", "trend", "called", "predicted")})
+    for _ in range(ladders):
+        found = list[Interval]()
+        for truth in truths:
+            one, other = noise(rng, seeds)
+            found.append(step_ratio(steps, curve(steps / math.exp(truth)) + one, curve(steps) + other))
+            held["ratio"].append(found[-1].low <= truth <= found[-1].high)
+        if not all(math.isfinite(end) for each in found for end in (each.low, each.high)):
+            continue
+        estimates = [Estimate.of(each) for each in found]
+        line = trend(x, estimates).slope
+        held["trend"].append(line.low <= slope <= line.high)
+        held["called"].append(not line.low <= 0 <= line.high)
+        said = predict(x[:3], estimates[:3], float(x[3]))
+        held["predicted"].append(said.low <= found[3].mean <= said.high)
+    return {name: float(np.mean(each)) for name, each in held.items()}
+
+
+def stored_curves(folder: Path) -> tuple[Array, Array, Array]:
+    """Steps, and losses on the selection split by seed, of two optimizers of a language model: runs that are stored."""
+    from bench.config import resolve
+    from bench.execute import Effort
+    from bench.execute.execute import execute
+    from bench.progress import SweepProgress
+    from bench.store.store import Store
+    from tasks import TASKS
+    from tests.tiny_lm import SIZES, TINY_LM
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(TASKS, "tiny_lm", TINY_LM)
+        words = {"task": "tiny_lm", **SIZES, "trainer.max_steps": 200, "trainer.val_every": 10, "device": "cpu",
+                 "store": folder, "data": folder}  # fmt: skip
+        own = {"sgd": {"opt.lr": 0.3}, "adam": {"opt.lr": 0.003}}
+        configs = [resolve({**words, **settings, "opt": opt, "seed": seed})
+                   for (opt, settings), seed in itertools.product(own.items(), range(40))]  # fmt: skip
+        assert execute(configs, SweepProgress("noise", "min", enabled=False), Effort("lanes", 20))
+        there = Store(folder).finished_all(config.run_id for config in configs)
+        runs = [there[config.run_id] for config in configs]
+    losses = np.array([[row["loss"] for row in run.validations] for run in runs])
+    steps = np.array([float(row["step"]) for row in runs[0].validations])
+    return steps, losses[:40], losses[40:]
+
+
+def within(share: float, low: float, high: float, n: int) -> bool:
+    """Whether a share of n simulations goes with a true share between these, up to chance (99.9 %)."""
+    return scipy_stats.binom.ppf(0.001, n, low) / n <= share <= scipy_stats.binom.ppf(0.999, n, high) / n
+
+
+@pytest.mark.parametrize("first", [-0.35, 0.25])
+def test_intervals_cover_on_a_simulated_ladder(first: float):
+    """Normal noise of a run as a whole and of each evaluation, of which pairs share a part."""
+
+    def noise(rng: np.random.Generator, n: int) -> tuple[Array, Array]:
+        shared = 0.02 * rng.normal(size=(n, 1))
+        one, other = (0.01 * rng.normal(size=(n, 1)) + 0.01 * rng.normal(size=(n, 20)) for _ in range(2))
+        return one + shared, other + shared
+
+    found = simulated(STEPS, falling, noise, first, 0.0, 100)
+    assert within(found["ratio"], 0.93, 0.97, 400)
+    assert within(found["trend"], 0.93, 1.0, 100)
+    assert within(found["called"], 0.0, 0.05, 100)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize(("first", "slope"), [(-0.35, 0.0), (-0.35, 0.2), (0.25, -0.1)])
+def test_intervals_cover_with_the_noise_of_stored_runs(noisy: tuple[Array, Array, Array], first: float, slope: float):
+    steps, own, reference = noisy
+    found = simulated(steps, falling, drawn(own, reference), first, slope, 400)
+    assert within(found["ratio"], 0.93, 0.97, 1600)
+    assert within(found["trend"], 0.93, 0.97, 400)
+    assert within(found["predicted"], 0.90, 0.99, 400)
+    if slope == 0:
+        assert within(found["called"], 0.0, 0.05, 400)
+
+
+@pytest.fixture(scope="module")
+def noisy(tmp_path_factory: pytest.TempPathFactory) -> tuple[Array, Array, Array]:
+    """Curves of stored runs."""
+    return stored_curves(tmp_path_factory.mktemp("noise"))
