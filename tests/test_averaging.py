@@ -302,7 +302,7 @@ def test_a_method_that_averages_by_itself_is_left_alone_and_that_is_said(store: 
     assert (plain.final, tables(store, plain)) == (asked.final, tables(store, asked))
     own = "note: this optimizer evaluates averages of the weights that it keeps itself"
     assert own in result_lines(plain, store)
-    assert f"{own}; --trainer.average ema leaves them alone" in result_lines(asked, store)
+    assert f"{own}; --trainer.average ema does not change them" in result_lines(asked, store)
     assert own not in result_lines(fit(store, trainer__average="ema"), store)
     assert "averages" in runner.described(resolve({**SMALL, "opt": "muon", "opt.rest": "sfadamw"}))["traits"]
 

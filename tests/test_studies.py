@@ -333,8 +333,8 @@ def test_a_setting_whose_cap_sets_the_steps_is_never_the_winner_and_counted(sqli
     assert found.best is not None
     assert found.best.point["opt.lr"] in (0.03162, 0.3162)
     assert found.scores[point_key({"opt.lr": 0.1})] is None
-    (note,) = [line for line in summary.lines(found, analyse(found)) if "had no part in the choice" in line]
-    assert "1 setting had no part in the choice: the step cap bound on more than 90%" in note
+    (note,) = [line for line in summary.lines(found, analyse(found)) if "did not take part in the choice" in line]
+    assert "1 setting did not take part in the choice: the step cap bound on more than 90%" in note
     assert analyse(found).curves[0].points[analyse(found).curves[0].best or 0].x in (0.03162, 0.3162)
 
 
@@ -982,7 +982,7 @@ def test_a_grid_says_how_far_it_goes_and_a_winner_that_lies_beyond_the_range(sql
     drain(study, slope)
     found = summary.lines(study_result(study), None)
     assert f"study    {study.name}: 13 trials of 2 seeds (8 by extension)" in found
-    assert "note     opt.lr 1e-06 lies beyond 0.01:1, around whose middle the grid lies" in found
+    assert "note     opt.lr 1e-06 is outside of 0.01:1; the grid is centred on the middle of that range" in found
 
 
 def test_settings_of_another_study_are_not_replaced_without_a_word(sqlite_url: str, tmp_path: Path) -> None:

@@ -231,7 +231,7 @@ def test_tuned_settings_say_which_split_chose_them(cli, here: Path, store: Path)
 def test_settings_that_training_samples_chose_are_noted_where_held_out_ones_are_ranked(
     cli, here: Path, store: Path
 ) -> None:
-    note = "tuned on training samples, and mha_dm1 ranks held-out ones: other settings may be better; `bench tune"
+    note = "tuned on training samples, but mha_dm1 ranks held-out ones: other settings may be better; `bench tune"
     words = ("--opt", "gd", "--tuned", "--trainer.max_steps", 2, "--device", "cpu")
     for task in ("mha_dm1", "synthetic"):
         found = {"task": task, "opt": {"name": "gd", "lr": 10.0}, "provenance": {"select_split": "train"}}
@@ -240,7 +240,7 @@ def test_settings_that_training_samples_chose_are_noted_where_held_out_ones_are_
     old = cli("fit", "--task", "mha_dm1", *words)
     assert old.code == 0, old.err
     assert note in old.err
-    assert "note: its settings were chosen on training samples, and its test samples are ranked" in old.out
+    assert "note: its settings were chosen on training samples, but test samples are ranked" in old.out
     ranked = cli("fit", "--task", "synthetic", *words)
     assert ranked.code == 0, ranked.err
     assert "training samples" not in ranked.err + ranked.out
