@@ -126,7 +126,7 @@ def _sentence(task: str, table: Table) -> str:
             groups.setdefault(row["verdict"], []).append(row["opt"])
     order = ("better", "no difference found", "worse")
     told = [f"{', '.join(groups[word])}: {word}" for word in sorted(groups, key=lambda w: (w not in order, w))]
-    floor = any("on the floor" in note for note in table.notes)
+    floor = any("at the floor" in note for note in table.notes)
     return f"On {task}, against {reference}: {'; '.join(told)}" + " (at the floor of the loss)" * floor + "."
 
 
