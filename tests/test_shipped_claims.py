@@ -55,7 +55,8 @@ def test_every_format_has_every_claim(cli: Any, pages: Path, kind: str) -> None:
     assert answer.code == 0, answer.err
     for text in ("a2020/fig1", "small run: points to fails", "it falls"):
         assert text in answer.out
-    assert cli("claims", pages, "-o", f"claims.{kind}", "--format", kind).code == 0
+    assert cli("claims", pages, "-o", pages / f"claims.{kind}", "--format", kind).code == 0
+    assert (pages / f"claims.{kind}").read_text("utf-8") == answer.out
 
 
 def test_one_paper(cli: Any, pages: Path) -> None:
