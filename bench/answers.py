@@ -730,6 +730,85 @@ class Check(Row):
     """Arguments of the constructor."""
 
 
+class Diagnosis(Answer):
+    """A line of the report on a machine."""
+
+    level: Literal["ok", "note", "FAIL"]
+    """FAIL is something that will not work."""
+    subject: str
+    """What was looked at."""
+    text: str
+    """What was found, and how to mend it."""
+
+
+class Doctor(Answer):
+    """What works on this machine."""
+
+    ok: bool
+    """Whether there is no FAIL."""
+    diagnoses: list[Diagnosis]
+    """In the order in which things were looked at."""
+
+
+class JudgedClaim(Row):
+    """A claim of a paper, with the arguments of its test and more of what was found."""
+
+    name: str
+    """Its name in the experiment."""
+    paper: str
+    """The paper's words, in short."""
+    said: str
+    """The verdict; that of a small or altered run is no verdict on the paper."""
+    verdict: str
+    """What the runs show, whatever their size."""
+    effect: Number
+    """The mean over seeds, where there is such a number."""
+    low: Number
+    """The lower end of its 95 % interval."""
+    high: Number
+    """The upper end."""
+    unit: str
+    """The unit of the effect."""
+    text: str
+    """One sentence with the numbers."""
+    p: Number
+    """The least level at which the intervals decide so."""
+
+
+class Reproduced(Row):
+    """A paper's experiment and its claims; more keys are those of `claims.json`."""
+
+    out: str
+    """The folder of page, figure and data."""
+    experiment: str
+    """PAPER/EXPERIMENT."""
+    title: str
+    """One line."""
+    paper: str
+    """The paper, and which figure or statement."""
+    quick: bool
+    """Whether it is the small version, which is no evidence."""
+    small_run: bool
+    """Whether the runs are smaller than the experiment's, or altered."""
+    claims: list[JudgedClaim]
+    """In the order of the experiment."""
+    runs: dict[str, list[str]]
+    """Run ids by arm."""
+
+
+class Experiment(Answer):
+    """A paper's experiment."""
+
+    name: str
+    """PAPER/EXPERIMENT."""
+    title: str
+    """One line."""
+
+
+class Experiments(RootModel[list[Experiment]]):
+    """A list of experiments."""
+
+
 class CheckEntry(Answer):
     """A check of the catalogue."""
 
@@ -1021,6 +1100,8 @@ ANSWERS: dict[str, type[BaseModel]] = {
     "studies NAME": StudyOut,
     "leaderboard": Boards,
     "leaderboard --explain": Explanations,
+    "reproduce": Reproduced,
+    "reproduce --list": Experiments,
     "claims": Boards,
     "report": Report,
     "plot": Plot,
@@ -1043,5 +1124,6 @@ ANSWERS: dict[str, type[BaseModel]] = {
     "show EXPERIMENT": ShownExperiment,
     "show RUN": ShownRun,
     "data": DataSets,
+    "doctor": Doctor,
 }
 """By command, with the option or the kind of argument that changes the answer: its schema."""

@@ -415,9 +415,9 @@ def _show_run(run_id: str, folders: Sequence[Path], *, as_json: bool) -> int | N
 
 def _doctor(words: list[str]) -> int:
     args = parse("doctor", words)
-    from bench.doctor import examine
+    from bench.doctor import main
 
-    return examine(args.data, args.store)
+    return main(args.data, args.store, as_json=args.json)
 
 
 def _completion(words: list[str]) -> int:

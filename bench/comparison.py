@@ -264,7 +264,8 @@ def found_by(asked: Asked, args: Args) -> "list[StudyResult]":
 
     studies = open_studies(args)
     there = studies.names()
-    found = [study_result(studies.open(spec.name)) for spec in asked.specs if spec.name in there]
+    opened = [studies.open(spec.name) for spec in asked.specs if spec.name in there]
+    found = [study_result(study) for study in opened if study.request.trials]  # or time ended before
     for each in found:
         tuned.remember(each, args.store)
     return found

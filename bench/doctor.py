@@ -7,7 +7,7 @@ import sys
 import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 from bench.diagnosis import Diagnosis
 from bench.errors import first_line
+from bench.output import answer
 from bench.process import PACKAGES, ROOT
 from bench.results.render import shown
 from bench.results.table import Column, Table
@@ -38,19 +39,16 @@ COLUMNS = (Column("level", least=4), Column("subject", least=13), Column("text",
 LITTLE_DISK, LEAST_DISK = 2 * 2**30, 100 * 2**20
 
 
-def examine(data: Path, store: Path) -> int:
-    """Check this machine, its data and its store, and print a line for each diagnosis.
+def examine(data: Path, store: Path) -> Iterator[list[Diagnosis]]:
+    """Check this machine, its data and its store, section by section.
 
     Args:
         data: the folder with the datasets.
         store: the folder with the runs.
-
-    Returns:
-        1 if something will not work, else 0.
     """
     from bench.devices import device_diagnoses
 
-    failed = 0
+    failed = False
     sections: list[tuple[str, Callable[[], list[Diagnosis]]]] = [
         ("versions", lambda: version_diagnoses((_installed(SUITE) and requires(SUITE)) or [], _installed)),
         ("names", lambda: name_diagnoses(Path.cwd(), sys.path)),
@@ -68,12 +66,25 @@ def examine(data: Path, store: Path) -> int:
             if isinstance(error, OSError) and error.filename:
                 advice = "permit it, or name another folder with --data or --store"
             found = [Diagnosis("FAIL", subject, f"could not be checked ({first_line(error)}); {advice}")]
-        for line in shown(Table.of(COLUMNS, ((each.level, each.subject, each.text) for each in found))):
-            print(line, flush=True)
-        failed += sum(diagnosis.level == "FAIL" for diagnosis in found)
+        yield found
+        failed = failed or any(each.level == "FAIL" for each in found)
         if any(f.level == "FAIL" and f.subject in MALICIOUS for f in found):
             break  # all that follows would import it
-    print(f"\n{failed} FAIL: mend them as the lines say" if failed else "\neverything that is here works")
+
+
+def main(data: Path, store: Path, *, as_json: bool) -> int:
+    """Print a line for each diagnosis, or one JSON object; 1 if something will not work, else 0."""
+    every: list[Diagnosis] = []
+    for found in examine(data, store):
+        every += found
+        if not as_json:
+            lines = shown(Table.of(COLUMNS, ((each.level, each.subject, each.text) for each in found)))
+            print("\n".join(lines), flush=True)
+    failed = sum(each.level == "FAIL" for each in every)
+    if as_json:
+        answer({"ok": not failed, "diagnoses": [vars(each) for each in every]})
+    else:
+        print(f"\n{failed} FAIL: mend them as the lines say" if failed else "\neverything that is here works")
     return int(failed > 0)
 
 

@@ -472,7 +472,7 @@ def test_parameters_are_as_many_as_computed() -> None:
 )
 def test_presets_have_these_parameters(preset: str, attention: str, count: int) -> None:
     values = resolve({"task": "lm", "opt": "adamw", "task.preset": preset, "task.attention": attention}).task_options
-    of_data = {name: values.pop(name) for name in ("corpus", "tokens", "vocab", "length")}
+    of_data = {name: values.pop(name) for name in ("corpus", "tokens", "vocab", "length", "n_val")}
     with torch.device("meta"):
         model = made(65 if preset == "tiny" else of_data["vocab"], of_data["length"], **values)
     assert numbers(model) == count
@@ -669,7 +669,7 @@ def test_data_says_what_is_here_and_prepares_it(cli: Cli, root: Path, own_cache:
     assert "train_part.parquet  60 rows  part of 1,801,350 rows" in text.out
     pile = cli("data", "status", *words, "--task.corpus", "pile")
     assert pile.code == 1
-    assert f"copy what is missing there, or fetch it with: bench data prepare --task lm --data {root}" in pile.out
+    assert f"copy missing files there, or fetch them: bench data prepare --task lm --data {root}" in pile.out
     for name in ("length", "root"):
         refused = cli("data", "status", *words, f"--task.{name}", 8)
         assert (refused.code, refused.out) == (2, "")

@@ -19,9 +19,6 @@ from bench.progress import SweepProgress, doing
 from bench.store.block import PLANS
 from optimizers.plugins import absolute
 
-TRAINING = (("json", False), ("out", None))
-"""Options, with their defaults, that say how runs are made and shown here."""
-
 
 def made_elsewhere(args: Args) -> bool:
     """Whether a command's runs are to be made elsewhere.
@@ -33,7 +30,19 @@ def made_elsewhere(args: Args) -> bool:
         raise UserError("--print prints the script of --slurm; write both")
     if args.create and args.slurm:
         raise UserError("--create lets workers join, and --slurm starts them: leave one of them out")
+    if args.slurm or args.create:
+        refuse_json(args)
     return args.slurm or args.create
+
+
+def refuse_json(args: Args) -> None:
+    """Refuse `--json` where no result is shown.
+
+    Raises:
+        UserError: it was given.
+    """
+    if getattr(args, "json", False):
+        raise UserError("--json is for runs that are made here; leave it out with --create and --slurm")
 
 
 def publish(title: str, configs: Sequence[RunConfig], args: Args, device: str | None) -> int:
@@ -54,9 +63,9 @@ def publish(title: str, configs: Sequence[RunConfig], args: Args, device: str | 
             f"--{'slurm' if args.slurm else 'create'}: the workers' device may differ from this machine's; write"
             " --device cuda or --device cpu"
         )
-    given = [name for name, usual in TRAINING if getattr(args, name, usual) != usual]
-    if given := [*given, *(["logger"] if configs[0].logger else [])]:
-        raise UserError(f"--{given[0]} is for runs that are made here; leave it out with --create and --slurm")
+    given = "out" if getattr(args, "out", None) is not None else "logger" if configs[0].logger else None
+    if given is not None:
+        raise UserError(f"--{given} is for runs that are made here; leave it out with --create and --slurm")
     check_all(configs)
     places = absolute_places({"data": args.data, "store": args.store})
     count = array_size(args.workers or "auto", len(configs))

@@ -412,7 +412,7 @@ _ALL = (
             Option("arm", "change a setting of one arm, by its label: --arm NGD opt.lr 0.05 --arm 'H = 1' opt.lr 2",
                    "ARM SETTING VALUE", words=3, many=True),
             _out("folder of the output (default: reproduced/NAME, NAME-quick, NAME-changed)"),
-            DEVICE, *RUNNING, *ELSEWHERE, DATA, STORE,
+            DEVICE, JSON, *RUNNING, *ELSEWHERE, DATA, STORE,
         ),
     ),
     Command(
@@ -588,7 +588,7 @@ _ALL = (
     ),
     Command(
         "doctor", "check this machine, its data and its store", text="Check this machine, its data and its store.",
-        options=(DATA, STORE),
+        options=(JSON, DATA, STORE),
     ),
 )  # fmt: skip
 

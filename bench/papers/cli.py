@@ -81,7 +81,7 @@ def _all(args: Args) -> int:
     from bench.papers.experiments import experiments
 
     others = {"NAME": args.name, "--list": args.list, "--search": args.search, "--arm": args.arm,
-              "--create": args.create, "--slurm": args.slurm}  # fmt: skip
+              "--create": args.create, "--slurm": args.slurm, "--json": args.json}  # fmt: skip
     for word, given in others.items():
         if given:
             raise UserError(f"--all: not allowed with {word}; leave one of them out")
@@ -103,24 +103,28 @@ def _all(args: Args) -> int:
 
 def _one(args: Args) -> int:
     """An experiment, or the list of all."""
+    from bench.output import answer
+    from bench.papers.experiments import experiments, title
     from bench.progress import doing
 
-    with doing("reading the experiment"):
-        from bench.execute import Effort
-        from bench.execute.elsewhere import made_elsewhere, publish
-        from bench.papers.experiments import experiments, title
-        from bench.papers.reproduce import ask, reproduce
-        from bench.papers.reproduction import Version, claim_lines
+    if args.list and args.json:
+        answer([{"name": name, "title": title(name)} for name in experiments()])
+        return 0
+    if args.list:
         from bench.results.render import shown
         from bench.results.table import Table
 
-    if args.list:
         print("\n".join(shown(Table.facts((name, title(name)) for name in experiments()))))
         return 0
     if args.name is None:
         raise UserError("name an experiment: bench reproduce NAME; see `bench reproduce --list`")
-    places = {"data": args.data, "store": args.store, "device": args.device}
+    with doing("reading the experiment"):
+        from bench.execute import Effort
+        from bench.execute.elsewhere import made_elsewhere, publish
+        from bench.papers.reproduce import ask, reproduce
+        from bench.papers.reproduction import Version, as_json, claim_lines
 
+    places = {"data": args.data, "store": args.store, "device": args.device}
     arms: dict[str, dict[str, Any]] = {}
     for label, setting, value in args.arm:
         arms.setdefault(label, {})[setting] = value
@@ -133,5 +137,8 @@ def _one(args: Args) -> int:
     result = reproduce(args.name, folder, places, version, Effort.of(args))
     if result is None:
         return 130
-    print("\n".join(claim_lines(result, folder)))
+    if args.json:
+        answer({"out": folder, **as_json(result)})
+    else:
+        print("\n".join(claim_lines(result, folder)))
     return 0

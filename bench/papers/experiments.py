@@ -350,9 +350,9 @@ def experiments() -> dict[str, Path]:
 
 
 def title(name: str) -> str:
-    """The experiment's title, or what is wrong with its YAML."""
+    """The experiment's title, or what is wrong with its YAML; its settings are not looked at."""
     try:
-        return load(name).title
+        return _read(name).title
     except UserError as error:
         return f"(broken: {error})"
 
@@ -363,18 +363,23 @@ def load(name: str) -> Experiment:
     Raises:
         UserError: there is none, or its YAML is not right.
     """
+    experiment = _read(name)
+    with _blaming(str(experiments()[name])):
+        experiment.check()
+    return experiment
+
+
+def _read(name: str) -> Experiment:
     known = experiments()
     if name not in known:
         raise unknown("experiment", name, known)
     content = read_yaml(known[name])
     with _blaming(str(known[name])):
         try:
-            experiment = Experiment.model_validate(content)
+            return Experiment.model_validate(content)
         except ValidationError as error:
             first = error.errors()[0]
             raise UserError(f"{_place(first['loc'], content)}: {why_wrong(first['msg'])}") from None
-        experiment.check()
-    return experiment
 
 
 def _place(loc: Sequence[int | str], content: Any) -> str:

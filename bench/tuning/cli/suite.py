@@ -167,11 +167,13 @@ def submit_array(
     Raises:
         UserError: tasks cannot share a database, or a run wants several machines.
     """
+    from bench.execute.elsewhere import refuse_json
     from bench.execute.slurm import absolute_places, array_size, options_of, script, submit
     from bench.process import bench_command
     from bench.tuning.tune import make_request
 
     need_server(args)
+    refuse_json(args)
     most = sum(make_request(spec.design, trials).trials for spec, trials in cells)
     count = array_size(args.workers, most)
     if nodes := max(spec.trainer.num_nodes for spec, _ in cells) - 1:
