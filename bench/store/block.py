@@ -257,7 +257,6 @@ def _block(
     busy: bool = False,
 ) -> Block:
     """The block, if its records are those of its name."""
-    path = at / RUNS
     runs = {run.run_id: run for run in records if run is not None}
     places = {run.run_id: place for place, run in enumerate(records) if run is not None}
     if len(records) == 1:
@@ -265,11 +264,11 @@ def _block(
     else:
         right = folder.name.startswith("block-") if damaged else name_of(list(runs)) == folder.name
     if not records:
-        raise Damaged(path, "it is empty")
+        raise Damaged(at / RUNS, "it is empty")
     if len(runs) + len(damaged) != len(records) or not right:
-        raise Damaged(path, f"its records are not those of {folder.name}")
+        raise Damaged(at / RUNS, f"its records are not those of {folder.name}")
     if wrong := [run for run in runs.values() if run.finished != done]:
-        raise Damaged(path, f"{wrong[0].run_id} cannot be {wrong[0].status} there")
+        raise Damaged(at / RUNS, f"{wrong[0].run_id} cannot be {wrong[0].status} there")
     return Block(folder, at, runs, done, busy, places, len(records), tuple(damaged))
 
 

@@ -3,9 +3,11 @@
 A store is data: readers write nothing, lock nothing and import nothing that it names.
 """
 
+import gc
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -52,6 +54,18 @@ class Contents:
     damaged: list[Damaged] = field(default_factory=list)
 
 
+@contextmanager
+def _collection_paused() -> Iterator[None]:
+    """Read without garbage collection, which finds no cycles in records and would take a quarter of the time."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
 class Store:
     """A folder of blocks of runs.
 
@@ -66,6 +80,10 @@ class Store:
 
     def contents(self) -> Contents:
         """All that is there, read once."""
+        with _collection_paused():
+            return self._read_all()
+
+    def _read_all(self) -> Contents:
         found = Contents()
         for block in blocks_in(self.folder):
             if isinstance(block, Damaged):
