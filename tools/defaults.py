@@ -51,14 +51,14 @@ class Cell(NamedTuple):
     full: bool = True
 
 
-_EPOCH = {"trainer.max_epochs": 1}
+_SHORT = {"trainer.max_steps": 300}
 CELLS = (
-    Cell("mnist", "vision", {"task": "mnist"}, _EPOCH, 0.1),
-    Cell("cifar10", "vision", {"task": "cifar10"}, _EPOCH, 0.1),
-    Cell("sst2 from scratch", "text", {"task": "sst2", "task.scratch": "true"}, _EPOCH, 0.5),
+    Cell("mnist", "vision", {"task": "mnist"}, _SHORT, 0.1),
+    Cell("cifar10", "vision", {"task": "cifar10"}, _SHORT, 0.1),
+    Cell("sst2 from scratch", "text", {"task": "sst2", "task.scratch": "true"}, _SHORT, 0.5),
     Cell("sst2 with MiniLM, 4,000 rows", "text", {"task": "sst2", "task.n_train": 4000, "task.max_length": 64},
-         _EPOCH, 0.5, full=False),
-    Cell("lm", "lm", {"task": "lm"}, {"trainer.max_steps": 400}, math.log(65)),
+         _SHORT, 0.5, full=False),
+    Cell("lm", "lm", {"task": "lm"}, _SHORT, math.log(65)),
 )  # fmt: skip
 _RATES = [1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0, 3.0]
 TRIED: dict[str, dict[str, list[float]]] = {
