@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from optimizers import pure
-from optimizers.step_size import StepSizeOptimizer, check_range, run_closure, safe_divide
+from optimizers.norms import global_norm
+from optimizers.step_size import CheckedOptimizer, StepSizeOptimizer, check_range, run_closure, safe_divide
 
 
 class SNGD(StepSizeOptimizer):
@@ -149,3 +150,49 @@ def update(
     if state:
         buffers = [pure.plus(g, momentum, b) for g, b in zip(buffers, state["momentum_buffers"], strict=True)]
     return pure.descend(params, buffers, lr), {**new, "momentum_buffers": buffers}
+
+
+class SeparateNGD(CheckedOptimizer):
+    """Normalised gradient descent with a norm for each parameter and a step that decreases.
+
+        p <- p - lr * t^(-power) * g_p / ||g_p||,  t = 1, 2, ...
+
+    Source: Vasudeva, Deora, Thrampoulidis (TMLR 2025), joint training; separate norms are our reading.
+
+    Args:
+        params: parameters or parameter groups; `lr` and `power` may differ by group.
+        lr: length of the first step of each parameter, in [0, inf).
+        power: exponent of the decrease, in [0, inf); 0 for a constant step.
+
+    Raises:
+        ValueError: a hyperparameter is out of its range.
+    """
+
+    def __init__(self, params: Iterable[Any], lr: float = 0.01, power: float = 0.0) -> None:
+        super().__init__(params, dict(lr=lr, power=power, steps=0))
+
+    def _check_group(self, group: dict[str, Any]) -> None:
+        check_range("lr", group["lr"], 0)
+        check_range("power", group["power"], 0)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Make one step; `.grad` must hold the gradient of the whole batch. Returns what the closure did, else None."""
+        loss = run_closure(closure)
+        for group in self.param_groups:
+            group["steps"] += 1
+            length = group["lr"] * group["steps"] ** -group["power"]
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.sub_(p.grad * safe_divide(length, global_norm([p.grad])).to(p.grad))
+        return loss
+
+
+def separate(
+    grads: list[Tensor], state: dict[str, Any], params: list[Tensor], loss: Tensor, hparams: Mapping[str, Any]
+) -> tuple[list[Tensor], dict[str, Any]]:
+    """One step of `SeparateNGD` as a pure function (`OptimizerSpec.update`)."""
+    steps = state.get("steps", torch.zeros_like(loss)) + 1
+    length = hparams["lr"] * steps ** -hparams["power"]
+    moved = [p - g * safe_divide(length, pure.norm([g])) for p, g in zip(params, grads, strict=True)]
+    return moved, {"steps": steps}

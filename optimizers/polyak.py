@@ -183,3 +183,75 @@ def _capped(raw: Tensor, last_step: Tensor | None, hparams: Mapping[str, Any]) -
     step = raw.clamp(max=cap)
     # A zero gradient (or loss) makes a zero step; as a cap it would stop the run for good, on the first step too.
     return step, torch.where(step > 0, step, cap / growth)
+
+
+class LengthSPS(StepSizeOptimizer):
+    """Stochastic Polyak step size whose cap is one on the length of the step, not on its size.
+
+        w <- w - lr * min((L - f_star) / (c ||g||^2), max_length / ||g||) * g
+
+    Source: Loizou et al., arXiv 2002.10542; the cap is the other reading of eta_max in Vasudeva, Deora, Thrampoulidis.
+
+    Args:
+        params: parameters or parameter groups; `lr` may differ by group.
+        lr: factor on the step, without unit, in [0, inf).
+        c: scale of the denominator, in (0, inf).
+        max_length: cap on the length of the step, in (0, inf]; inf for none.
+        f_star: least value that the batch's loss can take, a finite number.
+
+    Raises:
+        ValueError: a hyperparameter is out of its range.
+    """
+
+    def __init__(
+        self, params: Iterable[Any], lr: float = 1.0, c: float = 0.5, max_length: float = float("inf"),
+        f_star: float = 0.0,
+    ) -> None:  # fmt: skip
+        super().__init__(params, dict(lr=lr, c=c, max_length=max_length, f_star=f_star), None)
+
+    def _check_group(self, group: dict[str, Any]) -> None:
+        check_range("lr", group["lr"], 0)
+        check_range("c", group["c"], 0, open_low=True)
+        check_range("max_length", group["max_length"], 0, open_low=True, allow_inf=True)
+        check_range("f_star", group["f_star"], -float("inf"), open_low=True)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None, *, loss_grad_norm: Tensor | None = None) -> Any:
+        """Make one step; `.grad` must hold the gradient of the loss that the closure returns.
+
+        Args:
+            closure: re-evaluates the model and returns the loss.
+            loss_grad_norm: norm of the loss's gradient, where `.grad` was clipped.
+        """
+        loss = run_closure(closure)
+        groups, norm = self._collect(loss_grad_norm)
+        if norm is None:
+            return loss
+        for i, (group, params) in enumerate(groups):
+            sizes = _sizes_by_length(torch.as_tensor(loss).detach().to(norm), norm, group)
+            if i == 0:
+                self.step_sizes = sizes
+            self._descend(params, [p.grad for p in params], sizes[1])
+        return loss
+
+
+def length_capped(
+    grads: list[Tensor],
+    state: dict[str, Any],
+    params: list[Tensor],
+    loss: Tensor,
+    hparams: Mapping[str, Any],
+    *,
+    loss_grad_norm: Tensor | None = None,
+) -> tuple[list[Tensor], dict[str, Any]]:
+    """One step of `LengthSPS` as a pure function (`OptimizerSpec.update`)."""
+    sizes = _sizes_by_length(loss, pure.norm(grads) if loss_grad_norm is None else loss_grad_norm, hparams)
+    return pure.descend(params, grads, sizes[1]), {"step_sizes": sizes}
+
+
+def _sizes_by_length(loss: Tensor, norm: Tensor, hparams: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+    """The step before and after its cap, times lr."""
+    excess = (loss - hparams["f_star"]).clamp(min=0)
+    raw = (safe_divide(safe_divide(excess, norm), norm) / hparams["c"]).clamp(max=torch.finfo(norm.dtype).max)
+    cap = safe_divide(hparams["max_length"], norm)
+    return hparams["lr"] * raw, hparams["lr"] * torch.minimum(raw, cap)

@@ -179,15 +179,15 @@ _FROM_TASK = {"f_star": TASK_VALUE}
 
 def _plugin(name: str, value: Any, origin: Origin) -> OptimizerSpec:
     """The spec of a plug-in: its own, or what can be said of any optimizer class."""
-    from torch.optim import Optimizer
-
-    from optimizers.adapters import adapted, traits_of
-
     # The version of torch stands in every run's record, and is no part of the identity of runs with the suite's own
     # methods either.
     package = None if origin.package.startswith("torch ") else origin.package
     if isinstance(value, OptimizerSpec):
         return replaced(value, name=name, package=package)
+    from torch.optim import Optimizer  # a spec may need no torch
+
+    from optimizers.adapters import adapted, traits_of
+
     if not (isinstance(value, type) and issubclass(value, Optimizer)):
         what = f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
         raise PluginError(

@@ -2,11 +2,12 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from bench.boards.attention import at_loss, loss_at, over_heads
+from bench.boards.attention import against, at_loss, loss_at, over_heads
 from bench.config import resolve
 from bench.execute import Effort
 from bench.execute.command import results_of
@@ -66,6 +67,18 @@ def test_the_board_compares_attention_at_equal_loss(cli, observed: Path) -> None
     (sgdm,) = [line for line in answer.out.splitlines() if line.startswith("| sgdm")]
     assert adam.count("[") == sgdm.count("[") + 1  # the difference
     assert "the least that every run reaches (sgdm is the reference)" in answer.out
+
+
+def test_verdicts_are_of_entropy_on_common_seeds() -> None:
+    own: dict[Any, float | None] = {seed: 1.0 + 0.01 * seed for seed in range(8)}
+    base = {seed: value + 0.1 for seed, value in own.items() if value is not None}
+    found = against(own, base)
+    assert found["verdict"] == "sparser"
+    assert found["difference"].mean == pytest.approx(-0.1)
+    assert against(base, own)["verdict"] == "less sparse"
+    assert against(own | {0: 9.9}, base)["verdict"] == "no difference found"
+    assert against(dict.fromkeys(own), base) == {"difference": None, "verdict": None}
+    assert against({seed: own[seed] for seed in range(3)}, base)["verdict"] == "too few seeds"
 
 
 @pytest.mark.parametrize(("chart", "panels"), [("attention", 6), ("stability", 5)])

@@ -10,7 +10,8 @@ from torch import nn
 
 from bench.runner import run
 from optimizers import OPTIMIZERS
-from optimizers.readings import LengthSPS, SeparateNGD, length_capped, separate
+from optimizers.normalized import SeparateNGD, separate
+from optimizers.polyak import LengthSPS, length_capped
 from tests.optimizer_cases import START, flat, loss_and_gradient
 
 

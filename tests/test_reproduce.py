@@ -130,7 +130,7 @@ def test_an_early_claim_is_decided_in_the_small_version_too(cli: Any, folder: Pa
     rewrite(folder, claims=[early], quick=TINY["quick"] | {"seeds": [0, 1]}, search=None)
     assert "at step 10 is" in cli("reproduce", "nobody/tiny").out
     answer = cli("reproduce", "nobody/tiny", "--quick")
-    assert "holds      grows" in answer.out
+    assert "small run: points to holds  grows" in answer.out
     assert "at step 2 is" in answer.out
     claims = json.loads(Path("reproduced/nobody/tiny-quick/claims.json").read_text())
     assert claims["claims"][0]["at"] == 2
@@ -173,7 +173,7 @@ def test_an_experiment_writes_figure_data_claims_and_page(cli: Any, folder: Path
     assert "no evidence" not in page
     assert "\n\n\n" not in page
     assert " 1 threads" not in page
-    assert "holds      grows" in answer.out
+    assert "small run: points to holds  grows" in answer.out
     assert str(out) in answer.out
 
 

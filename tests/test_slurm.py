@@ -184,7 +184,7 @@ def test_array_survives_a_requeue_and_each_task_has_its_gpu(slurm, postgres_url:
     before = until(at_work, "both tasks have a trial", seconds=120)
     assert {worker["gpus"] for worker in before} == {"0", "1"}
     slurm.requeue(f"{job}_1")
-    until(lambda: not slurm("squeue", "-h"), "the array has ended", seconds=300)
+    until(lambda: not slurm("squeue", "-h"), "the array has ended", seconds=900)
     trials = made.trials()
     assert [trial.state for trial in trials] == ["completed"] * len(trials)
     assert sum(trial.kind == "fresh" for trial in trials) == 2
@@ -209,10 +209,10 @@ def test_a_suite_as_an_array_survives_a_requeue(slurm, postgres_url: str, tmp_pa
     words = ["suite", str(suite), "--engine", "lightning", "--store", "runs"]
     said = bench(*words, "--slurm", "--workers", "2", env=env, cwd=tmp_path)
     job = said.split("Submitted batch job ")[1].partition(",")[0]
-    until(lambda: len(list(gate.glob("trains-*"))) == 2, "both tasks train", seconds=300)
+    until(lambda: len(list(gate.glob("trains-*"))) == 2, "both tasks train", seconds=900)
     (gate / "open").touch()
     slurm.requeue(f"{job}_1")
-    until(lambda: not slurm("squeue", "-h"), "the array has ended", seconds=300)
+    until(lambda: not slurm("squeue", "-h"), "the array has ended", seconds=900)
     assert "Restarts=1" in slurm("scontrol", "show", "job", f"{job}_1")
     assert not (tmp_path / "tuned").exists()
     studies = Studies(postgres_url)

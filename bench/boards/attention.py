@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from bench.boards.shared import EVERY, WHO, find_reference, who
 from bench.errors import UserError
 from bench.papers.arms import Array
 from bench.papers.arms import Table as Columns
-from bench.results import stats
+from bench.results import sequential, stats
 from bench.results.group import Seed, mean_interval
 from bench.results.stats import Interval
 from bench.results.table import Board, Column, Table
@@ -117,7 +118,8 @@ def attention_board(found: Collected, tables: Tables, reference: str | None = No
             own = {name: each.at(name, level) for name in SHOWN}
             rows.append(
                 who(each.entry)
-                | {"n": len(each.runs), "difference": _difference(own["entropy"], base) if each is not ref else None}
+                | {"n": len(each.runs)}
+                | (against(own["entropy"], base) if each is not ref else {"verdict": "reference"})
                 | {name: _mean(list(values.values())) for name, values in own.items()}
                 | {f"end_{name}": mean_interval(each.last(name)) for name in ("entropy", "top_token", "stable_rank_QK")}
             )
@@ -126,6 +128,8 @@ def attention_board(found: Collected, tables: Tables, reference: str | None = No
             *(Column(name, title, f"{title}: mean over heads, then over seeds with 95 % t-interval, at equal loss", 3)
               for name, title in SHOWN.items()),
             Column("difference", "entropy minus reference's", "mean over common seeds with 95 % t-interval", 3),
+            Column("verdict", "attention is", "sparser: of lower entropy than the reference's at equal loss, by the "
+                   "sign test over common seeds at 5 % a row, however often one looks"),
             Column("end_entropy", "entropy at the end", "after the last step", 3),
             Column("end_top_token", "most attended token at the end", "after the last step", 3),
             Column("end_stable_rank_QK", "stable rank of W_QK at the end", "after the last step", 3),
@@ -134,7 +138,7 @@ def attention_board(found: Collected, tables: Tables, reference: str | None = No
         name = f" ({of.name} is the reference)" if of is not None else ""
         notes = [f"equal loss: training loss {level:.4g}, the least that every run reaches{name}"]
         shown.append(Table(problem.name, columns, rows, notes))
-    about = "no direction of these quantities is better; intervals are not corrected for multiple comparisons"
+    about = "neither direction is better; verdicts and intervals are not corrected for multiple comparisons"
     return Board("attention", "Attention", shown, [about] if shown else [NONE])
 
 
@@ -143,6 +147,11 @@ def _mean(values: Sequence[float | None]) -> Interval | str | None:
     return f"{missing} of {len(values)} runs do not reach it" if missing else mean_interval(values)
 
 
-def _difference(own: Mapping[Seed, float | None], base: Mapping[Seed, float | None]) -> Interval | None:
+def against(own: Mapping[Seed, float | None], base: Mapping[Seed, float | None]) -> dict[str, Any]:
+    """Entropy against the reference's on common seeds: mean difference with t-interval, and a verdict in words."""
     pairs = [(a, b) for seed, a in own.items() if a is not None and (b := base.get(seed)) is not None]
-    return stats.t_interval([a - b for a, b in pairs]) if pairs else None
+    if not pairs:
+        return {"difference": None, "verdict": None}
+    found = sequential.compare([a for a, _ in pairs], [b for _, b in pairs], "min")
+    words = {1: "sparser", -1: "less sparse", 0: found.verdict}
+    return {"difference": stats.t_interval([a - b for a, b in pairs]), "verdict": words[found.sign]}
