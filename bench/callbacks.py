@@ -239,7 +239,7 @@ class Recorder(Watcher):
             self.result.reason = f"{why} at step {self.result.steps}"
         elif timeout:
             self.result.status = "timeout"
-            self.result.reason = f"max_seconds={self.max_seconds:g} were over at step {self.result.steps}"
+            self.result.reason = f"max_seconds={self.max_seconds:g} elapsed at step {self.result.steps}"
 
     def _clock(self) -> None:
         self.result.wall_s, self.result.train_s = self.seconds()

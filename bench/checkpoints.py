@@ -58,7 +58,7 @@ def usable(path: Path | None, runs: int = 1, *, put_aside: bool) -> bool:
     try:
         with zipfile.ZipFile(path) as file:
             if packed := [part.filename for part in file.infolist() if part.compress_type != zipfile.ZIP_STORED]:
-                raise ValueError(f"{packed[0]} is packed, as torch packs nothing")
+                raise ValueError(f"{packed[0]} is compressed, and torch never compresses")
             if (torn := file.testzip()) is not None:
                 raise ValueError(f"{torn} is torn")
         found = torch.load(path, map_location="meta", weights_only=True)
@@ -66,11 +66,11 @@ def usable(path: Path | None, runs: int = 1, *, put_aside: bool) -> bool:
             raise ValueError(f"it has no {min(lacking)}")
         steps = [state[STEPS] for state in found["callbacks"].values() if isinstance(state.get(STEPS), int)]
         if not steps:
-            raise ValueError("it does not say how many steps were made")
+            raise ValueError("it does not record the number of steps")
         tables = {name: path.with_name(f"{name}.raw") for name in TABLES}
         curve = read_raw(tables["curve"], runs, 0).get("step", np.empty(0))
         if not all(map(is_there, tables.values())) or (curve <= steps[0]).sum() != steps[0]:
-            raise ValueError(f"it is of step {steps[0]}, and the tables beside it do not come so far")
+            raise ValueError(f"it is of step {steps[0]}, but its tables end earlier")
     except MemoryError:
         raise  # that is no fault of the file
     except Exception as error:
@@ -110,7 +110,7 @@ def set_aside(path: Path, error: Exception) -> None:
         unsafe = isinstance(error, pickle.UnpicklingError)  # torch would advise to load it nevertheless
         why = "it holds more than numbers" if unsafe else first_line(error)
         print(
-            f"bench: warning: the checkpoint {path} cannot be used ({why}); it is put aside as {aside.name},"
-            " and the training starts afresh",
+            f"bench: warning: the checkpoint {path} cannot be used ({why}); it was renamed to {aside.name}; training"
+            " starts from the beginning",
             file=sys.stderr,
         )

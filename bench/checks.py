@@ -86,7 +86,7 @@ def check_early(config: RunConfig) -> None:
     if trainer.measure_every is not None and config.task_spec.measure_every is None:
         raise UserError(f"--trainer.measure_every {trainer.measure_every}: the task {config.task} measures nothing")
     if trainer.observe is not None and config.task_spec.measure_every is not None:
-        raise UserError(f"--trainer.observe {trainer.observe}: the task {config.task} has measurements of its own")
+        raise UserError(f"--trainer.observe {trainer.observe}: the task {config.task} has its own measurements")
     if trainer.observe is not None and trainer.strategy == "fsdp":
         raise UserError("--trainer.observe needs whole weights, which --trainer.strategy fsdp shards; use ddp")
     if config.precision == "16-mixed" and trainer.strategy == "fsdp":
@@ -97,12 +97,11 @@ def check_early(config: RunConfig) -> None:
     if config.precision == "16-mixed" and traits.calls_closure_again:
         raise UserError(
             f"--precision 16-mixed: {config.opt} evaluates the loss several times a step,"
-            " which a gradient scaler cannot follow; use bf16-mixed"
+            " which a gradient scaler does not support; use bf16-mixed"
         )
     if traits.create_graph and trainer.gradient_clip_val is not None:
         raise UserError(
-            f"--trainer.gradient_clip_val: {config.opt} differentiates the gradients,"
-            " which clipping would change under it"
+            f"--trainer.gradient_clip_val: {config.opt} differentiates the gradients, and clipping would change them"
         )
 
 
@@ -119,7 +118,8 @@ def check(config: RunConfig) -> None:
     traits, trainer, told = config.traits, config.trainer, config.step_keywords
     if traits.calls_closure_again and told:
         raise UserError(
-            f"{config.opt} evaluates the loss several times a step, so a norm told before it would be of another point"
+            f"{config.opt} evaluates the loss several times a step, so a norm computed before the step belongs to"
+            f" another point"
         )
     untold = [m.name for m in config.methods if m.traits.needs_loss and "loss_grad_norm" not in m.step_keywords]
     if untold and trainer.gradient_clip_val is not None:

@@ -83,7 +83,7 @@ def _memory_short(error: BaseException, words: Sequence[str]) -> str | None:
     todo = (
         "make the task or the batch smaller (--task.*, --trainer.batch_size, --trainer.micro_batch_size)"
         if any(name in words for name in _TRAINING)
-        else "end other programs, or ask for less"
+        else "end other programs, or request less"
     )
     return f"not enough memory{amount}; {todo}"
 
@@ -137,7 +137,7 @@ def _fit(words: list[str]) -> int:
             places["store"] = settings["store"] = run.parent
         more = [name for name in ("config", "rerun", "tuned") if getattr(args, name)]
         if more:
-            raise UserError(f"--resume takes the run's own settings; leave --{more[0]} out")
+            raise UserError(f"--resume takes the run's own settings; remove --{more[0]}")
         config = _stored_config(run.name, settings, places, command)
     else:
         refuse_several(settings)
@@ -219,13 +219,13 @@ def _stored_config(run_id: str, settings: dict[str, Any], places: dict[str, Path
     config = resolve(settings_of(result.config) | names | places | settings)
     if config.run_id != run_id:
         raise UserError(
-            f"run {run_id} was begun by another version of its task or optimizer and cannot be continued;"
+            f"run {run_id} was started with another version of its task or optimizer and cannot continue;"
             " train again without --resume"
         )
     if result.status in RESUMABLE and result.engine == "lanes":
         raise UserError(
-            f"run {run_id} was {result.status} in a sweep, which trains it beside others; give the sweep's command"
-            " again, or train the run alone without --resume"
+            f"run {run_id} was {result.status} in a sweep, which trains it with others; repeat the sweep's command,"
+            " or train the run alone without --resume"
         )
     if result.status in RESUMABLE and kept.checkpoint(run_id) is None:
         raise UserError(f"run {run_id} was {result.status} before its first checkpoint; train again without --resume")
@@ -261,7 +261,7 @@ def _list(words: list[str]) -> int:
     usual, own = parse("list", [args.what]), ("json", "store") if args.what == "plans" else ("json",)
     for option in COMMANDS["list"].options:
         if option.name not in own and getattr(args, option.key) != getattr(usual, option.key):
-            raise UserError(f"{option.flag}: it chooses runs (`bench list runs`); leave it out to list {args.what}")
+            raise UserError(f"{option.flag}: it selects runs (`bench list runs`); remove it to list {args.what}")
     if args.what == "plans":
         return _list_plans(args)
     from bench.results.render import shown

@@ -59,7 +59,7 @@ def main(words: list[str]) -> int:
         note(STOPPED)
         return 130
     if not done:
-        note(f"the budget of {args.budget.text} is spent, so this is the result so far; the same command continues")
+        note(f"the budget of {args.budget.text} is spent; this is the result so far, and the same command continues")
     command = shlex.join(["bench", "compare", *without_storage(words)])
     return _show(found_by(asked, args), args, asked.reference, out, command)
 
@@ -158,7 +158,7 @@ def _asked(args: Args, places: Mapping[str, Path]) -> "tuple[Suite, list[str], s
     if len({*every, *against}) < 2:
         raise UserError(f"--opt {opts[0]}: it is the reference itself; name another one with --against")
     if lost := [f"--opt.{name}.{key[4:]}" for name, values in own.items() for key in values if name not in every]:
-        raise UserError(f"{lost[0]}: it is not in the comparison; name it with --against")
+        raise UserError(f"{lost[0]}: it is not part of the comparison; name it with --against")
     seeds = tuning_seeds(args.seeds or "2") if args.seeds or baseline is None else baseline.seeds
     trials = trials_of(args, len(seeds), len(fresh), len(every))
     tune = Tune(trials=trials, seeds=seeds)
@@ -169,7 +169,7 @@ def _asked(args: Args, places: Mapping[str, Path]) -> "tuple[Suite, list[str], s
     if other := next((s for s in specs if s.trainer.batch_size != first.trainer.batch_size), None):
         raise UserError(
             f"{first.opt} has batches of {first.trainer.batch_size} and {other.opt} of {other.trainer.batch_size},"
-            " which are two problems; name one with --trainer.batch_size, or others with --against"
+            " so they are different problems; set one size with --trainer.batch_size, or choose others with --against"
         )
     tried = max(tune.total, *(make_request(spec.design, tune.trials).trials for spec in specs))
     there = "" if baseline is None else f" ({against[0]}: reference results of {len(baseline.trials)} trials)"
@@ -190,7 +190,7 @@ def _sampler(name: str) -> "Sampler":
     if name == "grid" or name == "qmc":
         return name
     raise UserError(
-        f"the reference results were tuned by {name!r}, which is not a sampler of this version; leave them out with"
+        f"the reference results were tuned by {name!r}, which is not a sampler of this version; exclude them with"
         " --no-reference"
     )
 
@@ -222,7 +222,8 @@ def _shipped(config: "RunConfig", args: Args) -> "StudyRecord | None":
             others[" ".join(f"--{name} {value}" for name, value in winner.problem.items())] = None
     if not same and others:
         note(
-            f"there are reference results of {config.task} with {' or '.join(others)}; here {config.opt} is tuned again"
+            f"reference results exist for {config.task} with {' or '.join(others)}; {config.opt} is tuned again for"
+            f" this problem"
         )
     return max(same, key=lambda study: study.weight, default=None)
 
@@ -248,9 +249,7 @@ def _check(specs: "Sequence[StudySpec]", args: Args, *, progress: bool) -> None:
                  if name == "builds" or report.catalogue[name].severity == "results"]  # fmt: skip
         if wrong:
             command = ["bench", "check", report.name, *(w for k, v in own.items() for w in (f"--opt.{k}", str(v)))]
-            why = (
-                f"{report.name} fails {', '.join(wrong)}, which changes results: {shlex.join(command)} says what to do"
-            )
+            why = f"{report.name} fails {', '.join(wrong)}, which changes results: {shlex.join(command)} gives advice"
             if not args.anyway:
                 raise RunFailed(f"{why}; --anyway continues")
             remark("warning", why)
@@ -377,9 +376,9 @@ def _advice(found: "Collected", reference: str) -> list[str]:
         if isinstance(of, Comparison) and not of.sign:
             more = advice(of.n, of.wins, of.losses)
             lines.append(
-                f"{entry.name}: {' to '.join(map(str, sorted({*more})))} seeds in all will probably decide it:"
+                f"{entry.name}: {' to '.join(map(str, sorted({*more})))} seeds in total will probably decide it:"
                 f" --report_seeds {more[1]}"
                 if more
-                else f"{entry.name}: the number of seeds that would decide it is unknown"
+                else f"{entry.name}: the number of seeds that decide it is unknown"
             )
     return lines

@@ -152,19 +152,19 @@ def describe_experiment(name: str, experiment: "Experiment") -> str:
     for panel in experiment.figure.panels:
         axes = {"": "", "x": ", x logarithmic", "y": ", y logarithmic", "xy": ", both logarithmic"}[panel.log]
         lines += row(panel.title or panel.y, f"{panel.y} over {panel.x}{axes}", _list(panel.arms or []))
-    lines += ["", "claims: what the paper says, and how it is tested"]
+    lines += ["", "claims: the paper's statement and its test"]
     for claim in experiment.claims:
         said = [f"{k}:{_TIE}{_list(v) if isinstance(v, list) else v}" for k, v in (claim.model_extra or {}).items()]
         lines += [*row(claim.name, claim.paper), *row(f"  {claim.test}", "; ".join(said))]
     lines += ["", "tests:"]
     for test in dict.fromkeys(claim.test for claim in experiment.claims):
         lines += row(test, (CLAIMS[test].__doc__ or "").partition("\n")[0])
-    lines += ["", "small version, which is no evidence:", *row("run it", f"bench reproduce {name} --quick")]
+    lines += ["", "small version (no evidence):", *row("run it", f"bench reproduce {name} --quick")]
     lines += row("seeds", _seeds(quick.seeds, len(experiment.arms)))
     lines += _settings({"all": quick.settings} | quick.arms)
     if search:
         arms, claims = search.arms or experiment.arms, search.claims or [claim.name for claim in experiment.claims]
-        lines += ["", "search over constants that the paper leaves open:", *row("why", search.why)]
+        lines += ["", "search over constants that the paper does not state:", *row("why", search.why)]
         lines += row("run it", f"bench reproduce {name} --search")
         lines += [line for setting, values in search.grid.items() for line in row(setting, _list(values))]
         lines += row("points", str(len(search.points)))

@@ -360,7 +360,7 @@ class SweepProgress(LiveView):
     def waiting(self, runs: int) -> None:
         """Other processes train the last runs."""
         if self.processes == 1:  # of several the rows show it
-            self.say(f"waiting for {runs} run{'s' * (runs != 1)} that other processes train")
+            self.say(f"waiting for {runs} run{'s' * (runs != 1)} of other processes")
 
     def line(self, columns: int) -> str:
         """The bar, at most so many columns wide where runs and time to go fit into them."""

@@ -23,8 +23,8 @@ TASK, OPTS, STEPS, SEEDS = "synthetic", ("gd", "ngd", "ps", "adam"), 100, 7
 SHOWN = ("opt", "final", "verdict", "won", "effect", "n")
 """Columns of the board that a first look needs."""
 HONEST = (
-    f"All four ran at their default settings, so nothing is tuned, and {TASK} is a small problem of random tokens."
-    " The table shows how a comparison reads. It does not show which optimizer is best."
+    f"All four ran at their default settings, without tuning, and {TASK} is a small problem of random tokens. The"
+    " table shows the format of a comparison. It does not show which optimizer is best."
 )
 NEXT = (
     ("bench compare --task mha_dm1 --opt ngd --trainer.max_steps 50", "tune both sides, then compare"),
@@ -115,7 +115,7 @@ def _said(board: "Board") -> str:
     unclear = [name for names in by_verdict.values() for name in names]
     first = f"After {STEPS} steps {', and '.join(said)} than {reference}" if said else "No verdict is decided"
     open_ = f" No significant difference from {reference}: {_and(unclear)}." if unclear else ""
-    return f"{first}: sign tests over {SEEDS} seeds, at most 5 % false verdicts a row.{open_}"
+    return f"{first}: sign tests over {SEEDS} seeds, at most 5 % false verdicts per row.{open_}"
 
 
 def _and(names: "Sequence[str]") -> str:

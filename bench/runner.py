@@ -90,7 +90,7 @@ def _run(
     if not rerun and (finished := store.result_of(config)) is not None:
         return finished
     if stored is not None and stored.status == "running" and main:
-        raise RunBusy(f"run {config.run_id} is being trained by another process now")
+        raise RunBusy(f"run {config.run_id} is in training by another process")
     check(config)
     task, training = build(config)
     result = new_result(config, task, training, plan, tuned_by)
@@ -145,7 +145,7 @@ def _run(
         if awaited is not None and isinstance(error, DistStoreError | DistNetworkError):
             raise RunFailed(awaited.missed) from None
         where = f"; the traceback is in {trace}" if trace is not None else ""
-        raise RunBroke(f"run {config.run_id} broke: {result.reason}{where}") from error
+        raise RunBroke(f"run {config.run_id} failed: {result.reason}{where}") from error
     _finalize(loggers, "success" if result.status == "completed" else "failed")
     if stop.signal is not None and result.status != "killed":
         raise KeyboardInterrupt  # it came too late for this run, but whoever has more to do must stop
@@ -171,7 +171,7 @@ def build(config: RunConfig, data: TaskData | None = None) -> tuple[Task, Plan]:
         data = data or _load(spec.data_cls, config, {k: v for k, v in options.items() if k in of_data})
         options = {k: v for k, v in options.items() if k not in of_data or k in of_module}  # some are for both
         dtype = torch.float64 if config.precision == "64-true" else torch.float32
-        with doing(f"making the model of {config.task}"), _default_dtype(dtype):
+        with doing(f"building the model of {config.task}"), _default_dtype(dtype):
             task = spec.module_cls(data, **options)
     except ValueError as error:
         raise option_error("task", error, config.task_options) from None
@@ -270,10 +270,10 @@ def awaited_machines(trainer: pl.Trainer) -> AwaitedMachines | None:
         " MASTER_ADDR=(the address of machine 0) and MASTER_PORT=(a free port there, the same for all)"
     )
     unset = [name for name in ("NODE_RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
-    lack = f"; {', '.join(unset)} {'is' if len(unset) == 1 else 'are'} not set here" if unset else ""
+    lack = f"; {', '.join(unset)} {'is' if len(unset) == 1 else 'are'} not set" if unset else ""
     return AwaitedMachines(
-        f"machine {here} of {count} waits for {others}, for {minutes:.3g} minutes; start {how}{lack}",
-        f"--trainer.num_nodes {count}: {others} did not come within {minutes:.3g} minutes; start {how}{lack}",
+        f"machine {here} of {count} waits up to {minutes:.3g} minutes for {others}; start {how}{lack}",
+        f"--trainer.num_nodes {count}: {others} did not connect within {minutes:.3g} minutes; start {how}{lack}",
     )
 
 

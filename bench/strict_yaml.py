@@ -38,11 +38,11 @@ def load(path: Path) -> Any:
         mode = path.stat().st_mode  # opening a pipe would wait for whoever writes
         kind = next((kind for is_kind, kind in _KINDS.items() if is_kind(mode)), None)
         if kind is not None:
-            raise UserError(f"{path} is {kind}; settings are read from a file, so write them into one")
+            raise UserError(f"{path} is {kind}; settings must be in a regular file")
         with path.open("rb") as file:
             content = file.read(MOST_BYTES + 1)  # of some files the size is not known before they are read
         if len(content) > MOST_BYTES:
-            raise UserError(f"{path} is longer than {MOST_BYTES:,} bytes, which no file of settings is")
+            raise UserError(f"{path} is longer than {MOST_BYTES:,} bytes, the limit for settings")
         return yaml.load(content.decode("utf-8"), _Loader)
     except FileNotFoundError:
         raise UserError(f"there is no file {path}") from None
@@ -76,7 +76,7 @@ class _Loader(yaml.SafeLoader):
         node: Any = super().compose_node(parent, index)
         self._depth -= 1
         if isinstance(node, yaml.ScalarNode) and any(c == "\0" or "\ud800" <= c <= "\udfff" for c in node.value):
-            raise ComposerError(None, None, f"{node.value!r} has a character that no text has", event.start_mark)
+            raise ComposerError(None, None, f"{node.value!r} has an invalid character", event.start_mark)
         if id(node) not in self._size:
             if isinstance(event, yaml.AliasEvent):  # it is not whole yet, so it is a part of itself
                 raise ComposerError(None, None, f"*{event.anchor} refers to itself", event.start_mark)
@@ -98,7 +98,7 @@ class _Loader(yaml.SafeLoader):
             if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
                 name, line = self.construct_object(key), key.start_mark.line + 1
                 if name in lines:
-                    problem = f"the key {name!r} is there twice, first in line {lines[name]}"
+                    problem = f"the key {name!r} is given twice, first in line {lines[name]}"
                     raise ComposerError(None, None, problem, key.start_mark)
                 lines[name] = line
         return node
@@ -109,7 +109,7 @@ class _Loader(yaml.SafeLoader):
             return super().construct_object(node, deep)
         except (ValueError, LookupError, AttributeError, ArithmeticError):
             kind = node.tag.rpartition(":")[2]
-            raise ConstructorError(None, None, f"{str(node.value)[:40]!r} is no {kind}", node.start_mark) from None
+            raise ConstructorError(None, None, f"{str(node.value)[:40]!r} is not {kind}", node.start_mark) from None
 
 
 def _nodes(each: Any) -> tuple[Any, ...]:
@@ -122,7 +122,7 @@ def _too_many(event: Any) -> ComposerError:
 
 
 def _too_deep(event: Any) -> ComposerError:
-    return ComposerError(None, None, f"lists and mappings lie more than {DEEPEST} deep in each other", event.start_mark)
+    return ComposerError(None, None, f"lists and mappings are nested more than {DEEPEST} deep", event.start_mark)
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -161,11 +161,13 @@ def flatten_yaml(path: Path) -> dict[str, Any]:
         if isinstance(value, dict):
             own = _flat(str(key), value)
         elif key == "trainer" and value is not None:
-            raise UserError(f"{path}: trainer is a section and takes a mapping, such as `trainer: {{max_steps: 100}}`")
+            raise UserError(
+                f"{path}: trainer is a section and must be a mapping, such as `trainer: {{max_steps: 100}}`"
+            )
         else:
             own = {str(key): value}
         if twice := sorted(own.keys() & flat.keys()):
-            raise UserError(f"{path}: {twice[0]} is there twice, nested and dotted; give it once")
+            raise UserError(f"{path}: {twice[0]} is given twice, nested and dotted; give it once")
         flat |= own
     flat.pop("provenance", None)
     return {k: v for k, v in flat.items() if not k.startswith("provenance.")}

@@ -37,7 +37,7 @@ def make_plan(config: RunConfig, task: Task) -> Plan:
         )
     ranks = trainer.devices * trainer.num_nodes
     if size < ranks:
-        raise UserError(f"--trainer.batch_size {size} cannot be shared by {ranks} devices")
+        raise UserError(f"--trainer.batch_size {size} is not divisible among {ranks} devices")
     per_epoch = n // size
     limits = [trainer.max_steps, trainer.max_epochs and max(1, round(trainer.max_epochs * per_epoch))]
     _refuse_unequal_micro_batches(config, size, ranks)
@@ -91,7 +91,7 @@ def _refuse_to_observe(config: RunConfig, task: Task) -> None:
     """
     flag, n = f"--trainer.observe {config.trainer.observe}", task.data.sizes["train"]
     if not task.maps({name: p.detach() for name, p in task.named_parameters()}):
-        raise UserError(f"{flag}: {config.task} has no heads with an attention of their own to look at")
+        raise UserError(f"{flag}: {config.task} has no heads with their own attention to observe")
     if n < CHUNKS:
         raise UserError(f"{flag}: the probe batch needs at least {CHUNKS} training samples, and there are {n}")
 
@@ -107,7 +107,7 @@ def _refuse_idle_rest(config: RunConfig) -> None:
         if name.partition(".")[0] == REST and comparable(value) != comparable(options[name].default):
             raise UserError(
                 f"--opt.{name} {value}: all parameters of {config.task} are matrices, which {config.opt} moves, so"
-                " nothing is left for the rest; leave it out"
+                " nothing is left for the rest; remove it"
             )
 
 
@@ -123,8 +123,8 @@ def _maker(
             said = str(error).partition("=")[0] in config.opt_options
             if not said and config.rest_spec is None and any(each.role != "matrix" for each in parameters):
                 raise UserError(
-                    f"{config.opt} cannot be made for the parameters of {config.task}: {first_line(error)}; if it is a"
-                    f" method for matrices, give the others to another one (--opt.{REST} adamw)"
+                    f"{config.opt} cannot be made for the parameters of {config.task}: {first_line(error)}; if it is"
+                    f" a method for matrices, use another optimizer for the rest (--opt.{REST} adamw)"
                 ) from error
             raise option_error("opt", error, config.opt_options) from error
 
@@ -174,6 +174,6 @@ def _refuse_unequal_micro_batches(config: RunConfig, size: int, ranks: int) -> N
     micro = config.trainer.micro_batch_size or config.task_spec.micro_batch_size
     if size // ranks < micro_batches_per_rank(size, ranks, micro):  # the smallest share could not be cut
         raise UserError(
-            f"--trainer.micro_batch_size {micro}: {ranks} devices cannot cut {size} samples into as many"
-            " micro-batches each; use a greater one, or a batch size that the devices divide"
+            f"--trainer.micro_batch_size {micro}: {ranks} devices cannot divide {size} samples into equal numbers of"
+            " micro-batches; use a larger one, or a batch size divisible by the number of devices"
         )

@@ -83,7 +83,7 @@ def read_tuned(path: Path) -> Provenance:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"]))[:100]
         raise UserError(
-            f"{path} is damaged ({where}: {first['msg'][:200]}); mend it, or move it away and tune again"
+            f"{path} is damaged ({where}: {first['msg'][:200]}); repair it, or move it away and tune again"
         ) from None
 
 

@@ -60,7 +60,7 @@ def main(words: list[str]) -> int:
     args = parse("verify", words)
     path = args.path or reference_folder()
     if path is None:
-        raise UserError("no reference results are shipped here; name a bundle or a store: bench verify PATH")
+        raise UserError("this installation has no reference results; name a bundle or a store: bench verify PATH")
     with opened(path) as folder, TemporaryDirectory() as place:
         stores = Stores([store_in(folder)])
         code = warn_of(stores)
@@ -102,7 +102,7 @@ def draw(
         and (opts is None or run.names["opt"] & {*map(bare, opts)})
     ]
     if not there:
-        raise UserError(f"there are no finished runs of this kind in {stores.shown}")
+        raise UserError(f"no matching finished runs in {stores.shown}")
     return random.Random(seed).sample(there, min(count, len(there)))
 
 
@@ -127,17 +127,17 @@ def judge(run: RunResult, again: RunResult, others: Sequence[RunResult]) -> tupl
         return verdict, f"it is {again.status} here, and was {run.status}" + " as other seeds are" * chaotic
     claimed, found = _value(run), _value(again)
     if claimed is None or found is None:
-        return ("confirmed", run.status) if claimed == found else ("refuted", "only one of them has a value")
+        return ("confirmed", run.status) if claimed == found else ("refuted", "only one of the two has a value")
     words = f"{found:.6g} here, {claimed:.6g} claimed"
     if claimed == found or abs(found - claimed) <= ROUNDING * max(abs(found), abs(claimed)):
         return "confirmed", f"{words}, which is rounding"
     noise = _noise([run, *others])
     if noise is None:
-        return "undecided", f"{words}; with fewer than 3 seeds of these settings the noise is unknown"
+        return "undecided", f"{words}; fewer than 3 seeds of these settings give no estimate of the noise"
     if abs(_scaled(run, found) - _scaled(run, claimed)) > noise:
         return "refuted", f"{words}, beyond the spread over seeds"
     if exact:
-        return "undecided", f"{words}, within the spread over seeds, though processor and versions have the same names"
+        return "undecided", f"{words}, within the spread over seeds, although processor and versions are the same"
     return "confirmed", f"{words}, within the spread over seeds"
 
 
@@ -147,7 +147,7 @@ def _judged(run: RunResult, runs: Sequence[RunResult], args: Args, sources: Path
     except UserError as error:
         return Judged(run, None, "undecided", str(error))
     if config.run_id != run.run_id:
-        return Judged(run, None, "undecided", "its task or optimizer has another version here")
+        return Judged(run, None, "undecided", "its task or optimizer has a different version here")
     from bench.checks import check_places
     from bench.runner import run as train
 

@@ -184,8 +184,8 @@ def test_a_mean_is_over_seeds_alone() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"seeds": 2, "seed": 0}, "seed is for one run; leave it or seeds out"),
-        ({"seeds": 2, "rerun": True}, "rerun is for one run; leave it or seeds out"),
+        ({"seeds": 2, "seed": 0}, "seed is for one run; remove it or seeds"),
+        ({"seeds": 2, "rerun": True}, "rerun is for one run; remove it or seeds"),
         ({"width": 2}, "width is for several runs; give seeds too, or leave it out"),
         ({"seeds": 0}, "seeds"),
         ({"seeds": 2, "engine": "lane"}, "unknown engine 'lane'; did you mean 'lanes'"),
@@ -254,7 +254,7 @@ def test_an_interrupt_saves_the_state_and_the_same_call_goes_on(monkeypatch: pyt
     monkeypatch.setattr(Signs, "interrupts", True)
     handler = signal.getsignal(signal.SIGINT)
     spec = "tests.test_api:Signs"
-    with pytest.raises(KeyboardInterrupt, match="stopped and saved; the same call goes on"):
+    with pytest.raises(KeyboardInterrupt, match="stopped and saved; the same call continues"):
         bench.fit("synthetic", spec, trainer={"max_steps": 40, "val_every": 5}, device="cpu", progress=False)
     assert signal.getsignal(signal.SIGINT) is handler
     [run] = bench.load(store)
@@ -322,7 +322,7 @@ def test_a_source_that_somebody_has_changed_is_written_anew(notebook, store: Pat
     assert path.read_text() == text
     path.unlink()
     path.symlink_to("/dev/null")
-    with pytest.raises(bench.UserError, match="is a link, which is not followed"):
+    with pytest.raises(bench.UserError, match="is a symbolic link, and links are not followed"):
         name_of(names["Own"], store)
 
 
@@ -344,7 +344,7 @@ NO_SOURCE = "class Own(Base):\n    def step(self, closure=None):\n        return
     [
         ("Own = type('Own', (Base,), {})", "has no source that Python can find"),
         (f"exec({NO_SOURCE!r})", "has no source that Python can find"),
-        ("def make():\n    class Own(Base):\n        pass\n    return Own\nOwn = make()", "is defined inside of a"),
+        ("def make():\n    class Own(Base):\n        pass\n    return Own\nOwn = make()", "is defined inside a"),
         (
             "state = torch.zeros(3)\nclass Own(Base):\n    def step(self, closure=None):\n        return state",
             "uses 'state', a Tensor of the session",

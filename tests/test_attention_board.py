@@ -65,7 +65,7 @@ def test_the_board_compares_attention_at_equal_loss(cli, observed: Path) -> None
     (adam,) = [line for line in answer.out.splitlines() if line.startswith("| adam")]
     (sgdm,) = [line for line in answer.out.splitlines() if line.startswith("| sgdm")]
     assert adam.count("[") == sgdm.count("[") + 1  # the difference
-    assert "the least that every run reaches (sgdm is the reference)" in answer.out
+    assert "the lowest that every run reaches (sgdm is the reference)" in answer.out
 
 
 @pytest.mark.parametrize(("chart", "panels"), [("attention", 6), ("stability", 5)])
@@ -80,7 +80,7 @@ def test_charts_show_what_was_observed(cli, observed: Path, tmp_path: Path, char
 def test_a_store_without_observations_says_how_to_make_some(cli, tmp_path: Path) -> None:
     store = tmp_path / "plain"
     cli("fit", "--task", "synthetic", "--opt", "ngd", "--trainer.max_steps", "20", "--store", store)
-    why = "no run here was observed; train with `--trainer.observe 4`"
+    why = "no run has observations; train with `--trainer.observe 4`"
     assert why in cli("leaderboard", "--board", "attention", "--store", store).out
     answer = cli("plot", "stability", "--store", store, "-o", tmp_path / "x.png")
     assert (answer.code, why in answer.err) == (2, True)

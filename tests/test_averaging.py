@@ -300,7 +300,7 @@ def test_a_run_of_one_step_is_evaluated_at_its_weights(store: Path) -> None:
 def test_a_method_that_averages_by_itself_is_left_alone_and_that_is_said(store: Path) -> None:
     plain, asked = fit(store, "sfadamw"), fit(store, "sfadamw", trainer__average="ema")
     assert (plain.final, tables(store, plain)) == (asked.final, tables(store, asked))
-    own = "note: this optimizer evaluates averages of the weights that it keeps itself"
+    own = "note: this optimizer evaluates its own weight averages"
     assert own in result_lines(plain, store)
     assert f"{own}; --trainer.average ema does not change them" in result_lines(asked, store)
     assert own not in result_lines(fit(store, trainer__average="ema"), store)

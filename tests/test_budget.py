@@ -42,7 +42,7 @@ def test_a_number_of_runs_makes_as_many_trials_with_the_fresh_seeds(cli) -> None
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--budget 20runs --trials 3", "--budget 20runs and --trials 3 say the same; leave one out"),
+        ("--budget 20runs --trials 3", "--budget 20runs and --trials 3 both set the number of trials; remove one"),
         ("--budget 6runs", "--budget 6runs: one trial of 2 seeds and 5 fresh seeds are 7 runs"),
         ("--budget 6h --slurm --print", "--budget 6h: with --slurm the time is sbatch's"),
     ],

@@ -155,7 +155,7 @@ def test_a_curve_ends_with_the_first_seed_that_diverged(store):
     add_run(store, seed=3, loss=[1.0, 9.0, float("nan")], status="diverged", final=None)
     (chart,) = curves(asked(store)).panels
     assert trace(chart, "sgd").x.tolist() == [1, 2]
-    assert "drawn to step 2, since later steps lack values of some runs: sgd" in chart.note
+    assert "drawn up to step 2: later steps lack values of some runs: sgd" in chart.note
 
 
 def test_a_run_that_converged_keeps_its_last_value(store):
@@ -254,7 +254,7 @@ def test_no_line_joins_the_trials_of_a_search_over_two_settings(store):
 def test_a_search_that_no_logarithm_shows_is_named(store):
     (chart,) = sensitivity(tuned(store, {0.0: 0.5, 0.1: 0.75})).panels
     assert not chart.traces
-    assert "sgd is not drawn, since opt.lr is not a positive number" in chart.note
+    assert "sgd is not drawn, since opt.lr has no positive values" in chart.note
 
 
 def test_the_budget_begins_where_no_trial_can_be_without_a_score(store):
@@ -271,7 +271,7 @@ def test_nothing_tuned_is_said(store, kind):
     add_run(store)
     (chart,) = CHARTS[kind](asked(store)).panels
     assert not chart.traces
-    assert "no optimizer was tuned" in chart.note
+    assert "no optimizer is tuned" in chart.note
 
 
 # -- targets --------------------------------------------------------------------------------------------------------
@@ -381,7 +381,7 @@ def test_ratios_have_a_logarithmic_axis_around_1(store):
 @pytest.mark.parametrize(
     ("opts", "why"),
     [
-        (("sgd",), "the reference adamw has no runs here; --reference names another"),
+        (("sgd",), "the reference adamw has no runs in these stores; --reference names another"),
         (("adamw",), "there is no entry besides the reference adamw"),
     ],
 )
@@ -503,7 +503,7 @@ def test_no_such_method_is_said(store):
     add_run(store, cap_share=0.0)
     (chart,) = steps(asked(store)).panels
     assert not chart.traces
-    assert "no optimizer here computes its step size" in chart.note
+    assert "no optimizer in these runs computes" in chart.note
 
 
 # -- all of them ----------------------------------------------------------------------------------------------------
@@ -645,10 +645,10 @@ def test_panels_that_stay_empty_are_said(store, tmp_path, capsys):
         (["curves", "-o", "figure"], "must end in .png, .pdf or .svg"),
         (["curves"], "--out is missing"),
         (["waves", "-o", "a.png"], "unknown word 'waves'"),
-        (["budget", "-o", "a.png", "--y", "loss"], "--y loss: only curves have columns to choose from"),
+        (["budget", "-o", "a.png", "--y", "loss"], "--y loss: only curves have selectable columns"),
         (["curves", "-o", "a.png", "--y", "los"], "unknown column 'los'; did you mean 'loss'"),
         (["curves", "-o", "a.png", "--opt", "sgdd"], "did you mean 'sgd'"),
-        (["budget", "-o", "a.png"], "nothing to draw: tuning budget: mnist, max_steps 100: no optimizer was tuned"),
+        (["budget", "-o", "a.png"], "nothing to draw: tuning budget: mnist, max_steps 100: no optimizer is tuned"),
         (["curves", "-o", "/proc/none/a.png"], "cannot write /proc/none/a.png"),
     ],
 )

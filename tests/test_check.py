@@ -165,7 +165,7 @@ def line_of(cls: str, text: str) -> str:
     [
         ("Reads", "syncs", ("_local_scalar_dense (", line_of("Reads", "norm.item()"))),
         ("Lists", "syncs", ("tolist (", line_of("Lists", "norm.tolist()"))),
-        ("Leaks", "leaks", ("what stays is made in ", line_of("Leaks", "p.grad.clone()"))),
+        ("Leaks", "leaks", ("the remaining memory is allocated in ", line_of("Leaks", "p.grad.clone()"))),
         ("ClosureWithoutGradients", "closure", ("disabled (", line_of("ClosureWithoutGradients", "closure()"))),
         ("NoLoss", "closure", ("returns None", line_of("NoLoss", "def step"))),
         ("StateOutside", "resume", ("self.buffers has 0 entries in place of 4",)),
@@ -258,10 +258,10 @@ def test_a_check_without_an_end_is_ended() -> None:
         examination_of(SPECS["WaitsForOthers"], only=["ddp"]),
     ]
     hangs, waits = run(examinations, limit=6)
-    assert (hangs.failed, hangs["lr_zero"].note) == (["lr_zero"], "no end after 6 s")
+    assert (hangs.failed, hangs["lr_zero"].note) == (["lr_zero"], "not finished after 6 s")
     assert waits.failed == ["ddp"]
     assert waits["ddp"].verdict == "error"
-    assert waits["ddp"].note.startswith("the two processes do not end in 4.2 s")
+    assert waits["ddp"].note.startswith("the two processes did not finish in 4.2 s")
 
 
 @pytest.mark.deep
@@ -282,7 +282,9 @@ IMPORTS = {
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize(("kind", "note"), [("exits", "the process ended with code 7"), ("hangs", "no end after 2 s")])
+@pytest.mark.parametrize(
+    ("kind", "note"), [("exits", "the process ended with code 7"), ("hangs", "not finished after 2 s")]
+)
 def test_an_import_that_ends_or_hangs_is_a_verdict(kind: str, note: str, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(IMPORTS[kind])
     report = conformance(f"{tmp_path}/mine.py:Mine", only=["builds", "groups"], limit=2)
@@ -336,8 +338,8 @@ def test_a_class_that_no_other_process_can_import_is_refused() -> None:
     [
         (["adm"], "unknown optimizer 'adm'; did you mean 'adam'"),
         (["sngd", "--only", "grups"], "unknown check 'grups'; did you mean 'groups'"),
-        (["sngd", "--only", ""], "--only '': it names nothing"),
-        (["sngd", "--task.H", "3"], "--task.H is an option of a task: name it with --task TASK"),
+        (["sngd", "--only", ""], "--only '': it is empty"),
+        (["sngd", "--task.H", "3"], "--task.H is an option of a task: name the task with --task TASK"),
         (["sngd", "--limit", "0"], "write seconds"),
         ([], "which optimizer"),
         (["sngd", "--only", "builds", "--opt.lrr", "3"], "did you mean '--opt.lr'"),

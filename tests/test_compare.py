@@ -141,7 +141,7 @@ def test_a_time_that_is_spent_ends_it_with_the_result_so_far(cli, unchecked: Non
     monkeypatch.setattr(Workers, "work", wait_before_anybody_listens)
     answer = cli(*COMPARE, "--budget", "0.5s")
     assert answer.code == 1
-    assert "the budget of 0.5s is spent, so this is the result so far; the same command continues" in answer.err
+    assert "the budget of 0.5s is spent; this is the result so far, and the same command continues" in answer.err
     assert "no winner has run on fresh seeds yet" in answer.out
 
 
@@ -166,11 +166,14 @@ def test_a_dry_run_and_a_number_of_runs_make_a_plan_and_nothing_else(cli, store:
         ("--task synthetic --opt my.py:None", "my.py has no 'None'"),
         ("--task synthetic --opt ngd --against gdd", "unknown optimizer 'gdd'; did you mean 'gd'?"),
         ("--task synthetic --opt gd", "--opt gd: it is the reference itself; name another one with --against"),
-        ("--task synthetic --opt ngd --opt.adamw.lr 1", "--opt.adamw.lr: it is not in the comparison; name it with"),
+        (
+            "--task synthetic --opt ngd --opt.adamw.lr 1",
+            "--opt.adamw.lr: it is not part of the comparison; name it with",
+        ),
         ("--task synthetic --opt ngd --opt.lrr 1", "unknown option '--opt.lrr'; did you mean '--opt.lr'?"),
-        ("--task mnist --opt gd,sgd", "gd has batches of full and sgd of 100, which are two problems"),
+        ("--task mnist --opt gd,sgd", "gd has batches of full and sgd of 100, so they are different problems"),
         ("--task synthetic --opt ngd --budget 17runs", "7 fresh seeds for each of 2 optimizers are 18 runs"),
-        ("--task synthetic --opt ngd --budget 90runs --trials 3", "say the same; leave one out"),
+        ("--task synthetic --opt ngd --budget 90runs --trials 3", "both set the number of trials; remove one"),
         ("--task synthetic --opt ngd --seeds 0,1", "--seeds and --report_seeds share 0, 1"),
         ("--task synthetic --opt ngd --seed 3", "--seed 3: trials have several"),
     ],

@@ -110,7 +110,7 @@ def test_a_malformed_grid(key, value):
     assert "such as 1e-3:1e1:16" in error
 
 
-TOO_MANY = "runs; a command makes from 1 to 100,000, so ask for fewer values, seeds or trials"
+TOO_MANY = "runs; a command makes from 1 to 100,000, so request fewer values, seeds or trials"
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ COMMANDS = {
     "one by one": (*SWEEP, "--opt.lr", "0.1,1", "--engine", "lightning"),
 }
 SEEDS = [pytest.param(n, marks=pytest.mark.deep if n < 5 else pytest.mark.kill) for n in range(30)]
-FULL = "No space left on device; make room, then give the same command again"
+FULL = "No space left on device; free some space, then repeat the command"
 
 # -- processes ------------------------------------------------------------------------------------------------------
 

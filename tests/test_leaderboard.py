@@ -296,7 +296,7 @@ def test_a_place_that_takes_nothing_is_one_line(cli, filled, out, flag):
     answer = cli("leaderboard", flag, out)
     assert answer.code == 2
     assert re.fullmatch(
-        r"bench: error: cannot write (into )?\S+: .*\n|bench: error: .* has no place for this board.*\n", answer.err
+        r"bench: error: cannot write (into )?\S+: .*\n|bench: error: .* has no markers for this board.*\n", answer.err
     )
 
 
@@ -334,7 +334,7 @@ def test_an_empty_store_says_what_to_run(cli, store, make, says):
 
 def test_a_store_that_is_a_file_is_refused(cli, tmp_path):
     (tmp_path / "file").touch()
-    assert "it is a file and no folder" in cli("leaderboard", "--store", tmp_path / "file").err
+    assert "it is a file, not a folder" in cli("leaderboard", "--store", tmp_path / "file").err
 
 
 def test_a_store_with_nothing_but_damage_names_it(cli, store):
@@ -343,7 +343,7 @@ def test_a_store_with_nothing_but_damage_names_it(cli, store):
     record.write_text("{")
     answer = cli("leaderboard")
     assert answer.code == 2
-    assert f"there are no runs that can be read in {store} ({record}: " in answer.err
+    assert f"there are no readable runs in {store} ({record}: " in answer.err
 
 
 def test_damaged_runs_are_named_and_left_out_and_the_exit_code_says_so(cli, filled):
@@ -422,10 +422,10 @@ def test_stores_of_several_machines_are_read_as_one(cli, filled, tmp_path):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("--only", "lr"), "write NAME=VALUE"), (("--only", "status=completed"), "never left out"),
+        (("--only", "lr"), "write NAME=VALUE"), (("--only", "status=completed"), "comparisons always include"),
         (("--only", "opt.lrr=1"), "did you mean 'opt.lr'"), (("--opt", "addam"), "did you mean 'adam'"),
-        (("--task", ","), "it names nothing"), (("--target", "nan"), "no finite number"),
-        (("--target", "x"), "no finite number"), (("--reference", "sgdd"), "did you mean 'sgd'"),
+        (("--task", ","), "it is empty"), (("--target", "nan"), "not a finite number"),
+        (("--target", "x"), "not a finite number"), (("--reference", "sgdd"), "did you mean 'sgd'"),
         (("--settings", "worst"), "unknown --settings 'worst'"),
     ],
 )  # fmt: skip

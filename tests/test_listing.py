@@ -280,8 +280,8 @@ def test_without_a_store_there_are_no_runs(cli, store):
         ("--since 3y", "or how long ago (30m, 2h, 3d, 1w)"),
         ("--study x", "unknown study in {store} 'x'; there is none"),
         ("--limit 0", "--limit 0: it must be at least 1"),
-        ("--limit many", "--limit many: it takes a whole number"),
-        ("--task ,", "--task ,: it names nothing; write A,B"),
+        ("--limit many", "--limit many: it must be a whole number"),
+        ("--task ,", "--task ,: it is empty; write A,B"),
         ("--seed 1", "unknown option '--seed'; "),
     ],
 )
@@ -291,7 +291,7 @@ def test_bad_words(cli, several, store, words, error):
 
 @pytest.mark.parametrize("what", ["tasks", "optimizers"])
 def test_what_chooses_runs_is_refused_elsewhere(cli, what):
-    assert f"--opt: it chooses runs (`bench list runs`); leave it out to list {what}" in fails(
+    assert f"--opt: it chooses runs (`bench list runs`); remove it to list {what}" in fails(
         cli("list", what, "--opt", "sgd")
     )
     assert json.loads(cli("list", what, "--json").out).keys() == {

@@ -673,7 +673,7 @@ def test_data_says_what_is_here_and_prepares_it(cli: Cli, root: Path, own_cache:
     for name in ("length", "root"):
         refused = cli("data", "status", *words, f"--task.{name}", 8)
         assert (refused.code, refused.out) == (2, "")
-        assert f"--task.{name}: `bench data status` takes no options of a task but those that name" in refused.err
+        assert f"--task.{name}: `bench data status` takes only task options that name" in refused.err
     unknown = cli("data", "status", *words, "--task.corpus", "nowhere")
     assert "--task.corpus=nowhere is not known" in unknown.err
     levels = [(finding.level, finding.subject) for finding in text_diagnoses(TASKS["lm"], root)]

@@ -132,7 +132,7 @@ def test_torchs_own_are_there_where_they_are_asked_for() -> None:
         ("Abstract", ["error", "not applicable", "not applicable"], "it is an abstract base class: "),
         ("Rude", ["error", "not applicable", "not applicable"], "ValueError: <script>"),
         ("Leaves", ["error", "not applicable", "not applicable"], "the process ended with code 7"),
-        ("Sleeps", ["pass", "error", "pass"], "no end after 20 s"),
+        ("Sleeps", ["pass", "error", "pass"], "not finished after 20 s"),
         ("sgd", ["pass", "pass", "pass"], ""),
     ],
 )
@@ -237,12 +237,12 @@ def test_all_checks_but_the_reference_are_made() -> None:
         (["--matrix", "torch.optim:Adm"], "did you mean 'Adam'"),
         (["--matrix", "json"], "no public torch.optim.Optimizer class in json"),
         (["--matrix", "tests/nowhere.py"], "there is no file tests/nowhere.py"),
-        (["--matrix", ""], "--matrix '': it names nothing"),
+        (["--matrix", ""], "--matrix '': it is empty"),
         (["--matrix", "sgd", "--only", "grups"], "did you mean 'groups'"),
-        (["--matrix", "sgd", "-o", "x.doc"], "ends in none of .md, .html"),
-        (["--matrix", "sgd", "-o", "nowhere/x.md"], "its folder is not there"),
-        (["--matrix", "sgd", "--opt.lr", "1"], "leave the name, --opt"),
-        (["sgd", "--matrix", "sgd"], "leave the name, --opt"),
+        (["--matrix", "sgd", "-o", "x.doc"], "must be one of .md, .html"),
+        (["--matrix", "sgd", "-o", "nowhere/x.md"], "its folder does not exist"),
+        (["--matrix", "sgd", "--opt.lr", "1"], "remove the name, --opt"),
+        (["sgd", "--matrix", "sgd"], "remove the name, --opt"),
         (["sgd", "-o", "x.md"], "-o is for --matrix"),
     ],
 )  # fmt: skip
@@ -329,7 +329,7 @@ def test_a_killed_matrix_goes_on_and_nothing_is_lost_or_made_twice(tmp_path: Pat
     while len(lines()) < len(MATRIX_CHECKS) + before_sleep and time.monotonic() < until:
         time.sleep(0.1)
     again = subprocess.run(**command)
-    assert (again.returncode, "another process makes this matrix now" in again.stderr) == (2, True)
+    assert (again.returncode, "another process is making this matrix" in again.stderr) == (2, True)
     process.kill()
     process.communicate()
     kept, made = lines(), len(log.read_text())
@@ -340,7 +340,7 @@ def test_a_killed_matrix_goes_on_and_nothing_is_lost_or_made_twice(tmp_path: Pat
     sleep.unlink()
     done = subprocess.run(**command)
     assert done.returncode == 0, done.stderr
-    assert f"going on after {len(kept)} verdicts" in done.stderr
+    assert f"continuing after {len(kept)} verdicts" in done.stderr
     assert not journal.exists()
     reports = {report.name.rpartition(":")[2]: report for report in Stores([store]).checks}
     assert sorted(reports) == ["Counts", "Sleeps"]

@@ -43,7 +43,7 @@ def test_memory_may_be_a_share_of_what_is_free(monkeypatch, text, share):
     + ["8G%", "8%G", "8,5G", "1.2.3", "0.0001", "8Gi B", "8 9"],
 )  # fmt: skip
 def test_anything_else_is_refused(text):
-    with pytest.raises(ValueError, match=r"^write a share of what is free, such as 80%, or a size, such as 8G$"):
+    with pytest.raises(ValueError, match=r"^write a fraction of the free memory, such as 80%, or a size, such as 8G$"):
         read_memory(text)
 
 

@@ -308,9 +308,9 @@ def test_weights_that_are_not_finite_give_no_number(follow) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ({"task": "synthetic"}, "--trainer.observe 4: the task synthetic has measurements of its own"),
+        ({"task": "synthetic"}, "--trainer.observe 4: the task synthetic has its own measurements"),
         ({"trainer.strategy": "fsdp"}, "--trainer.observe needs whole weights"),
-        ({"task.attention": "dcmha"}, "--trainer.observe 4: tiny has no heads with an attention of their own"),
+        ({"task.attention": "dcmha"}, "--trainer.observe 4: tiny has no heads with their own attention"),
         ({"trainer.observe": 0}, "--trainer.observe 0"),
     ],
     ids=str,

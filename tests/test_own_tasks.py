@@ -114,7 +114,7 @@ def test_a_file_is_no_name_in_lists_and_completion(cli, here: Path) -> None:
     assert "fashion" not in cli("list", "tasks").out
     assert "adam" in following(["fit", "--task", "fashion.py:SPEC", "--opt", "ada"])
     state = cli("data", "status", "--task", "fashion.py:SPEC")
-    assert "its data are made by its own code, there are no files that the suite knows" in state.err
+    assert "its own code makes its data, and the suite knows no files of it" in state.err
 
 
 @pytest.mark.parametrize(

@@ -205,7 +205,7 @@ def test_a_run_whose_package_is_gone_names_it(cli, store: Path) -> None:
     (store / done["run_id"]).rename(store / record["run_id"])
     answer = cli("fit", "--resume", record["run_id"])
     assert answer.code == 2
-    assert answer.err.endswith("was trained with far of far-away 1.2; install that again\n")
+    assert answer.err.endswith("was trained with far of far-away 1.2; install that version\n")
 
 
 def test_names_of_files_and_runs() -> None:
@@ -453,8 +453,8 @@ def test_the_commands_of_a_new_packages_readme_work_as_they_stand(installed: Pat
         (("optimizer", "My-Opt"), "'My-Opt' cannot be the name of a Python package"),
         (("optimizer", "class"), "'class' cannot be the name of a Python package"),
         (("optimizer", "none"), "'none' cannot be the name of a Python package"),
-        (("optimizer", "torch"), "there is a Python module 'torch' already, which the package would hide"),
-        (("optimizer", "x", "--out", "full"), "full is there already; choose another folder with --out, or remove it"),
+        (("optimizer", "torch"), "a Python module 'torch' exists, and the package would shadow it"),
+        (("optimizer", "x", "--out", "full"), "full exists; choose another folder with --out, or remove it"),
         (("optimizer", "x", "--out", "full/file/x"), "cannot write full/file/x: Not a directory"),
     ],
 )

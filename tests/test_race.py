@@ -76,7 +76,10 @@ def test_a_dry_run_lists_the_start_and_makes_nothing(cli, tmp_path: Path) -> Non
     ("words", "message"),
     [
         ("race synthetic --opt gd", "--opt: a race needs two optimizers or more"),
-        ("race synthetic --opt adam,ngd", "the reference of synthetic, gd, does not race; add it or name --reference"),
+        (
+            "race synthetic --opt adam,ngd",
+            "the reference of synthetic, gd, is not in the race; add it or name another with --reference",
+        ),
         ("race mnist --opt adam,sngd", "the reference of mnist, adamw, does not race"),
         ("race synthtic --opt gd,adam", "unknown task 'synthtic'; did you mean 'synthetic'?"),
         ("race synthetic --opt gd,adm", "unknown optimizer 'adm'; did you mean 'adam'?"),

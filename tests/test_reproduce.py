@@ -239,7 +239,7 @@ def test_settings_and_seeds_from_the_command_line_are_in_every_run_and_on_the_pa
     assert {(run.steps, run.config["task_options"]["d"]) for run in runs} == {(7, 4)}
     assert sorted(run.config["seed"] for run in runs) == [0, 0, 1, 1, 2, 2]
     page = Path("here/report.md").read_text()
-    assert "not the experiment as it is defined" in page
+    assert "not the experiment as defined" in page
     assert "--seeds 3 --trainer.max_steps 7 --task.d 4" in page
 
 
@@ -290,7 +290,7 @@ def test_an_experiment_whose_every_instance_is_infeasible_says_so(cli: Any, fold
     rewrite(folder, seeds=[3])
     answer = cli("reproduce", "nobody/tiny")
     assert (answer.code, answer.out) == (2, "")
-    assert "none of the seeds can be compared with a solution: with seed 3, att_svm is infeasible" in answer.err
+    assert "no seed has a solution to compare with: with seed 3, att_svm is infeasible" in answer.err
 
 
 @pytest.mark.deep
@@ -428,10 +428,10 @@ def test_all_small_versions_leave_nothing_and_name_what_is_broken(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--all",), "--all: give --quick too; whole, the experiments take days"),
-        (("--all", "--quick", "nobody/tiny"), "--all: not allowed with NAME; leave one of them out"),
-        (("--all", "--quick", "--search"), "--all: not allowed with --search; leave one of them out"),
-        (("--all", "--quick", "--create"), "--all: not allowed with --create; leave one of them out"),
+        (("--all",), "--all: add --quick; the full experiments take days"),
+        (("--all", "--quick", "nobody/tiny"), "--all: not allowed with NAME; remove one of them"),
+        (("--all", "--quick", "--search"), "--all: not allowed with --search; remove one of them"),
+        (("--all", "--quick", "--create"), "--all: not allowed with --create; remove one of them"),
     ],
 )
 def test_what_all_does_not_go_with(cli: Any, folder: Path, words: tuple[str, ...], message: str) -> None:
@@ -508,7 +508,7 @@ def test_a_run_that_another_process_trains_is_waited_for(
     monkeypatch.setattr("bench.execute.here.time.sleep", lambda seconds: None)
     answer = cli("reproduce", "nobody/tiny", "--engine", "lightning")
     assert answer.code == 0, answer.err
-    assert "waiting for 2 runs that other processes train" in answer.err
+    assert "waiting for 2 runs of other processes" in answer.err
 
 
 # -- bad input --------------------------------------------------------------------------------------------------------
@@ -530,9 +530,9 @@ def test_a_run_that_another_process_trains_is_waited_for(
             "search: --seeds 30000: 120,000 runs; a command makes from 1 to 100,000",
         ),
         (("nobody/tiny", "--seed", "3"), "--seed 3: an experiment has several; write --seeds COUNT"),
-        (("nobody/tiny", "--quick", "--search"), "--search has no small version; leave --quick or --search out"),
+        (("nobody/tiny", "--quick", "--search"), "--search has no small version; remove --quick or --search"),
         (("nobody/tiny", "--trainer.devices", "2", "--device", "cpu"), "a run of synthetic with gd wants 2 devices; "),
-        (("nobody/tiny", "--seeds", "two"), "--seeds two: it takes a whole number"),
+        (("nobody/tiny", "--seeds", "two"), "--seeds two: it must be a whole number"),
         (("nobody/tiny", "--quik"), "unknown option '--quik'; did you mean '--quick'?"),
         (("nobody/tiny", "--out", "taken"), "cannot write to taken: Not a directory; choose another with --out DIR"),
         (("nobody/tiny", "--device", "tpu"), "--device 'tpu': "),
@@ -546,7 +546,7 @@ def test_a_run_that_another_process_trains_is_waited_for(
         ),
         (("nobody/tiny", "--arm", "NGD", "lr", "1"), "arm NGD: unknown option '--lr'; did you mean '--opt.lr'?"),
         (("nobody/tiny", "--arm", "NGD", "opt.lr", "fast"), "arm NGD: --opt.lr 'fast': it must be a number"),
-        (("nobody/tiny", "--arm", "NGD", "seed", "1"), "--arm NGD seed: it is the same in all arms; leave it out"),
+        (("nobody/tiny", "--arm", "NGD", "seed", "1"), "--arm NGD seed: it is the same in all arms; remove it"),
         (("nobody/tiny", "--arm", "NGD", "opt.lr=1"), "--arm needs values: --arm ARM SETTING VALUE"),
     ],
 )
@@ -583,16 +583,16 @@ TREND = {"name": "x", "paper": "y", "test": "trend", "arms": ["GD", "NGD"], "mea
         ({"claims": [CLAIM | {"measure": "los"}]}, "tiny.yaml: claim x: unknown column 'los'; did you mean 'loss'?"),
         ({"claims": [CLAIM | {"below": "low"}]},
          "tiny.yaml: claim x: reaches: below='low': it must be a number"),
-        ({"claims": [CLAIM | {"below": None}]}, "tiny.yaml: claim x: below=None and above=None: give one of the two"),
+        ({"claims": [CLAIM | {"below": None}]}, "tiny.yaml: claim x: below=None and above=None: give only one"),
         ({"claims": [CLAIM | {"at": "half budget"}]},
-         "tiny.yaml: claim x: 'half budget' is no share of the budget; write `0.1 budget` for a"),
+         "tiny.yaml: claim x: 'half budget' is not a fraction of the budget; write `0.1 budget` for a"),
         ({"claims": [CLAIM | {"at": "2 budget"}]}, "tiny.yaml: claim x: '2 budget' is no share of the budget"),
         ({"claims": [CLAIM | {"at": "0.1 budget"}], "arms": {"GD": {"opt": "gd"}}, "quick": {"seeds": [0]},
           "figure": {"panels": [{"y": "loss"}]}},
-         "tiny.yaml: claim x: '0.1 budget': its arms have no trainer.max_steps to take a share of; name a step"),
+         "tiny.yaml: claim x: '0.1 budget': its arms have no trainer.max_steps; give a step number"),
         ({"claims": [TREND]}, ("tiny.yaml: claim x: trend: arms=['GD', 'NGD']: two have the same task.d;"
                                " name arms that differ in it")),
-        ({"claims": [CLAIM] * 2}, "tiny.yaml: two claims are called 'x'; names must differ"),
+        ({"claims": [CLAIM] * 2}, "tiny.yaml: two claims have the name 'x'; names must differ"),
         ({"figure": {"panels": [{"y": "norm_V"}]}},
          "tiny.yaml: panel norm_V: unknown column 'norm_V'; did you mean 'norm_W'?"),
         ({"figure": {"panels": [{"y": "loss", "x": "norm_W"}]}},
@@ -613,7 +613,7 @@ TREND = {"name": "x", "paper": "y", "test": "trend", "arms": ["GD", "NGD"], "mea
          "tiny.yaml: search: arm GD: --task.d 'wide': it must be a whole number"),
         ({"search": TINY["search"] | {"grid": {"times.opt.momentum": [2]}}},
          "tiny.yaml: search: times.opt.momentum: the arm GD does not set opt.momentum"),
-        ({"search": None}, "nobody/tiny has no open constants to search; leave --search out"),
+        ({"search": None}, "nobody/tiny has no open constants to search; remove --search"),
         ({"seeds": 999999999}, ("tiny.yaml: seeds 999999999: 999,999,999 runs;"
                                 " a command makes from 1 to 100,000, so ask")),
         ({"seeds": True}, "tiny.yaml: seeds: it takes list, and no boolean"),

@@ -118,7 +118,7 @@ def test_bench_show_lists_parameters_with_shapes_and_roles(cli) -> None:
 def test_bench_show_says_why_it_lists_no_parameters(cli, tmp_path: Path) -> None:
     answer = cli("show", "mnist", "--data", tmp_path)
     assert answer.code == 0
-    assert "parameters: unknown here" in answer.out
+    assert "parameters: unknown" in answer.out
 
 
 # -- words ------------------------------------------------------------------------------------------------------------
@@ -158,12 +158,12 @@ def test_a_file_may_nest_roles(tmp_path: Path) -> None:
         ({"opt__vectr__lr": "1"}, "unknown option '--opt.vectr.lr'"),
         ({"opt__vector__lrr": "1"}, "--opt.vector.lr"),
         ({"opt__rest": "adamm"}, "adamm"),
-        ({"opt__rest__lr": "1"}, "--opt.rest.lr: adamw has no rest here; name it first: --opt.rest adamw"),
+        ({"opt__rest__lr": "1"}, "--opt.rest.lr: adamw needs an optimizer for the rest first: --opt.rest adamw"),
         ({"opt__vecter__lr": "1"}, "did you mean '--opt.vector.lr'?"),
         ({"opt__momo__head__lr": "1"}, "did you mean '--opt.head.lr'?"),
         ({"opt__momo__head__wieght_decay": "1"}, "did you mean '--opt.head.weight_decay'?"),
         ({"opt__rest": "adamw,sgd"}, "`bench sweep` takes several"),
-        ({"opt": "muon", "opt__vector__lr": "1"}, "muon moves the matrices alone; write --opt.rest.vector.lr"),
+        ({"opt": "muon", "opt__vector__lr": "1"}, "muon moves only the matrices; write --opt.rest.vector.lr"),
         ({"opt": "muon", "opt__rest__matrix__lr": "1"}, "which has no matrices; write --opt.matrix.lr"),
         ({"opt": "muon", "opt__rest__vecter__lr": "1"}, "did you mean '--opt.rest.vector.lr'?"),
         ({"opt__vector__lr": "high"}, "--opt.vector.lr 'high'"),

@@ -266,8 +266,8 @@ def test_runs_that_have_not_ended_are_left_out_and_named():
     assert (sweep.curves[0].points[0].seeds, sweep.curves[0].points[0].diverged) == (3, 0)
     assert sweep.metric == "train loss"
     assert lines(sweep)[-2:] == [
-        "note: runs left out because they have not ended: 1 failed, 2 killed",
-        "note: runs counted with their values at the time limit: 1",
+        "note: unfinished runs excluded: 1 failed, 2 killed",
+        "note: runs with values at the time limit: 1",
     ]
     with pytest.raises(UserError, match="none of the 3 runs of the sweep has ended"):
         analyse(unended, ["opt.lr"], "min")
@@ -310,7 +310,7 @@ def test_the_table_reads_like_this():
 
 def test_the_closing_lines_say_what_the_grid_cannot():
     *_, edge, empty = lines(analyse(grid(8, 4, 1), ["opt.lr"], "min"))
-    assert (edge, empty) == ("the best lies at the edge of the grid: widen it", "")
+    assert (edge, empty) == ("the best value is at the edge of the grid: widen it", "")
     text = "\n".join(lines(analyse(grid(9, 1, 9), ["opt.lr"], "min")))
     assert "that value alone, on this grid" in text
     assert "edge" not in text

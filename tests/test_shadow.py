@@ -222,14 +222,14 @@ def test_doctor_names_modules_that_are_called_as_the_suites(here: Path) -> None:
     texts = [finding.text for finding in found]
     assert [text.split()[0] for text in texts] == [str(here / name) for name in ("bench.py", "tasks.py", "optimizers")]
     assert "start `bench` or `python -P -m bench`; code in it is named as a file: --opt bench.py:CLASS" in texts[0]
-    assert texts[1].endswith("`bench` passes it over; code in it is named as a file: --task tasks.py:CLASS")
+    assert texts[1].endswith("`bench` ignores it; code in it is named as a file: --task tasks.py:CLASS")
     assert texts[2].endswith("--opt optimizers/FILE.py:CLASS")
     assert max(map(len, texts)) < 200 + len(str(here))
 
 
 def test_doctor_names_modules_that_come_first_on_the_path(here: Path, tmp_path: Path) -> None:
     (finding,) = (found for found in name_diagnoses(tmp_path, [str(here), str(ROOT)]) if found.subject == "tasks")
-    assert finding.text.startswith(f"{here}/tasks.py has the name of a package of the suite; ")
+    assert finding.text.startswith(f"{here}/tasks.py has the same name as a package of the suite; ")
     assert len(name_diagnoses(here, [str(here), str(ROOT)])) == 3  # each once
     (here / "optimizers" / "__init__.py").unlink()  # a folder without it is found as well, after all that is installed
     assert [found.subject for found in name_diagnoses(here, [str(ROOT)])] == list(PACKAGES)
@@ -239,7 +239,7 @@ def test_doctor_names_modules_that_come_first_on_the_path(here: Path, tmp_path: 
 def test_doctor_has_nothing_to_say_elsewhere(folder: Path) -> None:
     (finding,) = name_diagnoses(folder, [str(ROOT)])
     assert (finding.level, finding.subject) == ("ok", "names")
-    assert finding.text == "no module has the name of bench, tasks, optimizers"
+    assert finding.text == "no module shadows bench, tasks, optimizers"
 
 
 @pytest.mark.deep

@@ -81,8 +81,8 @@ def test_lines_for_other_documents(cli: Any, pages: Path, tmp_path: Path) -> Non
     [
         (("nowhere",), "nowhere has no claims (PAPER/EXPERIMENT/claims.json); name a folder that"),
         (("pages", "--paper", "a2021"), "unknown paper 'a2021'; did you mean 'a2020'?"),
-        (("pages", "--json", "--format", "md"), "--json: not allowed with --format md; leave one of them out"),
-        (("pages", "--into", "x.md", "-o", "y"), "--into x.md: not allowed with --out; leave one of them out"),
+        (("pages", "--json", "--format", "md"), "--json: not allowed with --format md; remove one of them"),
+        (("pages", "--into", "x.md", "-o", "y"), "--into x.md: not allowed with --out; remove one of them"),
         (("pages", "--into", "x.md"), "cannot write into x.md: No such file or directory"),
         (("pages", "--format", "xml"), "unknown --format 'xml'; known: table, md"),
     ],
@@ -100,15 +100,15 @@ def test_bad_requests_are_one_line(
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda path: path.write_text("{"), "it is no JSON"),
-        (lambda path: path.write_text("[" * 100_000), "it is no JSON"),
-        (lambda path: path.write_bytes(b"\xff\xfe{"), "it is no JSON"),
+        (lambda path: path.write_text("{"), "it is not valid JSON"),
+        (lambda path: path.write_text("[" * 100_000), "it is not valid JSON"),
+        (lambda path: path.write_bytes(b"\xff\xfe{"), "it is not valid JSON"),
         (lambda path: path.write_text("[]"), "run the experiment again"),
         (lambda path: path.write_text("{}"), "experiment: field required; run the experiment again"),
         (lambda path: path.write_text(path.read_text().replace('"holds"', '"shines"')), "claims: 0: said: "),
         (lambda path: path.write_text(path.read_text().replace("null", "NaN")), "claims: 0: effect: "),
-        (lambda path: (path.unlink(), path.mkdir()), "it is no file"),
-        (lambda path: path.write_text(" " * (MOST + 1)), "are the most"),
+        (lambda path: (path.unlink(), path.mkdir()), "it is not a file"),
+        (lambda path: path.write_text(" " * (MOST + 1)), "more than the limit"),
     ],
 )
 def test_a_damaged_page_is_named_and_left_out(cli: Any, pages: Path, damage: Any, message: str) -> None:

@@ -98,22 +98,23 @@ GRID = "a grid is LOW:HIGH:POINTS with 0 < LOW < HIGH and at least 2 points, suc
         *(("ngd", {"opt.lr": word}, f"--opt.lr {word}: {GRID}")
           for word in ("1:0.1:3", "0:1:3", "1:2:1", "1:2:x", "1:2:3:4", "::", "1:2:2.5")),
         ("ngd", {"opt.lr": ","}, "--opt.lr ,: the list is empty"),
-        ("ngd", {"opt.lr": "0.1,0.1"}, "--opt.lr 0.1,0.1: 0.1 is there twice; give each value once"),
-        ("ngd", {"opt.lr": "0.1,1,1e-1"}, "--opt.lr 0.1,1,1e-1: 0.1 is there twice; give each value once"),
-        ("ngd", {"opt.lr": "1:1.00001:4"}, "--opt.lr 1:1.00001:4: 1.0 is there twice; give each value once"),
+        ("ngd", {"opt.lr": "0.1,0.1"}, "--opt.lr 0.1,0.1: 0.1 is given twice; give each value once"),
+        ("ngd", {"opt.lr": "0.1,1,1e-1"}, "--opt.lr 0.1,1,1e-1: 0.1 is given twice; give each value once"),
+        ("ngd", {"opt.lr": "1:1.00001:4"}, "--opt.lr 1:1.00001:4: 1.0 is given twice; give each value once"),
         ("ngd", {"opt.lr": "0.1,fast"}, "--opt.lr 'fast': it must be a number"),
         ("sps", {"opt.batches_per_epoch": "1:100:4"}, "--opt.batches_per_epoch 4.642: it must be a whole number"),
         ("sps", {"opt.batches_per_epoch": "1:100"},
-         "--opt.batches_per_epoch 1:100: it takes int, which has no range; give values, as A,B"),
-        ("sgd", {"opt.nesterov": "1:2"}, "--opt.nesterov 1:2: it takes bool, which has no range; give values, as A,B"),
+         "--opt.batches_per_epoch 1:100: it takes int, which has no range; give values such as A,B"),
+        ("sgd", {"opt.nesterov": "1:2"}, "--opt.nesterov 1:2: it takes bool, which has no range; give values such as"
+        " A,B"),
         ("adam", {"opt.betas": "0.8:0.9"}, "--opt.betas 0.8:0.9: it takes float,float, which has no range"),
         ("ngd", {"opt.lrr": "1e-3:1"}, "unknown option '--opt.lrr'; did you mean '--opt.lr'?"),
         ("ngd", {"opt.lrr": "0.1"}, "unknown option '--opt.lrr'; did you mean '--opt.lr'?"),
         ("ngd", {"opt.ngd.lr": "0.1,1"}, "unknown option '--opt.ngd.lr'; did you mean '--opt.lr'?"),
         ("ngdd", {}, "unknown optimizer 'ngdd'; did you mean 'ngd'?"),
         ("ngd", {"opt.lr": "0.1"},
-         "--opt.lr 0.1: nothing is left to tune; give a range (--opt.lr LOW:HIGH) or values (--opt.lr A,B)"),
-        ("sps", {"opt.max_step": 1, "opt.c": "0.5"}, "--opt.max_step 1 --opt.c 0.5: nothing is left to tune"),
+         "--opt.lr 0.1: no setting is left to tune; give a range (--opt.lr LOW:HIGH) or values (--opt.lr A,B)"),
+        ("sps", {"opt.max_step": 1, "opt.c": "0.5"}, "--opt.max_step 1 --opt.c 0.5: no setting is left to tune"),
         ("ngd", {"task": "synthetic", "task.n": "10,20"},
          "--task.n 10,20: only hyperparameters (--opt.NAME) are tuned; give one value"),
         ("ngd", {"trainer.max_steps": "5:50"}, "--trainer.max_steps 5:50: only hyperparameters"),
@@ -127,7 +128,7 @@ def test_words_that_are_refused(opt, words, error):
 def test_an_optimizer_without_a_search_range_asks_for_one(monkeypatch):
     monkeypatch.setitem(OPTIMIZERS, "ngd", replace(OPTIMIZERS["ngd"], search={}))
     assert message(read_space, {}, "ngd") == (
-        "--opt ngd: nothing is left to tune; give a range (--opt.NAME LOW:HIGH) or values (--opt.NAME A,B)"
+        "--opt ngd: no setting is left to tune; give a range (--opt.NAME LOW:HIGH) or values (--opt.NAME A,B)"
     )
     assert read_space({"opt.lr": "0.1:1"}, "ngd")[0] == {"opt.lr": Range(0.1, 1.0)}
 
@@ -369,19 +370,19 @@ def test_values_alone_are_their_product():
 @pytest.mark.parametrize(
     ("space", "trials", "total", "error"),
     [
-        ({"opt.lr": LR}, 0, 0, "--trials 0: at least one setting has to be tried"),
-        ({"opt.lr": LR}, -3, 0, "--trials -3: at least one setting has to be tried"),
-        ({"opt.lr": (1, 2)}, 0, 0, "--trials 0: at least one setting has to be tried"),
+        ({"opt.lr": LR}, 0, 0, "--trials 0: at least one setting is needed"),
+        ({"opt.lr": LR}, -3, 0, "--trials -3: at least one setting is needed"),
+        ({"opt.lr": (1, 2)}, 0, 0, "--trials 0: at least one setting is needed"),
         ({"opt.lr": LR, "opt.c": (1, 2, 3)}, 10, 0,
-         "--trials 10: each value of opt.lr is tried with 3 combinations of the others, so that it has to be a multiple"
-         " of 3: 9 or 12"),
+         "--trials 10: each value of opt.lr is tried with 3 combinations of the others, so it must be a multiple of"
+         " 3: 9 or 12"),
         ({"opt.lr": LR, "opt.c": (1, 2, 3)}, 2, 0,
          ("--trials 2: each value of opt.lr is tried with 3 combinations of the others,"
-          " so that it has to be a multiple of 3: 3")),
+          " so it must be a multiple of 3: 3")),
         ({"opt.lr": (1, 2), "opt.c": (1, 2)}, 9, 0, "--trials 9: these values make 4 settings: write --trials 4"),
         ({"opt.lr": (1,)}, 2, 0, "--trials 2: these values make 1 setting: write --trials 1"),
         ({"opt.lr": (1, 2)}, 2, 3,
-         "there cannot be 3 settings: these values make 2 settings; give a range (LOW:HIGH) instead"),
+         "3 settings are impossible: these values make 2 settings; give a range (LOW:HIGH) instead"),
         ({"opt.lr": LR}, 501, 0, "--trials 501: a grid has at most 500 points here"),
         ({"opt.lr": LR, "opt.c": (1, 2)}, 2, 1001,
          "--trials 1001: a grid has at most 1000 points here"),
@@ -458,7 +459,7 @@ def test_what_comes_out_twice_is_tried_once():
     points = [each.point for each in design.wanted({}, "min", ALL, 12)]
     assert {tuple(p.values()) for p in points} == set(itertools.product((1, 2), (True, False), ("x", "y", "z")))
     assert message(design.wanted, {}, "min", ALL, 13) == (
-        "--trials 13: there are only 12 settings that differ; ask for no more, or widen a range"
+        "--trials 13: there are only 12 settings; request no more, or widen a range"
     )
     assert "--trials 20: there are only 12" in message(design.wanted, {}, "min", ALL, 5, 20)
     narrow = Design({"opt.lr": Range(1.0, 1.002)}, "qmc")
@@ -470,7 +471,7 @@ def test_what_comes_out_twice_is_tried_once():
 def test_a_sequence_has_points(trials):
     assert (
         message(Design(TWO, "qmc").wanted, {}, "min", ALL, trials)
-        == f"--trials {trials}: at least one setting has to be tried"
+        == f"--trials {trials}: at least one setting is needed"
     )
 
 

@@ -185,7 +185,7 @@ def test_stores_are_read_as_one(cli, filled, tmp_path):
     add_run(more, "d", [9.0])
     answer = cli("sql", "select count(*), sum(loss) from curves", "--store", filled, "--store", more, "--format", "csv")
     assert answer.code == 0
-    assert answer.err == "bench: warning: a is stored several times with different results; one is used\n"
+    assert answer.err == "bench: warning: a is stored several times with different results; one of them is used\n"
     assert answer.out.splitlines()[1] in ("8,19.0", "10,12.75")
     assert rows("select count(*) from runs", filled, more) == [(4,)]
 
@@ -293,12 +293,12 @@ def test_wild_names_do_no_harm(cli, store, kind):
         ("select * from 'nowhere.parquet'", "Permission Error"),
         ("select '\x1b[31m' || nme from runs", "nme"),
         ("select '\udcff' from runs", "surrogates not allowed"),
-        ("", "takes one query that reads"),
-        ("select 1; select 2", "takes one query that reads"),
-        ("explain analyze copy (select 1) to 'x.csv'", "takes one query that reads"),
-        ("copy (from runs) to 'runs.csv'", "takes one query that reads"),
-        ("drop view runs", "takes one query that reads"),
-        ("attach 'runs/studies.db'", "takes one query that reads"),
+        ("", "takes one read-only query"),
+        ("select 1; select 2", "takes one read-only query"),
+        ("explain analyze copy (select 1) to 'x.csv'", "takes one read-only query"),
+        ("copy (from runs) to 'runs.csv'", "takes one read-only query"),
+        ("drop view runs", "takes one read-only query"),
+        ("attach 'runs/studies.db'", "takes one read-only query"),
         ("pivot runs on opt", "ON column IN"),
     ],
 )
@@ -402,7 +402,7 @@ def test_damaged_records_are_named_and_left_out(cli, filled):
     answer = cli("sql", "select count(*) as n from runs")
     assert (answer.code, answer.out) == (1, "n\n3\n")
     assert [line.split(": ")[2] for line in answer.err.splitlines()] == [str(torn), str(filled / "studies/t.json")]
-    assert all(line.endswith("; it is left out") for line in answer.err.splitlines())
+    assert all(line.endswith("; it is ignored") for line in answer.err.splitlines())
 
 
 @pytest.mark.parametrize(
@@ -446,7 +446,7 @@ def test_damaged_tables_are_named_and_left_out(cli, filled, damage, run_id):
     assert answer.code == 1
     assert strict_json(answer.out) == [{"n": 9 + 3 * (run_id == "z"), "s": 3.75 + 0.75 * (run_id == "z")}]
     assert answer.err.startswith(f"bench: warning: {path}: ")
-    assert answer.err.endswith("; it is left out\n")
+    assert answer.err.endswith("; it is ignored\n")
     assert answer.err.count("\n") == 1
     assert cli("sql", "select count(*) from runs").code == 0
 

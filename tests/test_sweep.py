@@ -255,7 +255,7 @@ def test_a_folder_that_was_named_is_used_again_and_what_it_held_is_said(sweep, c
     table = here / "mine" / "sensitivity.csv"
     assert "replaces" not in sweep(*words).err
     table.write_text("opt,run_id\nngd,other\n")
-    said = "bench: mine holds the table and plot of another sweep (1 runs), and this one replaces them"
+    said = "bench: mine contains the table and plot of another sweep (1 runs), which this one replaces"
     assert said in sweep(*words).err.splitlines()
     table.write_bytes(b"\xff\x00 no table")
     assert sweep(*words).code == 0
@@ -496,7 +496,7 @@ def test_an_obstacle_is_found_before_anything_is_trained(sweep, store):
 def test_a_run_of_a_sweep_has_one_device(sweep, store, engine, more):
     answer = sweep(*FOUR, "--trainer.devices", 2, "--engine", engine, *more)
     assert answer.code == 2
-    assert "wants 2 devices; leave --trainer.devices out and share the runs among the devices" in last_line(answer)
+    assert "needs 2 devices; remove --trainer.devices and distribute the runs over the devices" in last_line(answer)
     assert not store.exists()
 
 
@@ -602,7 +602,7 @@ def test_a_lane_that_does_not_fit_alone_is_one_line(sweep, store, breaks, error)
     assert answer.code == 1
     line = last_line(answer)
     assert line.startswith("run synthetic-ngd-")
-    assert f" alone needs more memory than there is: {type(error).__name__}: {str(error).splitlines()[0]}" in line
+    assert f" alone needs more memory than available: {type(error).__name__}: {str(error).splitlines()[0]}" in line
     assert list(Store(store).runs()) == []
     assert [path.name for path in store.iterdir()] == ["plans"]  # how the runs are cut
     breaks(SHORT[0], more_than=99)  # mended
@@ -871,7 +871,7 @@ def test_what_another_process_trains_is_waited_for(sweep, store, monkeypatch, tr
     answer = sweep(*FOUR, *LANES)
     assert answer.code == 0
     assert trained == []
-    assert answer.err.splitlines()[0] == "waiting for 4 runs that other processes train"
+    assert answer.err.splitlines()[0] == "waiting for 4 runs of other processes"
     assert "4/4 runs" in answer.err.splitlines()[1]
     assert answer.err.count("\n") == 2
 
@@ -961,7 +961,7 @@ def test_a_run_that_bench_fit_trains_now_is_waited_for(sweep, store, monkeypatch
 
     monkeypatch.setattr(bench.execute.here, "time", Asleep(lambda: None, ends))
     answer = sweep(*FOUR, "--engine", engine, "--width", 4)
-    assert (answer.code, answer.err) == (0, "waiting for 1 run that other processes train\n")
+    assert (answer.code, answer.err) == (0, "waiting for 1 run of other processes\n")
     assert Store(store).get(one.run_id).final == 0.5
     assert len(outcome(store)) == 4
 
@@ -1099,7 +1099,7 @@ def test_a_standard_error_that_nobody_reads_ends_nothing(store, tmp_path):
 
 
 def full_disk(store: Path) -> str:
-    return f"cannot write to the store {store}: No space left on device; make room, then give the same command again"
+    return f"cannot write to the store {store}: No space left on device; free some space, then repeat the command"
 
 
 def test_a_full_disk_at_the_start_of_a_block(sweep, store, monkeypatch):
@@ -1318,7 +1318,7 @@ def test_without_a_standard_error_a_sweep_goes_on(sweep, store, monkeypatch, str
         ("--task synthetic --opt ngd --engine lane", "unknown --engine 'lane'; did you mean 'lanes'?"),
         ("--task synthetic --opt ngd --memory lots", "--memory lots: write a share of what is free"),
         ("--task synthetic --opt ngd --width 0", "--width 0: it must be at least 1"),
-        ("--task synthetic --opt ngd --width wide", "--width wide: it takes a whole number"),
+        ("--task synthetic --opt ngd --width wide", "--width wide: it must be a whole number"),
         ("--task synthetic --opt ngd --device tpu", "--device 'tpu': it must be 'cpu', 'cuda', 'mps' or 'auto'"),
         ("--task synthetic --opt ngd --data_seed x", "--data_seed 'x': it must be a whole number"),
         ("--task synthetic --opt", "--opt needs a value: --opt A,B"),

@@ -669,8 +669,8 @@ def test_data_of_images_have_a_status_too(cli: Cli, fake_mnist: Path) -> None:
     [
         (["prepare"], "name a task with --task"),
         (["status", "--task", "mnil"], "did you mean 'mnli'?"),
-        (["status", "--task", "synthetic"], "there are no files"),
-        (["status", "--task", "mnli", "--task.scratch", "true"], "takes no options of a task"),
+        (["status", "--task", "synthetic"], "the suite knows no files"),
+        (["status", "--task", "mnli", "--task.scratch", "true"], "takes only task options"),
         (["prepare", "--task", "mnli", "--opt.lr", "1"], "--opt.lr: bench data has no such setting, only --task.*"),
         (["prepare", "--task", "mnli", "--task.max_length", "7"], "--task.max_length=7 is out of range"),
         (["prepare", "--task", "mnli", "--task.scratch", "true", "--data", "/nonexistent"], "missing data"),

@@ -140,7 +140,7 @@ def test_bad_words_of_a_command(cli, store, name) -> None:
         ("reproduce x --seed 3", "--seed 3: an experiment has several; write --seeds COUNT"),
         ("leaderboard --seed 3", "write --only NAME=VALUE"),
         ("leaderboard --opt.lr 3", "--opt.lr: bench leaderboard has no such setting; see `bench leaderboard -h`"),
-        ("check sgd --task.n 3", "--task.n is an option of a task: name it with --task TASK"),
+        ("check sgd --task.n 3", "--task.n is an option of a task: name the task with --task TASK"),
         ("data status --opt.lr 3", "--opt.lr: bench data has no such setting"),
         ("fit cifar10 sngd", "unexpected word 'cifar10': settings are written --name value; write bench fit --task"
          " cifar10 --opt sngd"),
@@ -162,17 +162,17 @@ def test_bad_words_of_a_command(cli, store, name) -> None:
         ("fit --task cifar --opt sgd", "unknown task 'cifar'; did you mean 'cifar10'?"),
         ("sweep --task synthetic --opt sgd --seeds 5:3", "--seeds 5:3: write how many (--seeds 32), or which"),
         ("sweep --task synthetic --opt sgd --width=-1", "--width -1: it must be at least 1"),
-        ("tune --task synthetic --opt sgd --retries x", "--retries x: it takes a whole number"),
+        ("tune --task synthetic --opt sgd --retries x", "--retries x: it must be a whole number"),
         ("worker --shared-by 0", "--shared-by 0: it must be at least 1"),
-        ("leaderboard --target inf", "--target inf: it is no finite number"),
-        ("check sgd --limit soon", "--limit soon: it is no time; write seconds, as in --limit 30"),
-        ("check sgd --only ,", "--only ,: it names nothing; write A,B"),
+        ("leaderboard --target inf", "--target inf: it is not a finite number"),
+        ("check sgd --limit soon", "--limit soon: it is not a time; write seconds, as in --limit 30"),
+        ("check sgd --only ,", "--only ,: it is empty; write A,B"),
         ("report -o ''", "--out"),
     ],
 )  # fmt: skip
 def test_what_other_programs_call_it(cli, words: str, hint: str) -> None:
     if words.endswith("''"):
-        assert "-o '': it names no folder and no file" in fails(cli, "report", "-o", "")
+        assert "-o '': it must name a folder and no file" in fails(cli, "report", "-o", "")
     else:
         assert hint in fails(cli, *words.split())
 
@@ -305,7 +305,7 @@ RUN = "--task synthetic --opt sgd"
 def test_a_store_that_is_a_file_is_said_everywhere(cli, tmp_path, monkeypatch, words) -> None:
     file = tmp_path / "file"
     file.touch()
-    line = f"bench: error: --store (or BENCH_STORE) '{file}': it is a file and no folder; name one, or"
+    line = f"bench: error: --store (or BENCH_STORE) '{file}': it is a file, not a folder; name one, or"
     for more in (["--store", str(file)], []):
         answer = cli(*words.split(), *more)
         assert (answer.code, answer.out, answer.err.count("\n")) == (2, "", 1)
@@ -316,4 +316,4 @@ def test_a_store_that_is_a_file_is_said_everywhere(cli, tmp_path, monkeypatch, w
 def test_the_path_of_a_run_in_a_file_is_no_run(cli, tmp_path) -> None:
     (tmp_path / "file").touch()
     answer = cli("diff", tmp_path / "file" / "a", "b")
-    assert answer == (2, "", f"bench: error: the store {tmp_path / 'file'} is a file and no folder; name another\n")
+    assert answer == (2, "", f"bench: error: the store {tmp_path / 'file'} is a file, not a folder; name another\n")

@@ -41,7 +41,7 @@ def test_those_that_read_gradients_unasked_crash_on_frozen_parameters(reports: d
 def test_those_without_lr_cannot_be_scheduled(reports: dict[str, Report]) -> None:
     found = failing(reports, "schedule")
     assert found == set(POLYAK) - {"momo:Momo", "momo:MomoAdam"}
-    assert all(reports[name]["schedule"].note == "param_groups[0] has no number 'lr'" for name in found)
+    assert all(reports[name]["schedule"].note == "param_groups[0] has no numeric 'lr'" for name in found)
 
 
 @pytest.mark.parametrize("name", POLYAK)

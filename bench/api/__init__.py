@@ -1,7 +1,7 @@
 """The Python API: the functions that the commands call, with Python values in place of words.
 
 Settings have the names and the meaning that they have on the command line. Errors are `bench.UserError`, with the same
-messages. What is stored is not trained again, so the same call goes on after an interruption. An interrupt saves the
+messages. What is stored is not trained again, so the same call continues after an interruption. An interrupt saves the
 state and raises KeyboardInterrupt.
 """
 
@@ -94,7 +94,7 @@ def fit(
     Raises:
         UserError: a name is unknown, a value illegal, data are missing, or the class has no source.
         RunFailed: the run broke on the way; the store says so too.
-        KeyboardInterrupt: the run was interrupted; its state is saved, and the same call goes on.
+        KeyboardInterrupt: the run was interrupted; its state is saved, and the same call continues.
     """
     with _session(progress):
         _check_engine(engine)
@@ -112,18 +112,18 @@ def fit(
         several = {"engine": engine, "workers": workers, "width": width, "memory": memory}
         if seeds is not None:
             if one := [*(["seed"] if "seed" in words else []), *(["rerun"] if rerun else [])]:
-                raise UserError(f"{one[0]} is for one run; leave it or seeds out")
+                raise UserError(f"{one[0]} is for one run; remove it or seeds")
             from bench.seeds import with_seeds
 
             configs = with_seeds(config, read_seeds(_seeds("seeds", seeds)), words)
             shown = SweepProgress(f"{config.task} {config.opt}", config.task_spec.mode, enabled=progress)
             return _runs(configs, shown, "fit", study, **several)
         if more := [name for name, value in several.items() if value is not None]:
-            raise UserError(f"{more[0]} is for several runs; give seeds too, or leave it out")
+            raise UserError(f"{more[0]} is for several runs; give seeds too, or remove it")
         if config.trainer.devices * config.trainer.num_nodes > 1:
             raise UserError(
-                "trainer.devices and trainer.num_nodes: a run with several processes starts its command again in each"
-                " of them; use `bench fit` for it, and `bench.load` for its result"
+                "trainer.devices and trainer.num_nodes: a run with several processes restarts its command in each of"
+                " them; use `bench fit`, and `bench.load` for the result"
             )
         result = None if rerun else stored_result(config)
         if result is None:
@@ -135,7 +135,7 @@ def fit(
 
             result = run(config, rerun=rerun, progress=progress, tuned_by=study)
         if result.status == "killed":
-            raise KeyboardInterrupt(f"run {result.run_id} was stopped and saved; the same call goes on")
+            raise KeyboardInterrupt(f"run {result.run_id} was stopped and saved; the same call continues")
         return Run(result, config.store)
 
 
@@ -174,7 +174,7 @@ def sweep(
     Raises:
         UserError: as for `fit`.
         RunFailed: runs broke; the others are stored.
-        KeyboardInterrupt: the sweep was interrupted; the same call goes on.
+        KeyboardInterrupt: the sweep was interrupted; the same call continues.
     """
     with _session(progress):
         _check_engine(engine)
@@ -237,7 +237,7 @@ def tune(
     Raises:
         UserError: as for `fit`, or there is nothing to search.
         RunFailed: workers die as soon as they are started.
-        KeyboardInterrupt: the study was interrupted; the same call goes on.
+        KeyboardInterrupt: the study was interrupted; the same call continues.
     """
     with _session(progress):
         _check_engine(engine)
@@ -268,7 +268,7 @@ def tune(
         effort = Effort(asked.request.engine or "auto", width, _memory(memory))
         shown = TuningProgress(f"study {study.name}", asked.spec.metric, enabled=progress)
         if not work(study, args.workers, where, effort, shown):
-            raise KeyboardInterrupt(f"study {study.name} was stopped; nothing is lost, and the same call goes on")
+            raise KeyboardInterrupt(f"study {study.name} was stopped; nothing is lost, and the same call continues")
         found = study_result(study)
         tuned.remember(found, where["store"])
         return Study(found, where["store"])
@@ -318,7 +318,7 @@ def compare(
     Raises:
         UserError: as for `tune`, or there is nothing to compare with.
         RunFailed: a check failed whose failure changes results.
-        KeyboardInterrupt: the comparison was interrupted; the same call goes on.
+        KeyboardInterrupt: the comparison was interrupted; the same call continues.
     """
     with _session(progress):
         _check_engine(engine)
@@ -336,7 +336,7 @@ def compare(
         )  # fmt: skip
         asked = comparison.ask(args)
         if not comparison.carry_out(asked, args, progress=progress):
-            raise KeyboardInterrupt("the comparison was stopped; nothing is lost, and the same call goes on")
+            raise KeyboardInterrupt("the comparison was stopped; nothing is lost, and the same call continues")
         found = comparison.found_by(asked, args)
         ranking = comparison.ranking(found, args, asked.reference)
         studies = {each.study.spec.opt: Study(each, where["store"]) for each in found}
@@ -426,7 +426,7 @@ def plot(
     if chart not in CHARTS:
         raise unknown("chart", chart, CHARTS)
     if y is not None and chart != "curves":
-        raise UserError(f"y={y!r}: only curves have columns to choose from, not {chart}")
+        raise UserError(f"y={y!r}: only curves have selectable columns, not {chart}")
     with _session(progress=True):
         _, asked = _asked(store, task, opt, only, settings, mixed_versions, reference, target, reference_results)
         made = curves(asked, y) if y is not None else CHARTS[chart](asked)
@@ -469,7 +469,7 @@ def _runs(
     effort = Effort(engine or "auto", width, _memory(memory), None if workers is None else str(workers))
     results = results_of(configs, shown, effort, plan=plan, tuned_by=tuned_by)
     if results is None:
-        raise KeyboardInterrupt("the runs were stopped; finished ones are stored, and the same call goes on")
+        raise KeyboardInterrupt("the runs were stopped; finished ones are stored, and the same call continues")
     return Runs([Run(result, configs[0].store) for result in results])
 
 

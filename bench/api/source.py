@@ -32,7 +32,7 @@ def name_of(opt: "str | type", store: Path) -> str:
 
     Args:
         opt: a name as `bench list optimizers` prints it, `module:Class`, `file.py:Class`, or a class.
-        store: keeps the source of a class that lies in no file of its own.
+        store: keeps the source of a class that has no file of its own.
 
     Raises:
         UserError: the class has no source that another process can import, or the store cannot be written.
@@ -42,15 +42,15 @@ def name_of(opt: "str | type", store: Path) -> str:
     if not isinstance(opt, type):
         raise UserError(f"{opt!r} is no optimizer: pass a name, 'file.py:MyClass', or a class")
     if "<locals>" in opt.__qualname__:
-        raise _refused(opt, "is defined inside of a function")
+        raise _refused(opt, "is defined inside a function")
     module = sys.modules.get(opt.__module__)
     if opt.__module__ == "__main__":
         return _written(opt, vars(module) if module is not None else {}, store)
     if module is None or _attribute(module, opt.__qualname__) is not opt:
-        raise _refused(opt, f"is not what the module {opt.__module__} holds under this name")
+        raise _refused(opt, f"is not the object of this name in the module {opt.__module__}")
     file = getattr(module, "__file__", None)
     if file is None:
-        raise _refused(opt, f"has no source: the module {opt.__module__} lies in no file")
+        raise _refused(opt, f"has no source: the module {opt.__module__} has no file")
     if module.__package__ or _is_installed(Path(file)):
         return f"{opt.__module__}:{opt.__qualname__}"
     return f"{_short(Path(file))}:{opt.__qualname__}"
@@ -88,7 +88,7 @@ def _written(opt: type, names: Mapping[str, Any], store: Path) -> str:
     with making(store):
         for each in (folder.parent, folder, path):
             if each.is_symlink():  # of a store that somebody else has made
-                raise UserError(f"{each} is a link, which is not followed; remove it")
+                raise UserError(f"{each} is a symbolic link, and links are not followed; remove it")
         folder.mkdir(parents=True, exist_ok=True)
         if not path.is_file() or path.read_bytes() != text.encode():
             with replacing(path) as temporary:

@@ -18,13 +18,13 @@ from bench.results.table import Board, Column, Table
 
 SHOWN = {
     "entropy": "entropy of attention (nats)", "top_token": "attention on the most attended token",
-    "rank": "attention rank", "saturated": "share of saturated queries", "norm_QK": "norm of W_QK",
+    "rank": "attention rank", "saturated": "fraction of saturated queries", "norm_QK": "norm of W_QK",
     "stable_rank_QK": "stable rank of W_QK",
 }  # fmt: skip
 """What the board and `bench plot attention` show, as means over all heads; all else is in `bench sql`."""
 WINDOW = 0.1
 """A run's training loss after t steps is the mean of its batches' losses over this share of the t steps. Ours."""
-NONE = "no run here was observed; train with `--trainer.observe 4`"
+NONE = "no run has observations; train with `--trainer.observe 4`"
 
 Tables = Callable[[str], Mapping[str, Columns]]
 
@@ -132,7 +132,7 @@ def attention_board(found: Collected, tables: Tables, reference: str | None = No
             *EVERY,
         ]  # fmt: skip
         name = f" ({of.name} is the reference)" if of is not None else ""
-        notes = [f"equal loss: training loss {level:.4g}, the least that every run reaches{name}"]
+        notes = [f"equal loss: training loss {level:.4g}, the lowest that every run reaches{name}"]
         shown.append(Table(problem.name, columns, rows, notes))
     about = "no direction of these quantities is better; intervals are not corrected for multiple comparisons"
     return Board("attention", "Attention", shown, [about] if shown else [NONE])

@@ -21,7 +21,7 @@ from bench.store.reports import StudyRecord
 
 # -- of studies -------------------------------------------------------------------------------------------------------
 
-_UNTUNED = "no optimizer was tuned here; run `bench tune` or `bench suite`"
+_UNTUNED = "no optimizer is tuned; run `bench tune` or `bench suite`"
 
 
 def sensitivity(asked: Asked) -> Chart:
@@ -59,7 +59,7 @@ def _trials(name: str, study: StudyRecord, metric: str) -> tuple[list[Trace], li
     for trial in study.trials:
         x, score = trial["point"].get(axis or ""), trial["score"]
         if isinstance(x, bool) or not isinstance(x, int | float) or not 0 < x < math.inf:
-            return [], [f"{name} is not drawn, since {axis or 'nothing'} is not a positive number in its search space"]
+            return [], [f"{name} is not drawn, since {axis or 'nothing'} has no positive values in its search space"]
         at = min(max(float(x), 1 / MOST), MOST)
         if score is None or abs(score) > HUGE:
             lost.append(at)
@@ -74,7 +74,7 @@ def _trials(name: str, study: StudyRecord, metric: str) -> tuple[list[Trace], li
     y = np.maximum(y, equal_below(y, metric))
     if len(study.axes) == 1:
         return ([Trace(name, x, y, marks="all")] if len(x) else []), notes
-    notes.append(f"{name} searched {', '.join(study.axes)}, so its trials are points without a line")
+    notes.append(f"{name} searched {', '.join(study.axes)}, so its trials are drawn without a line")
     return [Trace(name, x[k : k + 1], y[k : k + 1], marks="all") for k in range(len(x))], notes
 
 
@@ -100,7 +100,7 @@ def budget(asked: Asked) -> Chart:
                 traces.append(Trace(entry.name, x, values))
             if len(there) < len(scores):
                 notes.append(
-                    f"{entry.name} begins at k = {len(scores) - len(there) + 1}: below, all k may have no score"
+                    f"{entry.name} begins at k = {len(scores) - len(there) + 1}: with fewer, all k may have no score"
                 )
         log = ("x" if max((t.x[-1] for t in traces), default=1) > SPAN else "") + log_axis([t.y for t in traces])
         kept = [trace for trace in traces if "y" not in log or (trace.y > 0).all()]
@@ -219,7 +219,7 @@ def performance_profile(asked: Asked) -> Chart:
     chosen_here = sorted({e.name for own in chosen.values() for e in own if e.best_of})
     areas = ", ".join(f"{name} {_area(own, whole):.2f}" for name, own in ratios.items())
     notes = [
-        f"{whole} problems; steps: median over seeds; there is none where half of the seeds or more miss the target",
+        f"{whole} problems; steps: median over seeds; none if half of the seeds or more miss the target",
         "the reference is fixed, so further entrants change no curve (AlgoPerf's profiles are against the fastest"
         " entrant)",
         f"area below each curve on this logarithmic axis, at most 1 (AlgoPerf's is linear, from 1 to 4): {areas}",

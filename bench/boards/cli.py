@@ -53,9 +53,9 @@ def _leaderboard(words: list[str]) -> int:
     args = parse("leaderboard", words)
     for name in ("out", "json"):
         if args.into is not None and getattr(args, name):
-            raise UserError(f"--into {args.into}: not allowed with --{name}; leave one of them out")
+            raise UserError(f"--into {args.into}: not allowed with --{name}; remove one of them")
     if args.explain is not None and args.json and args.out is not None:
-        raise UserError("--json prints the explanation; leave --out out")
+        raise UserError("--json prints the explanation; remove --out")
     from bench.boards import BOARDS
     from bench.results.render import FORMATS, markdown, written
 

@@ -97,8 +97,8 @@ def collect(
     runs = [run for run in stores.runs if run.problem]
     damaged = [
         (
-            f"run {run.run_id} in {stores.place(run.run_id)} lacks the keys that comparisons need, since an older"
-            " version wrote it"
+            f"run {run.run_id} in {stores.place(run.run_id)} was written by an older version and lacks keys that"
+            " comparisons need"
         )
         for run in stores.runs
         if not run.problem
@@ -106,9 +106,7 @@ def collect(
     if not runs:
         broken = [*map(str, stores.damaged), *damaged]
         what = (
-            f"no runs that can be read in {stores.shown} ({'; '.join(broken[:3])})"
-            if broken
-            else f"no runs in {stores.shown}"
+            f"no readable runs in {stores.shown} ({'; '.join(broken[:3])})" if broken else f"no runs in {stores.shown}"
         )
         raise UserError(f"there are {what}; {HOW_TO_FILL}")
     notes: list[str] = []
@@ -166,7 +164,7 @@ def _filtered(
     shipped: Collection[str],
 ) -> list[RunResult]:  # fmt: skip
     if "status" in only:
-        raise UserError("--only status: runs that diverged or were stopped are never left out of a comparison")
+        raise UserError("--only status: comparisons always include diverged and stopped runs")
     known = {name for run in runs for name in facts(run)} if only else set()
     of_libraries = {f"versions.{name}" for name in LIBRARIES}
     others = {name: word for name, word in only.items() if name not in of_libraries}
@@ -200,9 +198,9 @@ def _is(value: Any, word: str) -> bool:
 def _study_note(study: StudyRecord, entries: Sequence[Entry], by_id: Mapping[str, RunResult]) -> str | None:
     """Why a study gives no row, if it gives none."""
     if study.winner is None:
-        why = f"none of its {len(study.trials)} trials has a score"
+        why = f"no trial of {len(study.trials)} has a score"
     elif study.winner not in by_id:
-        why = "the runs of its trials are not in these stores, so its winner is unknown here"
+        why = "the runs of its trials are not in these stores, so its winner is unknown"
     elif not any(study in entry.studies and entry.runs for entry in entries):
         why = f"no run of its winner on fresh seeds has ended (bench tune --resume {study.name})"
     else:
@@ -242,15 +240,14 @@ def _chosen(entries: Sequence[Entry], settings: str, notes: list[str]) -> list[E
             if rest := len(own) - len(searched):
                 notes.append(
                     f"{own[0].problem.name}: {own[0].opt}: {rest} further setting{'s' * (rest != 1)} with other"
-                    " seeds did not take part in the choice; --settings all shows all"
+                    " seeds were not considered; --settings all shows all"
                 )
         elif settings == "best":
             best = [entry for entry in own if entry.kind == kind]
             if kind == "default" and (rest := len(own) - len(best)):
                 notes.append(
-                    f"{own[0].problem.name}: {own[0].opt} is shown at its defaults,"
-                    f" and {rest} other setting{'s' * (rest != 1)} by hand not:"
-                    " tune it, or show all with --settings all"
+                    f"{own[0].problem.name}: {own[0].opt} is shown at its defaults, without {rest} other"
+                    f" setting{'s' * (rest != 1)} set by hand: tune it, or show all with --settings all"
                 )
         else:
             kind = settings
@@ -260,18 +257,18 @@ def _chosen(entries: Sequence[Entry], settings: str, notes: list[str]) -> list[E
             best[0].others_tuned = [e.study.name if e.study else f"elsewhere, {differing(e, best)}" for e in best[1:]]
             best = best[:1]
         if own and not best:
-            notes.append(f"{own[0].problem.name}: {own[0].opt} is not shown: it has no {kind} settings here")
+            notes.append(f"{own[0].problem.name}: {own[0].opt} is not shown: it has no {kind} settings")
         if len(best) == 1:
             chosen += best
         elif best:
             notes.append(
                 f"{best[0].problem.name}: {best[0].opt} is not shown, since it has {len(best)} settings by hand and"
-                f" none of them is chosen: tune it (bench tune --task {best[0].problem.task} --opt {best[0].opt}),"
+                f" no rule to choose one: tune it (bench tune --task {best[0].problem.task} --opt {best[0].opt}),"
                 " or show all with --settings all"
             )
     notes += [
-        f"{problem}: {', '.join(sorted(opts))}: the best of several settings, chosen on the seeds that are shown."
-        " This is optimistic, so there is no verdict: bench tune chooses on other seeds; --settings all shows all"
+        f"{problem}: {', '.join(sorted(opts))}: the best of several settings, chosen on the shown seeds. This is"
+        " optimistic, so there is no verdict: bench tune chooses on other seeds; --settings all shows all"
         for problem, opts in swept.items()
     ]
     return chosen
@@ -315,7 +312,7 @@ def _of_these_versions(runs: Sequence[RunResult], shipped: Collection[str], note
         else:
             kept.append(run)
     notes += [
-        f"{task}: {n} reference runs are left out, of other versions of the task or the optimizer than here"
+        f"{task}: {n} reference runs are left out, made with other versions of the task or the optimizer"
         for task, n in sorted(old.items())
     ]
     return kept

@@ -66,7 +66,7 @@ def curves(asked: Asked, column: str = "loss") -> Chart:
                 lines[entry.name] = [line and _clipped(line, infima[run_id] if above else None) for line, run_id in own]
         every = [line for own in lines.values() for line in own if line is not None]
         if column == "loss" and any((values == CONVERGED).any() for _, values in every):
-            facts.append(f"losses below {CONVERGED:g} are drawn there")
+            facts.append(f"losses below {CONVERGED:g} are drawn at that value")
         words += GAP * above
         panels.append(over_steps(f"curves-{i}", problem, f"{words}: {problem.name}", words, lines, facts))
     if column not in known and (known or column != "loss"):
@@ -93,7 +93,7 @@ def steps(asked: Asked) -> Chart:
         shown = [entry for entry in entries if _chooses(entry)]
         title = f"step sizes: {problem.name}"
         if not shown:
-            why = "no optimizer here computes its step size or caps it"
+            why = "no optimizer in these runs computes or caps its step size"
             panels.append(nothing(f"steps-{i}", title, "optimizer steps", "step size", why))
             continue
         lines, facts = {}, []
@@ -170,14 +170,14 @@ def over_steps(
         last = max(float(own[0][-1]) for own in whole[name])
         shown = ((values > 0).all(0) | ("y" not in log)) & ((at > 0) | ("x" not in log))
         if not shown.any():
-            notes.append(f"{name} is not drawn, since no step has values of all its runs")
+            notes.append(f"{name} is not drawn: no step has values of all its runs")
             continue
         at, values, seeds[name] = at[shown], values[:, shown], len(values)
         if at[-1] < last:
             early.setdefault(f"{at[-1]:.0f}", []).append(name)
         traces += _means(name, at, values, log)
     notes += [
-        f"drawn to step {at}, since later steps lack values of some runs: {', '.join(of)}" for at, of in early.items()
+        f"drawn up to step {at}: later steps lack values of some runs: {', '.join(of)}" for at, of in early.items()
     ]
     missing = {name: sum(line is None for line in own) for name, own in lines.items()}
     notes += [f"{name}: {n} of {len(lines[name])} runs have no such values" for name, n in missing.items() if n]

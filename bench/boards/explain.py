@@ -17,7 +17,7 @@ from bench.store.record import RunResult
 from bench.store.reports import StudyRecord
 from bench.text import cell, duration, word_of
 
-SAMPLERS = {"grid": "a log-spaced grid that grows at its edges", "qmc": "a Halton sequence"}
+SAMPLERS = {"grid": "a log-spaced grid, extended at its edges", "qmc": "a Halton sequence"}
 
 
 def explain(found: Collected, name: str) -> list[dict[str, Any]]:

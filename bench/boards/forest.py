@@ -40,7 +40,7 @@ def _panel(key: str, asked: Asked, problem: Problem, entries: Sequence[Entry]) -
     effect, better = verdicts.scale
     x = f"{measure.words}: {effect}; {better}"
     if ref is None:
-        why = f"the reference {asked.reference or problem.reference} has no runs here"
+        why = f"the reference {asked.reference or problem.reference} has no runs in these stores"
         return nothing(key, title, x, "", f"{why}; --reference names another")
     rows: list[tuple[Entry, Comparison, Interval]] = []
     left_out = []
@@ -74,9 +74,9 @@ def _panel(key: str, asked: Asked, problem: Problem, entries: Sequence[Entry]) -
         )  # fmt: skip
     counts = [found.n for _, found, _ in rows]
     notes = [
-        "points: median over common seeds; filled where the verdict is decided, hollow where it is not",
+        "points: median over common seeds; filled if the verdict is decided, hollow if not",
         "bars: intervals of the median, coverage 96 % or more, also when seeds are added; unbounded ones reach the"
-        " edge; there are none below {LEAST_SEEDS} seeds or for settings that these seeds chose",
+        " edge; none below {LEAST_SEEDS} seeds or for settings chosen on these seeds",
         f"common seeds: {' to '.join(map(str, sorted({min(counts), max(counts)})))}",
         *([said] if said else []),
         *left_out,

@@ -28,14 +28,13 @@ KINDS = {
     "curves": ("Training loss", "Loss against optimizer steps, at the settings of the tables."),
     "sensitivity": ("Sensitivity", "Score against the first searched setting."),
     "profile": ("Runs at the target",
-                "The share of runs that have reached the task's target by a fraction of the budget."),
+                "Share of runs at the task's target, by fraction of the budget."),
     "performance_profile": ("Performance profiles",
-                            "The share of problems with the target reached within a multiple of the reference's"
-                            " steps."),
-    "steps": ("Step sizes", "The steps of methods that compute them, before (raw) and after (applied) their cap."),
+                            "Share of problems solved within a multiple of the reference's steps."),
+    "steps": ("Step sizes", "Step sizes of methods that compute them, before (raw) and after (applied) the cap."),
     "budget": ("Tuning budget", "The expected best of k trials."),
-    "attention": ("Attention", "Attention along the training, as means over all heads."),
-    "stability": ("Stability", "Sharpness, gradient noise and updates along the training."),
+    "attention": ("Attention", "Attention during training, averaged over heads."),
+    "stability": ("Stability", "Sharpness, gradient noise and updates during training."),
 }  # fmt: skip
 """What a reader is told of each kind of charts."""
 FIRST = "forest"

@@ -25,8 +25,8 @@ def pairs(found: Collected, reference: str | None = None) -> Board:
         _table(found, problem, entries, reference) for problem, entries in found.problems.items() if len(entries) > 1
     ]
     notes = [
-        "sign tests over common seeds with Holm's correction over all pairs of a table: the family-wise error rate"
-        " is at most 5 %, also with optional stopping, so a verdict depends on the other rows"
+        "sign tests over common seeds, Holm-corrected over all pairs of a table: family-wise error rate at most 5 %,"
+        " also with optional stopping; a verdict therefore depends on the other rows"
     ]
     return Board("pairs", "All pairs", tables, notes)
 
@@ -55,7 +55,7 @@ def _table(found: Collected, problem: Problem, entries: list[Entry], reference: 
         Column("opt", "optimizer", "name, with the hyperparameters that distinguish rows of the same name"),
         *(Column(f"over{j}", f"against {entry.name}", "of the row; tied: no difference found")
           for j, entry in enumerate(sound)),
-        Column("n", "n", "ended runs, one a seed"),
+        Column("n", "n", "finished runs, one per seed"),
     ]  # fmt: skip
     left = [f"{name} is not compared: {why}" for name, why in refused.items()]
     number = len(sound) * (len(sound) - 1) // 2

@@ -25,8 +25,8 @@ from bench.results.sequential import Comparison
 from bench.results.table import Board, Column, Table
 
 TUNING_NOISE = (
-    "the mean of the optimizer with its tuning, if tuning were repeated with other seeds: over repeated studies"
-    " where there are {REPEATS}, else that of its study. In simulations the interval covers 94 to 98 % over repeated"
+    "mean over repetitions of the whole tuning with other seeds: from repeated studies if there are {REPEATS}, else"
+    " from its one study. In simulations the interval covers 94 to 98 % over repeated"
     " studies and 87 to 98 % from one; the plain interval covers 78 to 96 %"
 )
 """What the column means; the numbers are those of `results/statistics`."""
@@ -66,7 +66,7 @@ def quality(found: Collected, reference: str | None = None) -> Board:
             Column("final_tuned", "with the noise of tuning", TUNING_NOISE),
             *verdicts.columns,
             Column("best", "at the best step",
-                   "the same at the best step on the selection split: secondary, and optimistic"),
+                   "the same at the step that is best on the selection split: secondary and optimistic"),
             Column("trials", "trials", "tried settings"),
             *EVERY,
         ]  # fmt: skip
@@ -75,8 +75,8 @@ def quality(found: Collected, reference: str | None = None) -> Board:
         if silent:
             notes.append(f"no interval with the noise of tuning: {', '.join(silent)}")
         if ref is None:
-            notes.append(f"the reference {reference or problem.reference} has no runs here, so there are no verdicts:"
-                         f" bench suite makes some, or choose another with --reference")  # fmt: skip
+            notes.append(f"the reference {reference or problem.reference} has no runs in these stores, so there are"
+                         f" no verdicts: make some with bench suite, or choose another with --reference")  # fmt: skip
         elif ref.kind != "tuned" and not ref.best_of:
             notes.append(f"the reference {ref.name} is not tuned ({ref.settings}), so verdicts favour tuned optimizers")
         if any(v == CONVERGED for e in entries for v in metric.values(e)):
@@ -126,7 +126,7 @@ def compared_by(problem: Problem, ref: Entry | None, metric: Measure) -> tuple[M
         said = f"{ref.name} is at the floor of the metric ({CONVERGED:g}) on {sum(floor)} of {len(floor)} seeds"
         if problem.target is not None:
             return steps_to(None, problem.mode), f"{said}, so rows are compared by the steps to the target"
-        said += ", where no difference can show, and the task has no target: use a smaller budget"
+        said += ", where differences vanish, and the task has no target: use a smaller budget"
     return metric, said
 
 
@@ -153,7 +153,7 @@ def over_tasks(
     columns = [
         Column("opt", "optimizer", "name"),
         *(
-            Column(f"task{i}", problem.name, "verdict against the reference of the task; see its own table")
+            Column(f"task{i}", problem.name, "verdict against the reference of the task; see the task's table")
             for i, problem in enumerate(problems)
         ),
     ]

@@ -34,17 +34,17 @@ def robustness(found: Collected, reference: str | None = None) -> Board:
         rows.sort(key=lambda row: (row["diverged"].mean, row["opt"]))
         columns = [
             *WHO,
-            Column("diverged", "diverged", "share of the runs of this row, exact 95 % interval", 2),
+            Column("diverged", "diverged", "share of this row's runs, exact 95 % interval", 2),
             Column("diverged_trials", "diverged in tuning",
-                   "runs of all trials of its study, of those that ended; it depends on the tried settings"),
+                   "share of finished runs over all trials of its study; it depends on the tried settings"),
             Column("deviation", "seed deviation",
-                   f"of the {metric.words}, 95 % interval for normal values; none if a run has no value"),
+                   f"of the {metric.words}, 95 % interval for normal values; missing if a run has no value"),
             Column("worst", "worst seed", f"{metric.words}; a diverged run counts as the worst value"),
             *EVERY,
         ]  # fmt: skip
         tables.append(Table(problem.name, columns, rows))
     return Board(
-        "robustness", "Robustness", tables, ["rows are ordered by the share of diverged runs; this board ranks nothing"]
+        "robustness", "Robustness", tables, ["rows are ordered by the share of diverged runs; this board is no ranking"]
     )
 
 

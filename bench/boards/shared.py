@@ -26,7 +26,7 @@ WHO = [
            " default; by hand"),
 ]  # fmt: skip
 EVERY = [
-    Column("n", "n", "ended runs, one a seed"),
+    Column("n", "n", "finished runs, one per seed"),
     Column("runs", "runs", "how they ended"),
     Column("conformance", "conformance", "verdict of `bench check` on this version of the optimizer"),
     Column("flags", "flags", "limitations of the row"),
@@ -163,22 +163,22 @@ class Verdicts:
         effect, better = self.scale
         return [
             Column("verdict", f"against {self.named}",
-                   "better or worse on more than half of all seeds; error rate 5 % a row, also when seeds are added,"
-                   " and independent of the other rows"),
-            Column("won", "won", "seeds on which it is better, of the common seeds"),
+                   "better or worse on more than half of all seeds; error rate 5 % per row, also when seeds are"
+                   " added, independent of the other rows"),
+            Column("won", "won", "number of common seeds on which it is better"),
             Column("effect", effect,
                    f"{self.measure.words}, paired by seed: median, with an interval of coverage 96 % or more for any"
                    f" distribution, also when seeds are added; none below {LEAST_SEEDS} seeds;"
                    f" {better}"),
-            Column("more", "told", "seeds after which the verdict was decided; for an open one, the seeds it will"
-                                   " need with 80 % probability, estimated from these seeds"),
+            Column("more", "told", "number of seeds at which the verdict was decided; for an open one, the number"
+                                   " that decides it with 80 % probability, estimated from these seeds"),
         ]  # fmt: skip
 
 
 VERDICTS = (
-    "verdicts: sign tests over common seeds, error rate 5 % a row, also with optional stopping; a run without a"
+    "verdicts: sign tests over common seeds, error rate 5 % per row, also with optional stopping; a run without a"
     " value is worse than"
-    f" any number; fewer than {LEAST_SEEDS} seeds decide nothing"
+    f" any number; fewer than {LEAST_SEEDS} seeds decide no verdict"
 )
 
 
@@ -223,7 +223,7 @@ def budget_notes(entries: Sequence[Entry]) -> list[str]:
     notes = []
     if len(set(counts.values())) > 1:
         listed = ", ".join(f"{name} {n}" for name, n in counts.items())
-        notes.append(f"budgets of tuning differ (trials: {listed}): `bench suite` makes them equal")
+        notes.append(f"tuning budgets differ (trials: {listed}): `bench suite` makes them equal")
     untuned = [entry.name for entry in entries if entry.study is None]
     if counts and untuned:
         notes.append(f"not tuned, so at a disadvantage: {', '.join(untuned)}")

@@ -91,26 +91,26 @@ def speed(found: Collected, target: float | None = None, reference: str | None =
             *WHO,
             *verdicts.columns,
             Column("count", "reached", f"runs whose selection {problem.metric} reached {goal:g}"),
-            Column("reached", "share", "of runs that reached the target, exact 95 % interval", 2),
+            Column("reached", "share", "share of runs that reached the target, exact 95 % interval", 2),
             Column("steps", "median steps",
-                   "optimizer steps to the target, 95 % interval from 6 runs on; censored at the budget for runs"
-                   " that miss it"),
+                   "optimizer steps to the target, 95 % interval from 6 runs on; runs that miss it are censored at"
+                   " the budget"),
             *(Column(f"seconds on {name}", "median seconds" + f" ({i})" * (len(machines) > 1),
-                     f"of training to the target, of the runs on {name}")
+                     f"training time to the target, over the runs on {name}")
               for i, name in enumerate(machines, 1)),
             *EVERY,
         ]  # fmt: skip
         own: list[str] = []
         if all(len(run.validations) <= 1 for entry in entries for run in entry.runs.values()):
             own.append(
-                "runs were evaluated once, at their end: steps and seconds only say which runs reached the target by"
+                "runs were evaluated once, at the end: steps and seconds only show which runs reached the target by"
                 " then"
             )
-        own.append("steps are those of the first evaluation at the target")
+        own.append("steps count up to the first evaluation at the target")
         numbered = [f"({i}) {name}" for i, name in enumerate(machines, 1)] if len(machines) > 1 else machines
         own.append(f"machine: {'; '.join(numbered)}")
         if len(machines) > 1:
-            own.append("seconds are compared on one type of machine only, so each type has a column")
+            own.append("seconds are compared on one type of machine only, so each type has its own column")
         tables.append(Table(f"{problem.name}: {problem.metric} {goal:g}", columns, rows, own))
     return Board("speed", "Speed to a target", tables, [VERDICTS, *notes])
 

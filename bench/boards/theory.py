@@ -54,10 +54,10 @@ def theory(found: Collected, tables: Tables, reference: str | None = None) -> Bo
                 found.damaged.append(str(error))
         column = next((name for name in ALIGNMENTS if any(name in own for own in read.values())), None)
         if column is None:
-            missing.append(f"{problem.name} measures no alignment, so the board shows its rate only")
+            missing.append(f"{problem.name} has no alignment measurements, so the board shows only its rate")
         kept = [replace(e, runs={s: r for s, r in e.runs.items() if _counts(r, read, column)}) for e in every_entry]
         lost = [
-            f"{e.name}: left out without readable measurements: {n} runs"
+            f"{e.name}: left out for lack of readable measurements: {n} runs"
             for e, left in zip(every_entry, kept, strict=True)
             if (n := len(e.runs) - len(left.runs))
         ]
@@ -101,22 +101,24 @@ def theory(found: Collected, tables: Tables, reference: str | None = None) -> Bo
             ] if column else []),
             Column("rate", "loss exponent",
                    ("b of loss ~ t^b over the last decade of steps before the training loss (its suboptimality gap"
-                    " where it is known) is within rounding of 0, mean over seeds;"
-                    " a run that diverged or has too few values has none; 95 % t-interval"), 3),
+                    " where known) is within rounding of 0, mean over seeds;"
+                    " missing for runs that diverged or have too few values; 95 % t-interval"), 3),
             *([Column("direction", "direction exponent",
                       ("b of distance of directions ~ t^b over the last decade of steps,"
                        " mean over seeds with 95 % t-interval"), 3)] if column == "alignment" else []),
-            Column("solved", "W_mm feasible", "instances whose max-margin problem has a solution to compare with"),
+            Column("solved", "W_mm feasible", "instances with a max-margin solution to compare with"),
             Column("trials", "trials", "tried settings"),
             *EVERY,
         ]  # fmt: skip
         notes: list[str] = []
         every = sorted({str(r.config["trainer"].get("measure_every") or "?") for e in entries for r in e.runs.values()})
         if column:
-            notes.append(f"alignment is measured every {' or '.join(every)} steps, which is the resolution of steps")
+            notes.append(
+                f"alignment is measured every {' or '.join(every)} steps, which limits the resolution of steps"
+            )
         notes += _reasons(entries) + lost
         shown.append(Table(problem.name, columns, rows, notes))
-    none = ["no runs of a task of the theory: `bench suite theory` makes some"] * (not shown)
+    none = ["no runs of a theory task; make some with `bench suite theory`"] * (not shown)
     ties = f"{VERDICTS}; settings were tuned for the loss, not for alignment"
     exponents = ["exponents: b of value ~ t^b over the last decade of steps t before rounding takes over"] * bool(shown)
     return Board("theory", "The theory's tasks", shown, [ties, *exponents, *missing, *none])
@@ -191,4 +193,4 @@ def _solved(runs: list[RunResult]) -> str | None:
 
 def _reasons(entries: list[Entry]) -> list[str]:
     why = sorted({f"{n} is {r}" for entry in entries for run in entry.runs.values() for n, r in run.unsolved.items()})
-    return [f"nothing is compared with {reason}" for reason in why]
+    return [f"no comparison: {reason}" for reason in why]

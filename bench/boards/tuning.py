@@ -43,13 +43,14 @@ def tuning(found: Collected) -> Board:
         score = f"selection {problem.metric}{' (suboptimality gap where it is known)' * (problem.metric == 'loss')}"
         columns = [
             *WHO,
-            Column("trials", "trials", "settings that were tried"),
+            Column("trials", "trials", "tried settings"),
             *(Column(f"k{k}", f"k = {k}", (f"expected {score} of the best of k of the trials, drawn at random;"
                                            " none while all k may diverge")) for k in budgets),
             Column("basin_text", "good range (decades)",
-                   ("of the first searched setting, around the best, with scores nearly as good (as `bench sweep`"
-                    " counts); at least, where it reaches the grid's edge")),
-            Column("diverged_trials", "no score", "failed trials, and trials with half of the seeds or more diverged"),
+                   ("range of the first searched setting around the best with similar scores (by the rule of `bench"
+                    " sweep`); a lower bound if it reaches the grid's edge")),
+            Column("diverged_trials", "no score", "failed trials, and trials in which half of the seeds or more"
+            " diverged"),
             Column("gain", "tuned against default",
                    "paired by seed on the reporting split: median gain, or ratio of suboptimality gaps, with its"
                    " interval from 7 seeds on"),
@@ -65,7 +66,7 @@ def tuning(found: Collected) -> Board:
         tables.append(Table(problem.name, columns, rows, notes))
     note = (
         "scores are those of the tuning seeds on the selection split, which are optimistic for the best; this board"
-        " ranks nothing"
+        " is no ranking"
     )
     none = ["no entry was tuned; run `bench tune` or `bench suite`"] * (not tables)
     return Board("tuning", "Cost and gain of tuning", tables, [note, *none])

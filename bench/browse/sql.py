@@ -99,7 +99,7 @@ def ask(stores: Stores, query: str) -> Answer:
         statements = duckdb.extract_statements(query)
         if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
             raise UserError(
-                "bench sql takes one query that reads, such as SELECT, WITH, DESCRIBE or SUMMARIZE (a PIVOT with its"
+                "bench sql takes one read-only query, such as SELECT, WITH, DESCRIBE or SUMMARIZE (a PIVOT with its"
                 f" values: ON column IN (...)); {_WHERE}"
             )
         views = _Views(stores, query)
@@ -111,7 +111,7 @@ def ask(stores: Stores, query: str) -> Answer:
                 raise
         return views.answer(statements[0].query)
     except ModuleNotFoundError as error:  # duckdb needs pytz for such values
-        raise UserError("a time with a time zone has no form here; cast it, as in now()::varchar") from error
+        raise UserError("times with a time zone are not supported; cast them, as in now()::varchar") from error
     except (duckdb.Error, UnicodeError) as error:
         message = " ".join(str(error).partition("\n\nLINE ")[0].split())  # without the query itself
         raise UserError(f"{clean(message)}; {_WHERE}") from None

@@ -33,7 +33,7 @@ def builds(subject: Subject) -> Measured:
             raise Failed(f"the result is a {type(optimizer).__name__}, not a torch.optim.Optimizer")
         owned = sorted(id(p) for group in optimizer.param_groups for p in group["params"])
         if owned != sorted(id(p) for p in stepper.params):
-            raise Failed(f"made from {name}, its param_groups do not hold each parameter once")
+            raise Failed(f"made from {name}, its param_groups do not contain each parameter exactly once")
         stepper.step()
     return Measured(None, "on matrices only" if subject.matrices else "by role" if subject.by_role else "")
 

@@ -95,7 +95,7 @@ class Child:
                             return
                 continue
             if time.monotonic() > until:
-                raise Ended(f"no end after {self.limit:g} s")
+                raise Ended(f"not finished after {self.limit:g} s")
             if select.select([self.read], [], [], 0.2)[0]:
                 chunk = os.read(self.read, 65536)
                 buffer += chunk

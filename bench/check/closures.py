@@ -56,7 +56,7 @@ def closure_calls(subject: Subject) -> Measured:
     declared = subject.spec.traits.calls_closure_again
     note = f"{calls} a step" + (", as declared" if declared else "")
     if calls == 0 and subject.spec.traits.needs_loss:
-        raise Failed("it is declared to need the loss, and never calls the closure")
+        raise Failed("it declares that it needs the loss but never calls the closure")
     return Measured(0.0 if declared else float(max(calls - 1, 0)), note)
 
 

@@ -40,7 +40,7 @@ def leaks(subject: Subject) -> Measured:
         _watched(stepper, watch)
     grown = max(0, _settled(watch) - first)
     where = watch.most() if grown else ""
-    return Measured(grown / _size(stepper.params), f"what stays is made in {where}" if where else "")
+    return Measured(grown / _size(stepper.params), f"the remaining memory is allocated in {where}" if where else "")
 
 
 def _watched(stepper: Stepper, watch: Any) -> None:
@@ -73,7 +73,7 @@ def temporaries(subject: Subject) -> Measured:
         ways.append({"foreach": True})
     most = max(_copies(subject, way)[1] for way in ways)
     declared = subject.spec.temporaries
-    return Measured(max(0.0, most - declared), f"{most:.2g} copies, where {declared:g} are declared")
+    return Measured(max(0.0, most - declared), f"{most:.2g} copies, {declared:g} declared")
 
 
 def _copies(subject: Subject, arguments: Mapping[str, Any]) -> tuple[float, float]:

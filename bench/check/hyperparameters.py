@@ -21,8 +21,8 @@ def lr_changes(subject: Subject) -> Measured:
     factors = [factor for factor in (0.5, 2.0) if _gap_by_lr(subject, 0, factor) > _MATTERS]
     for factor in factors:
         if _gap_by_lr(subject, 3, factor) <= _MATTERS:
-            raise Failed(f"lr times {factor:g} makes other steps from the start, and none after 3 steps")
-    return Measured(0.0, "" if factors else "half and double of lr make the same steps")
+            raise Failed(f"lr times {factor:g} changes the steps from the start, but not after 3 steps")
+    return Measured(0.0, "" if factors else "half and double of lr give the same steps")
 
 
 def _gap_by_lr(subject: Subject, before: int, factor: float) -> float:
@@ -57,7 +57,7 @@ def group_values(subject: Subject) -> Measured:
                 break
             held.append(label)
             if found > worst:
-                worst, differs = found, f"{label}: {value} in one group and {other} in another do not step as told"
+                worst, differs = found, f"{label}: {value} in one group and {other} in another are not both used"
             break
     if worst > 1e-9:
         return Measured(worst, differs)

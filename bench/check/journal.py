@@ -43,7 +43,7 @@ class Journal:
             fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             self.file.close()
-            raise UserError(f"another process makes this matrix now ({self.path}): wait for it, or end it") from None
+            raise UserError(f"another process is making this matrix ({self.path}): wait for it, or end it") from None
         self.known: dict[str, tuple[Mapping[str, Any], list[Verdict]]] = {}
         self._read()
 

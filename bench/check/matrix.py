@@ -54,9 +54,9 @@ def kind_of(path: Path) -> str:
         UserError: none, or the file has no folder to lie in.
     """
     if path.suffix not in _KINDS:
-        raise UserError(f"-o {path}: the name ends in none of {', '.join(_KINDS)}, which says the format")
+        raise UserError(f"-o {path}: the suffix sets the format and must be one of {', '.join(_KINDS)}")
     if not path.parent.is_dir() or path.is_dir():
-        raise UserError(f"cannot write {path}: {'it is a folder' if path.is_dir() else 'its folder is not there'}")
+        raise UserError(f"cannot write {path}: {'it is a folder' if path.is_dir() else 'its folder does not exist'}")
     return _KINDS[path.suffix]
 
 
@@ -144,9 +144,10 @@ def board(found: Sequence[Row], notes: Sequence[str] = ()) -> Board:
     found = sorted(found, key=_rank)
     versions = next((row.report.about["versions"] for row in found if row.report.about), {})
     legend = (
-        "FAIL: the property does not hold; ERROR: the optimizer raised, ended its process, or did not end;"
-        " n.a.: not applicable, or not run since the optimizer does not build; a number is reported, and no fault."
-        " Faults are failures that change results or block a set-up; columns stand in the order of what a failure does"
+        "FAIL: the property does not hold; ERROR: the optimizer raised an exception, ended its process, or did not"
+        " finish;"
+        " n.a.: not applicable, or not run since the optimizer does not build; a number is only reported. Faults are"
+        " failures that change results or block a set-up; columns are ordered by severity"
     )
     made = [f"made with {', '.join(f'{name} {number}' for name, number in versions.items())}"] if versions else []
     return Board(
@@ -160,10 +161,10 @@ def board(found: Sequence[Row], notes: Sequence[str] = ()) -> Board:
 def _packages(found: Sequence[Row]) -> Table:
     columns = [
         Column("package", "package", "distribution and version"),
-        Column("optimizers", "optimizers", "classes that were checked"),
-        Column("built", "built", "of them, those that pass the check `builds`, with their default arguments"),
-        Column("clean", "without a fault", "of them, those of which no failure changes results or blocks a set-up"),
-        Column("spotless", "pass all", "of them, those that pass all checks that apply"),
+        Column("optimizers", "optimizers", "checked classes"),
+        Column("built", "built", "of these, those that pass the check `builds` with default arguments"),
+        Column("clean", "without a fault", "of these, those without a failure that changes results or blocks a set-up"),
+        Column("spotless", "pass all", "of these, those that pass all applicable checks"),
     ]
     packages = dict.fromkeys(row.package for row in found)
     own = {package: [row.report for row in found if row.package == package] for package in packages}
@@ -194,19 +195,19 @@ def _not_built(found: Sequence[Row]) -> list[Table]:
         if not _built(row.report) and row.report.failed
     ]
     columns = [
-        Column("opt", "optimizer", "what `bench check` takes"),
+        Column("opt", "optimizer", "argument of `bench check`"),
         Column("package", "package", "distribution and version"),
-        Column("why", "why", "the reason, and what was raised"),
+        Column("why", "why", "the reason and the exception"),
     ]
     return [Table("Not built with default arguments", columns, values)] if values else []
 
 
 def _matrix(found: Sequence[Row], checks: Sequence[str]) -> Table:
     columns = [
-        Column("opt", "optimizer", "what `bench check` takes"),
+        Column("opt", "optimizer", "argument of `bench check`"),
         Column("package", "package", "distribution and version"),
         Column("faults", "faults", "number of failures that change results or block a set-up"),
-        Column("less", "less", "number of failures that cost speed or are a matter of hygiene"),
+        Column("less", "less", "number of failures that cost speed or concern hygiene"),
         *(Column(check, check, CHECKS[check].meaning) for check in checks),
     ]
     values, failures = [], []
@@ -225,9 +226,9 @@ def _matrix(found: Sequence[Row], checks: Sequence[str]) -> Table:
 def _totals(found: Sequence[Row], checks: Sequence[str]) -> Table:
     columns = [
         Column("check", "check", "name, as --only takes it"),
-        Column("meaning", "what is checked", "what it means"),
-        Column("severity", "a failure", "what a failure does"),
-        Column("tolerance", "at most", "greatest number that passes"),
+        Column("meaning", "object of the check", "the property"),
+        Column("severity", "a failure", "consequence of a failure"),
+        Column("tolerance", "at most", "largest value that passes"),
         *(Column(word, WORDS[word], f"optimizers with this verdict: {word}") for word in WORDS),
     ]
     count = {
@@ -350,7 +351,7 @@ class _Progress:
     def __init__(self, total: int, journal: Journal) -> None:
         self.done, self.total, self.line, self.journal = 0, total, StatusLine(), journal
         if journal.known:
-            say(f"going on after {sum(len(known) for _, known in journal.known.values())} verdicts in {journal.path}")
+            say(f"continuing after {sum(len(known) for _, known in journal.known.values())} verdicts in {journal.path}")
 
     def show(self, report: Report, verdict: Verdict) -> None:
         """Keep a verdict and show it."""

@@ -52,24 +52,24 @@ def ddp(subject: Subject) -> Measured:
     """Train with DDP on two ranks."""
     first, apart = _replicas(subject)
     if apart:
-        raise Failed(f"the replicas drift apart, after 6 steps by {apart:.2g} of their way")
+        raise Failed(f"the replicas diverge, after 6 steps by {apart:.2g} of their way")
     alone = subject.stepper().run()
     return Measured(gap(first, values(alone.params), alone.start))
 
 
 def rank_seeds(subject: Subject) -> Measured:
-    """How far replicas drift apart under DDP if the ranks' global generators have seeds of their own."""
+    """How far replicas diverge under DDP if the ranks' global generators have seeds of their own."""
     _, apart = _replicas(subject, own_seeds=True)
-    return Measured(apart, "replicas drift apart" if apart else "")
+    return Measured(apart, "replicas diverge" if apart else "")
 
 
 def own_loss(subject: Subject) -> Measured:
-    """How far replicas drift apart under DDP if the closure tells each rank its own loss.
+    """How far replicas diverge under DDP if the closure tells each rank its own loss.
 
     The closure of a plain training loop does so.
     """
     _, apart = _replicas(subject, own_loss=True)
-    return Measured(apart, "replicas drift apart" if apart else "replicas stay equal")
+    return Measured(apart, "replicas diverge" if apart else "replicas stay equal")
 
 
 def _replicas(subject: Subject, *, own_loss: bool = False, own_seeds: bool = False) -> tuple[list[Tensor], float]:
@@ -109,9 +109,9 @@ def fsdp(subject: Subject) -> Measured:
 
 def _check_applicable(subject: Subject) -> None:
     if subject.spec.traits.create_graph:
-        raise NotApplicable("averaged gradients have no graph that it could differentiate")
+        raise NotApplicable("averaged gradients have no graph to differentiate")
     if not (dist.is_available() and dist.is_gloo_available() and "fork" in multiprocessing.get_all_start_methods()):
-        raise NotApplicable("this machine cannot fork processes that talk by gloo")
+        raise NotApplicable("this machine cannot fork processes that communicate with gloo")
 
 
 def _on_ranks(train: Callable[[], list[Tensor]], seconds: float) -> list[list[Tensor]]:
@@ -145,9 +145,9 @@ def _gathered(folder: Path, processes: list[Any], seconds: float) -> list[list[T
                 raise Raised(f"on rank {rank}: {error.read_text('utf-8')}")
         ended = [rank for rank, process in enumerate(processes) if process.exitcode is not None]
         if any(not results[rank].exists() and not (folder / f"{rank}.error").exists() for rank in ended):
-            raise Raised("one of the two processes has ended without a result")
+            raise Raised("one of the two processes ended without a result")
         if time.monotonic() > until:
-            raise Raised(f"the two processes do not end in {seconds:.3g} s: they wait for each other, or one hangs")
+            raise Raised(f"the two processes did not finish in {seconds:.3g} s: they wait for each other, or one hangs")
         time.sleep(0.02)
     return [torch.load(result, weights_only=True) for result in results]
 

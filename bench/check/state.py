@@ -54,7 +54,7 @@ def _resumed(subject: Subject, dtype: torch.dtype) -> Measured:
     again.calls = [0] * _BEFORE  # so that it draws the random numbers of these steps
     again.run(_AFTER)
     measured = gap(values(again.params), values(whole.params), weights)
-    return Measured(measured, f"when it goes on, {lost}" if measured and lost else "")
+    return Measured(measured, f"after resuming, {lost}" if measured and lost else "")
 
 
 def _remembered(optimizer: Any) -> dict[str, Any]:
@@ -128,7 +128,7 @@ def copies(subject: Subject) -> Measured:
             except Exception as error:
                 raise Raised(f"{name} after {steps} steps: {described(error)}") from error
             if any(not torch.equal(p, value) for p, value in zip(stepper.params, before, strict=True)):
-                raise Failed(f"{name}: steps of the copy move the original")
+                raise Failed(f"{name}: steps of the copy change the original")
             stepper.run(_AFTER)
             worst = max(worst, twin.gap(stepper))
     return Measured(worst, " and ".join(ways))

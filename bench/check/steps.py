@@ -98,7 +98,7 @@ def push(
         NotApplicable: the method differentiates gradients, and these have no graph.
     """
     if subject.spec.traits.create_graph:
-        raise NotApplicable("it differentiates gradients, and made-up ones have no graph")
+        raise NotApplicable("it differentiates gradients, and synthetic gradients have no graph")
     seed(0)
     for p, g in gradients:
         p.grad = g

@@ -143,7 +143,7 @@ class Subject:
             NotApplicable: the optimizer draws random numbers, which fall otherwise where tensors lie otherwise.
         """
         if self.draws:
-            raise NotApplicable("it draws random numbers, which fall otherwise where tensors lie otherwise")
+            raise NotApplicable("it draws random numbers, which depend on the layout of tensors")
 
     @property
     def lr(self) -> float | None:
@@ -158,7 +158,7 @@ class Subject:
             params = [{**group, "use_muon": flag} for flag in (True, False) for group in _split(params, matrices=flag)]
         elif takes_names(self.spec.cls):
             if any(isinstance(each, dict) for each in params):
-                raise NotApplicable("it takes all parameters by name, and no groups")
+                raise NotApplicable("it takes all parameters by name and no groups")
             params = [(f"weight_{i}", p) for i, p in enumerate(params)]
         seed(seeded)
         return in_training(self.cls(params, **{**self.arguments, **more}))

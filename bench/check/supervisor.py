@@ -111,7 +111,8 @@ def _named(value: Any) -> str:
     module, name = value.__module__, value.__qualname__
     if "<" in name:
         raise UserError(
-            f"{name} is made inside a function, where another process cannot find it: move it to the top of its module"
+            f"{name} is defined inside a function, where other processes cannot find it: move it to the top of its"
+            f" module"
         )
     file = getattr(sys.modules.get("__main__"), "__file__", None)
     return f"{file}:{name}" if module == "__main__" and file else f"{module}:{name}"

@@ -114,7 +114,7 @@ def builds(subject: TaskSubject) -> Measured:
     if not all(map(isfinite, run.losses)):
         raise Failed(f"losses of the first steps are {', '.join(f'{loss:g}' for loss in run.losses)}")
     if all(map(torch.equal, run.weights, run.start)):
-        raise Failed("six steps move no weight: no gradient reaches the parameters")
+        raise Failed("six steps change no weight: no gradient reaches the parameters")
     found = Counter(parameter.role for parameter in subject.make()[0].parameter_roles())
     roles = ", ".join(f"{found[role]} {role}" for role in ROLES if found[role])
     return Measured(None, f"loss {run.losses[0]:.4g}, after {_STEPS - 1} steps {run.losses[-1]:.4g}; {roles}")
@@ -125,7 +125,7 @@ def deterministic(subject: TaskSubject) -> Measured:
     first = subject.run()
     measured = subject.run().gap(first)
     if subject.run(seed=1).gap(first) <= _ROUNDING:
-        raise Failed("seed 1 gives the run of seed 0: weights and samples follow from no seed")
+        raise Failed("seed 1 gives the same run as seed 0: weights and samples ignore the seed")
     return Measured(measured)
 
 
@@ -157,7 +157,7 @@ def resume(subject: TaskSubject) -> Measured:
 def lanes(subject: TaskSubject) -> Measured:
     """Train two learning rates of two seeds as one program, against four runs."""
     if not subject.spec.lanes:
-        raise NotApplicable("its TaskSpec does not say lanes=True, so its runs are made one by one")
+        raise NotApplicable("its TaskSpec does not declare lanes=True, so its runs train one by one")
     rates = (_LR, _LR / 2)
     subject.make()
     together = make_lanes([[subject.config(seed=seed, opt__lr=lr) for lr in rates] for seed in (0, 1)])

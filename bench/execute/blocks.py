@@ -23,8 +23,8 @@ def check_all(configs: Sequence[RunConfig], *, early: bool = False) -> None:
         ranks = config.trainer.devices * config.trainer.num_nodes
         if ranks > 1:  # each of them would carry out all runs
             raise UserError(
-                f"a run of {config.task} with {config.opt} wants {ranks} devices;"
-                " leave --trainer.devices out and share the runs among the devices with --workers instead"
+                f"a run of {config.task} with {config.opt} needs {ranks} devices;"
+                " remove --trainer.devices and distribute the runs over the devices with --workers"
             )
 
 

@@ -49,5 +49,5 @@ def results_of(
         progress.say(f"all {len(configs)} runs are stored")
     there = store.finished_all(config.run_id for config in configs)
     if lost := sum(config.run_id not in there for config in configs):
-        raise RunFailed(f"{lost} of {len(configs)} runs are missing in {store.folder}; give the same command again")
+        raise RunFailed(f"{lost} of {len(configs)} runs are missing in {store.folder}; repeat the command")
     return [there[config.run_id] for config in configs]

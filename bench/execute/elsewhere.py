@@ -29,7 +29,7 @@ def made_elsewhere(args: Args) -> bool:
     if args.print and not args.slurm:
         raise UserError("--print prints the script of --slurm; write both")
     if args.create and args.slurm:
-        raise UserError("--create lets workers join, and --slurm starts them: leave one of them out")
+        raise UserError("--create lets workers join, and --slurm starts them: remove one of them")
     if args.slurm or args.create:
         refuse_json(args)
     return args.slurm or args.create
@@ -42,7 +42,7 @@ def refuse_json(args: Args) -> None:
         UserError: it was given.
     """
     if getattr(args, "json", False):
-        raise UserError("--json is for runs that are made here; leave it out with --create and --slurm")
+        raise UserError("--json is for runs made by this command; remove it with --create and --slurm")
 
 
 def publish(title: str, configs: Sequence[RunConfig], args: Args, device: str | None) -> int:
@@ -65,7 +65,7 @@ def publish(title: str, configs: Sequence[RunConfig], args: Args, device: str | 
         )
     given = "out" if getattr(args, "out", None) is not None else "logger" if configs[0].logger else None
     if given is not None:
-        raise UserError(f"--{given} is for runs that are made here; leave it out with --create and --slurm")
+        raise UserError(f"--{given} is for runs made by this command; remove it with --create and --slurm")
     check_all(configs)
     places = absolute_places({"data": args.data, "store": args.store})
     count = array_size(args.workers or "auto", len(configs))
@@ -100,7 +100,7 @@ def publish(title: str, configs: Sequence[RunConfig], args: Args, device: str | 
         except UserError:
             plan.forget()
             raise
-    note("when its runs are there, the same command without --slurm or --create shows the result")
+    note("when its runs are stored, the same command without --slurm or --create shows the result")
     return 0
 
 
@@ -118,7 +118,7 @@ def join(args: Args, command: Sequence[str]) -> int:
     for name in ("study", "engine", "width", "shared_by"):
         if getattr(args, name) is not None:
             raise UserError(
-                f"--{name.replace('_', '-')} is for studies; leave it out, a plan says how its runs are made"
+                f"--{name.replace('_', '-')} is for studies; remove it: a plan contains the settings of its runs"
             )
     named = {"task": args.task, "opt": args.opt}
     plan = load(args.plan, {"data": args.data, "store": args.store, "logger": None}, named, command)

@@ -132,5 +132,5 @@ def _let_help(pool: Pool, job: str, progress: SweepProgress, stop: Callable[[], 
         pool.work(job, hear, died, progress.say, stop)
     except (UserError, OSError) as error:
         if not stop():
-            progress.say(f"going on without further workers: {error}")
+            progress.say(f"continuing without further workers: {error}")
         pool.stop()

@@ -120,7 +120,7 @@ class Plan:
         """
         for path in (self.folder.parent, self.folder):
             if path.is_symlink():
-                raise UserError(f"{path} is a link, which is not followed; remove it")
+                raise UserError(f"{path} is a symbolic link, and links are not followed; remove it")
         with making(self.store.folder):
             with suppress(FileNotFoundError):
                 try:
@@ -252,9 +252,9 @@ def _stored(store: Path, name: str) -> Stored:
     except FileNotFoundError:
         pass
     except Damaged as error:
-        raise UserError(f"{error}; give the command that began it again") from None
+        raise UserError(f"{error}; repeat the original command") from None
     there = ", ".join(open_plans(store)) or "none"
-    raise UserError(f"there is no plan {name!r} in {store}: it is finished, or misspelt; plans there: {there}")
+    raise UserError(f"there is no plan {name!r} in {store}: it is finished or misspelt; existing plans: {there}")
 
 
 def load(
@@ -289,16 +289,16 @@ def load(
             for run_id, each in settings.items()
         }
     except (KeyError, TypeError) as error:
-        raise UserError(f"{path}: {error} is missing or is none; give the command that began it again") from None
+        raise UserError(f"{path}: {error} is missing or invalid; repeat the original command") from None
     if other := [run_id for run_id, config in configs.items() if config.run_id != run_id]:
         raise UserError(
-            f"plan {name}: run {other[0]} was asked for with another version of its task or optimizer, or with other"
-            " files; give the command that began it again"
+            f"plan {name}: run {other[0]} was requested with another version of its task or optimizer, or with other"
+            " files; repeat the original command"
         )
     if not configs:
-        raise UserError(f"{path}: it has no runs; give the command that began it again")
+        raise UserError(f"{path}: it has no runs; repeat the original command")
     runs, of_study = list(configs.values()), stored["tuned_by"]
     plan = Plan(clean(stored["title"]), runs, stored["engine"], stored["width"], stored["shares"], of_study)
     if plan.name != name:
-        raise UserError(f"{path}: it is the plan {plan.name}; give the command that began it again")
+        raise UserError(f"{path}: it contains the plan {plan.name}; repeat the original command")
     return plan

@@ -110,7 +110,7 @@ class Pool:
 
         Raises:
             UserError: a worker says that the job cannot be done here.
-            RunFailed: a run broke, or workers die as soon as they are started.
+            RunFailed: a run broke, or workers die at start.
         """
         for slot in self.slots:
             self._send(slot, job)
@@ -199,8 +199,8 @@ class Pool:
             died(worker, how)
         self._stillborn += not worker._began
         if self._stillborn >= MAX_FAILED_STARTS:
-            last = worker._said[-1] if worker._said else "it said nothing"
-            raise RunFailed(f"workers die as soon as they are started ({how}): {last}")
+            last = worker._said[-1] if worker._said else "it printed nothing"
+            raise RunFailed(f"workers die at start ({how}): {last}")
 
     def _ask_to_stop(self) -> None:
         """Send SIGTERM, once: a second one would interrupt a worker that saves its state."""

@@ -69,7 +69,7 @@ def slots(workers: str, config: RunConfig, runs: int | None = None) -> list[Slot
         raise UserError(f"--workers {workers}: write how many (--workers 2), or auto")
     if gpus and count > most:
         raise UserError(
-            f"--workers {count}: {len(gpus)} GPUs serve {most} workers at {ranks} a run; use --workers {most}"
+            f"--workers {count}: {len(gpus)} GPUs can serve {most} workers with {ranks} per run; use --workers {most}"
         )
     share = max(1, len(cpus) // count)
     pinned = [tuple(cpus[i * share : (i + 1) * share]) if count <= len(cpus) else () for i in range(count)]

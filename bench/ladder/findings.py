@@ -40,7 +40,7 @@ def read_ladder(path: Path) -> LadderRecord:
     try:
         return read_report(path, LadderRecord)
     except Damaged as error:
-        raise RunFailed(f"{error}; move it away, and the same command makes it anew from what is stored") from None
+        raise RunFailed(f"{error}; move it away; the same command rebuilds it from stored runs") from None
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Rung:
     def measure(self) -> Measure:
         """The final metric."""
         run = self.runs[0]
-        words = f"{run.split} {run.metric}" + " above its infimum" * self.above
+        words = f"{run.split} {run.metric}" + " (suboptimality gap)" * self.above
         return final(words, run.mode, self.above)
 
     @cached_property
@@ -155,13 +155,13 @@ class Rung:
         curves = [[self._curve(group.runs[seed]) for seed in seeds] for group in pairs]
         steps = sorted({step for each in curves for curve in each for step in curve})
         if len(steps) < LEAST_EVALUATIONS:
-            return f"{opt}: {len(steps)} evaluations are no curve"
+            return f"{opt}: {len(steps)} evaluations are too few for a curve"
         arrays = [np.array([_filled(curve, steps) for curve in each]) for each in curves]
         bent = any(run.config["trainer"].get("schedule", "constant") != "constant" for run in (*own, *reference))
         return statistics.step_ratio(steps, *arrays, smooth=not bent)
 
     def _curve(self, run: RunResult) -> dict[int, float]:
-        """The loss on the selection split by step; above its infimum in the logarithm."""
+        """The loss on the selection split by step; (suboptimality gap) in the logarithm."""
         key = "excess" if self.above else "loss"
         found = {int(row["step"]): float(row.get(key, row.get("loss", math.nan))) for row in run.validations}
         if self.above:

@@ -110,7 +110,9 @@ class Ladder:
         specs = self._suite(settings, {}, None).specs(places)
         if len({spec.trainer.batch_size for spec in specs}) > 1:
             sizes = ", ".join(f"{spec.opt} {spec.trainer.batch_size}" for spec in specs)
-            raise UserError(f"batches differ, which makes several problems ({sizes}); give --trainer.batch_size to all")
+            raise UserError(
+                f"batch sizes differ, which makes different problems ({sizes}); give --trainer.batch_size to all"
+            )
         step = math.lcm(*(_combinations(spec) for spec in specs))
         wanted = max(default_trials(spec.design) for spec in specs) if self.trials is None else self.trials
         if winners:
@@ -206,7 +208,7 @@ def _refuse_unequal(found: Sequence[StudyResult]) -> None:
     trials = {each.study.spec.opt: len(each.scored) + len(each.refined) for each in found}
     if len({*trials.values()}) > 1 or any(each.missing for each in found):
         shown = ", ".join(f"{name} {count}" for name, count in trials.items())
-        raise RunFailed(f"budgets are not equal: {shown} trials; some came to nothing: see `bench studies`")
+        raise RunFailed(f"budgets are not equal: {shown} trials; some failed: see `bench studies`")
 
 
 def begun(ladder: Ladder, sizes: Sequence[Size], store: Path) -> LadderRecord:
@@ -234,7 +236,7 @@ def _write(record: LadderRecord, store: Path) -> None:
     with disk_errors(store):
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.parent.is_symlink():  # of a store that somebody else has made
-            raise RunFailed(f"{path.parent} is a link, which is not followed; put a folder in its place")
+            raise RunFailed(f"{path.parent} is a symbolic link, and links are not followed; replace it by a folder")
         write_json(path, vars(record), indent=1)
 
 
@@ -250,7 +252,7 @@ def winners_of(record: LadderRecord, k: int, store: Path) -> dict[str, Words]:
         try:
             study = read_report(path, StudyRecord)
         except FileNotFoundError:
-            raise RunFailed(f"{path} is not there, which says what won at rung {k + 1}; put it back") from None
+            raise RunFailed(f"{path} is missing; it contains the winners of rung {k + 1}; restore it") from None
         for trial in study.trials:
             if study.winner is not None and study.winner in trial["runs"]:
                 found[opt] = trial["point"]

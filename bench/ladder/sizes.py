@@ -77,20 +77,22 @@ def rule_of(words: Mapping[str, Any], axis: Axis, ratio: float, tokens: float | 
     lacking = {"width": ["width"], "depth": ["depth"], "size": ["width"], "data": ["data"]}.get(axis, [])
     if lost := [name for name in lacking if name not in sizes]:
         raise UserError(
-            f"--axis {axis}: {words['task']} does not say which option is its {lost[0]} (TaskSpec.sizes);"
-            " --axis epochs takes every task"
+            f"--axis {axis}: {words['task']} does not declare which option is its {lost[0]} (TaskSpec.sizes); --axis"
+            " epochs works for every task"
         )
     if ratio <= 1:
-        raise UserError(f"--ratio {ratio:g}: each rung is greater than the one before; write a number above 1, as 3")
+        raise UserError(
+            f"--ratio {ratio:g}: each rung must be larger than the previous one; write a number above 1, such as 3"
+        )
     if axis not in MODEL and (tokens is not None or start is not None):
         what = "tokens" if tokens is not None else "start"
-        raise UserError(f"--{what}: along --axis {axis} the model stays as it is; leave it out")
+        raise UserError(f"--{what}: --axis {axis} does not change the model; remove it")
     if tokens is not None and "tokens" not in sizes:
         raise UserError(
-            f"--tokens {tokens:g}: the samples of {words['task']} are no rows of tokens; write --trainer.max_epochs"
+            f"--tokens {tokens:g}: the samples of {words['task']} are not rows of tokens; write --trainer.max_epochs"
         )
     if tokens is not None and budget:
-        raise UserError(f"--tokens {tokens:g} and --{budget[0]} both set the length of a run; leave one out")
+        raise UserError(f"--tokens {tokens:g} and --{budget[0]} both set the length of a run; remove one")
     if tokens is None and axis in MODEL and "tokens" in sizes and not budget:
         tokens = TOKENS
     return Rule(axis, ratio, tokens, start)
@@ -105,14 +107,16 @@ def in_words(rule: Rule, words: Mapping[str, Any]) -> list[str]:
         if rule.axis == "size" and "depth" in names:
             with_width.append(f"{names['depth']} (whole, at least 1)")
         if "heads" in names:
-            with_width.append(f"{names['heads']} (so that heads keep their size as nearly as they can)")
-        grows = f"; in proportion to it {', '.join(with_width)}" if with_width else ""
-        lines.append(f"The width {names['width']} is the one whose model is nearest to the wanted size{grows}.")
+            with_width.append(f"{names['heads']} (so that the size of heads changes as little as possible)")
+        grows = f"; {', '.join(with_width)} in proportion to it" if with_width else ""
+        lines.append(f"The width {names['width']} is the one that gives the model size closest to the target{grows}.")
     if rule.axis == "depth":
-        lines.append(f"The depth {names['depth']} is the one whose model is nearest to the wanted size.")
+        lines.append(f"The depth {names['depth']} is the one that gives the model size closest to the target.")
     if rule.tokens is not None:
         lines.append(f"Each run sees {rule.tokens:g} tokens for each parameter.")
-    lines.append(f"Each run is evaluated {EVALUATIONS} times, evenly over its steps, unless --trainer.val_every says.")
+    lines.append(
+        f"Each run is evaluated {EVALUATIONS} times, evenly over its steps, unless --trainer.val_every is given."
+    )
     return lines
 
 
@@ -148,7 +152,7 @@ def sizes_of(rule: Rule, words: Mapping[str, Any], opt: str, rungs: int, places:
         option = f"task.{_sizes(words)['data']}"
         first = base.task_options[_sizes(words)["data"]]
         if first is None:
-            raise UserError(f"--axis data: say how many samples the first rung has, as --{option} 1000")
+            raise UserError(f"--axis data: give the number of samples of the first rung, such as --{option} 1000")
         settings = [{option: round(first * factor)} for factor in wanted]
     else:
         settings = [_longer(base, factor) for factor in wanted]
@@ -156,7 +160,7 @@ def sizes_of(rule: Rule, words: Mapping[str, Any], opt: str, rungs: int, places:
     for k, (one, other) in enumerate(itertools.pairwise(found), 1):
         if one.settings == other.settings:
             raise UserError(
-                f"rungs {k} and {k + 1} are the same, {one.parameters:,} parameters; take a greater --ratio or --start"
+                f"rungs {k} and {k + 1} are the same, {one.parameters:,} parameters; increase --ratio or --start"
             )
     return found
 

@@ -84,7 +84,7 @@ def step_ratio(steps: ArrayLike, own: ArrayLike, reference: ArrayLike, *, smooth
     s, a, b = (np.asarray(each, dtype=np.float64) for each in (steps, own, reference))
     if a.ndim != 2 or a.shape != b.shape or a.shape[1:] != s.shape or len(a) < 2 or s.size < 2:
         raise ValueError(
-            f"curves of shapes {a.shape} and {b.shape} at {s.size} steps: take two seeds and steps or more"
+            f"curves of shapes {a.shape} and {b.shape} at {s.size} steps: pass at least two seeds and two steps"
         )
     if not (np.isfinite(a).all() and np.isfinite(b).all() and (np.diff(s) > 0).all() and s[0] > 0):
         raise ValueError("losses must be finite, steps positive and increasing")
@@ -321,7 +321,7 @@ def kendall(first: ArrayLike, second: ArrayLike) -> Interval:
     """
     a, b = (np.asarray(each, dtype=np.float64) for each in (first, second))
     if a.ndim != 2 or b.ndim != 2 or len(a) != len(b) or len(a) < 2:
-        raise ValueError(f"shapes {a.shape} and {b.shape}: take the same two methods or more, by seed")
+        raise ValueError(f"shapes {a.shape} and {b.shape}: pass the same two or more methods, by seed")
     pairs = np.triu_indices(len(a), 1)
     orders = [np.sign(each.mean(1)[:, None] - each.mean(1)[None, :])[pairs] for each in (a, b)]
     signs = [each[pairs].astype(int) for each in told(a, b)]

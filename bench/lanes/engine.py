@@ -339,7 +339,7 @@ class Lanes:
         with torch.no_grad():
             self.tasks[0].loss_at({name: w[0, :1] for name, w in self.weights.items()}, batch)
         if not torch.equal(before, torch.random.get_rng_state()):
-            raise RuntimeError("the task draws from torch's global random state, not from the batch's `randomness`")
+            raise RuntimeError("the task draws from torch's global generator instead of the batch's `randomness`")
         return self.tasks[0].randomness.drawn
 
     @without_warning()

@@ -147,7 +147,7 @@ def _train_block(
             if trace := attempt.keep_traceback(error):
                 where = f"; the traceback is in {trace}"
             attempt.leave([replace(result, status="failed", reason=first_line(error)) for result in attempt.runs])
-        raise RunBroke(f"{len(configs)} {first.opt} lanes broke: {first_line(error)}{where}") from error
+        raise RunBroke(f"{len(configs)} {first.opt} lanes failed: {first_line(error)}{where}") from error
     finally:
         if attempt is not None:
             attempt.drop()
@@ -163,7 +163,7 @@ def _refuse_if_taken(store: Store, configs: Sequence[RunConfig], own: Attempt | 
     others = [block for block in (*store.unfinished(), *there.values()) if own is None or block.folder != own.folder]
     ended = any(block.runs[run_id].finished for run_id, block in there.items())
     if ended or any(block.busy and wanted & block.runs.keys() for block in others):
-        raise RunBusy("another process trains some of these runs, or has just done so")
+        raise RunBusy("another process is training some of these runs, or has just finished them")
 
 
 class LanesRecorder(Watcher):

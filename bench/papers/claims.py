@@ -161,8 +161,8 @@ def sooner(
             text += f" {arm.label} until {goal}"
             if censored.any():
                 text += (
-                    f"; in {censored.sum()} of {censored.size} runs {other.label} never got there,"
-                    " and the last step counts"
+                    f"; in {censored.sum()} of {censored.size} runs {other.label} never reached it, and the last step"
+                    " counts"
                 )
             parts.append(within(x, math.log(factor), math.inf, unit, text, shown=ratio, least=least, most=most))
     return together(parts)
@@ -274,7 +274,7 @@ def lower(results: Results, /, *, measure: str, better: Names, worse: str, last:
         if diverged := how_ended(arm, "diverged"):
             parts.append(without_numbers("fails", unit, diverged))
         elif diverged := how_ended(other, "diverged"):
-            text = f"{diverged}, so there is no {measure} to compare that of {arm.label} with"
+            text = f"{diverged}, so {arm.label} has no {measure} to compare with"
             parts.append(without_numbers("undecided", unit, text))
         else:
             steps = "at the end of each run" if last is None else f"over steps {number(start)} to {number(end)}"
@@ -324,7 +324,7 @@ def trend(
     rises, up = np.diff(np.log(values).mean(axis=1)), direction == "increases"
     monotone = bool(np.all(rises > 0 if up else rises < 0))
     text = f"{what} goes as {factor} to the power {in_words(found)}; the means of the arms"
-    text += f" {direction[:-1]} throughout" if monotone else f" do not {direction[:-1]} throughout"
+    text += f" {direction[:-1]} throughout" if monotone else f" do not {direction[:-1]} monotonically"
     low, high = (0.0, math.inf) if up else (-math.inf, 0.0)
     return together([within(found, low, high, unit, text, limit="holds" if monotone else "undecided")])
 
@@ -381,13 +381,13 @@ def _or(value: float | None, default: float) -> float:
 def _level(below: float | None, above: float | None) -> tuple[float, float]:
     """The range that a level stands for."""
     if (below is None) == (above is None):
-        raise UserError(f"below={below} and above={above}: give one of the two")
+        raise UserError(f"below={below} and above={above}: give only one")
     return _or(above, -math.inf), _or(below, math.inf)
 
 
 def _ordered(name: str, low: float, high: float) -> tuple[float, float]:
     if low > high:
-        raise UserError(f"{name}: {low:g} is greater than {high:g}; give the lesser one first")
+        raise UserError(f"{name}: {low:g} is greater than {high:g}; give the smaller one first")
     return low, high
 
 
@@ -408,5 +408,7 @@ def _setting(arm: Arm, name: str) -> float:
     except (TypeError, ValueError):
         value = math.nan
     if not 0 < value < math.inf:
-        raise UserError(f"{name}={arm.settings[name]!r} of {arm.label} is no positive number; name a setting that is")
+        raise UserError(
+            f"{name}={arm.settings[name]!r} of {arm.label} is not a positive number; name a setting that is"
+        )
     return value

@@ -237,10 +237,12 @@ class Experiment(NoBooleans, BaseModel):
             except ValueError:
                 share = 0.0
             if not 0 < share <= 1:
-                raise UserError(f"{value!r} is no share of the budget; write `0.1 budget` for a tenth of the steps")
+                raise UserError(
+                    f"{value!r} is not a fraction of the budget; write `0.1 budget` for a tenth of the steps"
+                )
             budgets = [(self.common | self.arms[label]).get("trainer.max_steps", 0) for label in claim.arms]
             if not budgets or 0 in budgets:
-                raise UserError(f"{value!r}: its arms have no trainer.max_steps to take a share of; name a step")
+                raise UserError(f"{value!r}: its arms have no trainer.max_steps; give a step number")
             return max(1, round(share * min(map(int, budgets))))
 
         return {name: steps(value) for name, value in arguments.items()}
@@ -292,7 +294,7 @@ class Experiment(NoBooleans, BaseModel):
         self.refuse_too_many()
         names = [claim.name for claim in self.claims]
         if len(set(names)) < len(names):
-            raise UserError(f"two claims are called {max(names, key=names.count)!r}; names must differ")
+            raise UserError(f"two claims have the name {max(names, key=names.count)!r}; names must differ")
         results = self.rehearse()
         for panel in self.figure.panels:
             with _blaming(f"panel {panel.title or panel.y}"):

@@ -92,7 +92,8 @@ def _chosen(panel: Panel, arms: Mapping[str, Arm]) -> list[Arm]:
     chosen = [replace(arms[key], label=arms[key].label.removeprefix(panel.strip)) for key in keys]
     for label, count in Counter(arm.label for arm in chosen).items():
         if count > 1:
-            raise UserError(f"{count} arms of the panel of {panel.y!r} are called {label!r}; choose one with `arms`")
+            raise UserError(f"{count} arms of the panel of {panel.y!r} have the label {label!r}; choose one with"
+            f" `arms`")
     return chosen
 
 
@@ -186,11 +187,9 @@ class _Words:
             where = "All" if len(panels) == len(self.spec.panels) else ", ".join(f"({letter(k)})" for k in panels)
             parts += [f"{where}: {fact}."] if panels else []
         if self.ended:
-            parts.append(
-                "\N{MULTIPLICATION SIGN}: the first seed has no more values; the line goes on with the others."
-            )
+            parts.append("\N{MULTIPLICATION SIGN}: the first seed ends; the line continues with the others.")
         if any(panel.guides for panel in self.spec.panels):
-            parts.append("Grey: rates to compare with, no fits.")
+            parts.append("Grey: reference rates, not fits.")
         return " ".join(parts)
 
     def _seeds(self) -> str:

@@ -132,7 +132,7 @@ def page(result: Reproduction) -> str:
     lines = [f"# {experiment.title}", "", f"{experiment.paper}. Made by `{again}`.", ""]
     if result.version.changed:
         lines += [
-            "**Settings or seeds were changed on the command line: this is not the experiment as it is defined.**",
+            "**The command line changed settings or seeds: this is not the experiment as defined.**",
             "",
         ]
     if result.version.quick:
@@ -147,14 +147,14 @@ def page(result: Reproduction) -> str:
         for claim, finding in result.claims
     ]
     verdict, interval = Column("verdict", "verdict", markup="strong"), "effect, 95 % interval over seeds"
-    lines += markdown_table(Table.of([verdict, "claim", "the paper, in short", "here", interval], rows))
+    lines += markdown_table(Table.of([verdict, "claim", "the paper's statement, in short", "here", interval], rows))
     rows = [
         (found.verdict, claim.name, reading, found.text, _effect(found))
         for claim, finding in result.claims
         for reading, found in finding.readings.items()
     ]
     if rows:
-        lines += ["", "## Readings", "", "Where the text, or a threshold that is ours, leaves several open.", ""]
+        lines += ["", "## Readings", "", "Where the text, or our threshold, allows several readings.", ""]
         lines += markdown_table(Table.of([verdict, "claim", "reading", "here", interval], rows))
     if result.region:
         assert experiment.search is not None

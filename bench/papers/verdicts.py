@@ -121,7 +121,7 @@ def within(
         elif low <= x.low and x.high <= high and (ties or 0 not in (x.low, x.high)):
             verdict = "holds"
         verdict = _WORST_FIRST[min(map(_WORST_FIRST.index, (verdict, limit)))]
-    text += f" ({x.n} seeds)" if x.n > 1 else " (one seed, so nothing is decided)"
+    text += f" ({x.n} seeds)" if x.n > 1 else " (one seed, so no verdict)"
     effect = shown or x
     lowest, highest = (end if x.n > 1 and math.isfinite(end) else None for end in (effect.low, effect.high))
     inside, least, most = min(x.mean - low, high - x.mean), least or x, most or x
@@ -164,7 +164,7 @@ def corrected(findings: Mapping[Key, Finding], level: float = LEVEL) -> dict[Key
     def after(found: Finding) -> Finding:
         if found.p is None or found.p <= bar:
             return found
-        aside = f"; {found.verdict} by itself (p = {found.p:.2g}), not with Holm's correction over {count}"
+        aside = f"; {found.verdict} without correction (p = {found.p:.2g}), not with Holm's correction over {count}"
         return replace(found, verdict="undecided", text=found.text + aside, p=None)
 
     return {key: after(found) for key, found in findings.items()}
@@ -222,7 +222,7 @@ def over_seeds(values: Array) -> Interval | None:
 def in_words(x: Interval | None) -> str:
     """The mean with its interval."""
     if x is None:
-        return "unknown, since a run has no value there"
+        return "unknown: a run has no value there"
     return number(x.mean) + (f" [{number(x.low)}, {number(x.high)}]" if x.n > 1 else "")
 
 

@@ -87,7 +87,7 @@ def wrap_text(figure: "Figure", text: str, size: float, inches: float) -> str:
         try:
             return size_inches(figure, artist)[0]
         except ValueError as error:
-            raise UserError(f"the text {text!r} has a formula that cannot be set; write \\$ for a dollar") from error
+            raise UserError(f"the text {text!r} has an invalid formula; write \\$ for a dollar") from error
         finally:
             artist.remove()
 

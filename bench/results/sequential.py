@@ -154,7 +154,7 @@ def compare(first: Values, second: Values, mode: str, *, log: bool = False, test
         ValueError: the lengths differ, a value is not finite, or not positive on a logarithmic scale.
     """
     if len(first) != len(second):
-        raise ValueError(f"{len(first)} and {len(second)} values are no pairs")
+        raise ValueError(f"{len(first)} and {len(second)} values do not form pairs")
     n, lost = len(first), (sum(x is None for x in first), sum(x is None for x in second))
     d = _gains(first, second, mode, log)
     sign, told = _first_told(d > 0, d < 0, SHARES[0], tests)

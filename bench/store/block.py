@@ -100,7 +100,7 @@ class Block:
         found = {name: read_parquet(self.at / f"{name}.parquet", run_id) for name in TABLES}
         run, rows = self.runs[run_id], len(found["curve"].get("step", ()))
         if rows != run.steps and not run.thinned:
-            raise Damaged(self.at / "curve.parquet", f"it has {rows} rows of {run_id}, which made {run.steps} steps")
+            raise Damaged(self.at / "curve.parquet", f"it has {rows} rows of {run_id}, which took {run.steps} steps")
         return {name: columns for name, columns in found.items() if columns}
 
     def _is_current(self) -> bool:
@@ -119,7 +119,7 @@ class Block:
             return
         there = {name: has_ends(self.at / f"{name}.parquet") for name in TABLES}
         if not there["curve"] and any(run.steps and not run.thinned for run in self.runs.values()):
-            raise Damaged(self.at / "curve.parquet", "it is not there")
+            raise Damaged(self.at / "curve.parquet", "it does not exist")
 
     def check_tables(self) -> None:
         """Look whether the tables of a finished block can be there, without reading their values.
@@ -138,7 +138,7 @@ class Block:
             rows, exact = found[name], name == "curve" and not thinned
             if rows > most or (exact and rows < most):
                 path = self.at / f"{name}.parquet"
-                raise Damaged(path, f"it has {rows} rows, and its runs made {steps} steps")
+                raise Damaged(path, f"it has {rows} rows, and its runs took {steps} steps")
 
 
 def read_block(folder: Path) -> Block | None:
@@ -148,7 +148,7 @@ def read_block(folder: Path) -> Block | None:
         Damaged: it is no block.
     """
     if os.path.islink(folder):  # noqa: PTH114 - three times as fast
-        raise Damaged(folder, "it is a link; copy the folder itself")
+        raise Damaged(folder, "it is a symbolic link; copy the folder itself")
     try:
         return _finished(folder, folder / DONE)
     except FileNotFoundError:
@@ -220,7 +220,7 @@ def _unfinished(folder: Path) -> Block | None:
 def _begun(folder: Path) -> Block | None:
     """A block without results or attempts: None if it is empty or not there."""
     if any(is_there(folder / name) for name in _OLD):
-        raise Damaged(folder, "it is of an older format of stores, which this version does not read; train it again")
+        raise Damaged(folder, "it has an older store format, which this version cannot read; train it again")
     try:
         with os.scandir(folder) as entries:
             left = [entry.name for entry in entries if not entry.name.startswith(".")]
@@ -232,7 +232,7 @@ def _begun(folder: Path) -> Block | None:
         return None
     if results_in(folder) or attempts(folder):
         return read_block(folder)
-    raise Damaged(folder, "it holds neither results nor an attempt at them")
+    raise Damaged(folder, "it contains neither results nor an attempt")
 
 
 def _records(path: Path, text: bytes) -> tuple[list[RunResult | None], list[Damaged]]:
@@ -267,9 +267,9 @@ def _block(
     if not records:
         raise Damaged(path, "it is empty")
     if len(runs) + len(damaged) != len(records) or not right:
-        raise Damaged(path, f"its records are not those of {folder.name}")
+        raise Damaged(path, f"its records do not belong to {folder.name}")
     if wrong := [run for run in runs.values() if run.finished != done]:
-        raise Damaged(path, f"{wrong[0].run_id} cannot be {wrong[0].status} there")
+        raise Damaged(path, f"{wrong[0].run_id} has the impossible status {wrong[0].status}")
     return Block(folder, at, runs, done, busy, places, len(records), tuple(damaged))
 
 

@@ -100,7 +100,7 @@ def start_beating() -> None:
     try:
         thread.start()
     except RuntimeError as error:
-        raise MemoryError(f"there is no memory for a thread ({error})") from None
+        raise MemoryError(f"not enough memory for a thread ({error})") from None
     atexit.register(thread.join)  # Python leaves files of others open at its end if there is still a thread
     atexit.register(done.set)  # what is registered last is called first
 

@@ -50,9 +50,9 @@ def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
     try:
         found = os.fstat(handle)
         if not stat.S_ISREG(found.st_mode):
-            raise Damaged(path, "it is no file")
+            raise Damaged(path, "it is not a file")
         if found.st_size > most:
-            raise Damaged(path, f"it has {found.st_size:,} bytes, and {most:,} are the most")
+            raise Damaged(path, f"it has {found.st_size:,} bytes, more than the limit of {most:,}")
         pieces, left = [], found.st_size  # a bound beyond that would be memory asked for
         while left and (piece := os.read(handle, left)):
             pieces.append(piece)
@@ -87,7 +87,7 @@ def parse_record(text: bytes, path: Path) -> RunResult:
         Damaged: it is none, or contradicts itself.
     """
     if len(text) > MOST_LINE:
-        raise Damaged(path, f"a record has {len(text):,} bytes, and {MOST_LINE:,} are the most")
+        raise Damaged(path, f"a record has {len(text):,} bytes, more than the limit of {MOST_LINE:,}")
     run = parse(text, RunResult, path)
     if why := contradiction(run):
         raise Damaged(path, f"{run.run_id}: {why}")

@@ -70,16 +70,16 @@ def merge(sources: Sequence[Path], into: Path, say: Callable[[str], object]) -> 
     into = into.resolve()
     for source in sources:
         if not source.is_dir():
-            raise no_store(source, "name one that is there")
+            raise no_store(source, "name an existing one")
         if source.resolve() == into:
-            raise UserError(f"{source} is source and destination; name another store as one of them")
+            raise UserError(f"{source} is both source and destination; change one of them")
         if source.resolve() in into.parents:
             raise UserError(
-                f"{into} lies in the store {source}, which would take it for a damaged run; choose a folder outside"
+                f"{into} is inside the store {source}, which would read it as a damaged run; choose a folder outside"
             )
     for folder in (*sources, into):
         if any(is_there(path / RUNS) for path in (folder / DONE, *(path for _, path in attempts(folder)))):
-            raise UserError(f"{folder} is the folder of a run; name the store that it lies in")
+            raise UserError(f"{folder} is the folder of a run; name its store")
     merging = _Merging(into)
     try:
         for source in dict.fromkeys(source.resolve() for source in sources):
@@ -147,7 +147,7 @@ class _Merging:
     def _block(self, block: Block) -> None:
         """Copy what is wanted of a block."""
         if block.busy:
-            self._skip(f"{block.folder} is being trained now", len(block.runs))
+            self._skip(f"{block.folder} is in training", len(block.runs))
             return
         block.check_tables()
         if not block.done:
@@ -177,16 +177,16 @@ class _Merging:
         _refuse_links(target, *_inside(target))
         before = ended(target)
         if self._is_there_now(target, wanted):
-            self._skip(f"{target} has just been trained", len(wanted))
+            self._skip(f"{target} was just trained", len(wanted))
             return
         if any(is_alive(path) for _, path in attempts(target)):
-            self._skip(f"{target} is being trained now", len(wanted))
+            self._skip(f"{target} is in training", len(wanted))
             return
         target.mkdir(parents=True, exist_ok=True)
         try:
             commit(out, target, before)
         except RunBusy:
-            self._skip(f"{target} has just been trained", len(wanted))
+            self._skip(f"{target} was just trained", len(wanted))
             return
         finally:
             with suppress(OSError):
@@ -222,7 +222,7 @@ class _Merging:
             block.tables(run_id)
         checkpoint = block.at / CHECKPOINT
         if is_there(checkpoint) and not zipfile.is_zipfile(checkpoint):
-            raise Damaged(checkpoint, "it is no checkpoint")
+            raise Damaged(checkpoint, "it is not a checkpoint")
         out = self._free_place()
         write_records(out / RUNS, list(block.runs.values()))
         for name in (CHECKPOINT, *(f"{table}.raw" for table in TABLES)):
@@ -233,7 +233,7 @@ class _Merging:
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
-            self._skip(f"{target} is being trained now", len(block.runs))
+            self._skip(f"{target} is in training", len(block.runs))
             return
         finally:
             with suppress(OSError):
@@ -313,7 +313,9 @@ def _refuse_links(*paths: Path) -> None:
     """
     for path in paths:
         if path.is_symlink():
-            raise Damaged(path, "it is a link, which is not followed; remove it, or copy the folder itself")
+            raise Damaged(
+                path, "it is a symbolic link, and links are not followed; remove it, or copy the folder itself"
+            )
 
 
 def _take(path: Path, to: Path) -> None:

@@ -33,10 +33,10 @@ def _bounded(values: Any) -> Any:
             continue
         if kind is float:
             if not math.isfinite(value):
-                raise ValueError(f"{value} is no finite number")
+                raise ValueError(f"{value} is not a finite number")
         elif kind is int:
             if not -_LARGEST < value < _LARGEST:
-                raise ValueError("a whole number is beyond 64 bits")
+                raise ValueError("an integer exceeds 64 bits")
         elif kind is dict or kind is list:
             _bounded(value)
     return values
@@ -262,11 +262,11 @@ def contradiction(run: RunResult) -> str | None:
     """
     config, identity = run.config, run.identity
     if not all("step" in row and "train_s" in row for row in run.validations):
-        return "an evaluation has no step or no seconds"
+        return "an evaluation lacks its step or seconds"
     if any(isinstance(values.get(name), dict) for values in run.metrics.values() for name in (run.metric, "excess")):
-        return "the values of a split stand where a metric should"
+        return "a metric contains the values of a split"
     if not (_agrees(run.problem, config) and _agrees(run.chosen, config)):
-        return "its settings and its configuration differ"
+        return "settings and configuration differ"
     if not identity:
         return None
     if id_of(config["task"], config["opt"], identity) != run.run_id:
@@ -276,7 +276,7 @@ def contradiction(run: RunResult) -> str | None:
     for part in ("task_options", "trainer"):
         own = identity.get(part)
         same.append(isinstance(own, dict) and own.items() <= config[part].items())
-    return None if all(same) else "its identity and its configuration differ"
+    return None if all(same) else "identity and configuration differ"
 
 
 def _agrees(said: dict[str, Any], config: dict[str, Any]) -> bool:

@@ -259,11 +259,11 @@ def read_report(path: Path, kind: type[Report]) -> Report:
         Damaged: it cannot be read, is no such record, or is that of another study, optimizer or ladder.
     """
     if path.parent.is_symlink():
-        raise Damaged(path.parent, "it is a link, which is not followed")
+        raise Damaged(path.parent, "it is a symbolic link, and links are not followed")
     record = read(path, kind)
     places = record.places(path.parent.parent)
     if path not in places:
-        raise Damaged(path, f"it is the record of {record.name}, whose place is {places[0].name}")
+        raise Damaged(path, f"it is the record of {record.name}, which belongs at {places[0].name}")
     return record
 
 

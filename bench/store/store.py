@@ -120,7 +120,7 @@ class Store:
             return None
         if result.identity != config.identity:
             raise UserError(
-                f"the record of run {config.run_id} in {self.folder} is of other settings; --rerun trains it again"
+                f"the record of run {config.run_id} in {self.folder} has other settings; --rerun trains it again"
             )
         return result
 
@@ -235,7 +235,7 @@ def stored_result(config: RunConfig) -> RunResult | None:
         if block is not None:
             block.check_ends()
     except Damaged as error:
-        raise RunFailed(f"run {config.run_id} is stored, but damaged: {error}; --rerun trains it again") from None
+        raise RunFailed(f"run {config.run_id} is stored but damaged: {error}; --rerun trains it again") from None
     return result
 
 
@@ -246,7 +246,7 @@ def tables_of(block: Block, run_id: str) -> dict[str, dict[str, Any]]:
     except Damaged as error:
         raise UserError(
             f"cannot read the tables of run {run_id}: {error};"
-            " copy the folder again from where it came, or delete it and train again"
+            " copy the folder again from its source, or delete it and train again"
         ) from None
 
 

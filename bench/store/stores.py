@@ -147,7 +147,7 @@ HOW_TO_FILL = (
 def no_store(folder: Path, todo: str = HOW_TO_FILL) -> UserError:
     """The error for a folder that is not there, or is none."""
     if is_no_folder(folder):
-        return UserError(f"the store {folder} is a file and no folder; name another")
+        return UserError(f"the store {folder} is a file, not a folder; name another")
     return UserError(f"there is no store {folder}; {todo}")
 
 

@@ -70,7 +70,7 @@ def configurations(
                 continue  # `resolve` says so, with the nearest name
             if name in having:
                 rest = f"--opt.{REST} {settings[f'opt.{REST}']}"
-                raise UserError(f"--{option}: {name} has no such option with {rest}; sweep each {REST} by itself")
+                raise UserError(f"--{option}: {name} has no such option with {rest}; sweep each {REST} separately")
             raise UserError(
                 f"--{option}: {name} has no such option; write --opt.{having[0]}{option[3:]} to give it to"
                 f" {having[0]} alone"

@@ -155,7 +155,7 @@ def analyse(results: Sequence[RunResult], varied: Sequence[str], mode: Mode) -> 
     all_runs = [(settings_of(result.config), result) for result in results]
     ended = [(own, result) for own, result in all_runs if result.finished]
     if not ended:
-        raise UserError(f"none of the {len(results)} runs of the sweep has ended, so there is nothing to compare")
+        raise UserError(f"none of the {len(results)} runs of the sweep has finished, so there is nothing to compare")
     axes = {
         opt: _axis([own for own, _ in ended if own["opt"] == opt], varied) for opt in {o["opt"]: 0 for o, _ in ended}
     }
@@ -315,24 +315,25 @@ def _summary(sweep: Sensitivity, curve: Curve) -> list[str]:
         factor = f", {'at least ' if curve.may_be_wider else ''}a factor of {high / low:.3g}" if low > 0 else ""
         stretch = f"{_text(low, 4)} to {_text(high, 4)}{factor}" if low < high else "that value alone, on this grid"
         text.append(f"usable {curve.x} (median {rule} the best; our rule): {stretch}")
-    return text + ["the best lies at the edge of the grid: widen it"] * curve.at_edge
+    return text + ["the best value is at the edge of the grid: widen it"] * curve.at_edge
 
 
 def _notes(sweep: Sensitivity) -> list[str]:
     count = Counter(run.status for run in sweep.results)
     out = ", ".join(f"{n} {status}" for status, n in count.items() if status not in FINISHED)
     fine = (
-        f"note: suboptimality gaps below {CONVERGED:g} count as equal, and the middle of equals is the best (our rule)"
+        f"note: suboptimality gaps below {CONVERGED:g} count as equal, and the middle of equal values counts as best"
+        f" (our rule)"
     )
     shown = [
         x for curve in sweep.curves for point in curve.points for x in (point.median, point.choice) if x is not None
     ]
     small = sweep.mode == "min" and bool(shown) and 0 <= min(shown) < CONVERGED
-    apart = "note: the best was chosen by the last evaluation during training, not by the shown values"
+    apart = "note: the best value was chosen by the last evaluation during training, not by the shown values"
     other = any(point.choice is not None for curve in sweep.curves for point in curve.points)
-    late = f"note: runs counted with their values at the time limit: {count['timeout']}"
+    late = f"note: runs with values at the time limit: {count['timeout']}"
     return (
-        [f"note: runs left out because they have not ended: {out}"] * bool(out)
+        [f"note: unfinished runs excluded: {out}"] * bool(out)
         + [late] * bool(count["timeout"])
         + [fine] * (sweep.above_infimum or small)
         + [apart] * other
@@ -391,7 +392,7 @@ def replaced(folder: Path, run_ids: Collection[str]) -> str | None:
         return None
     if there == set(run_ids):
         return None
-    return f"{folder} holds the table and plot of another sweep ({len(there)} runs), and this one replaces them"
+    return f"{folder} contains the table and plot of another sweep ({len(there)} runs), which this one replaces"
 
 
 def _page(sweep: Sensitivity, command: str) -> str:
@@ -406,8 +407,8 @@ def _page(sweep: Sensitivity, command: str) -> str:
         lines += [f"* {line}" for line in _summary(sweep, curve)]
     lines += [
         "", "## Runs", "",
-        "A seed that diverged counts as worse than all others. The best value was chosen on these seeds, which is"
-        " optimistic: report it on others.",
+        "A diverged seed counts as worst. The best value was chosen on these seeds, which is optimistic: report"
+        " results on other seeds.",
         "", f"* {len(runs)} runs, seeds {f'{seeds[0]} to {seeds[-1]}' if row else ', '.join(map(str, seeds))}.",
         f"* All runs: `{words(shared)}`.", *(f"* {line}" for line in _notes(sweep)),
     ]  # fmt: skip

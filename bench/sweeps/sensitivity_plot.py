@@ -38,11 +38,11 @@ def describe(sweep: "Sensitivity", least: float = 0.0) -> Chart:
     log_x, words = "x" * sweep.log, None if sweep.numeric else {float(i): str(x) for x, i in place.items()}
     seeds = " to ".join(map(str, sorted({min(p.seeds for p in points), max(p.seeds for p in points)})))
     caption = (
-        f"Lines: median over {seeds} seed{'' if seeds == '1' else 's'}, with any that diverged as worst;"
-        " bands: middle half of the seeds; rings: best."
+        f"Lines: median over {seeds} seed{'' if seeds == '1' else 's'}, diverged ones count as worst; bands: middle"
+        f" half of the seeds; rings: best."
     )
     if sweep.above_infimum and min(ends, default=1) < least:
-        caption += f" Values below {least:g} are drawn there."
+        caption += f" Values below {least:g} are drawn at that value."
     elif log and len(positive) < len(numbers):
         caption += " Values of 0 are drawn at the lower edge."
     panels = [

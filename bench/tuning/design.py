@@ -91,8 +91,8 @@ class Design:
         for step, (name, axis) in zip(self._steps, self._ranges.items(), strict=True):
             if math.log10(axis.high / axis.low) < step / 2 - 0.001:  # 1e-3:3.162e-3 is half a decade
                 raise UserError(
-                    f"--{name} {axis.low:g}:{axis.high:g}: narrower than a grid's step, {_STEPS[step]};"
-                    " use --sampler qmc, or give values, as A,B"
+                    f"--{name} {axis.low:g}:{axis.high:g}: narrower than a grid step, {_STEPS[step]}; use --sampler"
+                    " qmc, or give values such as A,B"
                 )
 
     @property
@@ -143,7 +143,7 @@ class Design:
             UserError: there is no such design.
         """
         if trials < 1:
-            raise UserError(f"--trials {trials}: at least one setting has to be tried")
+            raise UserError(f"--trials {trials}: at least one setting is needed")
         refuse_too_many(f"--trials {max(trials, total)}", max(trials, total))
         combinations = math.prod(len(axis) for axis in self.space.values() if not isinstance(axis, Range))
         refuse_too_many("all combinations of these values", combinations)
@@ -220,7 +220,7 @@ class Design:
             )
         if total > trials:
             raise UserError(
-                f"there cannot be {total} settings: these values make {_settings(trials)};"
+                f"{total} settings are impossible: these values make {_settings(trials)};"
                 " give a range (LOW:HIGH) instead"
             )
         return [Wanted(point, "design") for point in points]
@@ -234,7 +234,7 @@ class Design:
             near = [str(n * len(others)) for n in (trials // len(others), trials // len(others) + 1) if n]
             raise UserError(
                 f"--trials {trials}: each value of {' and '.join(ranges)} is tried with {len(others)} combinations of"
-                f" the others, so that it has to be a multiple of {len(others)}: {' or '.join(near)}"
+                f" the others, so it must be a multiple of {len(others)}: {' or '.join(near)}"
             )
         if max(trials, total) > LONGEST_GRID * len(others):
             raise UserError(
@@ -274,8 +274,7 @@ class Design:
         while len(found) < count:
             if drawn > enough:
                 raise UserError(
-                    f"--trials {count}: there are only {_settings(len(found))} that differ;"
-                    " ask for no more, or widen a range"
+                    f"--trials {count}: there are only {_settings(len(found))}; request no more, or widen a range"
                 )
             for row in _halton(len(self.space), drawn):
                 point = {name: _at(axis, u) for (name, axis), u in zip(self.space.items(), row, strict=True)}

@@ -82,7 +82,7 @@ class TuningProgress(LiveView):
                 row["score"] = f"best {self.metric} {event['score']:.4g}"
         elif "idle" in event:
             row.clear()
-            row["trial"] = "waits for the others"
+            row["trial"] = "waiting for the others"
 
     def _say_ended(self, event: Mapping[str, Any]) -> None:
         if event["state"] == "given back":

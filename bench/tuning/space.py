@@ -95,7 +95,9 @@ def read_space(words: Mapping[str, Any], opt: str) -> tuple[Space, dict[str, Any
     if not space:
         said = " ".join(f"--{name} {fixed[name]}" for name in own) or f"--opt {opt}"
         name = next(iter(own), "opt.NAME")
-        raise UserError(f"{said}: nothing is left to tune; give a range (--{name} LOW:HIGH) or values (--{name} A,B)")
+        raise UserError(
+            f"{said}: no setting is left to tune; give a range (--{name} LOW:HIGH) or values (--{name} A,B)"
+        )
     return space, fixed
 
 
@@ -111,7 +113,7 @@ def _range(key: str, raw: str, option: Option) -> Range:
             f"--{key} {raw}: a range is LOW:HIGH with 0 < LOW < HIGH, both between 1e-100 and 1e100, such as 1e-3:1e1"
         ) from None
     if "float" not in option.type_name.split(" or "):
-        raise UserError(f"--{key} {raw}: it takes {option.type_name}, which has no range; give values, as A,B")
+        raise UserError(f"--{key} {raw}: it takes {option.type_name}, which has no range; give values such as A,B")
     return ends
 
 
@@ -119,7 +121,7 @@ def _values(key: str, raw: str, values: Sequence[Any], option: Option) -> tuple[
     several = tuple(parse_options("opt", {option.name: option}, {option.name: value})[option.name] for value in values)
     for i, value in enumerate(several):
         if value in several[:i]:
-            raise UserError(f"--{key} {raw}: {value} is there twice; give each value once")
+            raise UserError(f"--{key} {raw}: {value} is given twice; give each value once")
     return several
 
 

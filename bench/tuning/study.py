@@ -243,8 +243,8 @@ class Study:
         here = versions_of(TASKS.get(spec.task), OPTIMIZERS.get(spec.opt), rest)
         if here != spec.versions:
             raise UserError(
-                f"study {self.name} was begun with versions {spec.versions} of {spec.task} and {spec.opt},"
-                f" and here are {here}: their results cannot be mixed; begin another study"
+                f"study {self.name} began with versions {spec.versions} of {spec.task} and {spec.opt}, and here are"
+                f" {here}: their results cannot be mixed; start another study"
             )
 
     def best(self, trials: Sequence[Trial]) -> Trial | None:
@@ -413,7 +413,7 @@ class Study:
             try:
                 read_trial(_row(trial, state, kept), trial.fresh, self.spec)
             except Damaged as error:  # nobody could read it, so that it would be made again for ever
-                state, value, reason = TrialState.FAIL, None, f"its result cannot be kept: {error.why}"
+                state, value, reason = TrialState.FAIL, None, f"its result cannot be stored: {error.why}"
             else:
                 self._rdb.set_trial_user_attr(number, "runs", kept)
         if reason is not None:

@@ -116,11 +116,11 @@ def study_result(study: Study, budget: int | None = None) -> StudyResult:
     request, spec = study.request, study.spec
     if request.trials < 1:
         raise UserError(
-            f"study {study.name} was made, and no trials were asked of it; `bench tune --resume {study.name}` begins it"
+            f"study {study.name} exists but has no requested trials; `bench tune --resume {study.name}` starts it"
         )
     if budget is not None and not 1 <= budget <= request.trials:
         raise UserError(
-            f"--budget {budget}: {study.name} has {request.trials} trials in its design; ask for 1 to {request.trials}"
+            f"--budget {budget}: {study.name} has {request.trials} trials in its design; write 1 to {request.trials}"
         )
     total = request.total if budget is None else 0
     found = replay(spec.design, scores, spec.mode, least, request.trials if budget is None else budget, total,
@@ -148,9 +148,9 @@ def missing_runs(found: StudyResult, store: Path) -> str | None:
     kept, runs = Store(store), [*found.runs, *found.fresh]
     gone = sum(kept.get(run.run_id) is None for run in runs)
     return (
-        f"{gone} of the study's {counted(len(runs), 'run')} are not in the store {store}: deleted,"
-        " or trained where the store is another. The result below is the study's own and whole;"
-        " for boards and curves train them again with the same command and another --name,"
+        f"{gone} of the study's {counted(len(runs), 'run')} are not in the store {store}: deleted, or trained with"
+        " another store. The study's result below is complete; for boards and curves train them again"
+        " with the same command and another --name,"
         " or merge the other store into this one (bench merge)"
         if gone
         else None

@@ -105,8 +105,8 @@ class Suite(NoBooleans, BaseModel):
         fixed = [spec for spec in specs if not spec.design.can_grow]
         if fixed and len({(default_trials(spec.design), spec.design.can_grow) for spec in specs}) > 1:
             raise UserError(
-                f"{fixed[0].opt}: a list of values cannot be topped up to the number of trials of the others;"
-                " give a range (LOW:HIGH), or lists of one length to all"
+                f"{fixed[0].opt}: a list of values cannot be extended to the number of trials of the others; give a"
+                " range (LOW:HIGH), or lists of equal length to all"
             )
         return specs
 
@@ -156,11 +156,11 @@ def _text(seeds: int | list[int]) -> str:
 
 KEYS = {
     "title": "one line of text",
-    "tasks": "names, as [mnist, cifar10], or settings by name, as {mnist: {trainer.max_epochs: 1}}",
-    "optimizers": "names, as [sgd, adam], or settings by name, as {sgd: {opt.momentum: 0.9}}",
-    "settings": "settings by name, as {trainer.max_epochs: 1}",
+    "tasks": "names, such as [mnist, cifar10], or settings by name, such as {mnist: {trainer.max_epochs: 1}}",
+    "optimizers": "names, such as [sgd, adam], or settings by name, such as {sgd: {opt.momentum: 0.9}}",
+    "settings": "settings by name, such as {trainer.max_epochs: 1}",
     "seeds": "how many, as 5, or which, as [0, 3]",
-    "tune": "how each optimizer is tuned, as {trials: 9, seeds: 2}",
+    "tune": "tuning of each optimizer, such as {trials: 9, seeds: 2}",
     "tune.trials": "how many, as 9",
     "tune.seeds": "how many, as 2, or which, as [1000, 1001]",
     "tune.sampler": "grid or qmc",
@@ -187,7 +187,7 @@ def load(name: str) -> list[Suite]:
         known = isinstance(parts, list) and all(isinstance(part, str) and part in shipped for part in parts)
         whole = [load(part) for part in parts] if known else []
         if len(content) > 1 or not whole or any(len(part) > 1 for part in whole):
-            raise UserError(f"{path}: `parts` takes names of suites without parts, as [theory, lm]; got {parts!r}")
+            raise UserError(f"{path}: `parts` takes names of suites without parts, such as [theory, lm]; got {parts!r}")
         return [suite for part in whole for suite in part]
     try:
         return [Suite.model_validate(content)]
@@ -297,7 +297,7 @@ def plan_lines(steps: Sequence[Step], workers: int) -> list[str]:
     return [
         *shown(Table.of(heads, rows)),
         f"{runs} runs to do, about {duration(seconds)} with {workers} workers,"
-        " one run after the other in each (lanes take less); more if the best of a grid lies at its edge",
+        " one run at a time in each (less with lanes); more if the best point of a grid is at its edge",
     ]
 
 
@@ -337,7 +337,7 @@ def carry_out(
             totals = [most - len(each.refined) for each in found]
             if all(total <= len(each.scored) for total, each in zip(totals, found, strict=True)):
                 break
-            _say(f"{task}: a grid has grown, so all get {most} trials", progress)
+            _say(f"{task}: a grid was extended, so all get {most} trials", progress)
         for (study, request), total in zip(own, totals, strict=True):
             if not _work(
                 study, request.model_copy(update={"total": total, "report": True}), workers, progress=progress

@@ -66,7 +66,7 @@ def make_spec(
     if both:
         raise UserError(
             f"--seeds and --report_seeds share {', '.join(map(str, both))}:"
-            " a winner is flattered by the seeds that chose it; give seeds of its own to each"
+            " the seeds that choose a winner give optimistic scores; use different seeds"
         )
     space, fixed = read_space(words, str(words["opt"]))
     design = Design(space, sampler or "grid")
@@ -117,7 +117,7 @@ def refuse_twice(where: str, values: Sequence[Any]) -> None:
     there = set()
     for value in values:
         if value in there:
-            raise UserError(f"{where}: {value} is there twice; give each once")
+            raise UserError(f"{where}: {value} is given twice; give each once")
         there.add(value)
 
 
@@ -165,7 +165,7 @@ def make_request(
     if tpe and (trials is None or trials <= usual):
         raise UserError(
             f"--sampler tpe refines a design of {usual} trials: write --trials {usual + 3} for three more,"
-            " or leave --sampler out"
+            " or remove --sampler"
         )
     trials = usual if trials is None else trials
     refuse_too_many(f"{counted(trials, 'trial')} of {counted(seeds, 'seed')}", trials * seeds)
@@ -189,7 +189,7 @@ def promise(spec: StudySpec, trials: int) -> str:
                 f" {axis.low:g}:{axis.high:g}"
             )
     more = spec.design.may_grow_by(trials)
-    return text + f"; up to {more} more beyond an edge, while the best lies there" * bool(more)
+    return text + f"; up to {more} more beyond an edge, while the best point is there" * bool(more)
 
 
 def work(study: Study, workers: str, places: Mapping[str, Any], effort: Effort, progress: TuningProgress) -> bool:
@@ -235,9 +235,7 @@ def slurm_script(
     """
     count = array_size(workers, trials)
     if spec.trainer.num_nodes > 1:
-        raise UserError(
-            f"--trainer.num_nodes {spec.trainer.num_nodes}: a task of the array has one machine; leave it out"
-        )
+        raise UserError(f"--trainer.num_nodes {spec.trainer.num_nodes}: an array task has one machine; remove it")
     there = absolute_places(places)
     names = naming({kind: absolute(each) for kind, each in spec.names.items()})
     command = bench_command("worker", "--study", name, *effort.words(), "--shared-by", str(count), *names)

@@ -119,7 +119,8 @@ def replaced(folder: Path, found: StudyResult) -> str | None:
         before = None
     if before == found.study.name:
         return None
-    return f"{path} was of {f'study {before}' if before else 'no study'}; it is now of study {found.study.name}"
+    return f"{path} belonged to {f'study {before}' if before else 'no study'}; it now belongs to study"
+    f" {found.study.name}"
 
 
 def write(folder: Path, found: StudyResult, command: str) -> list[Path]:
@@ -172,5 +173,5 @@ def remember(found: StudyResult, store: Path) -> None:
     with disk_errors(store):
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.parent.is_symlink():  # of a store that somebody else has made
-            raise RunFailed(f"{path.parent} is a link, which is not followed; put a folder in its place")
+            raise RunFailed(f"{path.parent} is a symbolic link, and links are not followed; replace it by a folder")
         write_json(path, vars(record), indent=1)

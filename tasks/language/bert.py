@@ -93,7 +93,7 @@ class Encoder(Task):
         if heads not in ("regroup", "fresh", None):
             raise ValueError(f"heads={heads} is not known: it must be regroup or fresh")
         if scratch and heads == "regroup":
-            raise ValueError("heads=regroup keeps loaded weights, and scratch=true loads none; leave one of them out")
+            raise ValueError("heads=regroup keeps loaded weights, and scratch=true loads none; remove one of them")
         drawn = scratch or heads == "fresh"
         if attention != "standard" and not drawn:
             raise ValueError(

@@ -50,7 +50,7 @@ def show(
 def warn_of(study: "Study") -> bool:
     """Name the trials that were left out because they are damaged; whether there are any."""
     for what in study.damaged.values():
-        remark("warning", f"{what}; it is left out")
+        remark("warning", f"{what}; it is ignored")
     return bool(study.damaged)
 
 

@@ -60,7 +60,7 @@ def main(words: list[str]) -> int:
     lines = []
     for name, row in rows.items():
         if "error" in row:
-            note(f"{name} cannot be shown: {row['error']}")
+            note(f"{name} is unreadable: {row['error']}")
             continue
         score = "" if row["score"] is None else f"best {row['best']}: {row['score']:.4g}"
         fresh = "" if row["fresh"] is None else f", fresh seeds {row['fresh']:.4g}"

@@ -177,7 +177,7 @@ def submit_array(
     most = sum(make_request(spec.design, trials).trials for spec, trials in cells)
     count = array_size(args.workers, most)
     if nodes := max(spec.trainer.num_nodes for spec, _ in cells) - 1:
-        raise UserError(f"trainer.num_nodes {nodes + 1}: a task of the array has one machine; leave it out")
+        raise UserError(f"trainer.num_nodes {nodes + 1}: an array task has one machine; remove it")
     places = absolute_places(places)
     command = bench_command(*words, "--workers", "1", "--shared-by", str(count))
     command += Effort.of(args).words()
@@ -188,5 +188,5 @@ def submit_array(
         print(text, end="")
         return 0
     print(submit(name, text, args.store, {"BENCH_STORAGE": args.storage}))
-    print("when it is done, the same command without --slurm writes what was found")
+    print("when it is done, the same command without --slurm writes the results")
     return 0
