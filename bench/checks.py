@@ -191,7 +191,7 @@ def _at_fault(spec: OptimizerSpec, prefix: str, given: Mapping[str, Any], error:
 
 
 def _outside(value: Any, place: str) -> str:
-    return f" is out of range: {'each' if isinstance(value, tuple | list) else 'it'} must lie in {place}"
+    return f" is out of range: {'each' if isinstance(value, tuple | list) else 'it'} must be in {place}"
 
 
 def _range_of(text: str, value: Any) -> str | None:

@@ -15,7 +15,7 @@ from optimizers.registry import OptimizerSpec
 Role = Literal["matrix", "embedding", "head", "vector"]
 ROLES: dict[Role, str] = {
     "matrix": "weights of hidden layers",
-    "embedding": "what turns tokens, patches and places into vectors",
+    "embedding": "embeddings of tokens, patches and positions",
     "head": "weights of the output layer",
     "vector": "biases, gains of norms and other scalars",
 }
@@ -128,8 +128,8 @@ def _part(
         if role not in there:
             option, value = next(iter(given.items()))
             raise ValueError(
-                f"{prefix}{role}.{option}={value}: {spec.name} has no parameter of this role here, only of"
-                f" {', '.join(there)}; leave it out"
+                f"{prefix}{role}.{option}={value}: {spec.name} has no parameter of this role in this model, only of"
+                f" {', '.join(there)}; remove it"
             )
     declared = _declared(spec, [parameters[i] for i in indices], own)
     found: dict[Any, tuple[list[int], dict[str, Any]]] = {}

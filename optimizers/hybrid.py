@@ -40,7 +40,7 @@ def _made(part: Part, params: Sequence[nn.Parameter], parameters: Sequence[Param
     plain = not (more or first.values)
     if takes_names(cls):
         if not plain:
-            raise ValueError(f"{part.spec.name} takes all parameters by name, so it has no values by role")
+            raise ValueError(f"{part.spec.name} takes all parameters by name and does not support values by role")
         return cls([(parameters[i].name, params[i]) for i in first.indices], **part.hyperparameters)
     if plain:
         return cls([params[i] for i in first.indices], **part.hyperparameters)

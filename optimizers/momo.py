@@ -49,7 +49,7 @@ class MoMo(StepSizeOptimizer):
         fused: bool | None = None,
     ) -> None:
         if not 0 <= beta < 1:
-            raise ValueError(f"beta={beta} is out of range: it must lie in [0, 1)")
+            raise ValueError(f"beta={beta} is out of range: it must be in [0, 1)")
         check_range("f_star", f_star, -float("inf"), open_low=True)
         # f_bar and gamma are one pair for all groups. They live in the first one: loading would round those in `state`.
         self.beta, self.f_star = beta, f_star
@@ -81,7 +81,9 @@ class MoMo(StepSizeOptimizer):
         """
         value = run_closure(closure) if closure is not None else loss
         if value is None:
-            raise ValueError("MoMo needs the loss: call step(closure), where it returns the loss, or step(loss=...)")
+            raise ValueError(
+                "MoMo needs the loss: call step(closure) with a closure that returns it, or step(loss=...)"
+            )
         groups, norm = self._collect(None)
         if norm is None:
             return value

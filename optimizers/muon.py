@@ -69,17 +69,17 @@ class Muon(CheckedOptimizer):
     def _check_group(self, group: dict[str, Any]) -> None:
         check_range("lr", group["lr"], 0)
         if not 0 <= group["momentum"] < 1:
-            raise ValueError(f"momentum={group['momentum']} is out of range: it must lie in [0, 1)")
+            raise ValueError(f"momentum={group['momentum']} is out of range: it must be in [0, 1)")
         check_range("weight_decay", group["weight_decay"], 0)
         if not 0 <= group["ns_steps"] < 100:
-            raise ValueError(f"ns_steps={group['ns_steps']} is out of range: it must lie in [0, 100)")
+            raise ValueError(f"ns_steps={group['ns_steps']} is out of range: it must be in [0, 100)")
         if group["adjust"] not in ("original", "rms"):
-            raise ValueError(f"adjust={group['adjust']!r} is none of: original, rms")
+            raise ValueError(f"adjust={group['adjust']!r} is not known: it must be original or rms")
         for p in group["params"]:
             if p.ndim < 2:
                 raise ValueError(
-                    f"Muon moves matrices, and a parameter has the shape {tuple(p.shape)}; give the others to another"
-                    " method (on the command line --opt.rest adamw)"
+                    f"Muon updates matrices, and a parameter has the shape {tuple(p.shape)}; use another method for"
+                    " other parameters (on the command line --opt.rest adamw)"
                 )
             if p.shape[-2] % group["pieces"]:
                 raise ValueError(f"pieces={group['pieces']}: a parameter of shape {tuple(p.shape)} has no such rows")

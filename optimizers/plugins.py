@@ -99,8 +99,8 @@ class Registry(MutableMapping[str, Spec], Generic[Spec]):
             takers = ["the suite"] * (name in self.own) + [_package(point) for point in points]
             others = " or ".join(point.value for point in points)
             raise PluginError(
-                f"the {self.kind} name {name!r} is taken by {' and by '.join(takers)}: uninstall one,"
-                f" or say which: {others}"
+                f"the {self.kind} name {name!r} is taken by {' and by '.join(takers)}: uninstall one, or choose one:"
+                f" {others}"
             )
         if name in self.own:
             return self.own[name]
@@ -191,7 +191,7 @@ def _hidden(module: str, name: str) -> str:
     if file is None or taken is None or Path(taken).is_relative_to(Path.cwd()):
         return ""
     whose = "the suite's own package" if top in _OWN[:3] else f"the package in {Path(taken).parent}"
-    return f": {top!r} is {whose}, which hides that of this folder; write {file}:{name}"
+    return f": {top!r} is {whose}, which shadows that of this folder; write {file}:{name}"
 
 
 def _module(name: str, wanted: str) -> Any:
@@ -232,7 +232,7 @@ def provenance(target: str) -> str:
     """
     place = target.rpartition(":")[0]
     if place.endswith(".py"):
-        return f"file {_digest(Path(place)) or 'that cannot be read'}"
+        return f"file {_digest(Path(place)) or 'unreadable'}"
     top = place.partition(".")[0]
     names = packages_distributions().get(top)
     if names and not _editable(names[0]):
@@ -246,7 +246,7 @@ def provenance(target: str) -> str:
     files = sorted(file for folder in folders for file in folder.rglob("*.py"))
     if not files and module and module.origin:
         files = [Path(module.origin)]
-    digest = f"file{'s' * (len(files) > 1)} {_digest(*files) or 'that cannot be read'}"
+    digest = f"file{'s' * (len(files) > 1)} {_digest(*files) or 'unreadable'}"
     return f"{names[0]} {version(names[0])}, {digest}" if names else digest
 
 

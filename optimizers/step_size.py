@@ -29,7 +29,7 @@ def check_range(
     if not (above and below):
         left = "(" if open_low else "["
         right = ")" if open_high else "]"
-        raise ValueError(f"{name}={value} is out of range: it must lie in {left}{low:g}, {high:g}{right}")
+        raise ValueError(f"{name}={value} is out of range: it must be in {left}{low:g}, {high:g}{right}")
 
 
 class CheckedOptimizer(Optimizer):

@@ -126,7 +126,7 @@ TASKS = Registry(
         ),
         _theory(
             name="attention_matrix",
-            title="one attention head, fitted to given attention weights",
+            title="one attention head fitted to given attention weights",
             module="tasks.theory.attention_matrix:AttentionMatrix",
             data="tasks.theory.attention_matrix:AttentionMatrixData",
             source="Bhojanapalli et al., Low-Rank Bottleneck in Multi-head Attention Models (ICML 2020), theorem 1;"
@@ -189,7 +189,7 @@ TASKS = Registry(
             target=None,
             budget={"max_steps": 2000},
             source="sizes of 6l-*: Bhojanapalli et al. (ICML 2020), of 405m: Xiao et al. (ICML 2024);"
-            " its vocabulary and length, and the rest, are ours; its windows by --task.window 256",
+            " vocabulary, length and the rest are ours; windows with --task.window 256",
             batch_size=32,
             micro_batch_size=32,
             steps_per_call=4,

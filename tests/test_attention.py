@@ -536,7 +536,7 @@ def test_a_berts_fixed_head_of_the_standard_size_is_transformers_own() -> None:
     [
         (
             {"scratch": False, "attention": "dcmha"},
-            "^attention=dcmha would change what a checkpoint's weights mean; take",
+            "^attention=dcmha would change the meaning of a checkpoint's weights; use",
         ),
         ({"scratch": False, "attention": "fixed_head"}, "^attention=fixed_head would change"),
         ({"head_dim": 3}, "^head_dim=3 is not 4, the size of 2 standard heads of width=8"),

@@ -323,8 +323,8 @@ def test_the_record_says_which_weights_or_that_there_were_none(folder: Folder) -
         for task in (from_folder(path), from_folder(path, heads="fresh"), small())
     )
     assert pretrained.facts == {"model": str(path), "weights": digest}
-    assert (fresh.facts, scratch.facts) == ({"model": str(path)}, {"model": "a small BERT from random weights"})
-    assert (pretrained.part, fresh.part, scratch.part) == (None, None, "a small BERT from random weights")
+    assert (fresh.facts, scratch.facts) == ({"model": str(path)}, {"model": "a small BERT with random weights"})
+    assert (pretrained.part, fresh.part, scratch.part) == (None, None, "a small BERT with random weights")
     assert any("not the whole task: a small BERT" in line for line in result_lines(scratch, path))
 
 

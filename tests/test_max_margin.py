@@ -335,7 +335,7 @@ def test_a_problem_without_an_answer_gives_the_reason() -> None:
     def solve_hopeless() -> None:
         raise ArithmeticError("no luck")
 
-    assert or_reason(3001, lambda: None) == "not solved: 3001 constraints are more than 3000"
+    assert or_reason(3001, lambda: None) == "not solved: 3001 constraints, more than the limit of 3000"
     assert or_reason(3000, lambda: None) == "infeasible: no direction meets all constraints"
     assert or_reason(1, solve_hopeless) == "not solved: no luck"
     assert fact("not solved: no luck") == {"solved": False, "reason": "not solved: no luck"}

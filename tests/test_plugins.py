@@ -306,7 +306,7 @@ def test_a_name_that_is_taken_says_by_whom(announce) -> None:
     )
     with pytest.raises(
         PluginError,
-        match=r"'lion' is taken by ark 1.2 and by zoo 1.2: uninstall one, or say which:"
+        match=r"'lion' is taken by ark 1.2 and by zoo 1.2: uninstall one, or choose one:"
         r" torch.optim:Adam or torch.optim:SGD",
     ):
         registry["lion"]

@@ -455,7 +455,7 @@ def test_groups_of_a_plug_in_that_are_none_are_told_in_one_line(
         ({"0.wieght": "head"}, {}, "roles of Sequential: it has no parameter 0.wieght"),
         ({"0.*": "heads"}, {}, "roles of Sequential: 0.* has 'heads'; roles are matrix, embedding, head, vector"),
         ({}, {"1.weight": 2}, "pieces of Sequential: it has no parameter 1.weight"),
-        ({}, {"0.*": 0}, "pieces of Sequential: 0.* has 0; it takes a count from 1 on"),
+        ({}, {"0.*": 0}, "pieces of Sequential: 0.* has 0; it must be a count of at least 1"),
     ],
 )
 def test_roles_and_pieces_of_nothing_are_named(roles_: Any, pieces: Any, said: str) -> None:

@@ -337,8 +337,9 @@ def test_a_run_started_by_hand_on_several_machines_says_for_what_it_waits_and_fo
         monkeypatch.delenv(name, raising=False)
     here = awaited(num_nodes=5, strategy=strategy)
     assert here is not None
-    assert here.said.startswith("machine 0 of 5 waits up to 30 minutes for the other 4 machines; start the same"
-    " command")
+    assert here.said.startswith(
+        "machine 0 of 5 waits up to 30 minutes for the other 4 machines; start the same command"
+    )
     assert "NODE_RANK=0 to 4, MASTER_ADDR=" in here.said
     assert here.said.endswith("; NODE_RANK, MASTER_ADDR, MASTER_PORT are not set")
     for name, value in zip(NODES, ("1", "127.0.0.1", "29500"), strict=True):

@@ -196,7 +196,7 @@ def test_a_module_that_the_suite_hides_is_named_as_a_file(cli, kind: str, name: 
     words = {"task": "synthetic", "opt": "ngd"} | {kind: name}
     answer = cli("fit", *(word for each in words.items() for word in (f"--{each[0]}", each[1])))
     top = name.partition(":")[0].partition(".")[0]
-    hides = f": {top!r} is the suite's own package, which hides that of this folder; write {instead}\n"
+    hides = f": {top!r} is the suite's own package, which shadows that of this folder; write {instead}\n"
     assert (answer.code, answer.out, answer.err) == (2, "", f"bench: error: {what}{hides}")
 
 
@@ -205,7 +205,7 @@ def test_a_module_that_another_package_hides_is_named_as_a_file(cli, here: Path)
     answer = cli("fit", "--task", "synthetic", "--opt", "yaml:Mine")
     assert answer.code == 2
     assert "yaml has no 'Mine': 'yaml' is the package in " in answer.err
-    assert answer.err.endswith("which hides that of this folder; write yaml.py:Mine\n")
+    assert answer.err.endswith("which shadows that of this folder; write yaml.py:Mine\n")
 
 
 @pytest.mark.parametrize("name", ["optimizers.nothing:Mine", "nothing:Mine"])

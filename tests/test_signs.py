@@ -71,8 +71,8 @@ TUNE = "tune --task synthetic --opt sgd --trials 2"
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (f"{FIT} --opt.lr -1", "--opt.lr=-1.0 is out of range: it must lie in [0, inf)"),
-        (f"{FIT} --opt.momentum 2", "--opt.momentum=2.0 is out of range: it must lie in [0, 1]"),
+        (f"{FIT} --opt.lr -1", "--opt.lr=-1.0 is out of range: it must be in [0, inf)"),
+        (f"{FIT} --opt.momentum 2", "--opt.momentum=2.0 is out of range: it must be in [0, 1]"),
         ("fit --task synthetic --opt ngd --trainer.batch_size 5", "ngd is a full-batch method"),
         (f"{FIT} --store file/below", "cannot write to the store file/below: Not a directory; choose another"),
         ("fit --task mnist --opt sgd --data .", "missing data: train-images-idx3-ubyte.gz, "),

@@ -382,7 +382,7 @@ def test_parts_are_counted_in_questions(root: Path, data: SquadData) -> None:
     assert len(rows_in(some, "train")) == 30 < some.sizes["train"]
     for ours, theirs in zip(whole(some, "train"), data.batch("train", slice(0, some.sizes["train"])), strict=True):
         assert ours is theirs is None or torch.equal(ours, theirs[:, : ours.shape[1]] if ours.ndim > 1 else theirs)
-    with pytest.raises(ValueError, match=r"n_train=109 is out of range: it must lie in \[1, 108\]"):
+    with pytest.raises(ValueError, match=r"n_train=109 is out of range: it must be in \[1, 108\]"):
         SquadData(root, n_train=109, **SMALL)
 
 
@@ -536,7 +536,7 @@ def test_a_run_reports_both_scores_and_micro_batches_change_nothing(root: Path, 
         assert (result.status, result.split, result.metric) == ("completed", "validation", "f1")
         assert result.metrics["final"].keys() == {"loss", "f1", "exact_match"}
         assert result.final == result.metrics["final"]["f1"]
-        assert str(result.part).startswith("a small BERT from random weights; 120 of 87,599 rows of train.parquet")
+        assert str(result.part).startswith("a small BERT with random weights; 120 of 87,599 rows of train.parquet")
 
 
 @pytest.mark.parametrize("attention", ["standard", "fixed_head", "dcmha"])
@@ -582,11 +582,12 @@ FAULTS: dict[str, tuple[Callable[[list[dict[str, Any]]], list[dict[str, Any]]], 
                    r"row 7 has the answers None; they must be a struct of two lists, text and answer_start"),
     "no text": (changed(answers=answer(None, 3)), r"row 7 has the answers .*None"),
     "empty": (changed(answers=answer(" ", 3)),
-              r"row 7 has the answer ' ' at character 3 of its context, where there is"),
+              r"row 7 has the answer ' ' at character 3 of its context, but there the context has"),
     "another place": (changed(answers=answer("no such words", 0)),
-                      r"row 7 has the answer 'no such words' at character 0 .*; leave out such rows"),
+                      r"row 7 has the answer 'no such words' at character 0 .*; remove such rows"),
     "before": (changed(answers=answer("a", -1)), r"row 7 has the answer 'a' at character -1"),
-    "behind": (changed(answers=answer("a", 10**6)), r"at character 1000000 of its context, where there is ''"),
+    "behind": (changed(answers=answer("a", 10**6)), r"at character 1000000 of its context, but there the context has"
+    r" ''"),
     "words": (lambda rows: [row | {"answers": "x"} for row in rows], r"row 0 has the answers x; they must be"),
     "few articles": (lambda rows: rows[:54], r"train.parquet has 9 articles; at least 10 are needed"),
 }  # fmt: skip
@@ -615,7 +616,7 @@ def test_damaged_and_missing_files_are_one_line(root: Path, tmp_path: Path, monk
 @pytest.mark.parametrize("stride", [-1, 28])
 def test_an_overlap_that_leaves_no_room_is_named(stride: int, root: Path) -> None:
     with pytest.raises(
-        ValueError, match=rf"stride={stride} is out of range: with max_length=32 it must lie in \[0, 27\]"
+        ValueError, match=rf"stride={stride} is out of range: with max_length=32 it must be in \[0, 27\]"
     ):
         SquadData(root, **SMALL | {"stride": stride})
 

@@ -504,7 +504,7 @@ def test_a_run_of_a_sweep_has_one_device(sweep, store, engine, more):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--opt.lr", "0.1,-1"), "--opt.lr=-1.0 is out of range: it must lie in [0, inf)"),
+        (("--opt.lr", "0.1,-1"), "--opt.lr=-1.0 is out of range: it must be in [0, inf)"),
         (("--trainer.batch_size", "5,full"), "--trainer.batch_size 5: ngd is a full-batch method"),
         (("--trainer.batch_size", "full,5"), "--trainer.batch_size 5: ngd is a full-batch method"),
     ],
@@ -518,7 +518,7 @@ def test_a_wrong_setting_is_found_before_anything_is_trained(sweep, store, words
 @pytest.mark.parametrize("engine", ["auto", "lanes", "lightning"])
 def test_a_setting_that_the_data_refuse(sweep, store, engine):
     answer = sweep(*FOUR, "--task.n", "0", "--engine", engine)
-    assert (answer.code, last_line(answer)) == (2, "--task.n=0 is out of range: it must lie in [1, inf)")
+    assert (answer.code, last_line(answer)) == (2, "--task.n=0 is out of range: it must be in [1, inf)")
 
 
 # -- memory ---------------------------------------------------------------------------------------------------------

@@ -472,7 +472,7 @@ def test_a_problem_too_large_for_the_solver_is_trained_all_the_same(cli: Any) ->
         "fit", "--task", "synthetic", "--opt", "ngd", "--task.n", 1000, "--task.d", 4, "--trainer.max_steps", 3
     )
     assert answer.code == 0
-    assert "att_svm, which is not solved: 5000 constraints are more than 3000" in answer.out
+    assert "att_svm, which is not solved: 5000 constraints, more than the limit of 3000" in answer.out
 
 
 @pytest.mark.deep

@@ -79,7 +79,7 @@ def test_losses_with_a_known_infimum_are_on_a_logarithmic_scale(name: str) -> No
 def test_a_scale_that_makes_no_sense_names_the_value_and_what_to_do() -> None:
     with pytest.raises(ValueError, match="scale=logarithmic is not known: it must be linear or log"):
         replace(TASKS["lm"], scale="logarithmic")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"scale=log compares suboptimality gaps .* is no loss: leave scale out"):
+    with pytest.raises(ValueError, match=r"scale=log compares suboptimality gaps .* is not a loss: remove scale"):
         replace(TASKS["mnist"], scale="log")
 
 

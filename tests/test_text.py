@@ -216,7 +216,7 @@ def test_a_reproduction_on_the_stand_in_with_a_small_model_says_both(cli: Cli, t
     words += ["--trainer.batch_size", 8, "--data", tmp_path, "--out", tmp_path / "out", "--device", "cpu"]
     answer = cli("reproduce", "vasudeva2025/civil-comments", "--quick", *words)
     assert answer.code == 0, answer.err
-    expected = "a small BERT from random weights; stand-in: Jigsaw toxic comments, not Civil Comments"
+    expected = "a small BERT with random weights; stand-in: Jigsaw toxic comments, not Civil Comments"
     page = (tmp_path / "out" / "report.md").read_text("utf-8")
     claims = json.loads((tmp_path / "out" / "claims.json").read_text("utf-8"))
     assert f"**Not the whole task: {expected}" in page
@@ -246,7 +246,7 @@ def test_parts_of_the_data_are_prefixes_and_say_so(root: Path, data: MNLIData) -
     assert some.sizes == data.sizes | {"train": 30}
     for ours, theirs in zip(some.batch("train", slice(None))[:4], data.batch("train", slice(0, 30))[:4], strict=True):
         assert torch.equal(ours, theirs)
-    with pytest.raises(ValueError, match=r"n_train=73 is out of range: it must lie in \[1, 72\]"):
+    with pytest.raises(ValueError, match=r"n_train=73 is out of range: it must be in \[1, 72\]"):
         MNLIData(root, n_train=73, **SMALL)
 
 
@@ -513,7 +513,7 @@ def test_a_cache_on_a_full_disk_is_an_error_of_the_disk(
 
 
 def test_a_folder_without_a_tokenizer_is_no_model_for_a_run_from_scratch(root: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"there is no tokenizer in .*; leave out --task.model"):
+    with pytest.raises(DataError, match=r"there is no tokenizer in .*; remove --task.model"):
         MNLIData(root, **SMALL | {"scratch": True, "model": str(tmp_path)})
 
 
@@ -547,7 +547,7 @@ def renamed(old: str, new: str) -> Callable[[dict[str, Any]], None]:
 
 FAULTS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "no column": (renamed("hypothesis", "second"), r"has no column 'hypothesis', only premise, label, idx, second"),
-    "hidden label": (changed("label", 7, -1), r"row 7 has label -1; it must be a whole number in \[0, 2\]; leave out"),
+    "hidden label": (changed("label", 7, -1), r"row 7 has label -1; it must be an integer in \[0, 2\]; remove"),
     "great label": (changed("label", 3, 3), r"row 3 has label 3; .*\[0, 2\]"),
     "broken label": (changed("label", 3, 0.5), r"row 3 has label 0.5; it must be a whole number"),
     "no label": (changed("label", 5, None), r"row 5 has label nan"),

@@ -180,14 +180,14 @@ def test_what_other_programs_call_it(cli, words: str, hint: str) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--opt sgd --opt.lr -1", "--opt.lr=-1.0 is out of range: it must lie in [0, inf)"),
-        ("--opt adam --opt.lr -1", "--opt.lr=-1.0 is out of range: it must lie in [0, inf)"),
-        ("--opt adam --opt.betas 0.9,1.5", "--opt.betas=(0.9, 1.5) is out of range: each must lie in [0, 1)"),
-        ("--opt adam --opt.eps -1 --opt.lr 2", "--opt.eps=-1.0 is out of range: it must lie in [0, inf)"),
-        ("--opt adamw --opt.weight_decay -1", "--opt.weight_decay=-1.0 is out of range: it must lie in [0, inf)"),
-        ("--opt sgd --opt.momentum -1", "--opt.momentum=-1.0 is out of range: it must lie in [0, 1]"),
+        ("--opt sgd --opt.lr -1", "--opt.lr=-1.0 is out of range: it must be in [0, inf)"),
+        ("--opt adam --opt.lr -1", "--opt.lr=-1.0 is out of range: it must be in [0, inf)"),
+        ("--opt adam --opt.betas 0.9,1.5", "--opt.betas=(0.9, 1.5) is out of range: each must be in [0, 1)"),
+        ("--opt adam --opt.eps -1 --opt.lr 2", "--opt.eps=-1.0 is out of range: it must be in [0, inf)"),
+        ("--opt adamw --opt.weight_decay -1", "--opt.weight_decay=-1.0 is out of range: it must be in [0, inf)"),
+        ("--opt sgd --opt.momentum -1", "--opt.momentum=-1.0 is out of range: it must be in [0, 1]"),
         ("--opt sgd --opt.nesterov", "--opt.nesterov=True: Nesterov momentum requires a momentum and zero dampening"),
-        ("--opt torch.optim:Adagrad --opt.lr -2", "--opt.lr=-2.0 is out of range: it must lie in [0, inf)"),
+        ("--opt torch.optim:Adagrad --opt.lr -2", "--opt.lr=-2.0 is out of range: it must be in [0, inf)"),
     ],
 )
 def test_errors_of_torchs_optimizers_name_the_option_and_the_range(cli, words: str, message: str) -> None:

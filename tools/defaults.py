@@ -172,7 +172,7 @@ def _spoken(point: Mapping[str, float]) -> str:
 
 
 _HOW = """A setting without a score diverged, or its cap set nearly all of the steps. Chosen is the setting whose score
-lies the least behind the best of its optimizer, on the worst of the tasks."""
+has the smallest gap to the best score of its optimizer, on the task with the largest gap."""
 
 
 def page(measured: Mapping[str, Any]) -> str:
@@ -195,7 +195,7 @@ def page(measured: Mapping[str, Any]) -> str:
 def main() -> int:
     """Measure what is asked for and write the page."""
     parser = argparse.ArgumentParser(prog="tools.defaults", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--short", action="store_true", help="the short runs only, before their choice is written down")
+    parser.add_argument("--short", action="store_true", help="only the short runs, before writing down their choice")
     args = parser.parse_args()
     path = FOLDER / "measured.json"
     measured: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.is_file() else {"families": {}, "full": {}}

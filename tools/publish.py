@@ -146,7 +146,7 @@ def main() -> int:
         found, _ = shown()
         if text(found) in README.read_text("utf-8"):
             return 0
-        print("README.md is not what results/reference gives: make publish", file=sys.stderr)
+        print("README.md does not match results/reference: run make publish", file=sys.stderr)
         return 1
     stores = Stores([place("store")])
     tasks = [task for part in PARTS for task in finished(stores, part)]

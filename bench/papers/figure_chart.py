@@ -92,8 +92,9 @@ def _chosen(panel: Panel, arms: Mapping[str, Arm]) -> list[Arm]:
     chosen = [replace(arms[key], label=arms[key].label.removeprefix(panel.strip)) for key in keys]
     for label, count in Counter(arm.label for arm in chosen).items():
         if count > 1:
-            raise UserError(f"{count} arms of the panel of {panel.y!r} have the label {label!r}; choose one with"
-            f" `arms`")
+            raise UserError(
+                f"{count} arms of the panel of {panel.y!r} have the label {label!r}; choose one with `arms`"
+            )
     return chosen
 
 

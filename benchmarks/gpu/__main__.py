@@ -49,10 +49,10 @@ POINTS = 200
 def main() -> int:
     """Do what is not done yet, until the time is over; 0 all done, 1 a part failed, 3 the time was too short."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=str(__doc__).partition("\n")[0])
-    parser.add_argument("--out", type=Path, required=True, help="a folder for all results; what it holds is kept")
-    parser.add_argument("--minutes", type=float, default=8, help="begin no part after so many minutes (default: 8)")
+    parser.add_argument("--out", type=Path, required=True, help="folder for all results; its contents are kept")
+    parser.add_argument("--minutes", type=float, default=8, help="start no part after this many minutes (default: 8)")
     parser.add_argument("--device", help="cuda or cpu (default: cuda if there is one)")
-    parser.add_argument("--tiny", action="store_true", help="small models and few steps, to see that all works")
+    parser.add_argument("--tiny", action="store_true", help="small models and few steps, as a smoke test")
     parser.add_argument("--parts", default=",".join(PARTS), help=f"A,B of {', '.join(PARTS)} (default: all)")
     parser.add_argument("--again", action="store_true", help="repeat parts that are done")
     parser.add_argument("--only", help=argparse.SUPPRESS)  # this part, in this process
@@ -77,7 +77,7 @@ def main() -> int:
     for part in wanted:
         left = deadline - time.monotonic()
         if part in done:
-            print(f"{part}: done before", flush=True)
+            print(f"{part}: done earlier", flush=True)
         elif left < 5:
             short = True
             print(f"{part}: no time is left", flush=True)
@@ -88,7 +88,7 @@ def main() -> int:
             short, code = short or how == "stopped", code or int(how == "failed")
     (words.out / "gpu.md").write_text(page(lines(words.out)), "utf-8")
     if short:
-        print("the same command goes on with what is missing")
+        print("the same command continues with the missing parts")
     return code or 3 * short
 
 

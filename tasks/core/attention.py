@@ -76,8 +76,8 @@ class MultiHeadAttention(nn.Module):
                 raise ValueError(f"{name}={value} is out of range: it must be at least 1")
         if rotary and head_dim % 2:
             raise ValueError(
-                f"head_dim={head_dim} (width={width}, num_heads={num_heads}) is odd,"
-                " so its features cannot be turned in pairs; take an even one"
+                f"head_dim={head_dim} (width={width}, num_heads={num_heads}) is odd, but rotary embeddings need pairs"
+                " of features; use an even one"
             )
         self.num_heads, self.head_dim = num_heads, head_dim
         self.causal, self.window, self.rotary, self.query_chunk = causal, window, rotary, query_chunk

@@ -108,7 +108,7 @@ class Average:
         """
         for each in state["kept"]:
             if [w.shape for w in each] != [w.shape for w in like]:
-                raise ValueError("the average in the checkpoint is of other weights")
+                raise ValueError("the average in the checkpoint belongs to other weights")
         self._count = state["count"]
         self._kept = [
             [cut_like(kept.to(w.device), w) for kept, w in zip(each, like, strict=True)] for each in state["kept"]

@@ -91,7 +91,7 @@ class TaskSpec:
             raise ValueError(f"scale={self.scale} is not known: it must be linear or log")
         if self.scale == "log" and self.metric != "loss":
             raise ValueError(
-                f"scale=log compares suboptimality gaps of a loss, and metric={self.metric} is no loss: leave scale out"
+                f"scale=log compares suboptimality gaps of a loss, and metric={self.metric} is not a loss: remove scale"
             )
 
     def dataset_in(self, root: Path) -> str | None:

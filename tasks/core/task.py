@@ -165,7 +165,7 @@ class Task(pl.LightningModule, ABC):
             self._shards.append(fully_shard(child, mesh=shards))
         for name, parameter in self.named_parameters():
             if not isinstance(parameter, DTensor):
-                raise ValueError(f"parameter {name} belongs to no submodule of the task, so FSDP2 cannot shard it")
+                raise ValueError(f"parameter {name} is in no submodule of the task, so FSDP2 cannot shard it")
 
     @final
     def configure_optimizers(self) -> Optimizer:

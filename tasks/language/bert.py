@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _FAMILY = ("bert", "roberta")
 _CONFIG, _WEIGHTS = "config.json", "model.safetensors"
-_SMALL = "a small BERT from random weights"
+_SMALL = "a small BERT with random weights"
 _HEAD_SIZE = 64  # of all BERTs that were published
 
 
@@ -89,7 +89,7 @@ class Encoder(Task):
             if value is not None and value < 1:
                 raise ValueError(f"{name}={value} is out of range: it must be at least 1")
         if dropout is not None and not 0 <= dropout < 1:
-            raise ValueError(f"dropout={dropout} is out of range: it must lie in [0, 1)")
+            raise ValueError(f"dropout={dropout} is out of range: it must be in [0, 1)")
         if heads not in ("regroup", "fresh", None):
             raise ValueError(f"heads={heads} is not known: it must be regroup or fresh")
         if scratch and heads == "regroup":
@@ -97,8 +97,8 @@ class Encoder(Task):
         drawn = scratch or heads == "fresh"
         if attention != "standard" and not drawn:
             raise ValueError(
-                f"attention={attention} would change what a checkpoint's weights mean;"
-                " take its architecture with random weights by heads=fresh, or a small model by scratch=true"
+                f"attention={attention} would change the meaning of a checkpoint's weights; use its architecture with"
+                " random weights (heads=fresh), or a small model (scratch=true)"
             )
         self.num_classes, self.group_names = data.num_classes, data.group_names
         if scratch:
@@ -136,7 +136,7 @@ class Encoder(Task):
         self._before_first = config.pad_token_id if config.model_type == "roberta" else None
         positions = config.max_position_embeddings - (0 if self._before_first is None else self._before_first + 1)
         if longest > positions:
-            raise ValueError(f"max_length={longest} is more than the {positions} positions that the model knows")
+            raise ValueError(f"max_length={longest} is more than the {positions} positions of the model")
 
     def maps(self, weights: Mapping[str, Tensor]) -> list[Maps]:
         """Those of `Task`, or of the model's own attention."""
@@ -311,7 +311,8 @@ def model_folder(model: str, *, weights: bool = True) -> Path:
     if weights and _WEIGHTS not in found and any(name.startswith("pytorch_model") for name in found):
         raise DataError(
             f"model {model!r} has its weights as a pickle (pytorch_model.bin), which can run any code and is not read;"
-            f" convert it to {_WEIGHTS} where you trust it (transformers' save_pretrained writes that), or name another"
+            f" convert it to {_WEIGHTS} in a trusted environment (transformers' save_pretrained does that), or name"
+            f" another"
         )
     if missing := [name for name in needed if name not in found]:
         raise DataError(
@@ -338,14 +339,14 @@ def _config_of(kind: type[Encoder], model: str, folder: Path, data: "TextData") 
     if config.vocab_size != data.vocab_size:
         raise ValueError(
             f"model={model} has embeddings of {config.vocab_size:,} tokens and the data have {data.vocab_size:,};"
-            " make the data with this model's own tokenizer"
+            " prepare the data with this model's tokenizer"
         )
     head = kind.AUTO.__name__.removeprefix("AutoModel")
     has_head = any(name.endswith(head) for name in config.architectures or ())
     if has_head and config.num_labels != data.num_classes:
         raise ValueError(
             f"model={model} has a classifier for {config.num_labels} labels and the data have {data.num_classes};"
-            " name the model that it was tuned from"
+            " name the model before fine-tuning"
         )
     return config
 

@@ -113,8 +113,8 @@ class TextData(TaskData):
         if scratch and not has_tokenizer(folder := named_folder(model)):
             if folder.is_dir():
                 raise DataError(
-                    f"there is no tokenizer in {model}, and scratch=true takes nothing else of a model;"
-                    " leave out --task.model"
+                    f"there is no tokenizer in {model}, and scratch=true uses only the tokenizer of a model; remove"
+                    " --task.model"
                 )
             self.tokenizer = _trained_tokenizer(source, paths["train"], self.digests["train"], vocab)
         else:
@@ -124,7 +124,8 @@ class TextData(TaskData):
         self._truncate(max_length)
         if not self.tokenizer.encode("").ids:
             raise DataError(
-                f"the tokenizer of {model} marks no beginning of a text, which a classifier reads; take another model"
+                f"the tokenizer of {model} does not mark the beginning of a text, which a classifier needs; use"
+                f" another model"
             )
         self.vocab_size = 1 + max(self.tokenizer.get_vocab().values())
         self.num_classes = source.num_classes
@@ -172,8 +173,7 @@ class TextData(TaskData):
         source, self._n = self.source, n
         if n < 10:
             raise DataError(
-                f"{source.files['train'][0]} has {n} {what}; at least 10 are needed,"
-                " of which one is kept for validation"
+                f"{source.files['train'][0]} has {n} {what}; at least 10 are needed, one of them for validation"
             )
         return validation_rows(n, source.held_out(n), source.salt)
 
@@ -197,7 +197,7 @@ class TextData(TaskData):
                 notes.append(f"{found:,} of {official:,} rows of {name}")
         if n_train is not None:
             if not 1 <= n_train <= len(rest):
-                raise ValueError(f"n_train={n_train} is out of range: it must lie in [1, {len(rest)}]")
+                raise ValueError(f"n_train={n_train} is out of range: it must be in [1, {len(rest)}]")
             if n_train < len(rest):
                 notes.append(f"{n_train:,} of {len(rest):,} training rows")
         tables, first = {}, 0

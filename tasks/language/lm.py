@@ -154,7 +154,7 @@ class LanguageModel(Task):
             if value is not None and value < 1:
                 raise ValueError(f"{name}={value} is out of range: it must be at least 1")
         if not 0 <= dropout < 1:
-            raise ValueError(f"dropout={dropout} is out of range: it must lie in [0, 1)")
+            raise ValueError(f"dropout={dropout} is out of range: it must be in [0, 1)")
         if mlp not in ("gelu", "swiglu"):
             raise ValueError(f"mlp={mlp} is not known: it must be gelu or swiglu")
         # Queries, keys and values, each of all heads; the gate and what it multiplies.

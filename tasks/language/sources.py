@@ -183,7 +183,7 @@ def find_corpus(corpus: str) -> Corpus:
     if path.is_dir():
         raise ValueError(f"corpus={corpus} is a folder; name the file in it")
     if path.suffix or len(path.parts) > 1:
-        raise ValueError(f"corpus={corpus} is no file that is here")
+        raise ValueError(f"corpus={corpus} does not exist")
     raise ValueError(f"corpus={corpus} is not known: it must be one of {', '.join(CORPORA)}, or a file with text")
 
 

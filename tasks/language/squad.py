@@ -105,7 +105,7 @@ class SquadData(TextData):
         most = max_length - self.tokenizer.num_special_tokens_to_add(True) - 2
         if not 0 <= self._stride <= most:
             raise ValueError(
-                f"stride={self._stride} is out of range: with max_length={max_length} it must lie in [0, {most}]"
+                f"stride={self._stride} is out of range: with max_length={max_length} it must be in [0, {most}]"
             )
         self.tokenizer.enable_truncation(max_length, stride=self._stride, strategy="only_second")
 
@@ -243,8 +243,8 @@ def _answers(path: Path, table: Any, contexts: list[str]) -> list[tuple[int, int
                 )
         if begin < 0 or not text.strip() or context[begin:end] != text:
             raise DataError(
-                f"{path}: row {row} has the answer {text[:100]!r} at character {begin} of its context, where there is"
-                f" {context[max(begin, 0) : max(end, 0)][:100]!r}; leave out such rows"
+                f"{path}: row {row} has the answer {text[:100]!r} at character {begin} of its context, but there the"
+                f" context has {context[max(begin, 0) : max(end, 0)][:100]!r}; remove such rows"
             )
         spans.append((begin, end))
     return spans

@@ -105,7 +105,7 @@ def texts_of(path: Path, table: Any, name: str, rows: slice = slice(None)) -> li
     wrong = next((i for i, text in enumerate(texts) if not isinstance(text, str)), None)
     if wrong is not None:
         row = wrong + (rows.start or 0)
-        raise DataError(f"{path}: row {row} has no text in column {name!r} but {texts[wrong]!r}; leave out such rows")
+        raise DataError(f"{path}: row {row} has no text in column {name!r} but {texts[wrong]!r}; remove such rows")
     return texts
 
 
@@ -124,7 +124,7 @@ def labels_of(source: TextSource, path: Path, table: Any) -> NDArray[np.uint8]:
         kind = "a whole number" if source.threshold is None else "a share"
         raise DataError(
             f"{path}: row {row} has {source.label} {values[row]:g}; it must be {kind} in [0, {high}];"
-            " leave out such rows (-1 marks a label that is hidden)"
+            " remove such rows (-1 marks a hidden label)"
         )
     return (values if source.threshold is None else values >= source.threshold).astype(np.uint8)
 

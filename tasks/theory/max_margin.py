@@ -92,7 +92,7 @@ def solve(gram: ArrayLike) -> MaxMargin | None:
     if K.ndim != 2 or K.shape[0] != K.shape[1] or not len(K):
         raise ValueError(f"the Gram matrix has shape {K.shape}: it must be square and not empty")
     if not np.isfinite(K).all() or np.abs(K - K.T).max() > 1e-12 * np.abs(K).max() or K.diagonal().min() < 0:
-        raise ValueError("the Gram matrix must be finite and symmetric, with nothing negative on its diagonal")
+        raise ValueError("the Gram matrix must be finite and symmetric, with a nonnegative diagonal")
     lengths = np.sqrt(K.diagonal())
     shortest = float(lengths.min())
     if shortest == 0:
@@ -113,8 +113,8 @@ def solve(gram: ArrayLike) -> MaxMargin | None:
     if bound <= NO_MARGIN:
         return None
     raise ArithmeticError(
-        f"no max-margin solution of {len(K)} constraints was found within {ACCURACY:.0e}, nor a proof that there is "
-        f"none: violation {violation:.1e}, relative duality gap {gap:.1e}, margin at most {bound:.1e} of the "
+        f"no max-margin solution of {len(K)} constraints was found within {ACCURACY:.0e}, nor a proof of "
+        f"infeasibility: violation {violation:.1e}, relative duality gap {gap:.1e}, margin at most {bound:.1e} of the "
         f"constraints' norms; Clarabel says {status}"
     )
 
@@ -265,7 +265,7 @@ Solved = TypeVar("Solved", bound=Optimum)
 def or_reason(constraints: int, solve: Callable[[], Solved | None]) -> Solved | str:
     """What a max-margin problem of so many constraints gives, or in words why it gives nothing."""
     if constraints > MOST_CONSTRAINTS:
-        return f"not solved: {constraints} constraints are more than {MOST_CONSTRAINTS}"
+        return f"not solved: {constraints} constraints, more than the limit of {MOST_CONSTRAINTS}"
     try:
         import_module("clarabel")
     except ImportError:

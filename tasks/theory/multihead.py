@@ -199,7 +199,7 @@ class PlantedData(SequenceData):
                 if sum(len(labels) for _, labels in kept) >= n:
                     break
             else:
-                raise ValueError(f"margin={margin} is out of range: fewer than 1 in {_MOST_DRAWS} samples have it")
+                raise ValueError(f"margin={margin} is out of range: fewer than 1 in {_MOST_DRAWS} samples satisfy it")
             tokens, labels = (torch.cat(parts)[:n] for parts in zip(*kept, strict=True))
             return tokens, 2 * labels.double() - 1, labels
 

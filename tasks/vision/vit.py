@@ -65,7 +65,7 @@ class ViTClassifier(Task):
         tokens = height // patch_size * (width // patch_size) + 1
         size = head_size(attention, embed_dim, num_heads, head_dim, length=tokens, shown=f"{embed_dim=}")
         if not 0 <= dropout < 1:
-            raise ValueError(f"dropout={dropout} is out of range: it must lie in [0, 1)")
+            raise ValueError(f"dropout={dropout} is out of range: it must be in [0, 1)")
         self.num_classes = data.num_classes
         self.model = VisionTransformer(
             img_size=(height, width),
