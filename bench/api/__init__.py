@@ -1,7 +1,7 @@
-"""The Python API: the functions that the commands call, with Python values in place of words.
+"""The Python API: the functions behind the commands, with Python values as arguments.
 
-Settings have the names and the meaning that they have on the command line. Errors are `bench.UserError`, with the same
-messages. What is stored is not trained again, so the same call continues after an interruption. An interrupt saves the
+Settings have the same names and meaning as on the command line. Errors are `bench.UserError`, with the same
+messages. Stored runs are not trained again, so the same call continues after an interruption. An interrupt saves the
 state and raises KeyboardInterrupt.
 """
 
@@ -70,30 +70,30 @@ def fit(
         task: a name as `bench list tasks` prints it, or `file.py:SPEC`.
         opt: a name as `bench list optimizers` prints it, `file.py:Class`, or an optimizer class.
         seeds: a run for each: how many (5 is 0 to 4), or which. The result is then `Runs`, and `Runs.mean` their mean.
-        seed: of one run: decides problem instance, initialisation and dropout, in [0, 2^63); 0 by default.
+        seed: of one run: determines problem instance, initialisation and dropout, in [0, 2^63); 0 by default.
         task_options: options of the task by name (`bench show TASK` lists them).
         trainer: budget, batch and schedule by name: `{"max_epochs": 2, "batch_size": 64}`.
-        settings: further settings in dotted form: `{"opt.matrix.lr": 0.01}`; they win over the other arguments.
-        tuned: take the tuned hyperparameters of this task and optimizer where nothing else names them.
-        data_seed: decides the order of the samples; the seed by default.
+        settings: further settings in dotted form: `{"opt.matrix.lr": 0.01}`; they override the other arguments.
+        tuned: use the tuned hyperparameters of this task and optimizer unless given otherwise.
+        data_seed: determines the order of the samples; the seed by default.
         precision: `32-true`, `bf16-mixed`, `16-mixed` or `64-true`; the task's by default.
         device: `cpu`, `cuda`, `mps` or `auto`.
         logger: also log to `tensorboard`, `csv`, `wandb` or `mlflow` (extras).
-        engine: of several seeds: `lanes` (many runs as one program), `lightning` (one by one), or `auto`
-            (default), the faster one.
+        engine: of several seeds: `lanes` (vectorised runs), `lightning` (one by one), or `auto` (default), the
+            faster one.
         workers: of several seeds: processes that share the runs, or `auto`; one for each GPU by default, and on a CPU
             this one.
         width: of several seeds: lanes at once; measured by default.
-        memory: of several seeds: what lanes may take, a share of what is free (`80%`) or a size (`8G`).
+        memory: of several seeds: memory for lanes, a fraction of the free memory (`80%`) or a size (`8G`).
         data: folder of the data sets; $BENCH_DATA by default, else `./data`.
         store: folder that keeps the runs; $BENCH_STORE by default, else `./runs`.
         rerun: train one run again although it is stored.
-        progress: show how far the run is, on standard error.
+        progress: show progress on standard error.
         hyperparameters: of the optimizer: `lr=0.1`; `matrix={"lr": 0.01}` for the parameters of one role.
 
     Raises:
         UserError: a name is unknown, a value illegal, data are missing, or the class has no source.
-        RunFailed: the run broke on the way; the store says so too.
+        RunFailed: the run failed; the store records it.
         KeyboardInterrupt: the run was interrupted; its state is saved, and the same call continues.
     """
     with _session(progress):
@@ -147,9 +147,9 @@ def sweep(
     memory: str | None = None, data: "Place | None" = None, store: "Place | None" = None, progress: bool = True,
     **hyperparameters: Any,
 ) -> Sweep:  # fmt: skip
-    """Train many settings and seeds, as one program where that is faster, and say how results depend on them.
+    """Train many settings and seeds, vectorised where that is faster, and return how results depend on them.
 
-    As in `bench sweep`, an optimizer of which nothing varies gets a grid over its search range.
+    As in `bench sweep`, an optimizer without a varied setting gets a grid over its search range.
 
     Args:
         task: as for `fit`.
@@ -158,7 +158,7 @@ def sweep(
         task_options: as for `fit`; a list is several values.
         trainer: likewise.
         settings: likewise; `{"opt.adam.lr": [1e-3, 1e-2]}` is for adam alone.
-        tuned: fix the tuned hyperparameters where nothing else names them.
+        tuned: fix the tuned hyperparameters unless given otherwise.
         data_seed: as for `fit`.
         precision: as for `fit`.
         device: as for `fit`.
@@ -169,11 +169,11 @@ def sweep(
         data: as for `fit`.
         store: as for `fit`.
         progress: as for `fit`.
-        hyperparameters: values, lists of them, or ranges even in the logarithm: `lr="1e-3:1e1:16"`.
+        hyperparameters: values, lists of them, or log-spaced ranges: `lr="1e-3:1e1:16"`.
 
     Raises:
         UserError: as for `fit`.
-        RunFailed: runs broke; the others are stored.
+        RunFailed: runs failed; the others are stored.
         KeyboardInterrupt: the sweep was interrupted; the same call continues.
     """
     with _session(progress):
@@ -203,14 +203,14 @@ def tune(
     storage: str | None = None, data: "Place | None" = None, store: "Place | None" = None, progress: bool = True,
     **hyperparameters: Any,
 ) -> Study:  # fmt: skip
-    """Find an optimizer's hyperparameters on seeds of their own, then run the winner on fresh seeds (`bench tune`).
+    """Tune an optimizer's hyperparameters on separate seeds, then run the winner on fresh seeds (`bench tune`).
 
-    Nothing is written but the store; `Study.write` writes the settings for `tuned=True`.
+    Only the store is written; `Study.write` writes the settings for `tuned=True`.
 
     Args:
         task: as for `fit`.
         opt: as for `fit`.
-        trials: settings that are tried; nine by default, around the middles of the ranges.
+        trials: number of tried settings; nine by default, around the middles of the ranges.
         seeds: runs of a trial: how many (2 is 1000 and 1001), or which.
         report_seeds: fresh seeds of the winner: how many (5 is 0 to 4), or which; 0 for none.
         sampler: `grid` (default), `qmc` or `tpe`.
@@ -231,12 +231,12 @@ def tune(
         data: as for `fit`.
         store: as for `fit`.
         progress: as for `fit`.
-        hyperparameters: a single value fixes one; a range (`lr="1e-3:1e1"`) or a list is searched. What the optimizer
-            declares is searched too.
+        hyperparameters: a single value fixes one; a range (`lr="1e-3:1e1"`) or a list is searched, in addition to
+            the search space that the optimizer declares.
 
     Raises:
         UserError: as for `fit`, or there is nothing to search.
-        RunFailed: workers die as soon as they are started.
+        RunFailed: workers die at start.
         KeyboardInterrupt: the study was interrupted; the same call continues.
     """
     with _session(progress):
@@ -285,19 +285,19 @@ def compare(
 ) -> Comparison:  # fmt: skip
     """Check optimizers, tune them and baselines with equal budgets, and rank the winners on fresh seeds.
 
-    As `bench compare`. Nothing is written but the store.
+    As `bench compare`. Only the store is written.
 
     Args:
         task: as for `fit`.
         opt: one optimizer or several, each as for `fit`.
         against: baselines, tuned as the others are; the first is the reference. By default adamw, or gd where batches
             are full.
-        trials: settings that are tried of each; by default as many as the reference results have, or nine.
+        trials: number of tried settings of each; by default as many as in the reference results, or nine.
         seeds: runs of a trial: how many (2 is 1000 and 1001), or which; by default those of the reference results, or
             two.
         report_seeds: fresh seeds of each winner: how many (7 is 0 to 6), or which; fewer than 7 decide nothing.
         anyway: continue although a failed check changes results.
-        reference_results: take the baseline of the suite's reference results, where they have this problem, instead of
+        reference_results: use the baseline of the suite's reference results if they include this problem, instead of
             tuning it again.
         task_options: as for `fit`.
         trainer: as for `fit`.
@@ -317,7 +317,7 @@ def compare(
 
     Raises:
         UserError: as for `tune`, or there is nothing to compare with.
-        RunFailed: a check failed whose failure changes results.
+        RunFailed: a failed check changes results.
         KeyboardInterrupt: the comparison was interrupted; the same call continues.
     """
     with _session(progress):
@@ -344,15 +344,15 @@ def compare(
 
 
 def load(store: "Place | Sequence[Place] | None" = None) -> Runs:
-    """All runs of a store, or of several that are read as one; nothing is imported that they name.
+    """All runs of a store, or of several read as one; plug-ins named in them are not imported.
 
-    `Runs.damaged` says what could not be read.
+    `Runs.damaged` lists what could not be read.
 
     Args:
         store: one folder or several; $BENCH_STORE by default, else `./runs`.
 
     Raises:
-        UserError: a folder is not there.
+        UserError: a folder does not exist.
     """
     from bench.store.stores import Stores
 
@@ -375,10 +375,10 @@ def board(
         task: only these tasks.
         opt: only these optimizers.
         only: settings that runs must have: `{"trainer.max_steps": 1000}`.
-        settings: of each optimizer: `best` takes the tuned ones, else the defaults, else those set by hand if there is
-            one such.
+        settings: of each optimizer: `best` takes the tuned ones, else the defaults, else those set by hand if there
+            is only one.
         mixed_versions: compare runs of different versions anyway.
-        reference: optimizer that the others are compared with; adamw by default, or gd where batches are full.
+        reference: optimizer to compare the others with; adamw by default, or gd where batches are full.
         target: of the board `speed`: a value of the metric; the task's by default.
         reference_results: read the suite's reference results too, where they are shipped.
 
@@ -440,7 +440,7 @@ def plot(
 
 @contextmanager
 def _session(progress: bool) -> Iterator[None]:
-    """Errors of plug-ins are those of users, and without progress nothing is shown of what the process does."""
+    """Treat errors of plug-ins as user errors; without progress, hide what the process does."""
     with ExitStack() as context:
         if not progress:
             context.enter_context(hearing(lambda what: None))
@@ -462,7 +462,7 @@ def _runs(
     configs: "Sequence[RunConfig]", shown: SweepProgress, plan: str, tuned_by: Any = None, *, engine: "Engine | None",
     workers: int | str | None, width: int | None, memory: str | None,
 ) -> Runs:  # fmt: skip
-    """The results of runs, after making those that the store does not have."""
+    """The results of runs, after training the missing ones."""
     from bench.execute import Effort
     from bench.execute.command import results_of
 
@@ -533,7 +533,7 @@ def _memory(text: str | None) -> Any:
 
 
 def _args(command: str, words: dict[str, Any], where: Mapping[str, Path], **given: Any) -> Args:
-    """What a command would have been told: its defaults, and what is given."""
+    """The arguments of a command: its defaults and the given values."""
     args = parse(command, [])
     vars(args).update({name: value for name, value in given.items() if value is not None}, **where, of_runs=words)
     return args
