@@ -36,7 +36,7 @@ def main(words: list[str]) -> int:
 
     Raises:
         UserError: the request cannot be carried out.
-        RunFailed: a check failed whose failure changes results.
+        RunFailed: a failed check changes results.
     """
     command = shlex.join(["bench", "compare", *words])
     args = parse("compare", words)
@@ -112,7 +112,7 @@ def carry_out(asked: Asked, args: Args, *, progress: bool = True) -> bool:
 
     Raises:
         UserError: something cannot be made; what was made is stored.
-        RunFailed: a check failed whose failure changes results.
+        RunFailed: a failed check changes results.
     """
     from bench.tuning.cli.shared import open_studies
     from bench.tuning.cli.suite import train

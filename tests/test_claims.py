@@ -757,8 +757,8 @@ def test_numbers_may_be_words(test):
         ("reaches", {"arms": []}, "reaches: arms=[]: list should have at least 1 item after validation, not 0"),
         ("reaches", {"below": "low"}, "reaches: below='low': it must be a number"),
         ("reaches", {"below": math.nan}, "reaches: below=nan: it must be a finite number"),
-        ("reaches", {"below": 1, "above": 0}, "below=1.0 and above=0.0: give only one"),
-        ("reaches", {"below": None}, "below=None and above=None: give only one"),
+        ("reaches", {"below": 1, "above": 0}, "below=1.0 and above=0.0: give exactly one"),
+        ("reaches", {"below": None}, "below=None and above=None: give exactly one"),
         ("sooner", {"factor": 0}, "sooner: factor=0: it must be greater than 0"),
         ("slope", {"scale": "log"}, ("slope: scale='log': it must be 'linear', 'loglog', 'semilogx',"
                                      " 'semilogy', 'stretched' or 'logarithmic'")),

@@ -707,14 +707,14 @@ def test_a_config_file_may_share_and_replace_values(cli, tmp_path):
 
 def test_a_config_file_that_is_none(cli, tmp_path):
     assert f"there is no file {tmp_path}/run.yaml" in fails(cli, *FIT, "--config", tmp_path / "run.yaml")
-    assert f"{tmp_path} is a folder; settings must be from a file" in fails(cli, *FIT, "--config", tmp_path)
+    assert f"{tmp_path} is a folder; settings must be in a regular file" in fails(cli, *FIT, "--config", tmp_path)
     assert "/dev/zero is a device; settings must be in a regular file" in fails(cli, *FIT, "--config", "/dev/zero")
     os.mkfifo(tmp_path / "pipe.yaml")  # which nobody writes into
     for words in ((*FIT, "--config"), ("suite",)):
         assert f"{tmp_path}/pipe.yaml is a pipe; settings must be in" in fails(cli, *words, tmp_path / "pipe.yaml")
 
 
-EMPTY = ": it must name a folder and no file; name one, or leave it out for ./"
+EMPTY = ": it must name a folder or file; name one, or leave it out for ./"
 
 
 @pytest.mark.parametrize(

@@ -291,7 +291,7 @@ def test_bad_words(cli, several, store, words, error):
 
 @pytest.mark.parametrize("what", ["tasks", "optimizers"])
 def test_what_chooses_runs_is_refused_elsewhere(cli, what):
-    assert f"--opt: it chooses runs (`bench list runs`); remove it to list {what}" in fails(
+    assert f"--opt: it selects runs (`bench list runs`); remove it to list {what}" in fails(
         cli("list", what, "--opt", "sgd")
     )
     assert json.loads(cli("list", what, "--json").out).keys() == {

@@ -317,7 +317,7 @@ FAULTS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no row": (lambda root: write_rows(root / "wikitext103" / "test.parquet", pa.array([], pa.string())),
                r"the test split of .*test.parquet has 0 tokens"),
     "null": (lambda root: write_rows(root / "wikitext103" / "test.parquet", ["a", None]),
-             r"test.parquet: row 1 has no text but None; remove such rows"),
+             r"test.parquet: row 1 has None instead of text; remove such rows"),
     "numbers": (lambda root: write_rows(root / "wikitext103" / "test.parquet", [1, 2]), r"row 0 has no text but 1"),
     "odd bytes": (lambda root: write_rows(root / "wikitext103" / "test.parquet", pa.array([b"\xff"]).view(pa.string())),
                   r"test.parquet: column 'text' has a text that is not UTF-8"),

@@ -583,7 +583,7 @@ TREND = {"name": "x", "paper": "y", "test": "trend", "arms": ["GD", "NGD"], "mea
         ({"claims": [CLAIM | {"measure": "los"}]}, "tiny.yaml: claim x: unknown column 'los'; did you mean 'loss'?"),
         ({"claims": [CLAIM | {"below": "low"}]},
          "tiny.yaml: claim x: reaches: below='low': it must be a number"),
-        ({"claims": [CLAIM | {"below": None}]}, "tiny.yaml: claim x: below=None and above=None: give only one"),
+        ({"claims": [CLAIM | {"below": None}]}, "tiny.yaml: claim x: below=None and above=None: give exactly one"),
         ({"claims": [CLAIM | {"at": "half budget"}]},
          "tiny.yaml: claim x: 'half budget' is not a fraction of the budget; write `0.1 budget` for a"),
         ({"claims": [CLAIM | {"at": "2 budget"}]}, "tiny.yaml: claim x: '2 budget' is no share of the budget"),

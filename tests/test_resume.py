@@ -336,7 +336,7 @@ def test_a_checkpoint_that_cannot_be_used_is_put_aside_and_the_run_starts_afresh
     assert answer.code == 0
     (line,) = [line for line in answer.err.splitlines() if "checkpoint" in line]
     assert line.startswith(f"bench: warning: the checkpoint {path} cannot be used (")
-    assert line.endswith("); it was renamed to last.unreadable, and training starts from the beginning")
+    assert line.endswith("); it was renamed to last.unreadable; training starts from the beginning")
     assert outcome(store) == outcome(tmp_path / "whole")
 
 

@@ -173,7 +173,7 @@ def test_too_large_a_file_is_damaged_and_not_read(kept, monkeypatch):
     os.truncate(path, MOST_BYTES + 1)
     monkeypatch.setattr(bench.store.load.os, "read", no_space)
     (damaged,) = kept.contents().damaged
-    assert "bytes, and 536,870,912 more than the limit" in damaged.why
+    assert "bytes, more than the limit of 536,870,912" in damaged.why
 
 
 def hashed(**changes: Any) -> RunResult:

@@ -333,8 +333,8 @@ def test_a_setting_whose_cap_sets_the_steps_is_never_the_winner_and_counted(sqli
     assert found.best is not None
     assert found.best.point["opt.lr"] in (0.03162, 0.3162)
     assert found.scores[point_key({"opt.lr": 0.1})] is None
-    (note,) = [line for line in summary.lines(found, analyse(found)) if "were not considered" in line]
-    assert "1 setting were not considered: the step cap bound on more than 90%" in note
+    (note,) = [line for line in summary.lines(found, analyse(found)) if "excluded from the choice" in line]
+    assert "1 setting excluded from the choice: the step cap bound on more than 90%" in note
     assert analyse(found).curves[0].points[analyse(found).curves[0].best or 0].x in (0.03162, 0.3162)
 
 

@@ -172,7 +172,7 @@ def test_bad_words_of_a_command(cli, store, name) -> None:
 )  # fmt: skip
 def test_what_other_programs_call_it(cli, words: str, hint: str) -> None:
     if words.endswith("''"):
-        assert "-o '': it must name a folder and no file" in fails(cli, "report", "-o", "")
+        assert "-o '': it must name a folder or file" in fails(cli, "report", "-o", "")
     else:
         assert hint in fails(cli, *words.split())
 

@@ -1,4 +1,4 @@
-"""Charts of what was observed (`--trainer.observe`) along the optimizer steps."""
+"""Charts of observations (`--trainer.observe`) against optimizer steps."""
 
 from collections.abc import Callable, Mapping
 
@@ -16,7 +16,7 @@ CURVED = {
     "edge": "curvature x step along the update (edge: 2)", "noise_scale": "gradient noise scale (samples)",
     "update_cosine": "cosine of successive updates", "update_ratio_matrix": "update / weights of matrices",
 }  # fmt: skip
-"""What `bench plot stability` shows."""
+"""Quantities of `bench plot stability`."""
 
 
 def attention(asked: Asked) -> Chart:

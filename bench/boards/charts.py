@@ -1,4 +1,4 @@
-"""All charts of results as numbers: over optimizer steps (`curves.py`), of studies, of targets."""
+"""All charts of results as data: against optimizer steps (`curves.py`), of studies, of targets."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +28,7 @@ def sensitivity(asked: Asked) -> Chart:
     """Selection scores of studies' trials against the first setting that each study searched.
 
     Args:
-        asked: the entries; those that were tuned are shown.
+        asked: the entries; only tuned ones are shown.
     """
     panels = []
     for i, (problem, entries) in enumerate(asked.found.problems.items()):
@@ -82,7 +82,7 @@ def budget(asked: Asked) -> Chart:
     """Expected selection score of the best of k trials against k.
 
     Args:
-        asked: the entries; those that were tuned are shown.
+        asked: the entries; only tuned ones are shown.
     """
     panels = []
     for i, (problem, entries) in enumerate(asked.found.problems.items()):
@@ -114,7 +114,7 @@ _FRACTION, _SHARE = "fraction of the budget of steps", "share of runs at the tar
 
 
 def profile(asked: Asked) -> Chart:
-    """Share of runs that have reached the target against the fraction of the budget: by problem, and over all.
+    """Share of runs at the target against the fraction of the budget, by problem and over all.
 
     Args:
         asked: the entries, and a target if it is not the task's.
@@ -147,7 +147,7 @@ def profile(asked: Asked) -> Chart:
 
 
 def _whole(entries: Sequence[Entry]) -> int:
-    """The budget in steps, which all runs of a problem share: one that ends early has made fewer."""
+    """The budget in steps, common to all runs of a problem; runs that end early take fewer."""
     runs = [run for entry in entries for run in entry.runs.values()]
     limits = [run.config["trainer"] for run in runs]
     told = {trainer.get("max_steps") for trainer in limits if trainer.get("max_epochs") is None}
@@ -168,7 +168,7 @@ def _profile(key: str, title: str, times: Mapping[str, Sequence[float | None]], 
 
 
 def _stairs(name: str, times: Sequence[float | None]) -> Trace:
-    """The share that has come by then, as a step function from 0 to 1."""
+    """The cumulative share, as a step function from 0 to 1."""
     at, counts = np.unique([time for time in times if time is not None], return_counts=True)
     shares = [stats.share_interval(int(count), len(times)) for count in np.cumsum([0, *counts])]
     mean, low, high = (np.repeat(each, 2) for each in zip(*((s.mean, s.low, s.high) for s in shares), strict=True))
@@ -178,22 +178,22 @@ def _stairs(name: str, times: Sequence[float | None]) -> Trace:
 # -- over problems ----------------------------------------------------------------------------------------------------
 
 LEAST_PROBLEMS = 8
-"""Fewest problems that a performance profile is made of: as many as AlgoPerf has. Ours."""
+"""Minimum number of problems for a performance profile: as many as AlgoPerf has. Ours."""
 FARTHEST = 4.0
-"""The greatest ratio that a performance profile shows, as AlgoPerf's; and the inverse of the least."""
+"""Largest ratio of a performance profile, as in AlgoPerf, and inverse of the smallest."""
 
 
 def performance_profile(asked: Asked) -> Chart:
     """Performance profiles (Dolan and Moré 2002) of the steps to the target, as ratios to each problem's reference.
 
-    AlgoPerf (Dahl et al. 2023) divides by the fastest entrant. With a fixed reference no curve depends on who else has
-    entered: the problems are those whose reference reaches the target.
+    AlgoPerf (Dahl et al. 2023) divides by the fastest entrant. With a fixed reference no curve depends on the other
+    entrants: the problems are those whose reference reaches the target.
 
     Args:
         asked: the entries, and a target if it is not the task's.
     """
     chosen: dict[Problem, list[Entry]] = {}
-    for entry in asked.found.chosen:  # the reference also where it is not shown
+    for entry in asked.found.chosen:  # the reference, even if not shown
         chosen.setdefault(entry.problem, []).append(entry)
     shown = dict.fromkeys(entry.name for entry in asked.found.entries)
     ratios: dict[str, list[float]] = {name: [] for name in shown}
@@ -239,14 +239,14 @@ def _median_steps(entry: Entry, target: float | None) -> End:
 
 
 def _shares(name: str, ratios: Sequence[float], whole: int) -> Trace:
-    """The share of problems whose ratio is no greater, as a step function over what is drawn."""
+    """The cumulative share of problems by ratio, as a step function over the drawn range."""
     at, counts = np.unique([max(ratio, 1 / FARTHEST) for ratio in ratios if ratio <= FARTHEST], return_counts=True)
     x = np.repeat([1 / FARTHEST, *at, FARTHEST], 2)[1:-1]
     return Trace(name, x, np.repeat(np.cumsum([0, *counts]) / whole, 2))
 
 
 def _area(ratios: Sequence[float], whole: int) -> float:
-    """The area below a curve on its logarithmic axis, as a share of the most: half of it for the reference itself.
+    """The area below a curve on its logarithmic axis, relative to the maximum; 0.5 for the reference itself.
 
     AlgoPerf's, linear from 1 on, would be the same for all that are faster than a fixed reference.
     """
@@ -264,4 +264,4 @@ CHARTS: dict[str, Callable[[Asked], Chart]] = {
     "attention": attention,
     "stability": stability,
 }
-"""All kinds of charts by name, in the order in which they are shown."""
+"""All kinds of charts by name, in display order."""

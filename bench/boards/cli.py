@@ -1,4 +1,4 @@
-"""The commands that show results: leaderboard, report, plot."""
+"""The commands leaderboard, report and plot."""
 
 import sys
 from typing import Any
@@ -13,7 +13,7 @@ __all__ = ["BOARD_NAMES", "CHART_NAMES", "FORMAT_NAMES", "main"]
 
 
 def asked(args: Args) -> tuple[Any, Any]:
-    """The stores, and what boards are made of.
+    """The stores and the input of boards.
 
     Raises:
         UserError: there is nothing to show, or a word is misspelt.
@@ -42,7 +42,7 @@ def asked(args: Args) -> tuple[Any, Any]:
 
 
 def warn(stores: Any, found: Any) -> int:
-    """Say on standard error what is damaged or left out; the exit code that this means."""
+    """Report on standard error what is damaged or excluded; return the exit code."""
     code = warn_of(stores, sorted(set(found.damaged)))
     for note in found.notes:
         remark("note", note)

@@ -1,4 +1,4 @@
-"""What boards show: entries of stores, without what was not asked for, is damaged, or is not comparable."""
+"""Entries of stores for boards: requested, readable and comparable."""
 
 import shlex
 from collections import Counter
@@ -33,14 +33,14 @@ from tasks import TASKS
 
 @dataclass
 class Collected:
-    """What was found.
+    """The collected entries.
 
     Attributes:
         entries: those that are shown, by problem, then optimizer, then settings.
-        chosen: likewise, with the reference, which need not be shown.
+        chosen: likewise, and the reference even if it is not shown.
         all: all entries.
         by_id: all runs by id, those of trials too.
-        notes: what a reader must know of what was left out.
+        notes: notes on excluded runs.
         damaged: runs that cannot be read, and why; boards that read tables may find more.
     """
 
@@ -57,7 +57,7 @@ class Collected:
         return _by_problem(self.entries)
 
     def trial_runs(self, entry: Entry) -> list[RunResult]:
-        """The runs of the trials of the entry's study that are stored; none if it was not tuned."""
+        """The stored runs of the trials of the entry's study; none if it was not tuned."""
         ids = sorted(entry.study.run_ids) if entry.study else []
         return [self.by_id[run_id] for run_id in ids if run_id in self.by_id]
 
@@ -80,20 +80,20 @@ def collect(
     """The entries of some stores.
 
     Args:
-        stores: where runs and studies lie.
+        stores: of runs and studies.
         tasks: names to keep; None for all.
         opts: likewise; the reference is read too, but not shown.
         only: settings, in dotted form, that runs must have, as words; `versions.torch` and `engine` too.
         settings: of each optimizer on each problem: `best` takes the tuned settings; else the best of several that have
             the same seeds, as a sweep makes them; else the defaults, else those set by hand if there is one such;
-            `tuned`, `default` or `all` takes what the name says.
-        mixed_versions: let runs of several versions stand beside each other.
-        reference: optimizer that the others are compared with; None for each problem's own.
+            `tuned`, `default` or `all` selects these.
+        mixed_versions: allow runs of several versions together.
+        reference: the fixed optimizer of comparison; None for each problem's own.
 
     Raises:
-        UserError: nothing is left, a name is unknown, or versions are mixed.
+        UserError: no entry remains, a name is unknown, or versions are mixed.
     """
-    # The budget is part of every problem: a record without one is older than what it can be compared on.
+    # The budget is part of every problem: a record without one is too old to compare.
     runs = [run for run in stores.runs if run.problem]
     damaged = [
         (
@@ -145,9 +145,9 @@ def collect(
 
 
 def _conformance(entry: Entry, checks: Iterable[CheckRecord]) -> str | None:
-    """What reports say of the versions of the optimizers that all runs of an entry were trained with.
+    """Conformance reports on the optimizer versions of an entry.
 
-    Only failures count that change results or block a set-up.
+    Only failures that change results or block a set-up count.
     """
     failed = set[str]()
     for kind, name in {"opt": entry.opt, "rest": entry.options.get(REST)}.items():
@@ -186,7 +186,7 @@ def _has(run: RunResult, only: Mapping[str, str]) -> bool:
 
 
 def _is(value: Any, word: str) -> bool:
-    """Whether a word names a value: 1e3 is 1000."""
+    """Whether a word equals a value: 1e3 is 1000."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         try:
             return float(word) == value or word == word_of(value)
@@ -196,7 +196,7 @@ def _is(value: Any, word: str) -> bool:
 
 
 def _study_note(study: StudyRecord, entries: Sequence[Entry], by_id: Mapping[str, RunResult]) -> str | None:
-    """Why a study gives no row, if it gives none."""
+    """The reason why a study has no row; None if it has one."""
     if study.winner is None:
         why = f"no trial of {len(study.trials)} has a score"
     elif study.winner not in by_id:
@@ -209,7 +209,7 @@ def _study_note(study: StudyRecord, entries: Sequence[Entry], by_id: Mapping[str
 
 
 def facts(run: RunResult) -> dict[str, Any]:
-    """Everything that a run can be chosen by, in dotted form."""
+    """Everything that can select a run, in dotted form."""
     versions = {f"versions.{name}": value for name, value in run.versions.items()}
     return {**settings_of(run.config), **versions, "engine": run.engine, "status": run.status, "machine": run.machine}
 
@@ -275,9 +275,9 @@ def _chosen(entries: Sequence[Entry], settings: str, notes: list[str]) -> list[E
 
 
 def _search(own: Sequence[Entry]) -> tuple[list[Entry], set[Seed]]:
-    """The settings of an optimizer that have the same seeds, and these: the choice that compares most runs.
+    """The largest set of settings of an optimizer with the same seeds, and these seeds.
 
-    None, where the defaults have runs that are not among them.
+    None if the defaults have runs outside this set.
     """
     found: tuple[list[Entry], set[Seed]] = [], set()
     for seeds in {frozenset(entry.runs): None for entry in own}:
@@ -289,7 +289,7 @@ def _search(own: Sequence[Entry]) -> tuple[list[Entry], set[Seed]]:
 
 
 def _best_of(searched: Sequence[Entry], seeds: Collection[Seed]) -> Entry:
-    """The best by the median over the seeds on the selection split; where none has one, that which diverged least."""
+    """The best by the median over the seeds on the selection split; without any median, the one that diverged least."""
     runs = [[entry.runs[seed] for seed in seeds] for entry in searched]
     above = above_infimum([run for own in runs for run in own])
     mode, metric = searched[0].problem.mode, searched[0].problem.metric
@@ -301,7 +301,7 @@ def _best_of(searched: Sequence[Entry], seeds: Collection[Seed]) -> Entry:
 
 
 def _of_these_versions(runs: Sequence[RunResult], shipped: Collection[str], notes: list[str]) -> list[RunResult]:
-    """The runs without reference results of other versions of a task or an optimizer than those of this suite."""
+    """The runs, without reference results made with other versions of a task or an optimizer."""
     kept, old = [], Counter[str]()
     for run in runs:
         here = {"task": TASKS.own.get(bare(run.config["task"])), "opt": OPTIMIZERS.own.get(bare(run.config["opt"])),

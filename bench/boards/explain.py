@@ -1,4 +1,4 @@
-"""What stands behind a row of a board: what was searched, how often, on which split, what it cost, what was cut."""
+"""Explanation of a row of a board: search space, trials, split, cost, reductions."""
 
 import shlex
 from collections import Counter
@@ -21,7 +21,7 @@ SAMPLERS = {"grid": "a log-spaced grid, extended at its edges", "qmc": "a Halton
 
 
 def explain(found: Collected, name: str) -> list[dict[str, Any]]:
-    """What stands behind a row, on each problem that has it: facts in words, trials, commands.
+    """Explanation of a row on each of its problems: facts in words, trials, commands.
 
     Args:
         found: entries.
@@ -128,7 +128,7 @@ def _seeds(seeds: Sequence[int]) -> str:
 
 
 def _tune_words(study: StudyRecord, run: RunResult) -> str:
-    """The command that begins such a study; it searches what this version of the optimizer declares."""
+    """The command that starts such a study; it searches the space that this version of the optimizer declares."""
     fixed = {name: value for name, value in run.chosen.items() if name not in study.axes}
     words = fit_words(RunResult(run.run_id, run.config, chosen=fixed)).removeprefix("bench fit")
     trials = sum(trial["kind"] == "design" for trial in study.trials)

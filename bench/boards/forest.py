@@ -18,7 +18,7 @@ from bench.text import clean
 _LETTERS = 24
 """Letters in a line beside a row: about a third of a panel."""
 _LINE, _AROUND = 0.125, 0.95
-"""Inches that a line of words is high, and what stands above and below the rows."""
+"""Height of a line of text, and of the margins above and below the rows, in inches."""
 _GAP = 0.7
 """Lines between rows."""
 
@@ -89,7 +89,7 @@ def _panel(key: str, asked: Asked, problem: Problem, entries: Sequence[Entry]) -
 
 
 def _lines(name: str, verdict: str) -> list[str]:
-    """What stands beside a row: the verdict in the name's line, or in one of its own."""
+    """Text beside a row: the verdict in the name's line, or in its own."""
     own = textwrap.wrap(f"{clean(name)}:", _LETTERS, break_on_hyphens=False)
     if len(own[-1]) + len(verdict) < _LETTERS:
         return [*own[:-1], f"{own[-1]} {verdict}"]

@@ -1,4 +1,4 @@
-"""The report: boards, charts and the commands behind them as one HTML page that needs no network or other file."""
+"""The report: boards, charts and their commands as one self-contained HTML page."""
 
 import base64
 import hashlib
@@ -36,26 +36,26 @@ KINDS = {
     "attention": ("Attention", "Attention during training, averaged over heads."),
     "stability": ("Stability", "Sharpness, gradient noise and updates during training."),
 }  # fmt: skip
-"""What a reader is told of each kind of charts."""
+"""Captions of each kind of chart."""
 FIRST = "forest"
-"""The kind that stands before the boards: the picture that answers."""
+"""The kind shown before the boards."""
 
 
 def page(asked: Asked, runs: int, stores: Sequence[str], damaged: int = 0) -> str:
     """The page; the same store gives the same bytes.
 
     Args:
-        asked: what is shown.
+        asked: the shown entries.
         runs: how many there are in the stores.
         stores: their names.
-        damaged: how many runs and records could not be read at all.
+        damaged: number of unreadable runs and records.
     """
-    asked = replace(asked, tables=cache(asked.tables))  # charts and boards look at the same runs
+    asked = replace(asked, tables=cache(asked.tables))  # charts and boards use the same runs
     entries = asked.found.entries
     made = {run.run_id: i for i, entry in enumerate(entries) for run in entry.runs.values()}
     boards = [_board(make(asked), made) for make in BOARDS.values()]
     kinds = [_kind(kind, *KINDS[kind], make(asked)) for kind, make in CHARTS.items()]
-    damaged += len({*asked.found.damaged})  # which boards and charts may have found more of
+    damaged += len({*asked.found.damaged})  # boards and charts may have found more
     return _written(
         boards, kinds, headlines(asked.found, asked.reference), first=FIRST, runs=runs, shown=len(made), stores=stores,
         damaged=damaged, notes=list(map(cell, asked.found.notes)), reference=asked.reference,
@@ -72,10 +72,9 @@ def other_page(
     Args:
         title: of the page.
         lead: paragraphs below it.
-        said: what is said first: names, and what is said of each.
+        said: the summary: names, and a text for each.
         boards: in order.
-        kinds: charts by a word for their place, with their title and what a reader is told; the first stands before
-            the boards.
+        kinds: charts by anchor, with title and caption; the first is shown before the boards.
         reading: paragraphs on how to read it.
     """
     charts = [_kind(kind, *of) for kind, of in kinds.items()]
@@ -105,7 +104,7 @@ def _written(
 
 
 def _digest(script: str) -> str:
-    """What a Content-Security-Policy calls a script: with it no other can run."""
+    """The hash of a script for a Content-Security-Policy, so that no other script can run."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 
@@ -113,7 +112,7 @@ def _digest(script: str) -> str:
 
 
 def _board(board: Board, made: dict[str, int]) -> dict[str, Any]:
-    """A board's tables that have rows; what is to be said of the others stands with its notes."""
+    """A board's tables with rows; its notes mention the others."""
     bare = [f"{table.title}: nothing to show" for table in board.tables if not table.rows]
     notes = [note for table in board.tables if not table.rows for note in table.notes]
     return {
@@ -123,7 +122,7 @@ def _board(board: Board, made: dict[str, int]) -> dict[str, Any]:
 
 
 def _table(table: Table, made: dict[str, int]) -> dict[str, Any]:
-    """A table's words and what its columns are sorted by; columns that say nothing in any row are left out."""
+    """A table's texts and sort keys; columns without any value are omitted."""
     told = [c for c in table.columns if c.key in ("rank", "opt") or any(_says(row.get(c.key)) for row in table.rows)]
     rows = []
     for row in table.rows:
@@ -144,7 +143,7 @@ def _cell(column: Column, value: Any) -> dict[str, Any]:
 
 
 def _sort_key(value: Any) -> str:
-    """What a cell is sorted by: a number as JavaScript reads it, or nothing where its words are."""
+    """Sort key of a cell: a number as JavaScript reads it, or nothing if the text is the key."""
     if isinstance(value, Interval):
         value = value.mean
     elif isinstance(value, MedianTime):
@@ -158,7 +157,7 @@ def _sort_key(value: Any) -> str:
 
 
 def _kind(kind: str, title: str, words: str, chart: Chart) -> dict[str, Any]:
-    """The panels of a chart that have something to show, and why the others have not."""
+    """The panels of a chart with data, and why the others have none."""
     bare: dict[str, list[str]] = {}
     for panel in chart.panels:
         if not panel.traces:
@@ -176,7 +175,7 @@ def _kind(kind: str, title: str, words: str, chart: Chart) -> dict[str, Any]:
 
 
 def _made(place: int, entry: Entry) -> dict[str, Any]:
-    """What stands behind a row."""
+    """Explanation of a row."""
     studies = {entry.study.name} if entry.study else {run.tuned_by for run in entry.runs.values() if run.tuned_by}
     versions = {
         "torch": "torch", "lightning": "lightning", "task": "task version", "opt": "optimizer version",
@@ -191,7 +190,7 @@ def _made(place: int, entry: Entry) -> dict[str, Any]:
 
 
 def commands(runs: Iterable[RunResult]) -> list[str]:
-    """Commands of a shell that make these runs, one for all seeds that share their settings.
+    """Shell commands that make these runs, one for all seeds of a setting.
 
     Args:
         runs: records.
@@ -211,5 +210,5 @@ def commands(runs: Iterable[RunResult]) -> list[str]:
 
 
 def store_names(folders: Iterable[Path]) -> list[str]:
-    """What stores are called on a page that others read: the names of their folders, without those of this machine."""
+    """Names of stores on a shared page: the names of their folders, without paths of this machine."""
     return [cell(folder.name) for folder in folders]

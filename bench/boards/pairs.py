@@ -1,4 +1,4 @@
-"""All pairs: who beats whom, corrected for how many pairs there are. A second view; verdicts are in `quality`."""
+"""All pairwise comparisons, corrected for their number. A second view; verdicts are in `quality`."""
 
 from typing import Any
 
@@ -9,17 +9,17 @@ from bench.results.sequential import grid, places
 from bench.results.table import Board, Column, Table
 
 MOST_ROWS = 100
-"""Rows of which all pairs are compared; a grid of more is not read by anybody. Ours."""
+"""Maximum number of rows of the grid of pairs. Ours."""
 
 _SIGNS = {1: "better", -1: "worse", 0: "tied"}
 
 
 def pairs(found: Collected, reference: str | None = None) -> Board:
-    """A grid of who beats whom, with the rank interval of each row.
+    """A grid of pairwise verdicts, with the rank interval of each row.
 
     Args:
         found: entries.
-        reference: optimizer that says what is compared (`quality`); None for each problem's own.
+        reference: reference, which determines the measure (`quality`); None for each problem's own.
     """
     tables = [
         _table(found, problem, entries, reference) for problem, entries in found.problems.items() if len(entries) > 1

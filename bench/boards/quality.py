@@ -29,7 +29,7 @@ TUNING_NOISE = (
     " from its one study. In simulations the interval covers 94 to 98 % over repeated"
     " studies and 87 to 98 % from one; the plain interval covers 78 to 96 %"
 )
-"""What the column means; the numbers are those of `results/statistics`."""
+"""Help of the column; the numbers are from `results/statistics`."""
 
 
 def quality(found: Collected, reference: str | None = None) -> Board:
@@ -37,7 +37,7 @@ def quality(found: Collected, reference: str | None = None) -> Board:
 
     Args:
         found: entries.
-        reference: optimizer that the others are compared with; None for each problem's own.
+        reference: the fixed optimizer of comparison; None for each problem's own.
     """
     tables, effects = [], {}
     for problem, entries in found.problems.items():
@@ -95,7 +95,7 @@ def quality(found: Collected, reference: str | None = None) -> Board:
 def judged(
     found: Collected, problem: Problem, entries: Sequence[Entry], reference: str | None
 ) -> tuple[Measure, Verdicts, str | None]:
-    """The final metric, the verdicts, and why they are not about it.
+    """The final metric, the verdicts, and the reason if they use another measure.
 
     Args:
         found: entries.
@@ -110,10 +110,10 @@ def judged(
 
 
 def compared_by(problem: Problem, ref: Entry | None, metric: Measure) -> tuple[Measure, str | None]:
-    """What entries are compared by, and why it is not the final metric.
+    """The measure that compares entries, and the reason if it is not the final metric.
 
-    Where the reference has reached the floor of the metric on half of its seeds or more, final values say nothing. Then
-    it is the steps to the target, of which a run that misses it has none.
+    If the reference reaches the floor of the metric on half of its seeds or more, final values carry no information.
+    The measure is then the number of steps to the target; runs that miss it have no value.
 
     Args:
         problem: what was trained.

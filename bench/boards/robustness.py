@@ -12,7 +12,7 @@ def robustness(found: Collected, reference: str | None = None) -> Board:
 
     Args:
         found: entries.
-        reference: optimizer that says whether the infimum of a loss is known; None for each problem's own.
+        reference: reference, which determines whether the infimum of a loss is known; None for each problem's own.
     """
     tables = []
     for problem, entries in found.problems.items():

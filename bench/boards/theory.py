@@ -1,4 +1,4 @@
-"""The theory: on the synthetic tasks, how soon the direction is found and at which rate the loss falls."""
+"""The theory board: on the synthetic tasks, steps to alignment and rates of the loss."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -22,9 +22,9 @@ from bench.results.table import Board, Column, Table
 from bench.store.record import RunResult
 
 ALIGNED = 0.99
-"""Cosine of the angle at which a direction counts as found. PAPERS.md names none; ours."""
+"""Cosine at which a direction counts as found. PAPERS.md gives none; ours."""
 ALIGNMENTS = ("alignment", "align_W")
-"""Columns that hold the cosine with the direction of the theory: W_mm, or the planted head."""
+"""Columns with the cosine to the theory's direction: W_mm, or the planted head."""
 
 EPS = float(np.finfo(np.float64).eps)
 
@@ -38,13 +38,13 @@ def theory(found: Collected, tables: Tables, reference: str | None = None) -> Bo
     Args:
         found: entries; those on tasks that measure something are shown.
         tables: reads a run's tables.
-        reference: optimizer that the others are compared with; None for each problem's own.
+        reference: the fixed optimizer of comparison; None for each problem's own.
     """
     shown, missing = [], []
     for problem, all_entries in found.problems.items():
         if not problem.measures:
             continue
-        of = find_reference(found, problem, reference)  # which need not be shown
+        of = find_reference(found, problem, reference)  # possibly not shown
         read: dict[str, Columns] = {}
         every_entry = [*all_entries, *([of] if of is not None and all(of is not e for e in all_entries) else [])]
         for run in (run for entry in every_entry for run in entry.runs.values()):
@@ -131,7 +131,7 @@ def _join(tables: Mapping[str, Columns]) -> Columns:
 
 
 def _counts(run: RunResult, read: Mapping[str, Columns], column: str | None) -> bool:
-    """Whether a run can be told to have been aligned or not: without measurements it is neither."""
+    """Whether a run has measurements that show if it was aligned."""
     return run.run_id in read and (column is None or column in read[run.run_id] or run.status == "diverged")
 
 
@@ -164,7 +164,7 @@ def direction_rate(own: Columns) -> float | None:
 
 
 def _exponent(step: Array, value: Array, least: float) -> float | None:
-    low = np.flatnonzero(np.isfinite(value) & (value < least))  # what comes after that is rounding
+    low = np.flatnonzero(np.isfinite(value) & (value < least))  # later values are rounding
     there = np.isfinite(value) & (step > 0) & (step < (step[low[0]] if low.size else math.inf))
     x, y = step[there], value[there]
     if x.size:

@@ -1,4 +1,4 @@
-"""Tuning: what a budget of trials gives, how wide the range of good settings is, and the gain over the defaults."""
+"""Tuning: score by number of trials, width of the range of good settings, and gain over the defaults."""
 
 import math
 
@@ -15,10 +15,10 @@ SHOWN_BUDGETS = (1, 2, 4, 8, 16, 32)
 
 
 def tuning(found: Collected) -> Board:
-    """What a budget of tuning gives: expected score after k trials, how wide the good range is, what tuning gains.
+    """Results of tuning: expected score after k trials, width of the good range, gain over the defaults.
 
     Args:
-        found: entries; those that were tuned are shown.
+        found: entries; only tuned ones are shown.
     """
     tables = []
     for problem, entries in found.problems.items():
@@ -83,7 +83,7 @@ def expected_scores(entry: Entry) -> list[float | None]:
 
 
 def basin_width(entry: Entry) -> tuple[float, bool] | None:
-    """Width in decades of the first searched setting's good range, and whether it may be wider; None without one."""
+    """Width of the first searched setting's good range in decades, and whether it may be wider; None without one."""
     study = entry.study
     assert study is not None
     axis = next(iter(study.axes), None)
@@ -111,7 +111,7 @@ def _basin_text(basin: tuple[float, bool] | None) -> str | None:
 
 
 def _gain(entry: Entry, found: Collected) -> Interval | str | None:
-    """What tuning gains over the default settings, or why there is no number; None if there are no runs with them."""
+    """The gain over the default settings, or the reason for its absence; None without runs at the defaults."""
     default = found.default_of(entry)
     if default is None:
         return None

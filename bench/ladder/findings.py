@@ -86,7 +86,7 @@ class Rung:
         number: from 1 on.
         record: what was declared, predicted and done.
         methods: by optimizer.
-        reference: the optimizer that the others are compared with.
+        reference: the the fixed optimizer of comparison.
     """
 
     number: int

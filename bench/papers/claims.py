@@ -381,7 +381,7 @@ def _or(value: float | None, default: float) -> float:
 def _level(below: float | None, above: float | None) -> tuple[float, float]:
     """The range that a level stands for."""
     if (below is None) == (above is None):
-        raise UserError(f"below={below} and above={above}: give only one")
+        raise UserError(f"below={below} and above={above}: give exactly one")
     return _or(above, -math.inf), _or(below, math.inf)
 
 

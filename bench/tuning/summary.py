@@ -49,7 +49,7 @@ def _notes(found: StudyResult) -> list[str]:
     notes = []
     if capped := sum(is_capped(trial.runs) for trial in (*found.scored, *found.refined)):
         notes.append(
-            f"{counted(capped, 'setting')} were not considered: the step cap bound on more than"
+            f"{counted(capped, 'setting')} excluded from the choice: the step cap bound on more than"
             f" {CAP_BINDS:.0%} of the steps, which makes the method SGD with a fixed step"
         )
     for part in sorted({run.part for run in found.runs if run.part}):
