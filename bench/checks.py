@@ -1,6 +1,6 @@
-"""What is refused before anything is loaded: illegal hyperparameters, and runs that would mean something else.
+"""Checks before anything is loaded: illegal hyperparameters, and runs that would differ from their settings.
 
-`check_early` and `check_places` import no torch, which takes seconds; `check` lets the optimizer's constructor look.
+`check_early` and `check_places` import no torch, which takes seconds; `check` calls the optimizer's constructor.
 """
 
 import inspect
@@ -21,10 +21,10 @@ from tasks.core.files import DataError
 
 
 def check_places(configs: Iterable[RunConfig]) -> None:
-    """Make sure that the store can be written and that the files of the data are there, fetched if need be.
+    """Ensure that the store is writable and that the data files exist, fetching them if necessary.
 
     Raises:
-        UserError: they are not; or it cannot.
+        UserError: one is not the case.
     """
     seen = set[str]()
     for config in configs:
@@ -37,10 +37,10 @@ def check_places(configs: Iterable[RunConfig]) -> None:
 
 
 def check_files(config: RunConfig) -> None:
-    """Make sure that the files of the data are there, fetched if need be.
+    """Ensure that the data files exist, fetching them if necessary.
 
     Raises:
-        UserError: they are not.
+        UserError: they do not exist.
     """
     if not config.task_spec.files:
         return
@@ -56,7 +56,7 @@ def check_files(config: RunConfig) -> None:
 
 
 def check_early(config: RunConfig) -> None:
-    """Refuse what can be seen to be wrong without torch; `check` does so too.
+    """Refuse errors that need no torch to detect; `check` includes this.
 
     Raises:
         UserError: with the value at fault and what to do.
@@ -106,7 +106,7 @@ def check_early(config: RunConfig) -> None:
 
 
 def check(config: RunConfig) -> None:
-    """Refuse a configuration that cannot be run, or that would run but not be what it says.
+    """Refuse a configuration that cannot run, or that would not run as specified.
 
     Raises:
         UserError: with the value at fault and what to do.
@@ -130,7 +130,7 @@ def check(config: RunConfig) -> None:
 
 
 def _check_hyperparameters(config: RunConfig) -> None:
-    """Let the optimizers' constructors look at their arguments before anything is loaded."""
+    """Validate arguments by the optimizers' constructors before anything is loaded."""
     own, rest = split_rest(config.opt_options) if config.rest_spec is not None else (config.opt_options, {})
     given = [(config.opt_spec, "opt", own), (config.rest_spec, f"opt.{REST}", rest)]
     for spec, prefix, values in given:
@@ -148,7 +148,7 @@ def _check_hyperparameters(config: RunConfig) -> None:
 
 
 def _check_constructor(spec: OptimizerSpec, prefix: str, given: Mapping[str, Any]) -> None:
-    """Let a constructor look at its arguments."""
+    """Validate arguments by a constructor."""
     try:
         spec.cls(_invented(spec), **given)
     except Exception as error:
@@ -158,7 +158,7 @@ def _check_constructor(spec: OptimizerSpec, prefix: str, given: Mapping[str, Any
 
 
 def _invented(spec: OptimizerSpec) -> Any:
-    """A parameter that every method takes: a matrix."""
+    """A parameter valid for every method: a matrix."""
     import torch
 
     from optimizers.hybrid import takes_names
@@ -168,9 +168,9 @@ def _invented(spec: OptimizerSpec) -> Any:
 
 
 def _at_fault(spec: OptimizerSpec, prefix: str, given: Mapping[str, Any], error: Exception) -> UserError | None:
-    """The error with the option that a constructor refuses, and its range, if the constructor names none itself.
+    """The error with the refused option and its range, if the constructor does not name it.
 
-    It is the one that is refused alike where all others have their defaults.
+    It is the option that is refused even with defaults for all others.
     """
     if str(error).partition("=")[0] in given:
         return None
@@ -195,7 +195,7 @@ def _outside(value: Any, place: str) -> str:
 
 
 def _range_of(text: str, value: Any) -> str | None:
-    """The range that an option's help names, if the value, or one of several, lies outside of it."""
+    """The range in an option's help, if a value is outside it."""
     found = re.search(r"in ([\[(])([^\s,]+), ([^\s,\])]+)([\])])", text)
     if found is None:
         return None
@@ -213,6 +213,6 @@ def _range_of(text: str, value: Any) -> str | None:
 
 
 def option_error(prefix: str, error: Exception, options: Collection[str]) -> UserError:
-    """A constructor's complaint; ours begin with `name=value`, which becomes the option's name."""
+    """A constructor's error; ours begin with `name=value`, which becomes the option's name."""
     text = str(error).strip().partition("\n")[0] or type(error).__name__
     return UserError(f"--{prefix}.{text}" if text.partition("=")[0].split(" ")[0] in options else f"--{prefix}: {text}")

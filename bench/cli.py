@@ -1,4 +1,4 @@
-"""The command line: words to calls. Nothing heavy is imported before it is needed."""
+"""The command line: arguments to calls. Heavy imports happen only when needed."""
 
 import errno
 import os
@@ -26,16 +26,16 @@ _TRAINING = ("quickstart", "fit", "sweep", "reproduce", "tune", "suite", "compar
 
 
 def program() -> NoReturn:
-    """`main` as a process of its own."""
+    """`main` as a separate process."""
     process.begin()
     code = _exit_code(sys.argv[1:])
     if foreign:
-        sys.exit(code)  # Python closes the files that they may have left open
+        sys.exit(code)  # Python closes files that are still open
     process.end(code)
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """Run one command and exit: 0 done, 1 something broke on the way, 2 the request cannot be carried out."""
+    """Run one command and exit: 0 done, 1 failed while running, 2 invalid request."""
     sys.exit(_exit_code(list(sys.argv[1:] if argv is None else argv)))
 
 
@@ -48,7 +48,7 @@ def _exit_code(words: list[str]) -> int:
         code = getattr(error, "exit_code", UserError.exit_code)
     except BrokenPipeError:  # `bench list tasks | head`
         code = 0
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still to be flushed must not break too
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the final flush must not fail too
     except (Exception, KeyboardInterrupt) as error:
         if was_interrupted(error):
             print("bench: interrupted", file=sys.stderr)
@@ -65,7 +65,7 @@ def _exit_code(words: list[str]) -> int:
 
 
 def _disk_full(error: BaseException) -> str | None:
-    """What is said of a full disk; None of another error."""
+    """The message for a full disk; None for other errors."""
     if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT):
         return None
     where = f" ({error.filename})" if error.filename else ""
@@ -73,7 +73,7 @@ def _disk_full(error: BaseException) -> str | None:
 
 
 def _memory_short(error: BaseException, words: Sequence[str]) -> str | None:
-    """What is said where memory is short, in torch's words or Python's; None of another error."""
+    """The message for lack of memory, from torch or Python; None for other errors."""
     from bench.memory import ran_out
 
     if not ran_out(error):
@@ -117,7 +117,7 @@ def _dispatch(words: list[str]) -> int:
 
         print(command_help(COMMANDS[name], words))
         return 0
-    parse(name, words)  # what is wrong with them is said before the command's modules are imported
+    parse(name, words)  # report errors before importing the command's modules
     return _MAINS[name](words)
 
 
@@ -175,7 +175,7 @@ def _fit(words: list[str]) -> int:
         with doing("importing torch"):
             from bench.runner import run
 
-        with redirect_stdout(sys.stderr):  # standard output is for the result alone, whatever a library prints
+        with redirect_stdout(sys.stderr):  # standard output is only for the result, regardless of what libraries print
             result = run(config, rerun=args.rerun, progress=True, tuned_by=study)
     if is_main_process():
         from bench.run_summary import result_json, result_lines
@@ -188,7 +188,7 @@ def _fit(words: list[str]) -> int:
 
 
 def _stored_config(run_id: str, settings: dict[str, Any], places: dict[str, Path], command: list[str]) -> Any:
-    """The configuration of a run that was interrupted, with places from here."""
+    """The configuration of an interrupted run, with folders from the command line."""
     from bench.config import resolve, settings_of
     from bench.plugins import allowed
     from bench.store.record import RESUMABLE
@@ -433,7 +433,7 @@ Command = Callable[[list[str]], int]
 
 
 def _in(module: str, *first: str) -> Command:
-    """Commands that have a module of their own, which is imported when one is called."""
+    """Commands with their own module, imported on use."""
     return lambda words: import_module(module).main([*first, *words])
 
 
@@ -457,7 +457,7 @@ _MAINS: dict[str, Command] = {
     "doctor": _doctor,
     "completion": _completion,
 }
-"""What carries each command out; it is given the words behind its name."""
+"""The function of each command, called with the remaining arguments."""
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""`bench compare`: from an optimizer to a ranked table, by the parts that other commands are made of.
+"""`bench compare`: from an optimizer to a ranked table, with the parts of other commands.
 
 The kit checks the optimizers (`bench check`), a suite tunes them and their baselines at equal budgets and runs the
-winners on fresh seeds (`bench suite`), and the board `quality` ranks what came of it (`bench leaderboard`).
+winners on fresh seeds (`bench suite`), and the board `quality` ranks the results (`bench leaderboard`).
 """
 
 import shlex
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 
 def main(words: list[str]) -> int:
-    """`bench compare` with these words: 0 done, 1 a check failed or an optimizer has no winner, 130 stopped.
+    """`bench compare` with these arguments: 0 done, 1 a check failed or an optimizer has no winner, 130 stopped.
 
     Raises:
-        UserError: the request cannot be carried out.
+        UserError: the request is invalid.
         RunFailed: a failed check changes results.
     """
     command = shlex.join(["bench", "compare", *words])
@@ -65,15 +65,15 @@ def main(words: list[str]) -> int:
 
 
 class Asked(NamedTuple):
-    """What is compared.
+    """A requested comparison.
 
     Attributes:
-        suite: that tunes all.
+        suite: tunes all optimizers.
         opts: the optimizers in question.
         reference: that they are compared with.
         specs: the studies of the suite.
         places: where data and store are.
-        cut: what each worker has.
+        cut: resources of each worker.
     """
 
     suite: "Suite"
@@ -85,7 +85,7 @@ class Asked(NamedTuple):
 
 
 def ask(args: Args) -> Asked:
-    """What the words of `bench compare` ask for.
+    """The comparison that the arguments of `bench compare` request.
 
     Raises:
         UserError: a name or a setting is unknown or illegal, there is nothing to compare with, or it cannot be trained.
@@ -108,10 +108,10 @@ def carry_out(asked: Asked, args: Args, *, progress: bool = True) -> bool:
     Args:
         asked: what is compared.
         args: how (`anyway`, `storage`, `workers`, `engine`, `memory`, `width`).
-        progress: whether to say how far it is.
+        progress: whether to show progress.
 
     Raises:
-        UserError: something cannot be made; what was made is stored.
+        UserError: some runs cannot be made; finished ones are stored.
         RunFailed: a failed check changes results.
     """
     from bench.tuning.cli.shared import open_studies
@@ -182,7 +182,7 @@ def _asked(args: Args, places: Mapping[str, Path]) -> "tuple[Suite, list[str], s
 
 
 def _sampler(name: str) -> "Sampler":
-    """That of a stored study, which anybody may have written.
+    """The sampler of a stored study, which is untrusted.
 
     Raises:
         UserError: it is none.
@@ -196,7 +196,7 @@ def _sampler(name: str) -> "Sampler":
 
 
 def _shipped(config: "RunConfig", args: Args) -> "StudyRecord | None":
-    """The study that tuned a baseline for the reference results; None where there is none on this problem.
+    """The study that tuned a baseline for the reference results; None without one on this problem.
 
     Args:
         config: a run of the baseline on the problem.
@@ -233,7 +233,7 @@ def _check(specs: "Sequence[StudySpec]", args: Args, *, progress: bool) -> None:
 
     Raises:
         UserError: one cannot be loaded.
-        RunFailed: a failure changes results, and nobody wants to go on anyway.
+        RunFailed: a failure changes results, without --anyway.
     """
     from bench.check import write_verdict
     from bench.check.supervisor import examination_of, run
@@ -256,7 +256,7 @@ def _check(specs: "Sequence[StudySpec]", args: Args, *, progress: bool) -> None:
 
 
 def found_by(asked: Asked, args: Args) -> "list[StudyResult]":
-    """What the studies have found so far; their records are left in the store."""
+    """Results of the studies so far; their records are stored."""
     from bench.tuning import tuned
     from bench.tuning.cli.shared import open_studies
     from bench.tuning.study_result import study_result
@@ -271,11 +271,11 @@ def found_by(asked: Asked, args: Args) -> "list[StudyResult]":
 
 
 class Ranking(NamedTuple):
-    """What came of a comparison.
+    """Result of a comparison.
 
     Attributes:
         boards: the board `quality`; none while no winner has run on fresh seeds.
-        said: verdicts in sentences, and how many seeds would tell what is open.
+        said: verdicts in sentences, and the numbers of seeds that may decide open ones.
         forest: effects and intervals; None while there is no board.
     """
 
@@ -285,7 +285,7 @@ class Ranking(NamedTuple):
 
 
 def ranking(found: "Sequence[StudyResult]", args: Args, reference: str) -> Ranking:
-    """The ranked table of what these studies have found.
+    """The ranked table of the results of these studies.
 
     Args:
         found: by the studies.
@@ -305,7 +305,7 @@ def ranking(found: "Sequence[StudyResult]", args: Args, reference: str) -> Ranki
 
 
 def _show(found: "Sequence[StudyResult]", args: Args, reference: str, out: Path, command: str) -> int:
-    """Print what was found, and write it."""
+    """Print and write the result."""
     from bench.results.draw import picture
     from bench.results.render import as_json, markdown, written
     from bench.tuning import suite
@@ -334,9 +334,9 @@ def _show(found: "Sequence[StudyResult]", args: Args, reference: str, out: Path,
 
 
 def _ranked(found: "Sequence[StudyResult]", args: Args, reference: str) -> "Collected | None":
-    """What the board shows: these optimizers, as these studies tuned them, and what else is tuned on their problem.
+    """Entries of the board: these optimizers, as tuned by these studies, and others tuned on the same problem.
 
-    None where no winner has run on a fresh seed, or such runs lie in other stores.
+    None if no winner has run on a fresh seed, or such runs are in other stores.
     """
     from bench.boards.collect import collect
     from bench.boards.entries import VERSIONS
@@ -364,7 +364,7 @@ def _ranked(found: "Sequence[StudyResult]", args: Args, reference: str) -> "Coll
 
 
 def _advice(found: "Collected", reference: str) -> list[str]:
-    """How many seeds would tell what is open, a line each."""
+    """The numbers of seeds that may decide open verdicts, a line each."""
     from bench.boards.quality import judged
     from bench.results.sequential import Comparison, advice
 

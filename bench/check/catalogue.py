@@ -1,4 +1,4 @@
-"""What is checked: names, meanings, tolerances and advice. Importing this file imports no torch.
+"""The checks: names, meanings, tolerances and advice. Importing this file imports no torch.
 
 A gap is the largest difference of two results, relative to the largest distance that a weight moves in the checked
 steps.
@@ -30,7 +30,7 @@ class Check:
         target: `module:function`; from a `Subject` (`TaskSubject`) to a `Measured` (`bench/check/subject.py`).
         meaning: one line.
         tolerance: largest value that passes; None for a check that is only reported.
-        because: why that much.
+        because: reason for the tolerance.
         advice: how to fix a failure.
         severity: consequence of a failure; None for a check that is only reported.
     """

@@ -1,4 +1,4 @@
-"""The child process of the checks: started, listened to, ended."""
+"""The child process of the checks."""
 
 import json
 import os
@@ -21,9 +21,9 @@ START = 180.0
 """Seconds for importing torch, on a slow disk."""
 
 INSIDE = "BENCH_CHECK_WORKER"
-"""An environment variable that is set in there."""
+"""An environment variable that marks the child process."""
 
-# It has the path of whoever asks, where a conformance test may find its optimizer, and yet the suite's own packages.
+# The caller's path, where a conformance test may find its optimizer, with the suite's own packages first.
 _CODE = """
 import pickle, sys
 root, path = pickle.load(sys.stdin.buffer)
@@ -37,11 +37,11 @@ main()
 
 
 class Ended(Exception):
-    """The process has ended or was ended before its work was done."""
+    """The process ended before its work was done."""
 
 
 class Child:
-    """The process, in a session of its own, so that what it has forked ends with it."""
+    """The process, in its own session, so that its forks end with it."""
 
     def __init__(self, examinations: Mapping[int, Examination], limit: float) -> None:
         self.limit = limit
@@ -75,10 +75,10 @@ class Child:
         self.output.close()
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """What it tells, until it is done.
+        """Its events, until it is done.
 
         Raises:
-            Ended: it does not get there.
+            Ended: the process ended early.
         """
         until = time.monotonic() + START
         buffer = b""

@@ -14,7 +14,7 @@ from bench.progress import StatusLine, say
 
 
 def main(words: list[str]) -> int:
-    """Check an optimizer: 0 all is well, 1 a failure changes results or blocks a set-up.
+    """Check an optimizer: 0 passed, 1 a failure changes results or blocks a set-up.
 
     Raises:
         UserError: there is no such optimizer, check or option.
@@ -76,7 +76,7 @@ def _show(report: Report, *, as_json: bool) -> None:
 
 
 def listing() -> str:
-    """What is checked."""
+    """The list of checks."""
     return "\n".join([*_listed("optimizer"), "", "Of tasks (--task):", *_listed("task")])
 
 
@@ -90,7 +90,7 @@ def _listed(kind: Kind) -> list[str]:
 
 
 class _Progress:
-    """A line on a terminal, a line for each check elsewhere."""
+    """One updated line on a terminal, a line for each check elsewhere."""
 
     def __init__(self, total: int) -> None:
         self.total, self.done, self.line = total, 0, StatusLine()

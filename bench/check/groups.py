@@ -1,4 +1,4 @@
-"""Parameter groups, learning rates by group, and parameters that do not take part."""
+"""Checks of parameter groups, learning rates by group, and frozen parameters."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ def groups(subject: Subject) -> Measured:
 
 
 def _difference(one: Stepper, other: Stepper, name: str) -> str:
-    """What a step does otherwise: state of a parameter, or the way of some."""
+    """Differences of a step: state of a parameter, or updates of some."""
     states = (stepper.optimizer.state_dict()["state"] for stepper in (one, other))
     if what := difference(*states, at="state", tolerance=1e-6):
         return f"{name}: {what}"
@@ -57,7 +57,7 @@ def schedule(subject: Subject) -> Measured:
 
 
 def lr_zero(subject: Subject) -> Measured:
-    """The way that weights come in a pause at lr = 0, relative to that before."""
+    """Distance that weights move at lr = 0, relative to the distance before."""
     stepper = subject.stepper().run(3)
     _check_lr(stepper)
     before = values(stepper.params)
@@ -86,7 +86,7 @@ def _check_lr(stepper: Stepper) -> None:
 
 
 def frozen(subject: Subject) -> Measured:
-    """Parameters that have no gradient, among those that have one; and a step in which none has."""
+    """Parameters without a gradient among others, and a step without any gradient."""
     still, unused = nn.Parameter(torch.ones(3, 1), requires_grad=False), nn.Parameter(torch.ones(2, 1))
     alone = subject.stepper().run()
     among = subject.stepper(groups=lambda params: [still, unused, *params]).run()

@@ -26,10 +26,10 @@ from bench.text import cell
 from optimizers import OPTIMIZERS
 
 MATRIX_CHECKS = tuple(name for name in CHECKS if name != "reference")
-"""A reference is of one optimizer."""
+"""A reference belongs to one optimizer."""
 
 WORDS = {"pass": "pass", "fail": "FAIL", "error": "ERROR", "not applicable": "n.a."}
-"""Verdicts as they stand in a cell."""
+"""Verdicts as shown in a cell."""
 
 _KINDS = {".md": "md", ".html": "html", ".csv": "csv", ".json": "json", ".tex": "tex", ".txt": "table"}
 
@@ -48,10 +48,10 @@ class Row:
 
 
 def kind_of(path: Path) -> str:
-    """The format that a file's name stands for.
+    """The format of a file, by its suffix.
 
     Raises:
-        UserError: none, or the file has no folder to lie in.
+        UserError: the suffix is unknown, or the folder does not exist.
     """
     if path.suffix not in _KINDS:
         raise UserError(f"-o {path}: the suffix sets the format and must be one of {', '.join(_KINDS)}")
@@ -61,17 +61,17 @@ def kind_of(path: Path) -> str:
 
 
 def members(words: Sequence[str], limit: float = START) -> list[dict[str, str]]:
-    """Which optimizers words stand for, found in a process of its own.
+    """The optimizers that words stand for, found in a separate process.
 
     Args:
         words: modules or files (all their public optimizer classes), `module:Class`, names of the registry.
         limit: seconds that an import may take.
 
     Returns:
-        For each word, the packages of its optimizers by name; an optimizer is under the first word that stands for it.
+        For each word, the packages of its optimizers by name; an optimizer is listed under its first word.
 
     Raises:
-        UserError: one of them stands for nothing, or its import raises, hangs or ends the process.
+        UserError: a word stands for no optimizer, or its import raises an exception, hangs or ends the process.
     """
     found: list[dict[str, str]] = []
     known: set[str] = set()
@@ -109,16 +109,16 @@ def rows(
     show: Show | None = None,
     known: Known | None = None,
 ) -> Iterator[Row]:
-    """Check optimizers, each group in a process of its own.
+    """Check optimizers, each group in a separate process.
 
-    What cannot be loaded or made has verdicts that say so.
+    Optimizers that cannot be loaded or built get such verdicts.
 
     Args:
         groups: packages by name, as those of `members`.
         only: names of checks; all but `reference` if None.
         limit: seconds that one check may take.
         show: called with each verdict as it comes.
-        known: what was found out before, which is not run again.
+        known: earlier results, which are not repeated.
 
     Raises:
         UserError: there is no such check.
@@ -137,7 +137,7 @@ def board(found: Sequence[Row], notes: Sequence[str] = ()) -> Board:
 
     Args:
         found: rows.
-        notes: on where and how it was made.
+        notes: on the machine and method.
     """
     made_of = {v.check for row in found for v in row.report.verdicts}
     checks = sorted((check for check in CHECKS if check in made_of), key=lambda check: weight(CHECKS[check]))
@@ -184,7 +184,7 @@ def _built(report: Report) -> bool:
 
 
 def _rank(row: Row) -> tuple[bool, int, int]:
-    """Those without faults come first, those that are not built last."""
+    """Order: optimizers without faults first, those that are not built last."""
     return not _built(row.report), len(row.report.serious), len(row.report.failed)
 
 
@@ -248,13 +248,13 @@ def _severity(check: str) -> str | None:
 
 
 def in_cell(verdict: Verdict) -> str:
-    """A verdict in a cell: a word, or the number of what is only reported."""
+    """A verdict in a cell: a word, or a reported number."""
     reported = CHECKS[verdict.check].tolerance is None and verdict.verdict == "pass" and verdict.measured is not None
     return f"{verdict.measured:.2g}" if reported else WORDS[verdict.verdict]
 
 
 def said(verdict: Verdict) -> str:
-    """A verdict in words, with its number and tolerance; of paths, what is the same on all machines."""
+    """A verdict in words, with its number and tolerance; paths without their machine-specific part."""
     tolerance = CHECKS[verdict.check].tolerance
     number = "" if verdict.measured is None else f" {verdict.measured:.3g}"
     bound = f" (at most {tolerance:g})" if number and tolerance is not None else ""
@@ -263,7 +263,7 @@ def said(verdict: Verdict) -> str:
 
 
 def _without_folders(note: str) -> str:
-    """Words with the last folder of each path alone."""
+    """Words with only the last folder of each path."""
     return re.sub(r"(?:/[\w.+@-]+)+/([\w.+@-]+/[\w.+@-]+)", r"\1", note)
 
 
@@ -273,14 +273,14 @@ def as_text(found: Sequence[Row], kind: str, notes: Sequence[str] = ()) -> str:
     Args:
         found: rows.
         kind: one of `bench.results.render.FORMATS`.
-        notes: on where and how it was made.
+        notes: on the machine and method.
     """
     whole = board(found, notes)
     return _page(found, whole) if kind == "html" else FORMATS[kind]([whole])
 
 
 def _page(found: Sequence[Row], whole: Board) -> str:
-    """As a page of its own, with what was measured behind each cell."""
+    """As a page, with the measurement behind each cell."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -297,24 +297,24 @@ def _page(found: Sequence[Row], whole: Board) -> str:
 def command(
     words: Sequence[str], only: Sequence[str] | None, limit: float, outputs: Sequence[Path], kind: str, store: Path
 ) -> None:
-    """Make the matrix and write it; what is there when it is interrupted is written too.
+    """Make the matrix and write it; after an interruption, the part so far is written too.
 
-    Each verdict is in the store as soon as it is there, and the same command goes on after an interrupt or a kill. The
-    report on an optimizer joins the store's once all of its checks were made.
+    Each verdict is stored immediately, and the same command continues after an interrupt or a kill. The report on an
+    optimizer is added to the store once all of its checks are done.
 
     Args:
         words: as those of `members`.
         only: names of checks; all if None.
         limit: seconds that one check may take.
-        outputs: files, in the formats that their names say; standard output if there is none.
+        outputs: files, in the formats of their suffixes; standard output if there is none.
         kind: format on standard output.
         store: where verdicts are kept.
 
     Raises:
-        UserError: a word stands for nothing, a file cannot be written, or another process makes this matrix.
+        UserError: a word stands for no optimizer, a file cannot be written, or another process makes this matrix.
         KeyboardInterrupt: it was interrupted.
     """
-    examination_of("sgd", only=only)  # a misspelt check is said before anything is imported
+    examination_of("sgd", only=only)  # report a misspelt check before importing anything
     kinds = [kind_of(path) for path in outputs]
     groups = members(words)
     versions = [python_version(), *(version(name) for name in ("torch", "attention-optimizer-bench"))]
@@ -359,7 +359,7 @@ class _Progress:
         self.line.show(f"{self.done + 1}/{self.total} {report.name}: {verdict.check}")
 
     def row(self, row: Row) -> None:
-        """Show what came of an optimizer."""
+        """Show the result of an optimizer."""
         self.done += 1
         if not self.line.live:
             said = row.report.headline() if _built(row.report) else "not built"

@@ -19,17 +19,17 @@ from bench.check.subject import Failed, Measured, Raised, Subject
 from bench.errors import described
 
 _WORLD = 2
-_CUT = 5  # the first rank's samples, the second has the others
+_CUT = 5  # samples of the first rank; the second has the others
 
 
 class _Shared(Attention):
-    """The attention head on ranks that see their own samples each.
+    """The attention head on ranks with different samples.
 
     Ranks average gradients, and losses too unless `own_loss`.
     """
 
     network: Any = None
-    """What is called: this module, or its DDP wrapper."""
+    """The callable: this module, or its DDP wrapper."""
     own_loss = False
 
     def rows(self, parts: int) -> list[slice]:
@@ -58,22 +58,22 @@ def ddp(subject: Subject) -> Measured:
 
 
 def rank_seeds(subject: Subject) -> Measured:
-    """How far replicas diverge under DDP if the ranks' global generators have seeds of their own."""
+    """Divergence of replicas under DDP if the ranks have different global seeds."""
     _, apart = _replicas(subject, own_seeds=True)
     return Measured(apart, "replicas diverge" if apart else "")
 
 
 def own_loss(subject: Subject) -> Measured:
-    """How far replicas diverge under DDP if the closure tells each rank its own loss.
+    """Divergence of replicas under DDP if each rank's closure returns its own loss.
 
-    The closure of a plain training loop does so.
+    This is the case in a plain training loop.
     """
     _, apart = _replicas(subject, own_loss=True)
     return Measured(apart, "replicas diverge" if apart else "replicas stay equal")
 
 
 def _replicas(subject: Subject, *, own_loss: bool = False, own_seeds: bool = False) -> tuple[list[Tensor], float]:
-    """Weights of the first of two ranks after training with DDP, and how far those of the second are from them."""
+    """Weights of the first of two ranks after training with DDP, and their distance from those of the second."""
     _check_applicable(subject)
     from torch.nn.parallel import DistributedDataParallel
 
@@ -81,7 +81,7 @@ def _replicas(subject: Subject, *, own_loss: bool = False, own_seeds: bool = Fal
         model = _Shared(matrices=subject.matrices)
         model.own_loss = own_loss
         network = DistributedDataParallel(model)
-        object.__setattr__(model, "network", network)  # no submodule of its own
+        object.__setattr__(model, "network", network)  # no submodule
         return values(subject.stepper(model, seeded=1000 * dist.get_rank() if own_seeds else 0).run().params)
 
     first, second = _on_ranks(train, 0.7 * subject.limit)
@@ -115,10 +115,10 @@ def _check_applicable(subject: Subject) -> None:
 
 
 def _on_ranks(train: Callable[[], list[Tensor]], seconds: float) -> list[list[Tensor]]:
-    """What the function returns on each rank, within so many seconds.
+    """The function's results by rank, within a time limit in seconds.
 
     Raises:
-        Raised: it raised on one, one has ended, or the ranks wait for each other.
+        Raised: a rank raised an exception or ended, or the ranks wait for each other.
     """
     # Forked, so that torch and the plug-in need not be imported again; nothing here has started threads.
     context = multiprocessing.get_context("fork")

@@ -1,4 +1,4 @@
-"""What an optimizer remembers, and where."""
+"""Checks of an optimizer's state."""
 
 import copy
 import io
@@ -58,7 +58,7 @@ def _resumed(subject: Subject, dtype: torch.dtype) -> Measured:
 
 
 def _remembered(optimizer: Any) -> dict[str, Any]:
-    """Copies of its state_dict and of its attributes, beside those that all optimizers have."""
+    """Copies of its state_dict and of its own attributes."""
     usual = vars(torch.optim.SGD([torch.zeros(1)]))
     found: dict[str, Any] = {"state_dict()": optimizer.state_dict()}
     found |= {f"self.{name}": value for name, value in vars(optimizer).items() if name not in usual}

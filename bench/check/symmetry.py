@@ -1,4 +1,4 @@
-"""What kind of method it is: reported, never a failure."""
+"""Symmetries of a method: reported, never a failure."""
 
 import torch
 from torch import Tensor
