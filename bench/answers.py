@@ -1066,8 +1066,13 @@ def type_text(kind: Any) -> str:
 
 
 _WORDS = {
-    str: "text", int: "integer", float: "number", bool: "true or false", type(None): "null", Any: "anything",
-}  # fmt: skip
+    str: "text",
+    int: "integer",
+    float: "number",
+    bool: "true or false",
+    type(None): "null",
+    Any: "anything",
+}
 
 
 def parts_of(kind: Any) -> list[type[BaseModel]]:

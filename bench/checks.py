@@ -175,8 +175,10 @@ def _at_fault(spec: OptimizerSpec, prefix: str, given: Mapping[str, Any], error:
     if str(error).partition("=")[0] in given:
         return None
     options = optimizer_options(spec)
-    usual = {name: options[name].default if options[name].default not in (MISSING, TASK_VALUE) else value
-             for name, value in given.items()}  # fmt: skip
+    usual = {
+        name: options[name].default if options[name].default not in (MISSING, TASK_VALUE) else value
+        for name, value in given.items()
+    }
     for name, value in given.items():
         if value == usual[name]:
             continue

@@ -312,9 +312,14 @@ def _list_runs(args: Args) -> int:
         if status not in listing.STATUSES:
             raise unknown("status", status, listing.STATUSES)
     asked = listing.Asked(
-        args.task, args.opt, args.status, listing.since(args.since) if args.since else "", args.study, args.sort,
+        args.task,
+        args.opt,
+        args.status,
+        listing.since(args.since) if args.since else "",
+        args.study,
+        args.sort,
         each=args.all or args.json,
-    )  # fmt: skip
+    )
     folders = stores_of(args)
     if not args.store or len(folders) == 1:
         folders = [folder for folder in folders if folder.is_dir()]

@@ -245,8 +245,7 @@ def _check(specs: "Sequence[StudySpec]", args: Args, *, progress: bool) -> None:
     for report, own in zip(reports, given, strict=True):
         write_verdict(args.store, report)
         note(f"{report.name}: {report.headline()}" if progress else None)
-        wrong = [name for name in report.failed
-                 if name == "builds" or report.catalogue[name].severity == "results"]  # fmt: skip
+        wrong = [name for name in report.failed if name == "builds" or report.catalogue[name].severity == "results"]
         if wrong:
             command = ["bench", "check", report.name, *(w for k, v in own.items() for w in (f"--opt.{k}", str(v)))]
             why = f"{report.name} fails {', '.join(wrong)}, which changes results: {shlex.join(command)} gives advice"
@@ -353,13 +352,14 @@ def _ranked(found: "Sequence[StudyResult]", args: Args, reference: str) -> "Coll
     stores.studies = [s for s in stores.studies if s.name in mine or bare(s.opt) not in mine.values()]
     versions = next(iter(fresh.values())).versions
     only = {f"versions.{name}": str(versions[name]) for name in VERSIONS if name in versions}
-    every = collect(
-        stores, tasks=[found[0].study.spec.task], only=only, mixed_versions=True, reference=reference
-    )  # fmt: skip
+    every = collect(stores, tasks=[found[0].study.spec.task], only=only, mixed_versions=True, reference=reference)
     warn_of(stores, every.damaged)
     problem = next((e.problem for e in every.all if any(r.run_id in fresh for r in e.runs.values())), None)
-    chosen = [e for e in every.chosen if e.problem == problem
-              and (e.opt in mine.values() or (args.against is None and e.kind == "tuned"))]  # fmt: skip
+    chosen = [
+        e
+        for e in every.chosen
+        if e.problem == problem and (e.opt in mine.values() or (args.against is None and e.kind == "tuned"))
+    ]
     return replace(every, entries=chosen, chosen=chosen)
 
 

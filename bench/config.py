@@ -378,11 +378,12 @@ def _applicable(spec: OptimizerSpec, tuned: dict[str, Any], settings: Mapping[st
 def _without_idle(trainer: TrainerOptions) -> TrainerOptions:
     """The options with the default in place of what has no effect: it would be another run with the same result."""
     idle = {
-        "floor": (trainer.schedule == "constant", "schedule"), "decay": (trainer.schedule != "wsd", "schedule"),
+        "floor": (trainer.schedule == "constant", "schedule"),
+        "decay": (trainer.schedule != "wsd", "schedule"),
         "average_decay": (trainer.average != "ema", "average"),
         "average_window": (trainer.average != "lawa", "average"),
         "average_every": (trainer.average != "lawa", "average"),
-    }  # fmt: skip
+    }
     usual = {name: TrainerOptions.model_fields[name].default for name, (is_idle, _) in idle.items() if is_idle}
     for name, value in usual.items():
         if (given := getattr(trainer, name)) != value:

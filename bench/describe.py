@@ -30,12 +30,20 @@ def describe_optimizer(spec: OptimizerSpec) -> str:
     traits = [name.replace("_", " ") for name, on in vars(spec.traits).items() if on]
     return "\n".join(
         [
-            f"{spec.name} (version {spec.version})", f"  rule    {spec.formula}", f"  source  {spec.source}",
-            f"  class   {spec.target.replace(':', '.')}", *([f"  traits  {', '.join(traits)}"] if traits else []),
-            "", "hyperparameters:", *hyperparameter_rows(spec), *_by_family(spec),
-            "", "search space:", *(f"  --opt.{name}  {space}" for name, space in search.items()),
+            f"{spec.name} (version {spec.version})",
+            f"  rule    {spec.formula}",
+            f"  source  {spec.source}",
+            f"  class   {spec.target.replace(':', '.')}",
+            *([f"  traits  {', '.join(traits)}"] if traits else []),
+            "",
+            "hyperparameters:",
+            *hyperparameter_rows(spec),
+            *_by_family(spec),
+            "",
+            "search space:",
+            *(f"  --opt.{name}  {space}" for name, space in search.items()),
         ]
-    )  # fmt: skip
+    )
 
 
 def optimizer_json(spec: OptimizerSpec) -> dict[str, Any]:
@@ -45,10 +53,17 @@ def optimizer_json(spec: OptimizerSpec) -> dict[str, Any]:
         for name, axis in spec.search.items()
     }
     return {
-        "kind": "optimizer", "name": spec.name, "version": spec.version, "rule": spec.formula, "source": spec.source,
-        "class": spec.target, "traits": [name for name, on in vars(spec.traits).items() if on],
-        "options": _options(optimizer_options(spec)), "search": search, "by_family": spec.by_family,
-    }  # fmt: skip
+        "kind": "optimizer",
+        "name": spec.name,
+        "version": spec.version,
+        "rule": spec.formula,
+        "source": spec.source,
+        "class": spec.target,
+        "traits": [name for name, on in vars(spec.traits).items() if on],
+        "options": _options(optimizer_options(spec)),
+        "search": search,
+        "by_family": spec.by_family,
+    }
 
 
 def task_json(spec: TaskSpec) -> dict[str, Any]:
@@ -87,12 +102,17 @@ def describe_task(spec: TaskSpec) -> str:
         [
             f"{spec.own_name or spec.name} (version {spec.version}): {spec.title}",
             f"  metric  {spec.metric} ({spec.mode}){ranked}",
-            f"  scale   {spec.scale}: {compared}", f"  target  {target}",
+            f"  scale   {spec.scale}: {compared}",
+            f"  target  {target}",
             f"  budget  {budget}, batch {spec.batch_size}, precision {spec.precision}",
             *([f"  family  {spec.family}"] if spec.family else []),
-            f"  source  {spec.source}", "", *measured, "options:", *rows("task", task_options(spec)),
+            f"  source  {spec.source}",
+            "",
+            *measured,
+            "options:",
+            *rows("task", task_options(spec)),
         ]
-    )  # fmt: skip
+    )
 
 
 def _measurements(spec: TaskSpec) -> list[str]:
@@ -146,9 +166,12 @@ def describe_experiment(name: str, experiment: "Experiment") -> str:
         *row("run it", f"bench reproduce {name}"),
         *row("seeds", _seeds(experiment.seeds, len(experiment.arms))),
         *row("budget", "; ".join(budgets if len(budgets) == 1 else [f"{k}: {_list(v)}" for k, v in budgets.items()])),
-        "", "arms:", *_settings({"all": experiment.common} | experiment.arms),
-        "", "figure:",
-    ]  # fmt: skip
+        "",
+        "arms:",
+        *_settings({"all": experiment.common} | experiment.arms),
+        "",
+        "figure:",
+    ]
     for panel in experiment.figure.panels:
         axes = {"": "", "x": ", x logarithmic", "y": ", y logarithmic", "xy": ", both logarithmic"}[panel.log]
         lines += row(panel.title or panel.y, f"{panel.y} over {panel.x}{axes}", _list(panel.arms or []))

@@ -171,8 +171,11 @@ def _type(annotation: ast.expr | None, default: Any) -> Any:
     if annotation is not None:
         names: dict[str, Any] = {
             **{kind.__name__: kind for kind in (int, float, bool, str, tuple, list)},
-            "Union": typing.Union, "Optional": typing.Optional, "Literal": typing.Literal, "Tensor": float,
-        }  # fmt: skip
+            "Union": typing.Union,
+            "Optional": typing.Optional,
+            "Literal": typing.Literal,
+            "Tensor": float,
+        }
         try:
             return eval(ast.unparse(annotation), {"__builtins__": {}}, names)
         except (NameError, TypeError, AttributeError):

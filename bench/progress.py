@@ -123,11 +123,17 @@ class Progress:
         speed = "" if timed.speed is None else f"{timed.speed:{',.0f' if timed.speed >= 100 else '.3g'}} it/s"
         return fitting(
             [
-                (5, self.label), (6, gauge(done)), (3, epoch), (0, f"step {step:,}/{self.total:,}"), (2, speed),
-                (0, f"ETA {clock(timed.time_remaining)}"), *self._values, (8, self._validated),
+                (5, self.label),
+                (6, gauge(done)),
+                (3, epoch),
+                (0, f"step {step:,}/{self.total:,}"),
+                (2, speed),
+                (0, f"ETA {clock(timed.time_remaining)}"),
+                *self._values,
+                (8, self._validated),
             ],
             columns,
-        )  # fmt: skip
+        )
 
     def update(self, step: int, loss: float, applied_step: float, accuracy: Callable[[], float | None]) -> None:
         """Show a step's values; `accuracy` is asked only when the line is redrawn, ten times a second at most."""
@@ -253,9 +259,11 @@ class LiveView(ABC):
         spent = time.monotonic() - self._begun
         left = spent / made * (wanted - before - made) if made else None
         return [
-            (4, self.label), (5, gauge((before + made) / max(wanted, 1))), (0, f"{done}/{wanted} {what}"),
+            (4, self.label),
+            (5, gauge((before + made) / max(wanted, 1))),
+            (0, f"{done}/{wanted} {what}"),
             (0, f"ETA {clock(left)}"),
-        ]  # fmt: skip
+        ]
 
 
 class Advance(NamedTuple):
@@ -371,11 +379,14 @@ class SweepProgress(LiveView):
         best = "" if self.best is None else f"best {self.best[0]:.4g} ({self.best[1]})"
         return fitting(
             [
-                *self._parts(self.ended, self.runs, "runs", self.ended + share), (1, doing),
-                (2, f"{alive} in training"), (3, f"{self._rate:,.0f} trial-steps/s"), (6, best),
+                *self._parts(self.ended, self.runs, "runs", self.ended + share),
+                (1, doing),
+                (2, f"{alive} in training"),
+                (3, f"{self._rate:,.0f} trial-steps/s"),
+                (6, best),
             ],
             columns,
-        )  # fmt: skip
+        )
 
     def workers(self) -> Sequence[str]:
         """What each process of this command does, if there are several."""

@@ -155,10 +155,11 @@ def _race(racers: Mapping[str, list[Racer]], args: Args) -> tuple["Collected", s
         if results is None:
             return None
         found = _compare(racers, results, args.reference)
-        after = {task: wanted([r.history[-1][1] for r in own], [r.seeds for r in own], args.most)
-                 for task, own in racers.items()}  # fmt: skip
-        more = sum(n - racer.seeds for task, own in racers.items()
-                   for racer, n in zip(own, after[task], strict=True))  # fmt: skip
+        after = {
+            task: wanted([r.history[-1][1] for r in own], [r.seeds for r in own], args.most)
+            for task, own in racers.items()
+        }
+        more = sum(n - racer.seeds for task, own in racers.items() for racer, n in zip(own, after[task], strict=True))
         if not more:
             return found, "every verdict is decided, or further seeds are unlikely to change it"
         budget = args.budget

@@ -79,9 +79,14 @@ def run(
 
 
 def _run(
-    config: RunConfig, rerun: bool, progress: bool | Callable[[int, str], Progress], stop: StopRequest | None,
-    tuned_by: TunedBy | None, plan: str | None, resume: bool,
-) -> RunResult:  # fmt: skip
+    config: RunConfig,
+    rerun: bool,
+    progress: bool | Callable[[int, str], Progress],
+    stop: StopRequest | None,
+    tuned_by: TunedBy | None,
+    plan: str | None,
+    resume: bool,
+) -> RunResult:
     """`run`, from a checkpoint or not."""
     config = on_device(config)
     store = Store(config.store)
@@ -111,11 +116,17 @@ def _run(
         epoch = epoch if epoch > 1 else None
         bar = progress(training.total_steps, label) if callable(progress) else None
         recorder = Recorder(
-            result, config.task_spec, attempt, stop,
-            bar or Progress(training.total_steps, label, epoch=epoch, enabled=bool(progress) and main), task=task,
-            val_every=val_every(config, training, task), max_seconds=config.trainer.max_seconds,
-            checkpoint_seconds=config.trainer.checkpoint_seconds, loggers=loggers,
-        )  # fmt: skip
+            result,
+            config.task_spec,
+            attempt,
+            stop,
+            bar or Progress(training.total_steps, label, epoch=epoch, enabled=bool(progress) and main),
+            task=task,
+            val_every=val_every(config, training, task),
+            max_seconds=config.trainer.max_seconds,
+            checkpoint_seconds=config.trainer.checkpoint_seconds,
+            loggers=loggers,
+        )
         for logger in loggers:
             logger.log_hyperparams(result.config)
         with quiet(), stop.listening():
@@ -203,12 +214,20 @@ def new_result(
     """The record of a run that is about to begin, what it is made for, and where its hyperparameters come from."""
     study, tuned_on = tuned_by or (None, None)
     return RunResult(
-        **described(config), versions=versions(config), split=task.data.report, select_split=task.data.select,
-        part="; ".join(filter(None, (task.part, task.data.part))) or None, environment=environment(config),
+        **described(config),
+        versions=versions(config),
+        split=task.data.report,
+        select_split=task.data.select,
+        part="; ".join(filter(None, (task.part, task.data.part))) or None,
+        environment=environment(config),
         facts=task.data.facts() | task.facts(),
         unscheduled=config.trainer.is_scheduled and config.traits.unscheduled,
-        step_of=training.step_of, begun=now(), plan=plan, tuned_by=study, tuned_on=tuned_on,
-    )  # fmt: skip
+        step_of=training.step_of,
+        begun=now(),
+        plan=plan,
+        tuned_by=study,
+        tuned_on=tuned_on,
+    )
 
 
 class StepRanges:

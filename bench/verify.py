@@ -212,10 +212,15 @@ def _noise(runs: Sequence[RunResult]) -> float | None:
 def _as_json(each: Judged) -> dict[str, Any]:
     again = each.again and {"status": each.again.status, "value": _value(each.again)}
     return {
-        "run_id": each.run.run_id, "task": each.run.task, "opt": bare(each.run.config["opt"]),
-        "seed": each.run.config["seed"], "verdict": each.verdict, "why": each.why,
-        "claimed": {"status": each.run.status, "value": _value(each.run)}, "again": again,
-    }  # fmt: skip
+        "run_id": each.run.run_id,
+        "task": each.run.task,
+        "opt": bare(each.run.config["opt"]),
+        "seed": each.run.config["seed"],
+        "verdict": each.verdict,
+        "why": each.why,
+        "claimed": {"status": each.run.status, "value": _value(each.run)},
+        "again": again,
+    }
 
 
 def _table(judged: Sequence[Judged]) -> Table:

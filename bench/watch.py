@@ -80,13 +80,18 @@ def look(rows: NDArray[np.float64], *, full_batch: bool, scaled: bool = False) -
     medians = np.sort(losses, axis=0)[steps // 2]
     return [
         Look(
-            steps=int(n), bad=bool(bad[n - 1, i]), first=float(losses[0, i]),
+            steps=int(n),
+            bad=bool(bad[n - 1, i]),
+            first=float(losses[0, i]),
             median=float(medians[i] if n == steps else np.sort(losses[:n, i])[n // 2]),
-            capped=int(capped[i]), skipped=int(skipped[i]), last_norm=float(norms[n - 1, i]),
-            norm_before=float(norms[n - 2, i]) if n > 1 else math.nan, greatest_norm=float(greatest[i]),
+            capped=int(capped[i]),
+            skipped=int(skipped[i]),
+            last_norm=float(norms[n - 1, i]),
+            norm_before=float(norms[n - 2, i]) if n > 1 else math.nan,
+            greatest_norm=float(greatest[i]),
         )
         for i, n in enumerate(counts)
-    ]  # fmt: skip
+    ]
 
 
 class Watch:
@@ -100,9 +105,18 @@ class Watch:
     """
 
     _KEPT = (
-        "status", "reason", "best_step", "validations", "steps", "skipped", "steps_to_target", "seconds_to_target",
-        "wall_s", "train_s", "saturated_at",
-    )  # fmt: skip
+        "status",
+        "reason",
+        "best_step",
+        "validations",
+        "steps",
+        "skipped",
+        "steps_to_target",
+        "seconds_to_target",
+        "wall_s",
+        "train_s",
+        "saturated_at",
+    )
     _OWN = ("first_loss", "best_selected", "capped", "last_norm", "greatest_norm")
 
     def __init__(self, result: RunResult, spec: TaskSpec, select: str, full_batch: bool) -> None:
@@ -117,7 +131,7 @@ class Watch:
         return {
             "result": {name: getattr(self.result, name) for name in self._KEPT},
             **{name: getattr(self, name) for name in self._OWN},
-        }  # fmt: skip
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a record.

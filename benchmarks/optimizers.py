@@ -42,9 +42,17 @@ def measure(quick: bool, device: str = "cpu") -> list[Row]:
         """The two kernels by hand, as one would write them for a float32 model on one device."""
         whole = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
         torch._fused_sgd_(
-            values, grads, [], weight_decay=0.0, momentum=0.0, lr=lr / whole, dampening=0.0, nesterov=False,
-            maximize=False, is_first_step=False,
-        )  # fmt: skip
+            values,
+            grads,
+            [],
+            weight_decay=0.0,
+            momentum=0.0,
+            lr=lr / whole,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+            is_first_step=False,
+        )
 
     others: dict[str, Callable[[], Any]] = {"SGD(foreach=True)": sgd.step, "AdamW(fused=True)": adamw.step}
 

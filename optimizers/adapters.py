@@ -84,9 +84,12 @@ def traits_of(cls: type[torch.optim.Optimizer]) -> Traits:
     for create_graph in (False, True):
         try:
             with (
-                torch.random.fork_rng(devices=[]), torch.enable_grad(), torch.compiler.set_stance("force_eager"),
-                warnings.catch_warnings(), redirect_stdout(stderr),
-            ):  # fmt: skip
+                torch.random.fork_rng(devices=[]),
+                torch.enable_grad(),
+                torch.compiler.set_stance("force_eager"),
+                warnings.catch_warnings(),
+                redirect_stdout(stderr),
+            ):
                 warnings.simplefilter("ignore")
                 return Traits(calls_closure_again=_calls(cls, create_graph) > 1, create_graph=create_graph)
         except RuntimeError:  # what autograd raises where gradients have no graph

@@ -107,8 +107,9 @@ class Hybrid(Optimizer):
         for part, names in zip(self.parts, self._told, strict=True):
             told: dict[str, Tensor] = {}
             if names:
-                norm = global_norm([p.grad for group in part.param_groups for p in group["params"]
-                                    if p.grad is not None])  # fmt: skip
+                norm = global_norm(
+                    [p.grad for group in part.param_groups for p in group["params"] if p.grad is not None]
+                )
                 told = own_norms(norm, grad_norm, loss_grad_norm)
             given: Any = None if closure is None else lambda: loss
             part.step(given, **{name: told[name] for name in names})

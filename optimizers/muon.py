@@ -61,9 +61,15 @@ class Muon(CheckedOptimizer):
         bf16: bool = False,
     ) -> None:
         defaults = dict(
-            lr=lr, momentum=momentum, nesterov=nesterov, weight_decay=weight_decay, ns_steps=ns_steps, adjust=adjust,
-            bf16=bf16, pieces=1,
-        )  # fmt: skip
+            lr=lr,
+            momentum=momentum,
+            nesterov=nesterov,
+            weight_decay=weight_decay,
+            ns_steps=ns_steps,
+            adjust=adjust,
+            bf16=bf16,
+            pieces=1,
+        )
         super().__init__(params, defaults)
 
     def _check_group(self, group: dict[str, Any]) -> None:

@@ -49,11 +49,16 @@ class SPS(StepSizeOptimizer):
         fused: bool | None = None,
     ) -> None:
         defaults = dict(
-            lr=lr, c=c, max_step=max_step, f_star=f_star, gamma=gamma, batches_per_epoch=batches_per_epoch,
+            lr=lr,
+            c=c,
+            max_step=max_step,
+            f_star=f_star,
+            gamma=gamma,
+            batches_per_epoch=batches_per_epoch,
             # The last step taken, for smoothing. It lives in the group because `load_state_dict` would round a
             # value in `state` to the parameter's dtype.
             last_step=None,
-        )  # fmt: skip
+        )
         super().__init__(params, defaults, fused)
 
     def _check_group(self, group: dict[str, Any]) -> None:

@@ -82,9 +82,13 @@ class LengthSPS(StepSizeOptimizer):
     """
 
     def __init__(
-        self, params: Iterable[Any], lr: float = 1.0, c: float = 0.5, max_length: float = float("inf"),
+        self,
+        params: Iterable[Any],
+        lr: float = 1.0,
+        c: float = 0.5,
+        max_length: float = float("inf"),
         f_star: float = 0.0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(params, dict(lr=lr, c=c, max_length=max_length, f_star=f_star), None)
 
     def _check_group(self, group: dict[str, Any]) -> None:

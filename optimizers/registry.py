@@ -200,9 +200,14 @@ def _plugin(name: str, value: Any, origin: Origin) -> OptimizerSpec:
     averages = hasattr(value, "eval")  # as schedule-free ones have
     traits = replace(traits_of(adapted(value)), unscheduled=not has_lr or averages, averages=averages)
     return OptimizerSpec(
-        name=name, target=origin.target, formula=doc or value.__name__, source=origin.package, search=searched,
-        package=package, traits=traits,
-    )  # fmt: skip
+        name=name,
+        target=origin.target,
+        formula=doc or value.__name__,
+        source=origin.package,
+        search=searched,
+        package=package,
+        traits=traits,
+    )
 
 
 _ANY_LR = LogUniform(1e-5, 1e0)

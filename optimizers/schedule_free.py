@@ -47,10 +47,16 @@ class ScheduleFreeAdamW(CheckedOptimizer):
         warmup_steps: int = 0,
     ) -> None:
         defaults = dict(
-            lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, warmup_steps=warmup_steps,
+            lr=lr,
+            betas=betas,
+            eps=eps,
+            weight_decay=weight_decay,
+            warmup_steps=warmup_steps,
             # Numbers of Python, which no loading rounds: steps done, sum of the weights of x.
-            done=0, weight_sum=0.0, training=True,
-        )  # fmt: skip
+            done=0,
+            weight_sum=0.0,
+            training=True,
+        )
         super().__init__(params, defaults)
 
     def _check_group(self, group: dict[str, Any]) -> None:
@@ -139,9 +145,12 @@ def update(
     if not state:
         zero = torch.zeros_like(lr)
         state = {
-            "z": params, "evaluated": params, "v": [torch.zeros_like(p) for p in params], "done": zero,
+            "z": params,
+            "evaluated": params,
+            "v": [torch.zeros_like(p) for p in params],
+            "done": zero,
             "weight_sum": zero,
-        }  # fmt: skip
+        }
     done = state["done"] + 1
     lr = lr * (done / max(1, hparams["warmup_steps"])).clamp(max=1)
     weight_sum = state["weight_sum"] + lr.square()

@@ -105,9 +105,17 @@ class StepSizeOptimizer(CheckedOptimizer):
         for (device, _), (ps, ds) in fusable.items():
             lr = step.to(device=device, dtype=torch.float32 if device.type == "cuda" else step.dtype)
             torch._fused_sgd_(
-                ps, ds, [], weight_decay=0.0, momentum=0.0, lr=lr, dampening=0.0, nesterov=False,
-                maximize=False, is_first_step=False,
-            )  # fmt: skip
+                ps,
+                ds,
+                [],
+                weight_decay=0.0,
+                momentum=0.0,
+                lr=lr,
+                dampening=0.0,
+                nesterov=False,
+                maximize=False,
+                is_first_step=False,
+            )
 
 
 def safe_divide(numerator: Tensor | float, norm: Tensor) -> Tensor:

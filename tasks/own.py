@@ -36,9 +36,13 @@ def image_task(
 
 
 def text_task(
-    name: str, rows: Callable[[Path], Mapping[str, Sequence[tuple[Any, ...]]]], *, classes: int, n_val: int = 5_000,
+    name: str,
+    rows: Callable[[Path], Mapping[str, Sequence[tuple[Any, ...]]]],
+    *,
+    classes: int,
+    n_val: int = 5_000,
     **spec: Any,
-) -> TaskSpec:  # fmt: skip
+) -> TaskSpec:
     """A small BERT from random weights that tells classes of texts, or of pairs of texts, apart.
 
     Its options are those of `sst2`, by default `--task.scratch true`; `--task.preset pretrained` fine-tunes

@@ -568,7 +568,7 @@ BAD = {
         '"task_options": {', f'"task_options": {{"n": {NESTED}, ', 1
     ),
     "nested lists for facts": lambda text: text.replace('"facts": {', f'"facts": {{"n": {NESTED}, ', 1),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("bad", BAD)
@@ -579,9 +579,13 @@ def test_a_record_that_is_none_is_left_out_by_all(cli: Cli, tmp_path: Path, sees
     path = (hostile.finished if where == "done" else hostile.left)(store, victim) / where / "runs.jsonl"
     path.write_text(BAD[bad](path.read_text()))
     reading = [
-        ("list", "runs"), ("leaderboard", "--board", "all"), ("report", "-o", tmp_path / "out" / "report.html"),
-        ("sql", "from runs"), ("sql", "from curves"), ("merge", store, new),
-    ]  # fmt: skip
+        ("list", "runs"),
+        ("leaderboard", "--board", "all"),
+        ("report", "-o", tmp_path / "out" / "report.html"),
+        ("sql", "from runs"),
+        ("sql", "from curves"),
+        ("merge", store, new),
+    ]
     for words in reading:
         with nothing_written(store, sees):
             answer = cli(*words)

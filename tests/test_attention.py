@@ -327,9 +327,11 @@ def test_fixed_heads_of_any_size_fit_the_width(heads: int, size: int) -> None:
     assert module(torch.randn(B, T, D)).shape == (B, T, D)
     shapes = {name: tuple(p.shape) for name, p in module.named_parameters()}
     assert shapes == {
-        "qkv.weight": (3 * heads * size, D), "qkv.bias": (3 * heads * size,), "proj.weight": (D, heads * size),
+        "qkv.weight": (3 * heads * size, D),
+        "qkv.bias": (3 * heads * size,),
+        "proj.weight": (D, heads * size),
         "proj.bias": (D,),
-    }  # fmt: skip
+    }
     assert sum(p.numel() for p in module.parameters()) == 4 * D * heads * size + 3 * heads * size + D
 
 
@@ -404,9 +406,17 @@ def test_standard_attention_of_the_vit_is_timms_bit_for_bit() -> None:
     theirs = vit(3, dropout=0.3)
     torch.manual_seed(3)
     theirs.model = VisionTransformer(
-        img_size=(8, 8), patch_size=4, in_chans=1, num_classes=4, embed_dim=16, depth=2, num_heads=2, mlp_ratio=2,
-        pos_drop_rate=0.3, proj_drop_rate=0.3,
-    )  # fmt: skip
+        img_size=(8, 8),
+        patch_size=4,
+        in_chans=1,
+        num_classes=4,
+        embed_dim=16,
+        depth=2,
+        num_heads=2,
+        mlp_ratio=2,
+        pos_drop_rate=0.3,
+        proj_drop_rate=0.3,
+    )
     assert any(isinstance(module, TimmAttention) for module in theirs.model.modules())
     start, expected = ours.model.state_dict(), theirs.model.state_dict()
     assert list(start) == list(expected)

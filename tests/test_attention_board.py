@@ -17,9 +17,12 @@ from tests import tiny_lm
 
 def test_the_mean_over_heads_is_of_all_layers_and_of_one_measurement() -> None:
     table = {
-        "step": np.array([0.0, 1.0]), "rank_l0_h0": np.array([1.0, 2.0]), "rank_l1_h0": np.array([3.0, 6.0]),
-        "stable_rank_QK_l0_h0": np.array([9.0, 9.0]), "top_rank_l0_h0": np.array([9.0, 9.0]),
-    }  # fmt: skip
+        "step": np.array([0.0, 1.0]),
+        "rank_l0_h0": np.array([1.0, 2.0]),
+        "rank_l1_h0": np.array([3.0, 6.0]),
+        "stable_rank_QK_l0_h0": np.array([9.0, 9.0]),
+        "top_rank_l0_h0": np.array([9.0, 9.0]),
+    }
     found = over_heads({"measurements": table}, "rank")
     assert found is not None
     assert [own.tolist() for own in found] == [[0, 1], [2, 4]]

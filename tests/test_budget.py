@@ -18,9 +18,16 @@ TUNE = ("tune", "--task", "synthetic", "--opt", "ngd", "--device", "cpu", "--tra
 
 @pytest.mark.parametrize(
     ("text", "runs", "seconds"),
-    [("200runs", 200, None), ("1run", 1, None), ("6h", None, 21600), ("90min", None, 5400), ("1.5h", None, 5400),
-     ("30 s", None, 30), ("2d", None, 172800)],
-)  # fmt: skip
+    [
+        ("200runs", 200, None),
+        ("1run", 1, None),
+        ("6h", None, 21600),
+        ("90min", None, 5400),
+        ("1.5h", None, 5400),
+        ("30 s", None, 30),
+        ("2d", None, 172800),
+    ],
+)
 def test_a_budget_is_a_time_or_a_number_of_runs(text: str, runs: int | None, seconds: float | None) -> None:
     budget = read_budget(text)
     assert (budget.runs, budget.seconds) == (runs, seconds)

@@ -68,8 +68,11 @@ def add_run(
     known = opt if opt.isidentifier() else "sgd"
     run = made(known, seed, final, task=task, name=None if opt == known else opt, words=words)
     values: dict[str, Any] = {
-        "best_step": len(loss), "steps": len(loss), "train_s": 0.0, "metrics": {"final": {run.metric: final}},
-    }  # fmt: skip
+        "best_step": len(loss),
+        "steps": len(loss),
+        "train_s": 0.0,
+        "metrics": {"final": {run.metric: final}},
+    }
     run = replace(run, **(values | changes))
     columns: dict[str, Any] = {"step": range(1, len(loss) + 1), "loss": loss}
     for name in ("grad_norm", "raw_step", "applied_step"):
@@ -88,9 +91,18 @@ def add_study(
         for lr, score in scores.items()
     ]
     record = StudyRecord(
-        f"{task}-{opt}-study", task, opt, [1000, 1001], ["opt.lr"], TASKS[task].mode, "grid", False, trials, winner,
-        False
-    )  # fmt: skip
+        f"{task}-{opt}-study",
+        task,
+        opt,
+        [1000, 1001],
+        ["opt.lr"],
+        TASKS[task].mode,
+        "grid",
+        False,
+        trials,
+        winner,
+        False,
+    )
     path = study_path(store, record.name)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, asdict(record) | changes)
@@ -418,10 +430,15 @@ def profiles(
         for opt, at_target in ends.items():
             name = None if opt in ("adamw", "sgd") else opt
             runs += [
-                made("sgd" if name else opt, seed, name=name, words={"trainer.max_steps": 100 + k},
-                     steps_to_target=None if at is None else int(at))
+                made(
+                    "sgd" if name else opt,
+                    seed,
+                    name=name,
+                    words={"trainer.max_steps": 100 + k},
+                    steps_to_target=None if at is None else int(at),
+                )
                 for seed, at in enumerate(at_target)
-            ]  # fmt: skip
+            ]
     entries = entries_of(runs, {}, [])
     for entry in entries:
         entry.name = entry.opt
@@ -454,9 +471,11 @@ ENTRANT = st.lists(st.one_of(st.none(), st.lists(END, min_size=1, max_size=3)), 
 
 @settings(max_examples=25, deadline=None)
 @given(
-    st.lists(st.integers(1, 1000), min_size=8, max_size=8), END, st.lists(ENTRANT, min_size=1, max_size=3),
+    st.lists(st.integers(1, 1000), min_size=8, max_size=8),
+    END,
+    st.lists(ENTRANT, min_size=1, max_size=3),
     st.floats(0.2501, 3.999),
-)  # fmt: skip
+)
 def test_nobody_changes_the_profile_of_another(base, last, ends, tau):
     entrants = dict(zip(("sgd", "other.One", "other.Two"), ends, strict=False))
     chart = profiles([*base, last], entrants)
@@ -519,13 +538,26 @@ def everything(store: Path) -> Asked:
             raw = 5 * np.exp(draw.normal(size=300))
             loss[7] = [1e308, math.nan, 0.0, 1e-300][seed]
             add_run(
-                store, "mnist", opt, seed, loss, {"raw_step": raw, "applied_step": np.minimum(raw, 4)}, steps=300,
-                words={"trainer.max_steps": 300}, steps_to_target=50 * (seed + 1), cap_share=0.5,
-            )  # fmt: skip
+                store,
+                "mnist",
+                opt,
+                seed,
+                loss,
+                {"raw_step": raw, "applied_step": np.minimum(raw, 4)},
+                steps=300,
+                words={"trainer.max_steps": 300},
+                steps_to_target=50 * (seed + 1),
+                cap_share=0.5,
+            )
             add_run(
-                store, "synthetic", opt, seed, 0.25 + np.exp(-np.arange(300.0)), facts={"f_star": 0.25},
+                store,
+                "synthetic",
+                opt,
+                seed,
+                0.25 + np.exp(-np.arange(300.0)),
+                facts={"f_star": 0.25},
                 measured={"step": [0, 20], "alignment": [0.0, 1.0]},
-            )  # fmt: skip
+            )
         scores = {10.0**k: 0.9 - 0.1 * abs(k) for k in range(-4, 3)} | {100.0: None}
         add_study(store, "mnist", opt if opt.isidentifier() else "strange", scores, winner)
     add_run(store, "mnist", "adam", 0, [2.0, 9.0], words={"trainer.max_steps": 300}, status="diverged", final=None)
@@ -551,8 +583,12 @@ def test_every_number_can_be_drawn_and_every_chart_has_a_note(store, kind):
     for chart in charts:
         assert chart.note
         for found in chart.traces:
-            for values, axis in ((found.x, "x"), (found.y, "y"), *((end, "y") for end in found.band or ()),
-                                 *((end, "x") for end in found.x_band or ())):  # fmt: skip
+            for values, axis in (
+                (found.x, "x"),
+                (found.y, "y"),
+                *((end, "y") for end in found.band or ()),
+                *((end, "x") for end in found.x_band or ()),
+            ):
                 assert len(values) == len(found.x)
                 assert np.isfinite(values).all()
                 assert axis not in chart.log or (values > 0).all()

@@ -178,7 +178,7 @@ def line_of(cls: str, text: str) -> str:
         ("DrawsForNothing", "generators", ("a step touches torch's generator",)),
         ("DrawsWhenMade", "generators", ("its constructor touches Python's generator",)),
     ],
-)  # fmt: skip
+)
 def test_a_failure_says_where_and_what(
     name: str, check: str, words: tuple[str, ...], reports: dict[str, Report]
 ) -> None:
@@ -316,8 +316,11 @@ def test_a_class_of_a_script_is_found_and_a_call_without_guard_is_refused(tmp_pa
         script.write_text("\n".join(lines).format(guard=guard))
         done = subprocess.run(
             [sys.executable, str(script)],
-            capture_output=True, text=True, timeout=300, env={**os.environ, "PYTHONPATH": str(tiny.ROOT)},
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            timeout=300,
+            env={**os.environ, "PYTHONPATH": str(tiny.ROOT)},
+        )
         assert done.returncode == code, done.stderr
         assert words in done.stdout + done.stderr
 

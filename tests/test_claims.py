@@ -355,19 +355,37 @@ def seen_every(label, every, reached):
 
 def test_a_step_between_two_measurements_is_not_known():
     """Both were seen at the level at their first measurement after the start: the ratio may be 1/10 or 20."""
-    found = finding("sooner", seen_every("a", 10, [10] * 3), seen_every("b", 20, [20] * 3), measure="loss", fast=["a"],
-                    slow="b", factor=1.5, below=1)  # fmt: skip
+    found = finding(
+        "sooner",
+        seen_every("a", 10, [10] * 3),
+        seen_every("b", 20, [20] * 3),
+        measure="loss",
+        fast=["a"],
+        slow="b",
+        factor=1.5,
+        below=1,
+    )
     assert (found.verdict, found.effect) == ("undecided", pytest.approx(2))
     assert (found.low, found.high) == (pytest.approx(1 / 10), pytest.approx(20))
-    found = finding("sooner", seen_every("a", 1, [2] * 3), seen_every("b", 20, [160] * 3), measure="loss", fast=["a"],
-                    slow="b", factor=70, below=1)  # fmt: skip
+    found = finding(
+        "sooner",
+        seen_every("a", 1, [2] * 3),
+        seen_every("b", 20, [160] * 3),
+        measure="loss",
+        fast=["a"],
+        slow="b",
+        factor=70,
+        below=1,
+    )
     assert found.p == 0
     assert (found.verdict, found.low, found.high) == ("holds", pytest.approx(141 / 2), pytest.approx(80))
 
 
 def test_sooner_goes_upwards_and_for_all_fast_arms():
-    rising = [replace(a, tables=[[{"step": t["step"], "loss": 1 - t["loss"]}] for (t,) in a.tables]) for a in
-              (step_down("fast", 10, 10), step_down("faster", 5, 5), step_down("slow", 60, 60))]  # fmt: skip
+    rising = [
+        replace(a, tables=[[{"step": t["step"], "loss": 1 - t["loss"]}] for (t,) in a.tables])
+        for a in (step_down("fast", 10, 10), step_down("faster", 5, 5), step_down("slow", 60, 60))
+    ]
     arguments = dict(measure="loss", fast=["faster", "fast"], slow="slow", above=0.5)
     assert finding("sooner", *rising, factor=5, **arguments).effect == pytest.approx(6)
     assert verdict("sooner", *rising, factor=6.5, **arguments) == "fails"
@@ -760,8 +778,11 @@ def test_numbers_may_be_words(test):
         ("reaches", {"below": 1, "above": 0}, "below=1.0 and above=0.0: give exactly one"),
         ("reaches", {"below": None}, "below=None and above=None: give exactly one"),
         ("sooner", {"factor": 0}, "sooner: factor=0: it must be greater than 0"),
-        ("slope", {"scale": "log"}, ("slope: scale='log': it must be 'linear', 'loglog', 'semilogx',"
-                                     " 'semilogy', 'stretched' or 'logarithmic'")),
+        (
+            "slope",
+            {"scale": "log"},
+            ("slope: scale='log': it must be 'linear', 'loglog', 'semilogx', 'semilogy', 'stretched' or 'logarithmic'"),
+        ),
         ("slope", {"at_most": None}, "slope: nothing is claimed; give at_least, at_most or min_r2"),
         ("slope", {"at_least": 2}, "at_least and at_most: 2 is greater than 1; give the smaller one first"),
         ("slope", {"window": [9, 3]}, "window: 9 is greater than 3; give the smaller one first"),
@@ -769,11 +790,14 @@ def test_numbers_may_be_words(test):
         ("slope", {"min_r2": 1.5}, "slope: min_r2=1.5: it must be less than or equal to 1"),
         ("lower", {"last": 0}, "lower: last=0: it must be greater than 0"),
         ("trend", {"arms": ["a"]}, "trend: arms=['a']: list should have at least 2 items after validation, not 1"),
-        ("trend", {"arms": ["a", "a"]},
-         "trend: arms=['a', 'a']: two have the same task.H; name arms that differ in it"),
+        (
+            "trend",
+            {"arms": ["a", "a"]},
+            "trend: arms=['a', 'a']: two have the same task.H; name arms that differ in it",
+        ),
         ("slope_region", {"between": [0, -2]}, "between: 0 is greater than -2; give the smaller one first"),
     ],
-)  # fmt: skip
+)
 def test_what_is_refused(test, change, message):
     with pytest.raises(UserError) as error:
         judge(test, PAIR, **EVERY.get(test, {}) | change)
@@ -864,8 +888,11 @@ def test_holms_correction():
     after = corrected({name: found_at(p) for name, p in levels.items()})
     # 0.05/4 = 0.0125, 0.05/3 = 0.0167, 0.05/2 = 0.025: the third does not stand.
     assert {name: found.verdict for name, found in after.items()} == {
-        "a": "holds", "b": "holds", "c": "undecided", "d": "undecided"
-    }  # fmt: skip
+        "a": "holds",
+        "b": "holds",
+        "c": "undecided",
+        "d": "undecided",
+    }
     assert after["c"].text == "text; holds without correction (p = 0.03), not with Holm's correction over 4"
     assert after["a"] == found_at(0.010)
     assert corrected({}) == {}
@@ -938,9 +965,15 @@ def test_what_is_said_of_a_claim(verdict, readings, region, small, expected):
 
 @pytest.mark.parametrize(
     ("exponent", "faster", "expected"),
-    [(-1, "below", "holds"), (-2, "below", "faster than claimed"), (-2, "above", "fails"), (-2, None, "fails"),
-     (-0.2, "below", "fails"), (-0.2, "above", "faster than claimed")],
-)  # fmt: skip
+    [
+        (-1, "below", "holds"),
+        (-2, "below", "faster than claimed"),
+        (-2, "above", "fails"),
+        (-2, None, "fails"),
+        (-0.2, "below", "fails"),
+        (-0.2, "above", "faster than claimed"),
+    ],
+)
 def test_a_rate_may_be_faster_than_claimed(exponent, faster, expected):
     bounds = {"at_least": -1.1, "at_most": -0.9, "faster": faster}
     found = finding("slope", power("a", exponent), arms=["a"], x="step", y="loss", scale="loglog", **bounds)

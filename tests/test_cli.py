@@ -734,9 +734,18 @@ def test_an_empty_store_is_not_the_folder_that_one_is_in(cli, monkeypatch, tmp_p
 
 @pytest.mark.parametrize(
     "words",
-    ["fit --task synthetic --opt ngd", "sweep", "tune", "compare", "suite theory", "worker --study x", "reproduce",
-     "doctor", "data status"],
-)  # fmt: skip
+    [
+        "fit --task synthetic --opt ngd",
+        "sweep",
+        "tune",
+        "compare",
+        "suite theory",
+        "worker --study x",
+        "reproduce",
+        "doctor",
+        "data status",
+    ],
+)
 def test_an_empty_folder_of_data_is_not_the_one_that_one_is_in(cli, monkeypatch, words):
     assert f"--data (or BENCH_DATA) ''{EMPTY}data" in fails(cli, *words.split(), "--data=")
     monkeypatch.setenv("BENCH_DATA", "")

@@ -451,9 +451,7 @@ def test_a_map_has_a_panel_for_each_value_of_the_first_constant_and_a_mark_for_e
     ]
     assert [dict(panel.x_ticks or {}) for panel in found.panels] == [{0: "0.1", 1: "1.0"}] * 2
     marks = [{t.name: (t.x.tolist(), t.y.tolist()) for t in panel.traces} for panel in found.panels]
-    assert marks == [
-        {"holds": ([0], [0]), "fails": ([1], [0])}, {"holds": ([1], [0]), "undecided": ([0], [0])}
-    ]  # fmt: skip
+    assert marks == [{"holds": ([0], [0]), "fails": ([1], [0])}, {"holds": ([1], [0]), "undecided": ([0], [0])}]
     assert picture(found, ".png").startswith(b"\x89PNG")
 
 

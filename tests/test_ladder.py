@@ -259,8 +259,11 @@ def test_scores_say_whether_the_measured_ratio_was_in_the_interval(folder: Path,
 def numbers(record: LadderRecord, store: Path) -> str:
     """What a ladder says but for moments and times."""
     found = findings(record, Stores([store]))
-    shown = [(board.name, table.title, [{k: v for k, v in row.items() if k in KEPT} for row in table.rows])
-             for board in boards(found) for table in board.tables]  # fmt: skip
+    shown = [
+        (board.name, table.title, [{k: v for k, v in row.items() if k in KEPT} for row in table.rows])
+        for board in boards(found)
+        for table in board.tables
+    ]
     return repr(shown) + repr([sorted(rung.ratios.items()) for rung in found.rungs])
 
 

@@ -33,9 +33,14 @@ from tests.tiny_text import GROUPS, VOCABULARY, TinyText
 pytestmark = pytest.mark.numeric
 
 SHAPE = {
-    "vocab_size": VOCABULARY, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3,
-    "intermediate_size": 16, "max_position_embeddings": 20, "num_labels": 3,
-}  # fmt: skip
+    "vocab_size": VOCABULARY,
+    "hidden_size": 12,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "intermediate_size": 16,
+    "max_position_embeddings": 20,
+    "num_labels": 3,
+}
 FAMILY = {
     "bert": (BertConfig(**SHAPE), BertForSequenceClassification),
     "roberta": (RobertaConfig(**SHAPE, type_vocab_size=1, pad_token_id=2), RobertaForSequenceClassification),
@@ -262,9 +267,11 @@ def test_regrouping_cuts_the_same_projections_into_other_heads(heads: int, folde
 def test_fresh_heads_are_the_same_architecture_from_the_seed(folder: Folder) -> None:
     path = folder(whole=True)
     own, fresh, again, other = (
-        from_folder(path), from_folder(path, num_heads=4, heads="fresh"), from_folder(path, num_heads=4, heads="fresh"),
+        from_folder(path),
+        from_folder(path, num_heads=4, heads="fresh"),
+        from_folder(path, num_heads=4, heads="fresh"),
         from_folder(path, seed=1, num_heads=3, heads="fresh"),
-    )  # fmt: skip
+    )
     sizes = [{name: p.shape for name, p in task.named_parameters()} for task in (own, fresh, other)]
     assert sizes[0] == sizes[1] == sizes[2]
     name = "bert.encoder.layer.0.attention.self.query.weight"
@@ -548,10 +555,17 @@ def on_2000_rows(task: str, minilm: str) -> dict[str, Any]:
     """One epoch of MiniLM, by AdamW."""
     data = folder_with(f"{task}/train.parquet")
     return {
-        "task": task, "task.model": minilm, "task.n_train": 2000, "task.max_length": 64,
-        "opt": "adamw", "opt.lr": 5e-5, "trainer.batch_size": 16, "trainer.max_epochs": 1, "device": "cpu",
+        "task": task,
+        "task.model": minilm,
+        "task.n_train": 2000,
+        "task.max_length": 64,
+        "opt": "adamw",
+        "opt.lr": 5e-5,
+        "trainer.batch_size": 16,
+        "trainer.max_epochs": 1,
+        "device": "cpu",
         "data": data,
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.minilm

@@ -407,9 +407,12 @@ def test_the_decoder_is_the_one_written_out(options: dict[str, Any]) -> None:
 
 
 KINDS: list[dict[str, Any]] = [
-    {}, {"attention": "fixed_head", "head_dim": 6}, {"attention": "dcmha"}, {"attention": "dcmha", "window": 3},
+    {},
+    {"attention": "fixed_head", "head_dim": 6},
+    {"attention": "dcmha"},
+    {"attention": "dcmha", "window": 3},
     {"window": 3},
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("options", KINDS, ids=str)

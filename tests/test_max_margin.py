@@ -349,6 +349,10 @@ def test_an_answer_is_kept_as_plain_numbers() -> None:
         assert not isinstance(found, str)
         known = fact(found)
         assert {name: type(value) for name, value in known.items()} == {
-            "solved": bool, "norm": float, "support": int, "violation": float, "duality_gap": float
-        }  # fmt: skip
+            "solved": bool,
+            "norm": float,
+            "support": int,
+            "violation": float,
+            "duality_gap": float,
+        }
         assert known["norm"] == pytest.approx(float(found[0].norm()), rel=1e-12)

@@ -181,7 +181,7 @@ def test_arrays_become_images_with_the_published_split() -> None:
         ((IMAGES[:, :7], LABELS), {}, r"test images are \[1, 8, 8\] and train images \[1, 7, 8\]"),
         (IMAGES, {}, "train is a ndarray; make it a pair of images and labels"),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_image_is_refused(train: Any, how: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=f"mine: .*{message}"):
         made(train, **how)

@@ -293,9 +293,13 @@ def test_runs_that_are_made_alone_say_how_far_they_are(here: Path, monkeypatch: 
     config = resolve({"task": "synthetic", "opt": "ngd", "trainer.max_steps": 4, "device": "cpu"})
     assert train_cuts(Plan("p", [config]), [Cut(False, False, [[[config]]])], progress, StopRequest())
     assert shown == [
-        (0, "1 in training, 0%"), (1, "1 in training, 25%"), (1, "1 in training, 50%"), (1, "1 in training, 75%"),
-        (1, "1 in training, 100%"), (0, "waits"),
-    ]  # fmt: skip
+        (0, "1 in training, 0%"),
+        (1, "1 in training, 25%"),
+        (1, "1 in training, 50%"),
+        (1, "1 in training, 75%"),
+        (1, "1 in training, 100%"),
+        (0, "waits"),
+    ]
 
 
 @pytest.mark.deep
@@ -329,8 +333,17 @@ def start(words: list[str], folder: Path) -> "subprocess.Popen[str]":
 
 @pytest.mark.deep
 def test_workers_that_join_share_the_runs_and_one_that_is_killed_loses_nothing(cli, here: Path) -> None:
-    words = (*SWEEP, "--trainer.max_steps", "400", "--engine", "lanes", "--width", "2",
-             "--trainer.checkpoint_seconds", "1e-3")  # fmt: skip
+    words = (
+        *SWEEP,
+        "--trainer.max_steps",
+        "400",
+        "--engine",
+        "lanes",
+        "--width",
+        "2",
+        "--trainer.checkpoint_seconds",
+        "1e-3",
+    )
     _, join = plan_of(cli(*words, "--create", "--workers", "2"))
     workers = [start(join, here) for _ in range(2)]
     while not list((here / "runs").glob("*/attempt-1/last.ckpt")) and workers[0].poll() is None:
@@ -429,8 +442,11 @@ def test_a_run_that_breaks_in_a_worker_harms_no_other(cli, here: Path) -> None:
     assert answer.code == 1
     stored = {run.config["opt_options"]["lr"]: run for run in Store(here / "runs").runs()}
     assert {lr: run.status for lr, run in stored.items()} == {
-        0.1: "completed", 0.2: "failed", 0.4: "completed", 0.8: "completed"
-    }  # fmt: skip
+        0.1: "completed",
+        0.2: "failed",
+        0.4: "completed",
+        0.8: "completed",
+    }
     last = answer.err.splitlines()[-1]
     assert last.startswith(f"bench: error: run {stored[0.2].run_id} broke: ")
     assert "this step is too long" in last
@@ -493,10 +509,13 @@ def test_plans_are_listed_with_what_is_stored_of_them(cli, here: Path) -> None:
     other, _ = plan_of(cli(*SMALL, "--opt.lr", "0.1,0.2", "--create"))
     assert cli(*SMALL, "--opt.lr", "0.1").code == 0
     answer = cli("list", "plans", "--json")
-    assert (answer.code, json.loads(answer.out)) == (0, [
-        {"plan": each, "stored": 2, "runs": runs, "store": f"{here}/runs"}
-        for each, runs in sorted([(name, 8), (other, 4)])
-    ])  # fmt: skip
+    assert (answer.code, json.loads(answer.out)) == (
+        0,
+        [
+            {"plan": each, "stored": 2, "runs": runs, "store": f"{here}/runs"}
+            for each, runs in sorted([(name, 8), (other, 4)])
+        ],
+    )
     (here / "runs" / "plans" / name / "plan.json").write_text("[" * 9000)
     answer = cli("list", "plans")
     assert answer.code == 1

@@ -135,8 +135,15 @@ def test_they_are_named_by_their_module_and_no_part_of_the_list(tmp_path: Any) -
     from bench.config import resolve
 
     assert not {"separate_ngd", "length_sps"} & set(OPTIMIZERS)
-    words = {"task": "synthetic_joint", "opt": "optimizers.readings:SEPARATE_NGD", "opt.lr": 0.5,
-             "opt.head.power": 0.5, "opt.matrix.power": 1.0, "trainer.max_steps": 3, "store": str(tmp_path),
-             "device": "cpu"}  # fmt: skip
+    words = {
+        "task": "synthetic_joint",
+        "opt": "optimizers.readings:SEPARATE_NGD",
+        "opt.lr": 0.5,
+        "opt.head.power": 0.5,
+        "opt.matrix.power": 1.0,
+        "trainer.max_steps": 3,
+        "store": str(tmp_path),
+        "device": "cpu",
+    }
     result = run(resolve(words))
     assert (result.status, result.steps) == ("completed", 3)

@@ -131,8 +131,11 @@ def test_workers_and_scripts_name_the_code_of_their_study(here: Path, imported: 
     assert f"{sys.executable} -P -m bench worker --study s " in text
     assert f" --opt '{here}/a folder/fine.py:X' " in text
     assert naming(made.names, made.names, {"opt": "sgd"}, {"task": "t:T"}) == [
-        "--opt", "a folder/fine.py:X", "--task", "t:T"
-    ]  # fmt: skip
+        "--opt",
+        "a folder/fine.py:X",
+        "--task",
+        "t:T",
+    ]
     study = Studies(f"sqlite:///{here}/studies.db").create(made, "s")
     study.admit({"opt": [f"{here}/a folder/fine.py:X"]}, [])
     assert study.spec.opt == f"{here}/a folder/fine.py:X"

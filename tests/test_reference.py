@@ -24,8 +24,11 @@ from tests.entered import CPU, keep, made, seeds
 
 ROOT = Path(__file__).parents[1]
 HERE = {
-    "torch": "2.15.0", "lightning": "2.6.6", "task": TASKS["mnist"].version, "opt": OPTIMIZERS["adam"].version,
-}  # fmt: skip
+    "torch": "2.15.0",
+    "lightning": "2.6.6",
+    "task": TASKS["mnist"].version,
+    "opt": OPTIMIZERS["adam"].version,
+}
 SWEEP = "sweep --task synthetic --opt ngd,gd --opt.lr 0.1,0.3 --seeds 3 --trainer.max_steps 30 --engine lanes"
 
 PLUGIN = """
@@ -376,8 +379,11 @@ def test_shipped_results_are_small_sound_and_without_a_place_of_a_machine() -> N
     assert b'"/' not in text
     by_task: dict[str, set[tuple]] = {}
     for study in stores.studies:
-        fresh = [run for run in stores.runs if run.run_id not in study.run_ids and run.config["opt"] == study.opt
-                 and run.task == study.task]  # fmt: skip
+        fresh = [
+            run
+            for run in stores.runs
+            if run.run_id not in study.run_ids and run.config["opt"] == study.opt and run.task == study.task
+        ]
         by_task.setdefault(study.task, set()).add((len(study.trials), tuple(study.seeds), len(fresh)))
     # Equal budgets: trials, tuning seeds and fresh seeds.
     assert by_task

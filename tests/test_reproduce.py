@@ -110,8 +110,17 @@ def test_steps_of_claims_lie_before_the_end_in_every_version(name: str) -> None:
 
 
 def test_a_step_may_be_a_share_of_the_budget(folder: Path) -> None:
-    early = {"name": "early", "paper": "", "test": "slope", "arms": ["GD", "NGD"], "x": "step", "y": "loss",
-             "scale": "loglog", "at_most": 0, "window": ["0.1 budget", "1 budget"]}  # fmt: skip
+    early = {
+        "name": "early",
+        "paper": "",
+        "test": "slope",
+        "arms": ["GD", "NGD"],
+        "x": "step",
+        "y": "loss",
+        "scale": "loglog",
+        "at_most": 0,
+        "window": ["0.1 budget", "1 budget"],
+    }
     rewrite(folder, claims=[early], search=TINY["search"] | {"settings": {"trainer.max_steps": 10}, "claims": None})
     full = load("nobody/tiny")
 
@@ -156,9 +165,14 @@ def test_an_experiment_writes_figure_data_claims_and_page(cli: Any, folder: Path
     assert answer.code == 0, answer.err
     out = Path("reproduced/nobody/tiny")
     assert {path.name for path in out.iterdir()} == {
-        "report.md", "claims.json", "figure.png", "figure.pdf", "measurements.parquet", "curve.parquet",
+        "report.md",
+        "claims.json",
+        "figure.png",
+        "figure.pdf",
+        "measurements.parquet",
+        "curve.parquet",
         "validations.parquet",
-    }  # fmt: skip
+    }
     claims = json.loads((out / "claims.json").read_text())
     assert [(claim["name"], claim["verdict"]) for claim in claims["claims"]] == [("grows", "holds"), ("tiny", "fails")]
     assert claims["claims"][0]["low"] > 0.5
@@ -166,9 +180,18 @@ def test_an_experiment_writes_figure_data_claims_and_page(cli: Any, folder: Path
     assert claims["environments"][0]["cpu"]
     assert claims["versions"][0]["torch"]
     page = (out / "report.md").read_text()
-    for text in ("# Two ways downhill", "Nobody (never), figure 1", "![figure](figure.png)", "the norm \\| grows",
-                 "**holds**", "**fails**", "everything is ours", "--opt.lr 0.1", "`bench reproduce nobody/tiny`",
-                 "torch"):  # fmt: skip
+    for text in (
+        "# Two ways downhill",
+        "Nobody (never), figure 1",
+        "![figure](figure.png)",
+        "the norm \\| grows",
+        "**holds**",
+        "**fails**",
+        "everything is ours",
+        "--opt.lr 0.1",
+        "`bench reproduce nobody/tiny`",
+        "torch",
+    ):
         assert text in page, text
     assert "no evidence" not in page
     assert "\n\n\n" not in page
@@ -244,8 +267,13 @@ def test_settings_and_seeds_from_the_command_line_are_in_every_run_and_on_the_pa
 
 
 def test_settings_of_one_arm_from_the_command_line(cli: Any, folder: Path, store: Path) -> None:
-    rewrite(folder, arms={"GD": TINY["arms"]["GD"], "N = 1": TINY["arms"]["NGD"]},
-            claims=[TINY["claims"][0] | {"arms": ["N = 1"]}], quick={"seeds": [0]}, search=None)  # fmt: skip
+    rewrite(
+        folder,
+        arms={"GD": TINY["arms"]["GD"], "N = 1": TINY["arms"]["NGD"]},
+        claims=[TINY["claims"][0] | {"arms": ["N = 1"]}],
+        quick={"seeds": [0]},
+        search=None,
+    )
     words = ("--trainer.max_steps", "9", "--arm", "N = 1", "opt.lr", "0.3", "--arm", "N = 1", "trainer.max_steps", "7")
     answer = cli("reproduce", "nobody/tiny", *words)
     assert answer.code == 0, answer.err
@@ -337,8 +365,16 @@ def test_readings_may_hold_shares_of_the_budget_and_are_kept_as_steps_in_a_searc
 
 
 def test_the_norm_of_w_in_units_of_the_solutions_norm_is_a_column(cli: Any, folder: Path, store: Path) -> None:
-    claim = {"name": "rate", "paper": "", "test": "slope", "arms": ["NGD"], "x": "relative_norm_W", "y": "norm_W",
-             "scale": "linear", "at_least": 0}  # fmt: skip
+    claim = {
+        "name": "rate",
+        "paper": "",
+        "test": "slope",
+        "arms": ["NGD"],
+        "x": "relative_norm_W",
+        "y": "norm_W",
+        "scale": "linear",
+        "at_least": 0,
+    }
     rewrite(folder, claims=[claim], search=None)
     assert cli("reproduce", "nobody/tiny").code == 0
     table = pq.read_table("reproduced/nobody/tiny/measurements.parquet").to_pydict()
@@ -370,8 +406,11 @@ def test_a_map_has_holms_correction_over_the_points_of_each_claim() -> None:
     points.append(({"task.d": 3}, {}))  # an instance without a solution
     found = [{name: f.verdict for name, f in there.items()} for _, there in reproduce._map(points)]
     assert found == [
-        {"x": "holds", "y": "holds"}, {"x": "undecided", "y": "holds"}, {"x": "undecided", "y": "holds"}, {}
-    ]  # fmt: skip
+        {"x": "holds", "y": "holds"},
+        {"x": "undecided", "y": "holds"},
+        {"x": "undecided", "y": "holds"},
+        {},
+    ]
 
 
 def test_a_search_takes_settings_and_seeds_of_the_command_line_too(cli: Any, folder: Path, store: Path) -> None:
@@ -559,8 +598,15 @@ def test_bad_requests_are_one_line(cli: Any, folder: Path, words: tuple[str, ...
 
 
 CLAIM = {"name": "x", "paper": "y", "test": "reaches", "arms": ["GD"], "measure": "loss", "below": 1}
-TREND = {"name": "x", "paper": "y", "test": "trend", "arms": ["GD", "NGD"], "measure": "loss", "factor": "task.d",
-         "direction": "increases"}  # fmt: skip
+TREND = {
+    "name": "x",
+    "paper": "y",
+    "test": "trend",
+    "arms": ["GD", "NGD"],
+    "measure": "loss",
+    "factor": "task.d",
+    "direction": "increases",
+}
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ CASES = {name: ("--opt", name) for name in OPTIMIZERS} | {
     "adamw-observed": ("--opt", "adamw", "--trainer.observe", "12"),  # after 22 steps too, and 20 are made in a call
     "muon-and-sps": ("--opt", "muon", "--opt.rest", "sps", "--opt.rest.gamma", "2", "--opt.rest.max_step", "5"),
     "sps-clipped-micro": ("--opt", "sps", "--trainer.gradient_clip_val", "0.1", "--trainer.micro_batch_size", "7"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.matrix(keep=5)

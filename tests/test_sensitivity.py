@@ -31,15 +31,28 @@ def run(opt="gd", seed=0, final=None, status=None, metric="loss", split="train",
         group, _, option = name.partition("__")
         groups[group][option] = value
     config = {
-        "task": "synthetic", "opt": opt, "opt_options": groups["opt"], "task_options": groups["task"],
-        "trainer": {"max_steps": 100, "max_seconds": None}, "seed": seed, "data_seed": seed, "device": "cpu",
-    }  # fmt: skip
+        "task": "synthetic",
+        "opt": opt,
+        "opt_options": groups["opt"],
+        "task_options": groups["task"],
+        "trainer": {"max_steps": 100, "max_seconds": None},
+        "seed": seed,
+        "data_seed": seed,
+        "device": "cpu",
+    }
     name = f"synthetic-{opt}-{seed}-" + "-".join(map(str, settings.values()))
     status = status or ("diverged" if final is None else "completed")
     return RunResult(
-        name, config, status, metric=metric, split=split, final=final, best=final,
-        environment={"cpu": "A fine CPU", "gpu": None}, versions={"torch": "2.15.0"},
-    )  # fmt: skip
+        name,
+        config,
+        status,
+        metric=metric,
+        split=split,
+        final=final,
+        best=final,
+        environment={"cpu": "A fine CPU", "gpu": None},
+        versions={"torch": "2.15.0"},
+    )
 
 
 def at(lr: float, *finals: float | None, opt="gd", **rest) -> list[RunResult]:
@@ -361,10 +374,16 @@ def test_files_are_written_and_the_same_every_time(tmp_path, mode):
         assert row["run_id"] == result.run_id
     text = md.read_text("utf-8")
     for words in (
-        "Made by `bench sweep --task synthetic`", "216 runs, seeds 0 to 5", "Machine: A fine CPU (216 runs)",
-        "torch: 2.15.0 (216 runs)", "Engine: lightning (216 runs)",
-        "--task synthetic --device cpu --trainer.max_steps 100", "chosen on these seeds", "## adam", "best opt.lr",
-    ):  # fmt: skip
+        "Made by `bench sweep --task synthetic`",
+        "216 runs, seeds 0 to 5",
+        "Machine: A fine CPU (216 runs)",
+        "torch: 2.15.0 (216 runs)",
+        "Engine: lightning (216 runs)",
+        "--task synthetic --device cpu --trainer.max_steps 100",
+        "chosen on these seeds",
+        "## adam",
+        "best opt.lr",
+    ):
         assert words in text
     assert {row.count("|") for row in re.findall(r"^\|.*", text, re.M)} == {7}
     again = write(tmp_path / "again", sweep, "bench sweep --task synthetic")

@@ -11,8 +11,16 @@ from bench.papers.reproduction import CORRECTION
 from bench.papers.shipped import MOST, by_experiment, read, summary
 
 ROOT = Path(__file__).parents[1]
-CLAIM: dict[str, Any] = {"name": "x", "paper": "it falls", "said": "holds", "text": "it fell by 2", "effect": 2.0,
-                         "low": 1.0, "high": None, "unit": "nats"}  # fmt: skip
+CLAIM: dict[str, Any] = {
+    "name": "x",
+    "paper": "it falls",
+    "said": "holds",
+    "text": "it fell by 2",
+    "effect": 2.0,
+    "low": 1.0,
+    "high": None,
+    "unit": "nats",
+}
 
 
 def page(folder: Path, place: str, *claims: dict[str, Any], **changes: Any) -> None:
@@ -41,9 +49,11 @@ def test_a_table_of_counts_and_one_of_claims(cli: Any, pages: Path) -> None:
         {"paper": "b2021", "holds": 1},
     ]
     assert [(row["experiment"], row["claim"], row["said"]) for row in claims["rows"]] == [
-        ("a2020/fig1", "x", "holds"), ("a2020/fig1", "y", "small run: points to fails"),
-        ("a2020/fig2", "x", "depends on unpublished constants"), ("b2021/fig1", "|z|", "holds"),
-    ]  # fmt: skip
+        ("a2020/fig1", "x", "holds"),
+        ("a2020/fig1", "y", "small run: points to fails"),
+        ("a2020/fig2", "x", "depends on unpublished constants"),
+        ("b2021/fig1", "|z|", "holds"),
+    ]
     assert (claims["rows"][0]["effect"], claims["rows"][0]["low"], claims["rows"][0]["high"]) == (2, 1, None)
     assert claims["notes"] == ["a2020/fig2: none was made"]
     assert board["notes"] == [CORRECTION]

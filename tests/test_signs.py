@@ -365,14 +365,23 @@ def test_the_bar_of_a_sweep_holds_runs_time_to_go_and_what_workers_do(columns: i
 def test_the_least_important_goes_first() -> None:
     parts = [(2, "aa"), (0, "bbbb"), (1, ""), (3, "cc"), (1, "dd")]
     assert [fitting(parts, columns) for columns in (16, 15, 12, 8, 7)] == [
-        "aa  bbbb  cc  dd", "aa  bbbb  dd", "aa  bbbb  dd", "bbbb  dd", "bbbb",
-    ]  # fmt: skip
+        "aa  bbbb  cc  dd",
+        "aa  bbbb  dd",
+        "aa  bbbb  dd",
+        "bbbb  dd",
+        "bbbb",
+    ]
 
 
 def test_times_to_go() -> None:
     assert [clock(x) for x in (None, 0, 59.6, 3599.4, 3600, 360_000)] == [
-        "-:--", "0:00", "1:00", "59:59", "1:00:00", "100:00:00",
-    ]  # fmt: skip
+        "-:--",
+        "0:00",
+        "1:00",
+        "59:59",
+        "1:00:00",
+        "100:00:00",
+    ]
 
 
 def test_json_stays_alone_on_standard_output(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:

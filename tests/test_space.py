@@ -217,11 +217,18 @@ def test_a_grid_is_of_half_decades_from_the_middle_outwards():
 @pytest.mark.parametrize(
     ("low", "high", "middle"),
     [
-        (1e-5, 1e-1, 1e-3), (1e-4, 1.0, 0.01), (1e-2, 1e1, 0.3162), (1e-3, 1e-1, 0.01), (0.02, 0.5, 0.1),
+        (1e-5, 1e-1, 1e-3),
+        (1e-4, 1.0, 0.01),
+        (1e-2, 1e1, 0.3162),
+        (1e-3, 1e-1, 0.01),
+        (0.02, 0.5, 0.1),
         (1e-3, 10**-0.5, 0.01),  # half way between 0.01 and 0.03162, rounded down
-        (1e-2, 10**0.5, 0.1), (1.0, 10**0.5, 1.0), (1e-100, 1e100, 1.0), (0.98, 9.8, 3.162),
+        (1e-2, 10**0.5, 0.1),
+        (1.0, 10**0.5, 1.0),
+        (1e-100, 1e100, 1.0),
+        (0.98, 9.8, 3.162),
     ],
-)  # fmt: skip
+)
 def test_the_middle_of_a_grid(low, high, middle):
     assert rates(Design({"opt.lr": Range(low, high)}, "grid"), 1) == [middle]
 
@@ -238,10 +245,18 @@ def test_the_other_axes_vary_fastest():
 def test_a_grid_grows_where_its_best_is_at_an_edge():
     order, known = simulate(GRID1, valley(1e-4), 5)
     assert kinds(order) == {
-        0.1: "design", 0.03162: "design", 0.3162: "design", 0.01: "design", 1.0: "design",
-        0.003162: "extension", 0.001: "extension", 0.0003162: "extension", 0.0001: "extension",
-        3.162e-05: "extension", 1e-05: "extension",
-    }  # fmt: skip
+        0.1: "design",
+        0.03162: "design",
+        0.3162: "design",
+        0.01: "design",
+        1.0: "design",
+        0.003162: "extension",
+        0.001: "extension",
+        0.0003162: "extension",
+        0.0001: "extension",
+        3.162e-05: "extension",
+        1e-05: "extension",
+    }
     assert GRID1.best([each.point for each in order], known, "min", ALL) == {"opt.lr": 1e-4}
     order, _ = simulate(GRID1, lambda point: -valley(3.162)(point), 5, mode="max")
     assert list(kinds(order))[5:] == [3.162, 10.0]
@@ -288,8 +303,11 @@ def test_a_grid_grows_with_all_combinations_if_the_best_of_all_is_at_an_edge():
     design = Design({"opt.lr": LR, "opt.momentum": (0.0, 0.9)}, "grid")
     order, _ = simulate(design, lambda p: valley(1e-2)(p) - 9 * p["opt.momentum"] * (p["opt.lr"] == 1.0), 10)
     assert [(each.point["opt.lr"], each.point["opt.momentum"]) for each in order[10:]] == [
-        (3.162, 0.0), (3.162, 0.9), (10.0, 0.0), (10.0, 0.9),
-    ]  # fmt: skip
+        (3.162, 0.0),
+        (3.162, 0.9),
+        (10.0, 0.0),
+        (10.0, 0.9),
+    ]
     order, _ = simulate(design, lambda p: valley(0.1)(p) - p["opt.momentum"], 10)
     assert len(order) == 10  # whatever the other axes' best
 
@@ -301,9 +319,13 @@ def test_a_top_up_goes_on_with_the_order_and_lets_the_grid_grow_again():
     assert list(kinds(order).items())[5:] == [(3.162, "extension"), (10.0, "extension"), (0.003162, "top-up")]
     order, _ = simulate(GRID1, lambda p: 0.5 if p["opt.lr"] > 5 else valley(0.1)(p) + 1, 5, total=9)
     assert list(kinds(order).items())[5:] == [
-        (0.003162, "top-up"), (3.162, "top-up"), (0.001, "top-up"), (10.0, "top-up"),
-        (31.62, "extension"), (100.0, "extension"),
-    ]  # fmt: skip
+        (0.003162, "top-up"),
+        (3.162, "top-up"),
+        (0.001, "top-up"),
+        (10.0, "top-up"),
+        (31.62, "extension"),
+        (100.0, "extension"),
+    ]
     design = Design({"opt.lr": LR, "opt.c": (1, 2, 3)}, "grid")
     order, _ = simulate(design, valley(0.1), 9, total=13)
     assert len(order) == 15  # whole combinations
@@ -322,9 +344,16 @@ TWO_RANGES = Design({"opt.lr": Range(1e-4, 1.0), "opt.c": Range(0.1, 100.0)}, "g
 def test_a_grid_of_two_ranges_goes_outwards_by_their_widths():
     order = TWO_RANGES.wanted({}, "min", ALL, 9)
     assert [(each.point["opt.lr"], each.point["opt.c"]) for each in order] == [
-        (0.01, 1.0), (0.003162, 1.0), (0.03162, 1.0), (0.001, 1.0), (0.1, 1.0), (0.01, 0.1), (0.01, 10.0),
-        (0.003162, 0.1), (0.003162, 10.0),
-    ]  # fmt: skip
+        (0.01, 1.0),
+        (0.003162, 1.0),
+        (0.03162, 1.0),
+        (0.001, 1.0),
+        (0.1, 1.0),
+        (0.01, 0.1),
+        (0.01, 10.0),
+        (0.003162, 0.1),
+        (0.003162, 10.0),
+    ]
 
 
 def test_a_grid_of_two_ranges_grows_beside_its_best_until_all_neighbours_are_tried():
@@ -423,8 +452,13 @@ def test_a_sequence_fills_the_box():
     assert [each.point["opt.lr"] for each in wanted] == [0.01, 0.001, 0.1, 0.0003162, 0.03162, 0.003162, 0.3162]
     wanted = Design(TWO, "qmc").wanted({}, "min", ALL, 6)
     assert [tuple(each.point.values()) for each in wanted] == [
-        (0.01, 0.9), (0.001, 0.99), (0.1, 0.0), (0.0003162, 0.9), (0.03162, 0.99), (0.003162, 0.0),
-    ]  # fmt: skip
+        (0.01, 0.9),
+        (0.001, 0.99),
+        (0.1, 0.0),
+        (0.0003162, 0.9),
+        (0.03162, 0.99),
+        (0.003162, 0.0),
+    ]
     assert {each.kind for each in wanted} == {"design"}
 
 
@@ -616,8 +650,11 @@ def test_a_replay_grows_as_the_tuning_would_have():
     best, scored, missing = replay(GRID1, known, "min", ALL, 3)
     assert (best, missing) == ({"opt.lr": 10.0}, [])
     assert [(each.point["opt.lr"], each.kind) for each in scored[3:]] == [
-        (1.0, "extension"), (3.162, "extension"), (10.0, "extension"), (31.62, "extension"),
-    ]  # fmt: skip
+        (1.0, "extension"),
+        (3.162, "extension"),
+        (10.0, "extension"),
+        (31.62, "extension"),
+    ]
     assert replay(GRID1, known, "min", ALL, 3, total=8).missing == []
     assert replay(GRID1, known, "min", ALL, 3, total=8).scored[-1] == Wanted({"opt.lr": 0.01}, "top-up")
 

@@ -62,10 +62,14 @@ def rows_of(seed: int, articles: int, titled: bool = True) -> list[dict[str, Any
             at = len(" ".join([*words[:start], ""]))
             answers = {"text": [text] * (1 + question % 2), "answer_start": [at] * (1 + question % 2)}
             rows.append(
-                {"id": f"{article}-{paragraph}-{question}", "title": f"Article_{article}" * titled,
-                 "context": " ".join(words), "question": " ".join(words_of(draw, 2, 8)).capitalize() + "?",
-                 "answers": answers}
-            )  # fmt: skip
+                {
+                    "id": f"{article}-{paragraph}-{question}",
+                    "title": f"Article_{article}" * titled,
+                    "context": " ".join(words),
+                    "question": " ".join(words_of(draw, 2, 8)).capitalize() + "?",
+                    "answers": answers,
+                }
+            )
     return rows
 
 
@@ -398,9 +402,13 @@ def test_a_part_of_the_training_file_stands_for_it(root: Path, data: SquadData, 
 # -- the model --------------------------------------------------------------------------------------------------------
 
 SHAPE = {
-    "vocab_size": 150, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 16,
+    "vocab_size": 150,
+    "hidden_size": 12,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "intermediate_size": 16,
     "max_position_embeddings": 50,
-}  # fmt: skip
+}
 FAMILY = {
     "bert": (BertConfig(**SHAPE), BertForQuestionAnswering),
     "roberta": (RobertaConfig(**SHAPE, type_vocab_size=1, pad_token_id=0), RobertaForQuestionAnswering),
@@ -450,8 +458,14 @@ def test_logits_are_those_of_transformers_own_model_and_the_loss_is_over_tokens(
     torch.testing.assert_close(outcome.loss, torch.stack(losses).mean())
     assert torch.equal(outcome.labels, batch.labels)
     (alone,) = (data.batch("train", torch.tensor([3])),)  # nothing is padded: their loss is ours
-    (own,) = (theirs(alone.ids, start_positions=alone.labels[:, 0], end_positions=alone.labels[:, 1],
-                     token_type_ids=alone.types if kind == "bert" else None).loss,)  # fmt: skip
+    (own,) = (
+        theirs(
+            alone.ids,
+            start_positions=alone.labels[:, 0],
+            end_positions=alone.labels[:, 1],
+            token_type_ids=alone.types if kind == "bert" else None,
+        ).loss,
+    )
     torch.testing.assert_close(task.loss(alone).loss, own)
 
 
@@ -516,10 +530,18 @@ def test_options_that_data_and_model_share_are_alike() -> None:
 
 def words(root: Path, store: Path, **more: Any) -> dict[str, Any]:
     given = {
-        "task": "squad", "opt": "adamw", "data": root, "store": store, "trainer.max_steps": 12,
-        "trainer.batch_size": 20, "precision": "64-true", "device": "cpu", "task.layers": 1, "task.width": 16,
+        "task": "squad",
+        "opt": "adamw",
+        "data": root,
+        "store": store,
+        "trainer.max_steps": 12,
+        "trainer.batch_size": 20,
+        "precision": "64-true",
+        "device": "cpu",
+        "task.layers": 1,
+        "task.width": 16,
         "task.dropout": 0.2,
-    } | {f"task.{name}": value for name, value in SMALL.items()}  # fmt: skip
+    } | {f"task.{name}": value for name, value in SMALL.items()}
     return given | more
 
 

@@ -238,7 +238,7 @@ def misplaced(done: Path) -> None:
         misplaced,
     ],
     ids=["cut", "no configuration", "empty", "file", "another run"],
-)  # fmt: skip
+)
 def test_what_stands_in_place_of_a_run_is_put_aside(cli, store, harm):
     assert cli(*FIT).code == 0
     (folder,) = store.iterdir()

@@ -80,13 +80,19 @@ def made(trial: Trial, score: Score, *, metric: str = "loss") -> list[RunResult]
     config |= {"task_options": {}, "trainer": {}, "data_seed": 0, "precision": "64-true", "device": "cpu"}
     return [
         RunResult(
-            run_id=f"{slug(str(trial.point))}-{seed}", config=config | {"seed": seed},
-            status="completed" if value is not None else "diverged", metric=metric, split="train",
-            final=None if value is None else value + seed / 1e6, steps=20, wall_s=0.5, train_s=0.5,
+            run_id=f"{slug(str(trial.point))}-{seed}",
+            config=config | {"seed": seed},
+            status="completed" if value is not None else "diverged",
+            metric=metric,
+            split="train",
+            final=None if value is None else value + seed / 1e6,
+            steps=20,
+            wall_s=0.5,
+            train_s=0.5,
             validations=[{"step": step, "train_s": 0.1, metric: value} for step in (10, 20) if value is not None],
         )
         for seed in trial.seeds
-    ]  # fmt: skip
+    ]
 
 
 def drain(study: Study, score: Score = valley) -> list[Trial]:
@@ -314,8 +320,11 @@ def test_a_study_from_its_first_trial_to_the_winner_on_fresh_seeds(url: str) -> 
     assert found.fresh_values == [CONVERGED, 1e-6]
     assert [run.config["seed"] for run in found.fresh] == [0, 1]
     assert found.cost == {
-        "trial_seconds": 3.0, "trial_gradient_evaluations": 120, "fresh_seconds": 1.0, "fresh_gradient_evaluations": 40,
-    }  # fmt: skip
+        "trial_seconds": 3.0,
+        "trial_gradient_evaluations": 120,
+        "fresh_seconds": 1.0,
+        "fresh_gradient_evaluations": 40,
+    }
     stored = study.trials()[0]
     assert [run.validations for run in stored.runs] == [
         [{"step": 20, "train_s": 0.1, "loss": 0.0}]
@@ -775,10 +784,12 @@ def refused(url: str, code: int = 2) -> str:
         ("sqlite://", "name a file, such as sqlite:///studies.db"),
         ("sqlite:///:memory:", "name a file, such as sqlite:///studies.db"),
         ("postgresql+nonsense://bench:geheim@host/x", "unknown driver; write sqlite:///studies.db or"),
-        ("postgresql+psycopg2://bench:geheim@host/x",
-         "the package psycopg2 is not installed; write postgresql+psycopg:"),
+        (
+            "postgresql+psycopg2://bench:geheim@host/x",
+            "the package psycopg2 is not installed; write postgresql+psycopg:",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_url_is_refused_in_one_line_without_its_password(url: str, words: str) -> None:
     message = refused(url)
     assert words in message

@@ -464,9 +464,11 @@ OBSTACLES = [
     (("--precision", "16-mixed"), "--precision 16-mixed: lanes train in 32-true or 64-true"),
     (("--trainer.max_seconds", "100"), "--trainer.max_seconds 100: lanes share the time, so their budget is in steps"),
     (("--logger", "csv"), "--logger csv: a logger follows one run"),
-    (("--task", "tiny", "--opt.lr", "0.1,1", *(word for k, v in tiny.SIZES.items() for word in (f"--{k}", v))),
-     "the task tiny does not say that its loss is a function of weights and batch (TaskSpec.lanes)"),
-]  # fmt: skip
+    (
+        ("--task", "tiny", "--opt.lr", "0.1,1", *(word for k, v in tiny.SIZES.items() for word in (f"--{k}", v))),
+        "the task tiny does not say that its loss is a function of weights and batch (TaskSpec.lanes)",
+    ),
+]
 
 
 @pytest.mark.parametrize(("words", "reason"), OBSTACLES)
@@ -1161,8 +1163,9 @@ def test_a_store_that_may_only_be_read(sweep, store, monkeypatch):
     monkeypatch.setattr(os, "mkdir", read_only)
     answer = sweep(*FOUR, *LANES)
     assert (answer.code, last_line(answer)) == (
-        2, f"cannot write to the store {store}: Read-only file system; choose another with --store DIR",
-    )  # fmt: skip
+        2,
+        f"cannot write to the store {store}: Read-only file system; choose another with --store DIR",
+    )
 
 
 def test_a_store_that_cannot_be_made(sweep, monkeypatch, store):
@@ -1202,8 +1205,9 @@ def test_a_folder_for_the_output_that_cannot_be_written_is_found_before_anything
     monkeypatch.setattr(Path, "write_bytes", refuse)
     answer = cli("sweep", *SMALL, *FOUR)
     assert (answer.code, last_line(answer)) == (
-        2, f"cannot write to {OUT}: {os.strerror(number)}; choose another with --out DIR",
-    )  # fmt: skip
+        2,
+        f"cannot write to {OUT}: {os.strerror(number)}; choose another with --out DIR",
+    )
     assert not store.exists()
     assert not (here / OUT).parent.exists()
 
@@ -1213,8 +1217,9 @@ def test_an_output_that_breaks_after_the_training_costs_no_run(cli, store, here,
         full.setattr(Path, "write_text", no_space)
         answer = cli("sweep", *SMALL, *FOUR, *LANES)
     assert (answer.code, last_line(answer)) == (
-        2, f"cannot write to {OUT}: No space left on device; choose another with --out DIR",
-    )  # fmt: skip
+        2,
+        f"cannot write to {OUT}: No space left on device; choose another with --out DIR",
+    )
     trained.clear()
     assert cli("sweep", *SMALL, *FOUR, *LANES).code == 0
     assert trained == []

@@ -208,9 +208,14 @@ def test_a_problem_instance_belongs_to_its_seed(data_cls: Any) -> None:
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"n": 0}, r"n=0 .* in \[1, inf\)"), ({"T": 1}, r"T=1 .* in \[2, inf\)"), ({"n_test": 0}, "n_test=0"),
-     ({"d": 1}, "d=1"), ({"sigma": -1.0}, r"sigma=-1.0 .* in \[0, inf\)")],
-)  # fmt: skip
+    [
+        ({"n": 0}, r"n=0 .* in \[1, inf\)"),
+        ({"T": 1}, r"T=1 .* in \[2, inf\)"),
+        ({"n_test": 0}, "n_test=0"),
+        ({"d": 1}, "d=1"),
+        ({"sigma": -1.0}, r"sigma=-1.0 .* in \[0, inf\)"),
+    ],
+)
 @pytest.mark.parametrize("data_cls", [FixedDecoderData, MixtureTokenData])
 def test_bad_sizes_name_the_value_and_the_range(data_cls: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):

@@ -116,9 +116,11 @@ def test_every_augmented_image_is_a_shift_and_flip_of_its_source() -> None:
     for i in range(40):
         shifts = {
             (dy, dx, flip): (window.flip(-1) if flip else window)
-            for dy in range(5) for dx in range(5) for flip in (False, True)
+            for dy in range(5)
+            for dx in range(5)
+            for flip in (False, True)
             for window in [padded[i, :, dy : dy + 8, dx : dx + 8]]
-        }  # fmt: skip
+        }
         matches = [key for key, image in shifts.items() if torch.allclose(image, got[i])]
         assert len(matches) == 1
         seen.add(matches[0])

@@ -193,9 +193,16 @@ def test_the_stand_in_says_that_it_is_one(tmp_path: Path) -> None:
 
 def test_runs_on_the_stand_in_and_on_the_real_data_are_two(tmp_path: Path, store: Path) -> None:
     words = {
-        "task": "civil_comments", "opt": "sgd", "data": tmp_path, "store": store, "trainer.max_steps": 1,
-        "trainer.batch_size": 4, "device": "cpu", "task.layers": 1, "task.width": 16,
-    } | {f"task.{name}": value for name, value in SMALL.items()}  # fmt: skip
+        "task": "civil_comments",
+        "opt": "sgd",
+        "data": tmp_path,
+        "store": store,
+        "trainer.max_steps": 1,
+        "trainer.batch_size": 4,
+        "device": "cpu",
+        "task.layers": 1,
+        "task.width": 16,
+    } | {f"task.{name}": value for name, value in SMALL.items()}
     nothing_there = resolve(words)
     write_toxicity(tmp_path, "jigsaw_toxicity", "test_balanced")
     on_stand_in = run(resolve(words), progress=False)
@@ -551,16 +558,24 @@ FAULTS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "great label": (changed("label", 3, 3), r"row 3 has label 3; .*\[0, 2\]"),
     "broken label": (changed("label", 3, 0.5), r"row 3 has label 0.5; it must be a whole number"),
     "no label": (changed("label", 5, None), r"row 5 has label nan"),
-    "label in words": (lambda c: c.update(label=["neutral"] * 80),
-                       r"column 'label' holds string; .*numbers in \[0, 2\]"),
+    "label in words": (
+        lambda c: c.update(label=["neutral"] * 80),
+        r"column 'label' holds string; .*numbers in \[0, 2\]",
+    ),
     "no text": (changed("premise", 9, None), r"row 9 has no text in column 'premise' but None"),
     "numbers": (lambda c: c.update(premise=list(range(80))), r"row 0 has no text in column 'premise' but 0"),
-    "no UTF-8": (lambda c: c.update(premise=pa.array([b"\xff"] * 80).view(pa.string())),
-                 "has a text that is not UTF-8"),
+    "no UTF-8": (
+        lambda c: c.update(premise=pa.array([b"\xff"] * 80).view(pa.string())),
+        "has a text that is not UTF-8",
+    ),
     "few rows": (lambda c: c.update({k: v[:9] for k, v in c.items()}), r"train.parquet has 9 rows; at least 10"),
-    "no rows": (lambda c: c.update({k: pa.array(v[:0], pa.string() if k in ("premise", "hypothesis") else pa.int64())
-                                    for k, v in c.items()}), r"has 0 rows"),
-}  # fmt: skip
+    "no rows": (
+        lambda c: c.update(
+            {k: pa.array(v[:0], pa.string() if k in ("premise", "hypothesis") else pa.int64()) for k, v in c.items()}
+        ),
+        r"has 0 rows",
+    ),
+}
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -620,8 +635,10 @@ def test_missing_files_come_from_the_hub(tmp_path: Path, root: Path, monkeypatch
     assert MNLIData(root, **SMALL).sizes["train"] == 27
     assert asked == [("nyu-mll/glue", "mnli", "train")]
     assert sorted(path.name for path in (root / "mnli").iterdir()) == [
-        "train.parquet", "validation_matched.parquet", "validation_mismatched.parquet",
-    ]  # fmt: skip
+        "train.parquet",
+        "validation_matched.parquet",
+        "validation_mismatched.parquet",
+    ]
 
 
 # -- commands ---------------------------------------------------------------------------------------------------------
@@ -687,9 +704,17 @@ def test_requests_that_cannot_be_met_are_one_line(cli: Cli, words: list[str], me
 @pytest.mark.numeric
 def test_a_run_reports_both_validation_sets_and_micro_batches_change_nothing(root: Path, store: Path) -> None:
     words = {
-        "task": "mnli", "opt": "adamw", "data": root, "store": store, "trainer.max_steps": 6, "trainer.batch_size": 12,
-        "precision": "64-true", "task.layers": 1, "task.width": 16, "task.dropout": 0.2,
-    } | {f"task.{name}": value for name, value in SMALL.items()}  # fmt: skip
+        "task": "mnli",
+        "opt": "adamw",
+        "data": root,
+        "store": store,
+        "trainer.max_steps": 6,
+        "trainer.batch_size": 12,
+        "precision": "64-true",
+        "task.layers": 1,
+        "task.width": 16,
+        "task.dropout": 0.2,
+    } | {f"task.{name}": value for name, value in SMALL.items()}
     results = [run(resolve(words | more), progress=False) for more in ({}, {"trainer.micro_batch_size": 5})]
     curves = [np.array(read_curve(store / result.run_id))[:, 1] for result in results]
     np.testing.assert_allclose(curves[0], curves[1], rtol=1e-9)
@@ -732,8 +757,11 @@ def test_metrics_on_both_validation_sets_are_those_of_scikit_learn(root: Path) -
 @pytest.mark.deep
 def test_little_of_a_batch_of_real_pairs_is_padding(real_text: Path, tmp_path: Path) -> None:
     (tmp_path / "mnli").mkdir()
-    names = {"train": "validation_mismatched", "validation_matched": "validation_matched",
-             "validation_mismatched": "validation_matched"}  # fmt: skip
+    names = {
+        "train": "validation_mismatched",
+        "validation_matched": "validation_matched",
+        "validation_mismatched": "validation_matched",
+    }
     for name, real in names.items():  # not the training file: to tokenise it takes ten seconds
         (tmp_path / "mnli" / f"{name}.parquet").symlink_to((real_text / "mnli" / f"{real}.parquet").resolve())
     data = MNLIData(tmp_path, scratch=True)

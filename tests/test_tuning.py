@@ -137,8 +137,12 @@ def test_from_a_command_to_tuned_settings(cli, here: Path, store: Path, monkeypa
     assert answer.err.count("(fresh seed)") == 3
     folder = here / "tuned" / "synthetic"
     assert sorted(path.name for path in folder.rglob("*.*")) == [
-        "sensitivity.csv", "sensitivity.md", "sensitivity.pdf", "sensitivity.png", "sgd.yaml"
-    ]  # fmt: skip
+        "sensitivity.csv",
+        "sensitivity.md",
+        "sensitivity.pdf",
+        "sensitivity.png",
+        "sgd.yaml",
+    ]
     runs = list(Store(store).runs())
     assert Counter((run.status, run.engine, run.config["seed"]) for run in runs) == {
         ("completed", "lightning", seed): n for seed, n in ((1000, 5), (1001, 5), (0, 1), (1, 1), (2, 1))
@@ -245,8 +249,9 @@ def test_settings_that_training_samples_chose_are_noted_where_held_out_ones_are_
     assert ranked.code == 0, ranked.err
     assert "training samples" not in ranked.err + ranked.out
     assert {run.config["task"]: (run.select_split, run.tuned_on) for run in Store(store).runs()} == {
-        "mha_dm1": ("val", "train"), "synthetic": ("train", "train")
-    }  # fmt: skip
+        "mha_dm1": ("val", "train"),
+        "synthetic": ("train", "train"),
+    }
 
 
 @pytest.mark.deep
@@ -270,9 +275,14 @@ def test_lanes_find_what_lightning_finds(cli, tmp_path: Path) -> None:
 
 CPUS = sorted(os.sched_getaffinity(0))
 LONG = {
-    "task": "synthetic", "opt": SLOW, "opt.lr": "0.03,0.1,0.3,1", "device": "cpu", "trainer.max_steps": "300",
-    "trainer.val_every": "20", "trainer.checkpoint_seconds": "0.1",
-}  # fmt: skip
+    "task": "synthetic",
+    "opt": SLOW,
+    "opt.lr": "0.03,0.1,0.3,1",
+    "device": "cpu",
+    "trainer.max_steps": "300",
+    "trainer.val_every": "20",
+    "trainer.checkpoint_seconds": "0.1",
+}
 """Settings of runs that sleep for three seconds."""
 LONG_WORDS = [word for name, value in LONG.items() for word in (f"--{name}", value)]
 LONG_WORDS += ["--seeds", "1000,", "--report_seeds", "0,"]
@@ -302,9 +312,14 @@ class Tuning:
         command += ["--workers", str(workers)]
         with self.said.open("w") as file:
             self.process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment, cwd=folder,
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                env=environment,
+                cwd=folder,
                 process_group=0,
-            )  # fmt: skip
+            )
 
     def workers(self) -> list[int]:
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
@@ -336,9 +351,14 @@ def gone(pid: int) -> bool:
     ],
 )
 def test_whatever_is_killed_nothing_is_lost_and_nothing_done_twice(
-    cli, request: pytest.FixtureRequest, database: str, number: signal.Signals, tmp_path: Path,
-    undisturbed: dict[Any, Any], tunings: list[Tuning],
-) -> None:  # fmt: skip
+    cli,
+    request: pytest.FixtureRequest,
+    database: str,
+    number: signal.Signals,
+    tmp_path: Path,
+    undisturbed: dict[Any, Any],
+    tunings: list[Tuning],
+) -> None:
     url: str = request.getfixturevalue(database)
     study, store = begin(url, 4, **LONG), Store(tmp_path / "runs")
 
@@ -786,8 +806,9 @@ def test_processors_are_shared_by_workers(monkeypatch: pytest.MonkeyPatch) -> No
 def test_each_worker_has_its_own_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cut(monkeypatch, "auto", cpus=8, gpus=2) == [Slot((0, 1, 2, 3), ("0",), 4), Slot((4, 5, 6, 7), ("1",), 4)]
     assert cut(monkeypatch, "auto", cpus=8, gpus=4, devices=2) == [
-        Slot((0, 1, 2, 3), ("0", "1"), 2), Slot((4, 5, 6, 7), ("2", "3"), 2),
-    ]  # fmt: skip
+        Slot((0, 1, 2, 3), ("0", "1"), 2),
+        Slot((4, 5, 6, 7), ("2", "3"), 2),
+    ]
     assert [slot.gpus for slot in cut(monkeypatch, "1", cpus=2, gpus=2)] == [("0",)]
     assert Slot((), ("0", "1"), 2).environment == {"OMP_NUM_THREADS": "2", "CUDA_VISIBLE_DEVICES": "0,1"}
     config = small_spec().config({"opt.lr": 1.0}, 0, {}).model_copy(update={"device": "cuda"})
@@ -831,9 +852,13 @@ def test_a_worker_keeps_to_its_slot(here: Path, sqlite_url: str, store: Path, mo
         assert workers.work(study, TuningProgress("a study", "loss", enabled=False))
     said, _ = heard
     assert said == {
-        "study": study.name, "threads": 5, "gpus": "3", "cpus": str(cpu), "storage": sqlite_url,
+        "study": study.name,
+        "threads": 5,
+        "gpus": "3",
+        "cpus": str(cpu),
+        "storage": sqlite_url,
         "words": f"-P -m bench worker --events --engine lanes --processes 1 --shared-by 1 --opt x.py:X --store {store}",
-    }  # fmt: skip
+    }
 
 
 # -- words ------------------------------------------------------------------------------------------------------------
@@ -1002,9 +1027,12 @@ def test_the_reference_suite_is_its_parts_at_equal_budgets() -> None:
 @pytest.mark.deep
 def test_a_plan_makes_nothing_and_a_suite_what_it_says(cli, here: Path) -> None:
     content = {
-        "title": "a suite", "tasks": {"synthetic": {"trainer.max_steps": 20, "device": "cpu"}},
-        "optimizers": ["gd", "ngd"], "tune": {"trials": 3, "seeds": 1}, "seeds": 2,
-    }  # fmt: skip
+        "title": "a suite",
+        "tasks": {"synthetic": {"trainer.max_steps": 20, "device": "cpu"}},
+        "optimizers": ["gd", "ngd"],
+        "tune": {"trials": 3, "seeds": 1},
+        "seeds": 2,
+    }
     (here / "my.yaml").write_text(yaml.safe_dump(content))
     plan = cli("suite", "my.yaml", "--plan")
     assert plan.code == 0, plan.err

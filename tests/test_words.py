@@ -14,10 +14,18 @@ from optimizers import OPTIMIZERS
 from tests.test_cli import fails
 
 BASE = {
-    "suite": ("theory",), "plot": ("curves",), "sql": ("select 1",), "merge": ("a", "b"), "diff": ("a", "b"),
-    "new": ("optimizer", "mine"), "list": ("runs",), "show": ("sngd",), "data": ("status",), "completion": ("bash",),
+    "suite": ("theory",),
+    "plot": ("curves",),
+    "sql": ("select 1",),
+    "merge": ("a", "b"),
+    "diff": ("a", "b"),
+    "new": ("optimizer", "mine"),
+    "list": ("runs",),
+    "show": ("sngd",),
+    "data": ("status",),
+    "completion": ("bash",),
     "race": ("synthetic",),
-}  # fmt: skip
+}
 """Words without which a command says that they are missing."""
 
 
@@ -142,19 +150,25 @@ def test_bad_words_of_a_command(cli, store, name) -> None:
         ("leaderboard --opt.lr 3", "--opt.lr: bench leaderboard has no such setting; see `bench leaderboard -h`"),
         ("check sgd --task.n 3", "--task.n is an option of a task: name the task with --task TASK"),
         ("data status --opt.lr 3", "--opt.lr: bench data has no such setting"),
-        ("fit cifar10 sngd", "unexpected word 'cifar10': settings are written --name value; write bench fit --task"
-         " cifar10 --opt sngd"),
+        (
+            "fit cifar10 sngd",
+            "unexpected word 'cifar10': settings are written --name value; write bench fit --task cifar10 --opt sngd",
+        ),
         ("fit mnist", "write bench fit --task mnist --opt OPTIMIZER"),
         ("fit --task mnist sngd", "write bench fit --task mnist --opt sngd"),
         ("sweep mnist sgd adam", "write bench sweep --task mnist --opt sgd,adam"),
         ("tune mnist sgd", "write bench tune --task mnist --opt sgd"),
         ("fit mnist sgd,adam", "fit trains one optimizer; write bench sweep --task mnist --opt sgd,adam"),
         ("fit --task mnist --opt sgd adam", "write bench sweep --task mnist --opt sgd,adam"),
-        ("fit --task mnist --opt sgd,adam", "--opt sgd,adam: bench fit trains one optimizer; write bench sweep --task"
-         " mnist --opt sgd,adam"),
+        (
+            "fit --task mnist --opt sgd,adam",
+            "--opt sgd,adam: bench fit trains one optimizer; write bench sweep --task mnist --opt sgd,adam",
+        ),
         ("fit --task mnist,lm --opt sgd", "--task mnist,lm: bench fit trains one task"),
-        ("fit --task mnist --opt sgd --opt.lr 1e-3:1e0:7", "--opt.lr 1e-3:1e0:7: bench fit trains one run; `bench"
-         " sweep` takes several values"),
+        (
+            "fit --task mnist --opt sgd --opt.lr 1e-3:1e0:7",
+            "--opt.lr 1e-3:1e0:7: bench fit trains one run; `bench sweep` takes several values",
+        ),
         ("fit --task mnist --opt sgd --task.depth 1,2", "`bench sweep` takes several values"),
         ("fit --task mnist --opt sgnd", "unknown optimizer 'sgnd'; did you mean 'sngd'?"),
         ("fit --task mnist --opt ngds", "unknown optimizer 'ngds'; did you mean 'ngd'?"),
@@ -169,7 +183,7 @@ def test_bad_words_of_a_command(cli, store, name) -> None:
         ("check sgd --only ,", "--only ,: it is empty; write A,B"),
         ("report -o ''", "--out"),
     ],
-)  # fmt: skip
+)
 def test_what_other_programs_call_it(cli, words: str, hint: str) -> None:
     if words.endswith("''"):
         assert "-o '': it must name a folder or file" in fails(cli, "report", "-o", "")
@@ -247,9 +261,18 @@ def test_the_distance_of_words(one: str, other: str, cost: float) -> None:
 
 @pytest.mark.parametrize(
     ("word", "near"),
-    [("sgnd", "sngd"), ("gsd", "sgd"), ("adma", "adam"), ("SGD", "sgd"), ("adamww", "adamw"), ("lion", None),
-     ("moun", "muon"), ("x", None), ("", None)],
-)  # fmt: skip
+    [
+        ("sgnd", "sngd"),
+        ("gsd", "sgd"),
+        ("adma", "adam"),
+        ("SGD", "sgd"),
+        ("adamww", "adamw"),
+        ("lion", None),
+        ("moun", "muon"),
+        ("x", None),
+        ("", None),
+    ],
+)
 def test_the_nearest_optimizer(word: str, near: str | None) -> None:
     assert nearest(word, OPTIMIZERS) == near
 

@@ -56,10 +56,16 @@ CELLS = (
     Cell("mnist", "vision", {"task": "mnist"}, _EPOCH, 0.1),
     Cell("cifar10", "vision", {"task": "cifar10"}, _EPOCH, 0.1),
     Cell("sst2 from scratch", "text", {"task": "sst2", "task.scratch": "true"}, _EPOCH, 0.5),
-    Cell("sst2 with MiniLM, 4,000 rows", "text", {"task": "sst2", "task.n_train": 4000, "task.max_length": 64},
-         _EPOCH, 0.5, full=False),
+    Cell(
+        "sst2 with MiniLM, 4,000 rows",
+        "text",
+        {"task": "sst2", "task.n_train": 4000, "task.max_length": 64},
+        _EPOCH,
+        0.5,
+        full=False,
+    ),
     Cell("lm", "lm", {"task": "lm"}, {"trainer.max_steps": 400}, math.log(65)),
-)  # fmt: skip
+)
 _RATES = [1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0, 3.0]
 TRIED: dict[str, dict[str, list[float]]] = {
     "sgd": {"lr": _RATES[4:9]},
@@ -153,10 +159,15 @@ def _mode(cell: Cell) -> str:
 def _short_table(family: str, found: Mapping[str, Any]) -> Table:
     cells = [cell for cell in CELLS if cell.family == family]
     rows = [
-        {"opt": opt, "setting": _spoken(point), **{cell.name: own["scores"][cell.name][i] for cell in cells},
-         "chosen": "chosen" if own["chosen"] == point else ""}
-        for opt, own in found.items() for i, point in enumerate(points(opt))
-    ]  # fmt: skip
+        {
+            "opt": opt,
+            "setting": _spoken(point),
+            **{cell.name: own["scores"][cell.name][i] for cell in cells},
+            "chosen": "chosen" if own["chosen"] == point else "",
+        }
+        for opt, own in found.items()
+        for i, point in enumerate(points(opt))
+    ]
     columns = [Column("opt", "optimizer"), Column("setting", "setting", markup="code")]
     return Table("", [*columns, *(Column(cell.name, cell.name) for cell in cells), Column("chosen", " ")], rows)
 
@@ -178,13 +189,16 @@ has the smallest gap to the best score of its optimizer, on the task with the la
 def page(measured: Mapping[str, Any]) -> str:
     """The page of what was measured."""
     lines = [
-        "# Defaults of the stochastic optimizers, by family of tasks", "",
+        "# Defaults of the stochastic optimizers, by family of tasks",
+        "",
         "Made by `make defaults` (`tools/defaults.py`). One seed; the settings tried are ours.",
-        f"Machine: {measured['machine']}.", "",
-    ]  # fmt: skip
+        f"Machine: {measured['machine']}.",
+        "",
+    ]
     for family, found in measured["families"].items():
-        short = [f"{cell.name}: {_spoken(cell.short).replace('trainer.', '')}" for cell in CELLS
-                 if cell.family == family]  # fmt: skip
+        short = [
+            f"{cell.name}: {_spoken(cell.short).replace('trainer.', '')}" for cell in CELLS if cell.family == family
+        ]
         lines += [f"## {family}", ""]
         lines += [f"Validation score of short runs ({'; '.join(short)}).", _HOW, ""]
         lines += [*markdown_table(_short_table(family, found)), ""]

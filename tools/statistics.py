@@ -266,40 +266,48 @@ def repeated_coverage(
 def retuning_lines() -> list[str]:
     """What intervals with the noise of tuning cover."""
     optima = {"at a setting": 0.0, "between two": 0.5}
-    cases = [(f"{name} noise, optimum {where}", noise, at) for name, noise in NOISE.items()
-             for where, at in optima.items()]  # fmt: skip
+    cases = [
+        (f"{name} noise, optimum {where}", noise, at) for name, noise in NOISE.items() for where, at in optima.items()
+    ]
     fresh, designs = (5, 10), [(k, n) for k in (3, 5) for n in (5, 10)]
     rows = [
         (f"{name}, correlation {of:g}", [x for s in (3, 5) for x in retuned_coverage(s, noise, at, of, fresh)])
-        for name, noise, at in cases for of in (1, 0.5)
-    ]  # fmt: skip
+        for name, noise, at in cases
+        for of in (1, 0.5)
+    ]
     over = [
         (f"{name}, correlation {of:g}", [repeated_coverage(k, noise, at, n, of) for k, n in designs])
-        for name, noise, at in cases for of in (0, 0.5, 0.9)
-    ]  # fmt: skip
+        for name, noise, at in cases
+        for of in (0, 0.5, 0.9)
+    ]
     plain, ours, several = (
         f"{min(map(min, of)):.0%} to {max(map(max, of)):.0%}"
         for of in ([row[::2] for _, row in rows], [row[1::2] for _, row in rows], [row for _, row in over])
     )
     return [
-        "## The noise of tuning (4,000 simulations)", "",
+        "## The noise of tuning (4,000 simulations)",
+        "",
         "How often an interval contains the mean result of an optimizer *with its tuning*, over tunings and seeds. Of"
         f" {len(SETTINGS)} settings on a grid, tuning chooses the one with the best median over the tuning seeds; the"
         " result grows with the squared distance to the optimum. The noise between seeds is 0.3, 1 or 3 times the"
         " cost of one grid step next to the optimum, with this correlation between the selection and the reporting"
         " split. S are tuning seeds, n fresh ones; *plain* is the t-interval over the fresh seeds, *ours* the"
-        " column `with the noise of tuning` from one study.", "",
+        " column `with the noise of tuning` from one study.",
+        "",
         *table([f"S = {s}, n = {n}, {kind}" for s in (3, 5) for n in fresh for kind in ("plain", "ours")], rows),
         f"Ours covers {ours}, where the plain one covers {plain}: it is not a 95 % interval, but closer to one."
         " Coverage is lowest where tuning rarely misses a clear optimum, since most studies then show no other"
         " choice, and highest where neighbouring settings are equally good, since the noise of their runs then counts"
-        " as noise of the choice.", "",
+        " as noise of the choice.",
+        "",
         "Over repeated studies (S = 3) with the same n fresh seeds; studies that choose the same setting share its"
         " runs, and"
-        " the runs of one seed at two settings have this correlation:", "",
+        " the runs of one seed at two settings have this correlation:",
+        "",
         *table([f"{k} studies, n = {n}" for k, n in designs], over),
-        f"These cover {several}.", "",
-    ]  # fmt: skip
+        f"These cover {several}.",
+        "",
+    ]
 
 
 # -- more seeds -------------------------------------------------------------------------------------------------------
@@ -381,18 +389,25 @@ def race_lines() -> list[str]:
     mean, wanted = float(spent.mean()), float(better[1:].mean())
     sign, t = fixed_seeds(wanted, sign_power), fixed_seeds(wanted, t_power)
     return [
-        "## Races", "",
-        f"`bench race` with one pair, from 5 seeds to at most {MOST_RACED} (exact, normal differences):", "",
-        *table([f"{effect:g} deviations" for effect in EFFECTS], [
-            ("seeds on average", [f"{x:.1f}" for x in spent]),
-            ("says better", list(better)), ("says worse", list(worse)),
-        ]),
+        "## Races",
+        "",
+        f"`bench race` with one pair, from 5 seeds to at most {MOST_RACED} (exact, normal differences):",
+        "",
+        *table(
+            [f"{effect:g} deviations" for effect in EFFECTS],
+            [
+                ("seeds on average", [f"{x:.1f}" for x in spent]),
+                ("says better", list(better)),
+                ("says worse", list(worse)),
+            ],
+        ),
         f"Over these effects, equally likely, a race uses {mean:.1f} seeds and has a power of {wanted:.0%}. A fixed"
         f" design with this power takes {sign} seeds with the sign test, which guarantees the same for one look"
         f" ({mean / sign:.0%}), and {t} with the paired t-test, which is valid only for normal differences"
         f" ({mean / t:.0%}). The goal of at most 75 % is met against the first and not against the second: a test"
-        " valid for every distribution needs more seeds.", "",
-    ]  # fmt: skip
+        " valid for every distribution needs more seeds.",
+        "",
+    ]
 
 
 # -- the page ---------------------------------------------------------------------------------------------------------
@@ -404,8 +419,9 @@ def table(heads: Sequence[str], rows: Sequence[tuple[str, Sequence[float | str]]
     """A Markdown table of shares."""
     lines = [f"| | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
     for name, shares in rows:
-        cells = [share if isinstance(share, str) else "-" if math.isnan(share) else f"{share:.{digits}%}"
-                 for share in shares]  # fmt: skip
+        cells = [
+            share if isinstance(share, str) else "-" if math.isnan(share) else f"{share:.{digits}%}" for share in shares
+        ]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return [*lines, ""]
 

@@ -362,11 +362,18 @@ def load(store: "Place | Sequence[Place] | None" = None) -> Runs:
 
 
 def board(
-    name: str = "quality", *, store: "Place | Sequence[Place] | None" = None, task: str | Sequence[str] | None = None,
-    opt: str | Sequence[str] | None = None, only: "Settings | None" = None,
-    settings: Literal["best", "tuned", "default", "all"] = "best", mixed_versions: bool = False,
-    reference: str | None = None, target: float | None = None, reference_results: bool = True,
-) -> Table:  # fmt: skip
+    name: str = "quality",
+    *,
+    store: "Place | Sequence[Place] | None" = None,
+    task: str | Sequence[str] | None = None,
+    opt: str | Sequence[str] | None = None,
+    only: "Settings | None" = None,
+    settings: Literal["best", "tuned", "default", "all"] = "best",
+    mixed_versions: bool = False,
+    reference: str | None = None,
+    target: float | None = None,
+    reference_results: bool = True,
+) -> Table:
     """Compare optimizers from the stored runs, with verdicts and intervals (`bench leaderboard`).
 
     Args:
@@ -396,11 +403,19 @@ def board(
 
 
 def plot(
-    chart: str = "forest", *, y: str | None = None, store: "Place | Sequence[Place] | None" = None,
-    task: str | Sequence[str] | None = None, opt: str | Sequence[str] | None = None, only: "Settings | None" = None,
-    settings: Literal["best", "tuned", "default", "all"] = "best", mixed_versions: bool = False,
-    reference: str | None = None, target: float | None = None, reference_results: bool = True,
-) -> "Figure":  # fmt: skip
+    chart: str = "forest",
+    *,
+    y: str | None = None,
+    store: "Place | Sequence[Place] | None" = None,
+    task: str | Sequence[str] | None = None,
+    opt: str | Sequence[str] | None = None,
+    only: "Settings | None" = None,
+    settings: Literal["best", "tuned", "default", "all"] = "best",
+    mixed_versions: bool = False,
+    reference: str | None = None,
+    target: float | None = None,
+    reference_results: bool = True,
+) -> "Figure":
     """Draw stored runs, a panel for each problem (`bench plot`).
 
     Args:
@@ -459,9 +474,16 @@ def _plugin_errors() -> Iterator[None]:
 
 
 def _runs(
-    configs: "Sequence[RunConfig]", shown: SweepProgress, plan: str, tuned_by: Any = None, *, engine: "Engine | None",
-    workers: int | str | None, width: int | None, memory: str | None,
-) -> Runs:  # fmt: skip
+    configs: "Sequence[RunConfig]",
+    shown: SweepProgress,
+    plan: str,
+    tuned_by: Any = None,
+    *,
+    engine: "Engine | None",
+    workers: int | str | None,
+    width: int | None,
+    memory: str | None,
+) -> Runs:
     """The results of runs, after training the missing ones."""
     from bench.execute import Effort
     from bench.execute.command import results_of
@@ -479,9 +501,15 @@ def _places(data: "Place | None", store: "Place | None") -> dict[str, Path]:
 
 
 def _words(
-    task: str, opts: "Sequence[Opt]", store: Path, task_options: "Settings | None", trainer: "Settings | None",
-    settings: "Settings | None", hyperparameters: "Settings", **top: Any,
-) -> dict[str, Any]:  # fmt: skip
+    task: str,
+    opts: "Sequence[Opt]",
+    store: Path,
+    task_options: "Settings | None",
+    trainer: "Settings | None",
+    settings: "Settings | None",
+    hyperparameters: "Settings",
+    **top: Any,
+) -> dict[str, Any]:
     """Settings in dotted form."""
     found: dict[str, Any] = {"task": task, "opt": ",".join(name_of(opt, store) for opt in opts)}
     for group, own in (("task", task_options), ("opt", hyperparameters), ("trainer", trainer)):
@@ -549,9 +577,16 @@ def _folders(store: "Place | Sequence[Place] | None") -> list[Path]:
 
 
 def _asked(
-    store: "Place | Sequence[Place] | None", task: Any, opt: Any, only: "Settings | None", settings: str,
-    mixed_versions: bool, reference: str | None, target: float | None, reference_results: bool,
-) -> tuple[Any, Any]:  # fmt: skip
+    store: "Place | Sequence[Place] | None",
+    task: Any,
+    opt: Any,
+    only: "Settings | None",
+    settings: str,
+    mixed_versions: bool,
+    reference: str | None,
+    target: float | None,
+    reference_results: bool,
+) -> tuple[Any, Any]:
     from bench.boards.cli import asked
     from bench.text import word_of
 

@@ -45,9 +45,11 @@ class Table:
         `table` is the title of the row's table.
         """
         return [
-            {"table": table["title"], **row} for board in as_json([self.board]) for table in board["tables"]
+            {"table": table["title"], **row}
+            for board in as_json([self.board])
+            for table in board["tables"]
             for row in table["rows"]
-        ]  # fmt: skip
+        ]
 
     def markdown(self) -> str:
         """As Markdown."""

@@ -229,7 +229,8 @@ def _place_of(name: str, value: Any) -> tuple[str, str] | None:
         if found is value:
             return home, own
     there = [
-        each for each, module in [*sys.modules.items()] if each != "__main__" and vars(module).get(name) is value
-        and not each.startswith("_")
-    ]  # fmt: skip
+        each
+        for each, module in [*sys.modules.items()]
+        if each != "__main__" and vars(module).get(name) is value and not each.startswith("_")
+    ]
     return (min(there, key=lambda each: (each.count("."), len(each), each)), name) if there else None

@@ -17,10 +17,13 @@ from bench.results.stats import Interval
 from bench.results.table import Board, Column, Table
 
 SHOWN = {
-    "entropy": "entropy of attention (nats)", "top_token": "attention on the most attended token",
-    "rank": "attention rank", "saturated": "fraction of saturated queries", "norm_QK": "norm of W_QK",
+    "entropy": "entropy of attention (nats)",
+    "top_token": "attention on the most attended token",
+    "rank": "attention rank",
+    "saturated": "fraction of saturated queries",
+    "norm_QK": "norm of W_QK",
     "stable_rank_QK": "stable rank of W_QK",
-}  # fmt: skip
+}
 """Quantities of the board and of `bench plot attention`, averaged over heads; `bench sql` has the others."""
 WINDOW = 0.1
 """A run's training loss after t steps is the mean of its batches' losses over this share of the t steps. Ours."""
@@ -123,14 +126,16 @@ def attention_board(found: Collected, tables: Tables, reference: str | None = No
             )
         columns = [
             *WHO,
-            *(Column(name, title, f"{title}: mean over heads, then over seeds with 95 % t-interval, at equal loss", 3)
-              for name, title in SHOWN.items()),
+            *(
+                Column(name, title, f"{title}: mean over heads, then over seeds with 95 % t-interval, at equal loss", 3)
+                for name, title in SHOWN.items()
+            ),
             Column("difference", "entropy minus reference's", "mean over common seeds with 95 % t-interval", 3),
             Column("end_entropy", "entropy at the end", "after the last step", 3),
             Column("end_top_token", "most attended token at the end", "after the last step", 3),
             Column("end_stable_rank_QK", "stable rank of W_QK at the end", "after the last step", 3),
             *EVERY,
-        ]  # fmt: skip
+        ]
         name = f" ({of.name} is the reference)" if of is not None else ""
         notes = [f"equal loss: training loss {level:.4g}, the lowest that every run reaches{name}"]
         shown.append(Table(problem.name, columns, rows, notes))

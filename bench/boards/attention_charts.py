@@ -13,9 +13,11 @@ from bench.results.chart import Chart
 
 CURVED = {
     "sharpness": "sharpness x step size (edge of gradient descent: 2)",
-    "edge": "curvature x step along the update (edge: 2)", "noise_scale": "gradient noise scale (samples)",
-    "update_cosine": "cosine of successive updates", "update_ratio_matrix": "update / weights of matrices",
-}  # fmt: skip
+    "edge": "curvature x step along the update (edge: 2)",
+    "noise_scale": "gradient noise scale (samples)",
+    "update_cosine": "cosine of successive updates",
+    "update_ratio_matrix": "update / weights of matrices",
+}
 """Quantities of `bench plot stability`."""
 
 

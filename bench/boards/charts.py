@@ -223,10 +223,13 @@ def performance_profile(asked: Asked) -> Chart:
         "the reference is fixed, so further entrants change no curve (AlgoPerf's profiles are against the fastest"
         " entrant)",
         f"area below each curve on this logarithmic axis, at most 1 (AlgoPerf's is linear, from 1 to 4): {areas}",
-        *(f"{name} counts as missing the target where it has no runs to compare: {', '.join(where)}"
-          for name, where in missing.items() if where),
+        *(
+            f"{name} counts as missing the target where it has no runs to compare: {', '.join(where)}"
+            for name, where in missing.items()
+            if where
+        ),
         *([f"settings chosen on these seeds: {', '.join(chosen_here)}"] if chosen_here else []),
-    ]  # fmt: skip
+    ]
     ticks = {1 / FARTHEST: "1/4", 0.5: "1/2", 1.0: "1", 2.0: "2", FARTHEST: "4"}
     traces = [_shares(name, own, whole) for name, own in ratios.items()]
     panel = Panel(key, title, x, y, "x", traces, "\n".join(notes), (-0.03, 1.03), (1 / FARTHEST, FARTHEST), ticks)

@@ -29,9 +29,14 @@ def asked(args: Args) -> tuple[Any, Any]:
         only[name.removeprefix("--")] = value
     stores = open_stores(args)
     found = collect(
-        stores, tasks=args.task, opts=args.opt, only=only, settings=args.settings, mixed_versions=args.mixed_versions,
+        stores,
+        tasks=args.task,
+        opts=args.opt,
+        only=only,
+        settings=args.settings,
+        mixed_versions=args.mixed_versions,
         reference=args.reference,
-    )  # fmt: skip
+    )
     known = sorted({name for entry in found.chosen for name in (entry.opt, entry.name)})
     if args.reference is not None and args.reference not in known:
         raise unknown("optimizer of --reference", args.reference, known)
@@ -121,8 +126,14 @@ def _plot(words: list[str]) -> int:
         remark("note", f"{panel.title}: not drawn, since {panel.note}")
     if args.json:
         panels = [{"title": p.title, "drawn": bool(p.traces), "note": p.note} for p in chart.panels]
-        answer({"out": args.out, "panels": panels, "damaged": [*map(str, stores.damaged), *what.found.damaged],
-                "notes": what.found.notes})  # fmt: skip
+        answer(
+            {
+                "out": args.out,
+                "panels": panels,
+                "damaged": [*map(str, stores.damaged), *what.found.damaged],
+                "notes": what.found.notes,
+            }
+        )
     return code
 
 

@@ -120,9 +120,12 @@ def collect(
                 raise unknown(f"{kind} in {stores.shown}", each, there)
     tasks = tasks and sorted({bare(run.config["task"]) for run in runs if run.names["task"] & {*tasks}})
     runs = _filtered(
-        runs, tasks, None if opts is None else {*opts, *({reference} if reference else REFERENCES)}, only or {},
+        runs,
+        tasks,
+        None if opts is None else {*opts, *({reference} if reference else REFERENCES)},
+        only or {},
         stores.shipped,
-    )  # fmt: skip
+    )
     if not any(opts is None or bare(run.config["opt"]) in opts for run in runs):
         raise UserError(f"no run in {stores.shown} matches --task, --opt and --only")
     entries = entries_of(runs, by_id, stores.studies)
@@ -160,9 +163,12 @@ def _conformance(entry: Entry, checks: Iterable[CheckRecord]) -> str | None:
 
 
 def _filtered(
-    runs: Sequence[RunResult], tasks: Sequence[str] | None, opts: Iterable[str] | None, only: Mapping[str, str],
+    runs: Sequence[RunResult],
+    tasks: Sequence[str] | None,
+    opts: Iterable[str] | None,
+    only: Mapping[str, str],
     shipped: Collection[str],
-) -> list[RunResult]:  # fmt: skip
+) -> list[RunResult]:
     if "status" in only:
         raise UserError("--only status: comparisons always include diverged and stopped runs")
     known = {name for run in runs for name in facts(run)} if only else set()
@@ -304,8 +310,11 @@ def _of_these_versions(runs: Sequence[RunResult], shipped: Collection[str], note
     """The runs, without reference results made with other versions of a task or an optimizer."""
     kept, old = [], Counter[str]()
     for run in runs:
-        here = {"task": TASKS.own.get(bare(run.config["task"])), "opt": OPTIMIZERS.own.get(bare(run.config["opt"])),
-                "rest": OPTIMIZERS.own.get(str(run.config["opt_options"].get(REST)))}  # fmt: skip
+        here = {
+            "task": TASKS.own.get(bare(run.config["task"])),
+            "opt": OPTIMIZERS.own.get(bare(run.config["opt"])),
+            "rest": OPTIMIZERS.own.get(str(run.config["opt_options"].get(REST))),
+        }
         other = [kind for kind, spec in here.items() if spec is not None and spec.version != run.versions.get(kind)]
         if run.run_id in shipped and other:
             old[run.task] += 1

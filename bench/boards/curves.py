@@ -21,10 +21,16 @@ MOST_POINTS = 200
 SPAN = 10
 """Ratio of largest to smallest value above which an axis is logarithmic. Ours."""
 WORDS = {
-    "loss": "training loss", "grad_norm": "norm of the gradient", "alignment": "alignment (cosine)",
-    "raw_step": "step size before its cap", "applied_step": "step size", "distance": "distance of directions",
-    "test_loss": "test loss", "train_error": "training error (fraction)", "test_error": "test error (fraction)",
-}  # fmt: skip
+    "loss": "training loss",
+    "grad_norm": "norm of the gradient",
+    "alignment": "alignment (cosine)",
+    "raw_step": "step size before its cap",
+    "applied_step": "step size",
+    "distance": "distance of directions",
+    "test_loss": "test loss",
+    "train_error": "training error (fraction)",
+    "test_error": "test error (fraction)",
+}
 """Axis labels of columns; others have their own name."""
 
 

@@ -153,9 +153,14 @@ def entries_of(
             kind = "tuned" if won else "default" if default else "by hand"
             problem, (_, opt, source, _) = places.problems[place[0]], place
             entries[place] = Entry(
-                problem=problem, opt=opt, options=run.config["opt_options"], kind=kind, default=default, source=source,
+                problem=problem,
+                opt=opt,
+                options=run.config["opt_options"],
+                kind=kind,
+                default=default,
+                source=source,
                 studies=sorted(won, key=lambda study: (-len(study.trials), study.name)),
-            )  # fmt: skip
+            )
         _add(entries[place], run)
         if run.tuned_by and entries[place].kind == "by hand":
             entries[place].kind, entries[place].tuned_elsewhere = "tuned", True
@@ -195,9 +200,18 @@ class _Places:
     def of(self, run: RunResult) -> Place:
         config = run.config
         own = [
-            config["task"], run.problem, run.part, run.metric, run.mode, run.target, run.measures,
-            config["opt"], run.versions.get("opt_package"), config["opt_options"], run.task_name,
-        ]  # fmt: skip
+            config["task"],
+            run.problem,
+            run.part,
+            run.metric,
+            run.mode,
+            run.target,
+            run.measures,
+            config["opt"],
+            run.versions.get("opt_package"),
+            config["opt_options"],
+            run.task_name,
+        ]
         text = json.dumps(own)
         if text not in self._known:
             task, opt, package = bare(own[0]), bare(own[7]), str(own[8])

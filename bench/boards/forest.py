@@ -68,10 +68,15 @@ def _panel(key: str, asked: Asked, problem: Problem, entries: Sequence[Entry]) -
         bar = tuple(np.clip(own[k : k + 1], *limits) for k in (0, 1)) if np.isfinite(own).any() else None
         traces.append(
             Trace(
-                entry.name, np.array([middle.mean]), np.array([y]), marks="all", joined=False, x_band=bar,
+                entry.name,
+                np.array([middle.mean]),
+                np.array([y]),
+                marks="all",
+                joined=False,
+                x_band=bar,
                 hollow=not found.sign,
             )
-        )  # fmt: skip
+        )
     counts = [found.n for _, found, _ in rows]
     notes = [
         "points: median over common seeds; filled if the verdict is decided, hollow if not",

@@ -62,8 +62,9 @@ def _said(found: Collected, problem: Problem, entries: Sequence[Entry], referenc
     if "too few seeds" in groups:
         sentences.append(f"Too few seeds to judge {those('too few seeds')}.")
     if "selected on these seeds" in groups:
-        sentences.append(f"Settings were selected on these seeds, so there is no verdict on"
-                         f" {those('selected on these seeds')}.")  # fmt: skip
+        sentences.append(
+            f"Settings were selected on these seeds, so there is no verdict on {those('selected on these seeds')}."
+        )
     if "not compared" in groups:
         sentences.append(f"Not compared: {_listed([entry.name for entry in groups['not compared']])}.")
     if said:

@@ -23,19 +23,22 @@ from bench.store.record import RunResult
 from bench.text import cell
 
 KINDS = {
-    "forest": ("Effects against the reference",
-               "Effect size of each optimizer against the reference of the problem, paired by seed."),
+    "forest": (
+        "Effects against the reference",
+        "Effect size of each optimizer against the reference of the problem, paired by seed.",
+    ),
     "curves": ("Training loss", "Loss against optimizer steps, at the settings of the tables."),
     "sensitivity": ("Sensitivity", "Score against the first searched setting."),
-    "profile": ("Runs at the target",
-                "Share of runs at the task's target, by fraction of the budget."),
-    "performance_profile": ("Performance profiles",
-                            "Share of problems solved within a multiple of the reference's steps."),
+    "profile": ("Runs at the target", "Share of runs at the task's target, by fraction of the budget."),
+    "performance_profile": (
+        "Performance profiles",
+        "Share of problems solved within a multiple of the reference's steps.",
+    ),
     "steps": ("Step sizes", "Step sizes of methods that compute them, before (raw) and after (applied) the cap."),
     "budget": ("Tuning budget", "The expected best of k trials."),
     "attention": ("Attention", "Attention during training, averaged over heads."),
     "stability": ("Stability", "Sharpness, gradient noise and updates during training."),
-}  # fmt: skip
+}
 """Captions of each kind of chart."""
 FIRST = "forest"
 """The kind shown before the boards."""
@@ -57,16 +60,28 @@ def page(asked: Asked, runs: int, stores: Sequence[str], damaged: int = 0) -> st
     kinds = [_kind(kind, *KINDS[kind], make(asked)) for kind, make in CHARTS.items()]
     damaged += len({*asked.found.damaged})  # boards and charts may have found more
     return _written(
-        boards, kinds, headlines(asked.found, asked.reference), first=FIRST, runs=runs, shown=len(made), stores=stores,
-        damaged=damaged, notes=list(map(cell, asked.found.notes)), reference=asked.reference,
+        boards,
+        kinds,
+        headlines(asked.found, asked.reference),
+        first=FIRST,
+        runs=runs,
+        shown=len(made),
+        stores=stores,
+        damaged=damaged,
+        notes=list(map(cell, asked.found.notes)),
+        reference=asked.reference,
         entries=[_made(i, entry) for i, entry in enumerate(entries)],
-    )  # fmt: skip
+    )
 
 
 def other_page(
-    title: str, lead: Sequence[str], said: Sequence[tuple[str, str]], boards: Sequence[Board],
-    kinds: Mapping[str, tuple[str, str, Chart]], reading: Sequence[str],
-) -> str:  # fmt: skip
+    title: str,
+    lead: Sequence[str],
+    said: Sequence[tuple[str, str]],
+    boards: Sequence[Board],
+    kinds: Mapping[str, tuple[str, str, Chart]],
+    reading: Sequence[str],
+) -> str:
     """A page of other boards and charts, in the same form.
 
     Args:
@@ -79,9 +94,16 @@ def other_page(
     """
     charts = [_kind(kind, *of) for kind, of in kinds.items()]
     return _written(
-        [_board(board, {}) for board in boards], charts, said, first=next(iter(kinds), ""), title=title, lead=lead,
-        reading=reading, notes=[], entries=[],
-    )  # fmt: skip
+        [_board(board, {}) for board in boards],
+        charts,
+        said,
+        first=next(iter(kinds), ""),
+        title=title,
+        lead=lead,
+        reading=reading,
+        notes=[],
+        entries=[],
+    )
 
 
 def _written(
@@ -91,16 +113,23 @@ def _written(
 
     light, dark = variables("".join(panel["svg"] for kind in kinds for panel in kind["panels"]))
     environment = Environment(
-        loader=PackageLoader("bench.boards", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True
-    )  # fmt: skip
+        loader=PackageLoader("bench.boards", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
     environment.filters |= {"digest": _digest, "clean": cell}
     values = {"title": "Optimizers on attention models", "lead": None, "reading": None} | more
     return environment.get_template("page.html.j2").render(
-        version=__version__, boards=[board for board in boards if board["tables"]],
+        version=__version__,
+        boards=[board for board in boards if board["tables"]],
         kinds=[kind for kind in kinds if kind["panels"]],
-        headlines=[(cell(name), cell(words)) for name, words in said], light=light, dark=dark, **values,
-    )  # fmt: skip
+        headlines=[(cell(name), cell(words)) for name, words in said],
+        light=light,
+        dark=dark,
+        **values,
+    )
 
 
 def _digest(script: str) -> str:
@@ -116,9 +145,11 @@ def _board(board: Board, made: dict[str, int]) -> dict[str, Any]:
     bare = [f"{table.title}: nothing to show" for table in board.tables if not table.rows]
     notes = [note for table in board.tables if not table.rows for note in table.notes]
     return {
-        "key": board.name, "title": board.title, "notes": list(map(cell, (*board.notes, *bare, *notes))),
+        "key": board.name,
+        "title": board.title,
+        "notes": list(map(cell, (*board.notes, *bare, *notes))),
         "tables": [_table(table, made) for table in board.tables if table.rows],
-    }  # fmt: skip
+    }
 
 
 def _table(table: Table, made: dict[str, int]) -> dict[str, Any]:
@@ -178,15 +209,23 @@ def _made(place: int, entry: Entry) -> dict[str, Any]:
     """Explanation of a row."""
     studies = {entry.study.name} if entry.study else {run.tuned_by for run in entry.runs.values() if run.tuned_by}
     versions = {
-        "torch": "torch", "lightning": "lightning", "task": "task version", "opt": "optimizer version",
+        "torch": "torch",
+        "lightning": "lightning",
+        "task": "task version",
+        "opt": "optimizer version",
         "rest": "version of the rest",
-    }  # fmt: skip
+    }
     return {
-        "place": place, "name": cell(entry.name), "problem": cell(entry.problem.name), "kind": entry.kind,
-        "n": len(entry.runs), "study": cell(sorted(studies)) if studies else None,
+        "place": place,
+        "name": cell(entry.name),
+        "problem": cell(entry.problem.name),
+        "kind": entry.kind,
+        "n": len(entry.runs),
+        "study": cell(sorted(studies)) if studies else None,
         "versions": {words: cell(entry.versions[name]) for name, words in versions.items() if name in entry.versions},
-        "machines": cell(entry.machines), "commands": list(map(cell, commands(entry.runs.values()))),
-    }  # fmt: skip
+        "machines": cell(entry.machines),
+        "commands": list(map(cell, commands(entry.runs.values()))),
+    }
 
 
 def commands(runs: Iterable[RunResult]) -> list[str]:

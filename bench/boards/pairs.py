@@ -53,10 +53,12 @@ def _table(found: Collected, problem: Problem, entries: list[Entry], reference: 
     columns = [
         Column("places", "rank interval", "ranks compatible with the decided pairs"),
         Column("opt", "optimizer", "name, with the hyperparameters that distinguish rows of the same name"),
-        *(Column(f"over{j}", f"against {entry.name}", "of the row; tied: no difference found")
-          for j, entry in enumerate(sound)),
+        *(
+            Column(f"over{j}", f"against {entry.name}", "of the row; tied: no difference found")
+            for j, entry in enumerate(sound)
+        ),
         Column("n", "n", "finished runs, one per seed"),
-    ]  # fmt: skip
+    ]
     left = [f"{name} is not compared: {why}" for name, why in refused.items()]
     number = len(sound) * (len(sound) - 1) // 2
     return Table(f"{problem.name}: Holm over {number} pairs", columns, rows, [*([floor] if floor else []), *left])

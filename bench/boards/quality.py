@@ -53,30 +53,44 @@ def quality(found: Collected, reference: str | None = None) -> Board:
             retuned, why = with_tuning_noise(found, entry, metric)
             silent += [f"{entry.name} ({why})"] * bool(why)
             rows.append(
-                row | {
-                    "final": metric.mean(entry) or lost(entry), "final_tuned": retuned, "best": at_best.mean(entry),
+                row
+                | {
+                    "final": metric.mean(entry) or lost(entry),
+                    "final_tuned": retuned,
+                    "best": at_best.mean(entry),
                     "trials": len(entry.study.trials) if entry.study else None,
                 }
-            )  # fmt: skip
+            )
         mean = "geometric mean" if metric.log else "mean"
         columns = [
             *WHO,
-            Column("final", metric.words, (f"at the last step, {mean} over seeds with 95 % t-interval;"
-                                     f" {'greater' if problem.mode == 'max' else 'smaller'} is better")),
+            Column(
+                "final",
+                metric.words,
+                (
+                    f"at the last step, {mean} over seeds with 95 % t-interval;"
+                    f" {'greater' if problem.mode == 'max' else 'smaller'} is better"
+                ),
+            ),
             Column("final_tuned", "with the noise of tuning", TUNING_NOISE),
             *verdicts.columns,
-            Column("best", "at the best step",
-                   "the same at the step that is best on the selection split: secondary and optimistic"),
+            Column(
+                "best",
+                "at the best step",
+                "the same at the step that is best on the selection split: secondary and optimistic",
+            ),
             Column("trials", "trials", "tried settings"),
             *EVERY,
-        ]  # fmt: skip
+        ]
         notes = [said] if said else []
         notes += budget_notes(entries)
         if silent:
             notes.append(f"no interval with the noise of tuning: {', '.join(silent)}")
         if ref is None:
-            notes.append(f"the reference {reference or problem.reference} has no runs in these stores, so there are"
-                         f" no verdicts: make some with bench suite, or choose another with --reference")  # fmt: skip
+            notes.append(
+                f"the reference {reference or problem.reference} has no runs in these stores, so there are"
+                f" no verdicts: make some with bench suite, or choose another with --reference"
+            )
         elif ref.kind != "tuned" and not ref.best_of:
             notes.append(f"the reference {ref.name} is not tuned ({ref.settings}), so verdicts favour tuned optimizers")
         if any(v == CONVERGED for e in entries for v in metric.values(e)):

@@ -21,10 +21,13 @@ FEW_SEEDS = 3
 
 WHO = [
     Column("opt", "optimizer", "name, with the hyperparameters that distinguish rows of the same name"),
-    Column("settings", "settings",
-           "tuned: winner of a study, on fresh seeds; best of N: winner of a sweep, on the seeds that chose it;"
-           " default; by hand"),
-]  # fmt: skip
+    Column(
+        "settings",
+        "settings",
+        "tuned: winner of a study, on fresh seeds; best of N: winner of a sweep, on the seeds that chose it;"
+        " default; by hand",
+    ),
+]
 EVERY = [
     Column("n", "n", "finished runs, one per seed"),
     Column("runs", "runs", "how they ended"),
@@ -36,11 +39,19 @@ EVERY = [
 def who(entry: Entry) -> dict[str, Any]:
     """The values of a row that every board has."""
     return {
-        "opt": entry.name, "settings": entry.settings, "task": entry.problem.task, "problem": entry.problem.name,
-        "options": entry.options, "n": len(entry.runs), "runs": entry.statuses, "conformance": entry.conformance,
-        "flags": flags(entry), "versions": entry.versions, "machines": entry.machines,
+        "opt": entry.name,
+        "settings": entry.settings,
+        "task": entry.problem.task,
+        "problem": entry.problem.name,
+        "options": entry.options,
+        "n": len(entry.runs),
+        "runs": entry.statuses,
+        "conformance": entry.conformance,
+        "flags": flags(entry),
+        "versions": entry.versions,
+        "machines": entry.machines,
         "run_ids": sorted(run.run_id for run in entry.runs.values()),
-    }  # fmt: skip
+    }
 
 
 def flags(entry: Entry) -> list[str]:
@@ -139,11 +150,13 @@ class Verdicts:
         told = found.sign or words == "selected on these seeds"
         more = None if told else advice(found.n, found.wins, found.losses)
         return {
-            "verdict": words, "won": f"{found.wins} of {found.n}", "effect": found.effect,
+            "verdict": words,
+            "won": f"{found.wins} of {found.n}",
+            "effect": found.effect,
             "more": found.told or (more and f"after {' to '.join(map(str, sorted({*more})))}"),
             "compared": {"n": found.n, "wins": found.wins, "losses": found.losses, "without_value": list(found.lost)},
             "is_reference": False,
-        }  # fmt: skip
+        }
 
     @property
     def named(self) -> str:

@@ -81,25 +81,37 @@ def speed(found: Collected, target: float | None = None, reference: str | None =
             median = median_steps(entry, [step for step, _ in at])
             count = sum(step is not None for step, _ in at)
             rows.append(
-                who(entry) | verdicts.values(entry, compared) | {
-                    "reached": stats.share_interval(count, len(runs)), "count": f"{count} of {len(runs)}",
-                    "steps": median, "budget": max(run.steps for run in runs),
+                who(entry)
+                | verdicts.values(entry, compared)
+                | {
+                    "reached": stats.share_interval(count, len(runs)),
+                    "count": f"{count} of {len(runs)}",
+                    "steps": median,
+                    "budget": max(run.steps for run in runs),
                     **{f"seconds on {name}": _seconds(entry, name, target, mode) for name in machines},
                 }
-            )  # fmt: skip
+            )
         columns = [
             *WHO,
             *verdicts.columns,
             Column("count", "reached", f"runs whose selection {problem.metric} reached {goal:g}"),
             Column("reached", "share", "share of runs that reached the target, exact 95 % interval", 2),
-            Column("steps", "median steps",
-                   "optimizer steps to the target, 95 % interval from 6 runs on; runs that miss it are censored at"
-                   " the budget"),
-            *(Column(f"seconds on {name}", "median seconds" + f" ({i})" * (len(machines) > 1),
-                     f"training time to the target, over the runs on {name}")
-              for i, name in enumerate(machines, 1)),
+            Column(
+                "steps",
+                "median steps",
+                "optimizer steps to the target, 95 % interval from 6 runs on; runs that miss it are censored at"
+                " the budget",
+            ),
+            *(
+                Column(
+                    f"seconds on {name}",
+                    "median seconds" + f" ({i})" * (len(machines) > 1),
+                    f"training time to the target, over the runs on {name}",
+                )
+                for i, name in enumerate(machines, 1)
+            ),
             *EVERY,
-        ]  # fmt: skip
+        ]
         own: list[str] = []
         if all(len(run.validations) <= 1 for entry in entries for run in entry.runs.values()):
             own.append(

@@ -81,14 +81,18 @@ def theory(found: Collected, tables: Tables, reference: str | None = None) -> Bo
             infima = [run.infimum or 0.0 for run in runs]
             rates = [loss_rate(each, infimum) for each, infimum in zip(own, infima, strict=True)]
             rows.append(
-                who(entry) | verdict | {
+                who(entry)
+                | verdict
+                | {
                     "aligned": f"{sum(step is not None for step in at)} of {len(at)}" if column else None,
                     "steps": median_steps(entry, at) if column else None,
                     "alignment": mean_interval([_last(each, column) for each in own]) if column else None,
-                    "rate": _mean(rates), "direction": _mean([direction_rate(each) for each in own]),
-                    "solved": _solved(runs), "trials": len(entry.study.trials) if entry.study else None,
+                    "rate": _mean(rates),
+                    "direction": _mean([direction_rate(each) for each in own]),
+                    "solved": _solved(runs),
+                    "trials": len(entry.study.trials) if entry.study else None,
                 }
-            )  # fmt: skip
+            )
         columns = [
             *WHO,
             *([

@@ -33,12 +33,18 @@ def tuning(found: Collected) -> Board:
             expected = expected_scores(entry)
             basin = basin_width(entry)
             rows.append(
-                who(entry) | {f"k{k}": expected[k - 1] if k <= len(expected) else None for k in budgets} | {
-                    "trials": len(expected), "expected": expected, "basin": basin and basin[0],
-                    "open": basin and basin[1], "basin_text": _basin_text(basin), "gain": _gain(entry, found),
+                who(entry)
+                | {f"k{k}": expected[k - 1] if k <= len(expected) else None for k in budgets}
+                | {
+                    "trials": len(expected),
+                    "expected": expected,
+                    "basin": basin and basin[0],
+                    "open": basin and basin[1],
+                    "basin_text": _basin_text(basin),
+                    "gain": _gain(entry, found),
                     "diverged_trials": sum(trial["score"] is None for trial in entry.study.trials),
                 }
-            )  # fmt: skip
+            )
         rows.sort(key=lambda row: (row["opt"],))
         score = f"selection {problem.metric}{' (suboptimality gap where it is known)' * (problem.metric == 'loss')}"
         columns = [

@@ -25,10 +25,15 @@ from bench.text import comparable, duration, number, word_of
 from optimizers.plugins import bare, slug
 
 COLUMNS = (
-    Column("run", "run"), Column("status", "status"), Column("begun", "begun"), Column("time", "time", side="right"),
-    Column("steps", "steps", side="right"), Column("seed", "seed"), Column("result", "result"),
+    Column("run", "run"),
+    Column("status", "status"),
+    Column("begun", "begun"),
+    Column("time", "time", side="right"),
+    Column("steps", "steps", side="right"),
+    Column("seed", "seed"),
+    Column("result", "result"),
     Column("settings", "settings"),
-)  # fmt: skip
+)
 _FORM = "%Y-%m-%dT%H:%M:%SZ"
 _UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 _STUDY = "study "
@@ -370,10 +375,16 @@ def as_json(found: Iterable[Line], stores: Stores) -> list[dict[str, Any]]:
     studies = studies_of(stores)
     return [
         {
-            **result_json(run, stores.place(run.run_id).parent), "reason": run.reason, "begun": run.begun or None,
-            "seed": run.config["seed"], "data_seed": run.config["data_seed"], "engine": run.engine, "plan": run.plan,
-            "study": studies.get(run.run_id), "settings": run.chosen,
+            **result_json(run, stores.place(run.run_id).parent),
+            "reason": run.reason,
+            "begun": run.begun or None,
+            "seed": run.config["seed"],
+            "data_seed": run.config["data_seed"],
+            "engine": run.engine,
+            "plan": run.plan,
+            "study": studies.get(run.run_id),
+            "settings": run.chosen,
         }
         for line in found
         for run in line.runs
-    ]  # fmt: skip
+    ]

@@ -188,9 +188,14 @@ class _Views:
             for number, trial in enumerate(record.trials):
                 own = {name: trial.get(name) for name in ("kind", "state", "score", "runs")}
                 yield {
-                    "study": record.name, "task": record.task, "opt": record.opt, "number": number, **own,
-                    "point": _json(trial.get("point")), "is_winner": record.winner in trial["runs"],
-                }  # fmt: skip
+                    "study": record.name,
+                    "task": record.task,
+                    "opt": record.opt,
+                    "number": number,
+                    **own,
+                    "point": _json(trial.get("point")),
+                    "is_winner": record.winner in trial["runs"],
+                }
 
     def _load(self, con: "DuckDBPyConnection", name: str, rows: Iterable[dict[str, Any]]) -> None:
         """Make a view a table of these rows."""
@@ -198,9 +203,14 @@ class _Views:
 
         kinds = VIEWS[name]
         arrow = {
-            "varchar": pa.string(), "json": pa.string(), "bigint": pa.int64(), "double": pa.float64(),
-            "boolean": pa.bool_(), "varchar[]": pa.list_(pa.string()), "timestamp": pa.string(),
-        }  # fmt: skip
+            "varchar": pa.string(),
+            "json": pa.string(),
+            "bigint": pa.int64(),
+            "double": pa.float64(),
+            "boolean": pa.bool_(),
+            "varchar[]": pa.list_(pa.string()),
+            "timestamp": pa.string(),
+        }
         schema = pa.schema([(column, arrow[kind]) for column, kind in kinds.items()])
         columns = ", ".join(f"{column}::{kind} as {column}" for column, kind in kinds.items())
         _keep(con, name, pa.Table.from_pylist(list(rows), schema), columns)
@@ -301,11 +311,18 @@ def _run_row(run: RunResult, study: str | None) -> dict[str, Any]:
     config = run.config
     return {
         **{name: value for name, value in vars(run).items() if name in VIEWS["runs"]},
-        "task": config["task"], "opt": config["opt"], "seed": config["seed"], "data_seed": config["data_seed"],
-        "machine": run.machine, "torch": _text(run.versions.get("torch")), "versions": _json(run.versions),
-        "settings": _json(settings_of(config)), "metrics": _json(run.metrics), "study": study,
+        "task": config["task"],
+        "opt": config["opt"],
+        "seed": config["seed"],
+        "data_seed": config["data_seed"],
+        "machine": run.machine,
+        "torch": _text(run.versions.get("torch")),
+        "versions": _json(run.versions),
+        "settings": _json(settings_of(config)),
+        "metrics": _json(run.metrics),
+        "study": study,
         "begun": run.begun or None,
-    }  # fmt: skip
+    }
 
 
 def _text(value: Any) -> str | None:

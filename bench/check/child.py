@@ -55,9 +55,13 @@ class Child:
         alone = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", INSIDE: "1", "PYTHONUNBUFFERED": "1"}
         self.process = subprocess.Popen(
             python_command("-c", _CODE, str(write)),
-            stdin=subprocess.PIPE, stdout=self.output, stderr=subprocess.STDOUT, pass_fds=(write,),
-            env={**os.environ, **alone}, start_new_session=True,
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=self.output,
+            stderr=subprocess.STDOUT,
+            pass_fds=(write,),
+            env={**os.environ, **alone},
+            start_new_session=True,
+        )
         os.close(write)
         assert self.process.stdin is not None
         with suppress(BrokenPipeError):

@@ -214,9 +214,12 @@ def _about(subject: Any) -> dict[str, Any]:
     }
     target = spec.target if isinstance(spec, OptimizerSpec) else ":".join(place_of(spec.module))
     return {
-        "target": target, "version": spec.version, "package": spec.package, "versions": versions,
+        "target": target,
+        "version": spec.version,
+        "package": spec.package,
+        "versions": versions,
         "arguments": arguments,
-    }  # fmt: skip
+    }
 
 
 def main() -> None:

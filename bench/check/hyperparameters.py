@@ -96,9 +96,12 @@ def _start(subject: Subject) -> Halves:
 
 
 def _moved(
-    subject: Subject, arguments: Mapping[str, Any] | None = None, own: Sequence[Mapping[str, Any]] = ({}, {}),
-    order: Sequence[int] = (0, 1), shifted: int | None = None,
-) -> Halves:  # fmt: skip
+    subject: Subject,
+    arguments: Mapping[str, Any] | None = None,
+    own: Sequence[Mapping[str, Any]] = ({}, {}),
+    order: Sequence[int] = (0, 1),
+    shifted: int | None = None,
+) -> Halves:
     """Weights after some steps with synthetic gradients, always the same.
 
     Args:

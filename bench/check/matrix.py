@@ -170,12 +170,14 @@ def _packages(found: Sequence[Row]) -> Table:
     own = {package: [row.report for row in found if row.package == package] for package in packages}
     values = [
         {
-            "package": package, "optimizers": len(own[package]), "built": sum(map(_built, own[package])),
+            "package": package,
+            "optimizers": len(own[package]),
+            "built": sum(map(_built, own[package])),
             "clean": sum(report.ok for report in own[package]),
             "spotless": sum(not report.failed for report in own[package]),
         }
         for package in packages
-    ]  # fmt: skip
+    ]
     return Table("By package", columns, values)
 
 
@@ -238,7 +240,7 @@ def _totals(found: Sequence[Row], checks: Sequence[str]) -> Table:
         {"check": c, "meaning": CHECKS[c].meaning, "severity": _severity(c), "tolerance": CHECKS[c].tolerance}
         | {word: count[c][word] for word in WORDS}
         for c in checks
-    ]  # fmt: skip
+    ]
     return Table("By check", columns, values)
 
 
@@ -284,9 +286,12 @@ def _page(found: Sequence[Row], whole: Board) -> str:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
-        loader=PackageLoader("bench", "check"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True
-    )  # fmt: skip
+        loader=PackageLoader("bench", "check"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
     verdicts = {row.report.name: {v.check: v for v in row.report.verdicts} for row in found}
     return environment.get_template("matrix.html.j2").render(board=whole, verdicts=verdicts, said=said, cell=cell)
 

@@ -15,9 +15,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 # Operations that need values on the host, to return them or to know the size of the result.
 _READS = {
-    "_local_scalar_dense", "is_nonzero", "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive",
-    "equal", "bincount",
-}  # fmt: skip
+    "_local_scalar_dense",
+    "is_nonzero",
+    "nonzero",
+    "masked_select",
+    "_unique2",
+    "unique_dim",
+    "unique_consecutive",
+    "equal",
+    "bincount",
+}
 # Methods without an operation if the tensor is already on the host.
 _METHODS = {"cpu", "numpy", "tolist", "__array__"}
 

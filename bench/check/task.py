@@ -63,9 +63,15 @@ class TaskSubject:
     def config(self, **more: Any) -> RunConfig:
         """A configuration of few steps; `more` has `__` in the place of dots."""
         settings: dict[str, Any] = {
-            "task": self.name, "opt": "sgdm", "opt.lr": _LR, "device": "cpu", "precision": "64-true",
-            "trainer.max_steps": _STEPS, "store": tempfile.gettempdir(), **self._data,
-        }  # fmt: skip
+            "task": self.name,
+            "opt": "sgdm",
+            "opt.lr": _LR,
+            "device": "cpu",
+            "precision": "64-true",
+            "trainer.max_steps": _STEPS,
+            "store": tempfile.gettempdir(),
+            **self._data,
+        }
         if self._size is not None:
             settings["trainer.batch_size"] = min(_BATCH, self._size)
         settings |= {f"task.{name}": value for name, value in self.arguments.items()}

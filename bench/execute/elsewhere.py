@@ -79,9 +79,14 @@ def publish(title: str, configs: Sequence[RunConfig], args: Args, device: str | 
     words = ["worker", "--plan", plan.name, *memory, *naming(*names), *where]
     gpus = 0 if device == "cpu" else configs[0].trainer.devices
     text = script(
-        plan.name, bench_command(*words), count, gpus, places["store"], options_of(args.sbatch),
+        plan.name,
+        bench_command(*words),
+        count,
+        gpus,
+        places["store"],
+        options_of(args.sbatch),
         only_if=places["store"] / PLANS / plan.name / PLAN,
-    )  # fmt: skip
+    )
     if args.print:
         print(text, end="")
         note(f"plan {plan.name} must be in the store: the same command with --create instead of --slurm --print")

@@ -141,12 +141,16 @@ class Plan:
         own = {run_id: settings_of(as_stored(config)) for run_id, config in self.by_id.items()}
         first = next(iter(own.values()))
         common = {
-            name: value for name, value in first.items()
+            name: value
+            for name, value in first.items()
             if all(name in each and repr(each[name]) == repr(value) for each in own.values())
-        }  # fmt: skip
+        }
         code = {(config.task, config.opt): config.spec_versions for config in self.configs}
         return {
-            "title": self.title, "tuned_by": self.tuned_by, "engine": self.engine, "width": self.width,
+            "title": self.title,
+            "tuned_by": self.tuned_by,
+            "engine": self.engine,
+            "width": self.width,
             "shares": self.shares,
             "code": [{"task": task, "opt": opt, "versions": versions} for (task, opt), versions in code.items()],
             "common": common,
@@ -154,7 +158,7 @@ class Plan:
                 run_id: {name: value for name, value in each.items() if name not in common}
                 for run_id, each in own.items()
             },
-        }  # fmt: skip
+        }
 
 
 def missing(configs: Sequence[RunConfig]) -> dict[str, RunConfig]:

@@ -143,9 +143,13 @@ class Pool:
         process = subprocess.Popen(
             bench_command(*self._words),
             env={**os.environ, **slot.environment, **self._environment},
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            text=True, errors="replace", start_new_session=True,  # Ctrl-C is for us, who hand it on
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # Ctrl-C is for us, who hand it on
+        )
         if slot.cpus and hasattr(os, "sched_setaffinity"):
             with suppress(OSError):
                 os.sched_setaffinity(process.pid, slot.cpus)

@@ -26,9 +26,14 @@ from bench.grammar.values import (
 
 def _place(name: str, text: str, *, setting: bool = False) -> Option:
     return Option(
-        name, f"{text} (default: $BENCH_{name.upper()}, else ./{FOLDERS[name]})", "DIR", partial(place, name),
-        None if setting else partial(place, name), completes="folder", setting=setting,
-    )  # fmt: skip
+        name,
+        f"{text} (default: $BENCH_{name.upper()}, else ./{FOLDERS[name]})",
+        "DIR",
+        partial(place, name),
+        None if setting else partial(place, name),
+        completes="folder",
+        setting=setting,
+    )
 
 
 def _out(text: str, value: str = "DIR", **more: Any) -> Option:
@@ -37,39 +42,74 @@ def _out(text: str, value: str = "DIR", **more: Any) -> Option:
 
 DATA = _place("data", "folder of the data sets")
 STORE = _place("store", "folder of the runs")
-STORES = Option("store", "folder of the runs; several are read as one (default: $BENCH_STORE, else ./runs)", "DIR",
-                partial(place, "store"), many=True, completes="folder")  # fmt: skip
+STORES = Option(
+    "store",
+    "folder of the runs; several are read as one (default: $BENCH_STORE, else ./runs)",
+    "DIR",
+    partial(place, "store"),
+    many=True,
+    completes="folder",
+)
 NO_REFERENCE = Option("no-reference", "leave out the shipped reference results")
 TASK = Option("task", "as `bench list tasks` prints it", "TASK", completes="task", setting=True)
 OPT = Option("opt", "as `bench list optimizers` prints it", "OPTIMIZER", completes="opt", setting=True)
 DEVICE = Option("device", "cpu, cuda, mps or auto (default auto)", "D", completes="cpu cuda mps auto", default="auto")
 RUN_DEVICE = Option("device", DEVICE.help, "D", completes=DEVICE.completes, setting=True)
-PRECISION = Option("precision", "32-true, bf16-mixed, 16-mixed or 64-true (default: the task's)", "P",
-                   completes="32-true bf16-mixed 16-mixed 64-true", setting=True)  # fmt: skip
+PRECISION = Option(
+    "precision",
+    "32-true, bf16-mixed, 16-mixed or 64-true (default: the task's)",
+    "P",
+    completes="32-true bf16-mixed 16-mixed 64-true",
+    setting=True,
+)
 DATA_SEED = Option("data_seed", "decides the order of the samples (default: the seed)", "N", setting=True)
-LOGGER = Option("logger", "also log to tensorboard, csv, wandb or mlflow (extras)", "L",
-                completes="tensorboard csv wandb mlflow", setting=True)  # fmt: skip
+LOGGER = Option(
+    "logger",
+    "also log to tensorboard, csv, wandb or mlflow (extras)",
+    "L",
+    completes="tensorboard csv wandb mlflow",
+    setting=True,
+)
 CONFIG = Option("config", "settings from YAML; flags win", "FILE", folder, completes="file")
 JSON = Option("json", "print JSON and nothing else")
 STORAGE = Option(
-    "storage", "the studies' database: sqlite:///FILE or postgresql+psycopg://USER:PASSWORD@HOST/NAME"
-    " (default: $BENCH_STORAGE, else studies.db in the store)", "URL", default=lambda: os.environ.get("BENCH_STORAGE"),
-)  # fmt: skip
+    "storage",
+    "the studies' database: sqlite:///FILE or postgresql+psycopg://USER:PASSWORD@HOST/NAME"
+    " (default: $BENCH_STORAGE, else studies.db in the store)",
+    "URL",
+    default=lambda: os.environ.get("BENCH_STORAGE"),
+)
 ENGINE = Option(
-    "engine", "lanes: vectorised runs; lightning: one by one; auto (default): the faster one in a short measurement",
-    "E", default="auto", choices=("auto", "lanes", "lightning"),
-)  # fmt: skip
+    "engine",
+    "lanes: vectorised runs; lightning: one by one; auto (default): the faster one in a short measurement",
+    "E",
+    default="auto",
+    choices=("auto", "lanes", "lightning"),
+)
 STUDY_ENGINE = replace(ENGINE, help=ENGINE.help.replace("(default)", "(default, unless the study says)"), default=None)
-RUN_WORKERS = Option("workers", "processes that share the runs, or auto: one for each GPU or processor (default: one"
-                     " for each GPU, and on a CPU one; with --create or --slurm at most 8)", "N", workers,
-                     completes="auto")  # fmt: skip
+RUN_WORKERS = Option(
+    "workers",
+    "processes that share the runs, or auto: one for each GPU or processor (default: one"
+    " for each GPU, and on a CPU one; with --create or --slurm at most 8)",
+    "N",
+    workers,
+    completes="auto",
+)
 MEMORY = Option("memory", "memory for lanes: a share of the free memory, or a size (default 80%)", "SIZE", read_memory)
-WIDTH = Option("width", "lanes at once, without a measurement; auto then takes lanes (default: measured)", "N",
-               whole(1))  # fmt: skip
+WIDTH = Option(
+    "width", "lanes at once, without a measurement; auto then takes lanes (default: measured)", "N", whole(1)
+)
 RUNNING = (ENGINE, RUN_WORKERS, MEMORY, WIDTH)
 """How the runs of a plan are made."""
-WORKERS = Option("workers", "worker processes, or auto (default): one for each GPU, or each processor", "N", workers,
-                 default="auto", completes="auto", also=("jobs",))  # fmt: skip
+WORKERS = Option(
+    "workers",
+    "worker processes, or auto (default): one for each GPU, or each processor",
+    "N",
+    workers,
+    default="auto",
+    completes="auto",
+    also=("jobs",),
+)
 SLURM = (
     Option("slurm", "submit workers to Slurm as an array, one task a GPU, and stop"),
     Option("print", "with --slurm: print the script and stop; nothing is written"),
@@ -77,14 +117,23 @@ SLURM = (
 )
 CREATE = Option("create", "store the plan, which `bench worker` trains on any machine, and stop")
 ELSEWHERE = (*SLURM, CREATE)
-SHARED_BY = Option("shared-by", "workers that share the trials, where lanes take many at once (default 1)", "N",
-                   whole(1))  # fmt: skip
+SHARED_BY = Option(
+    "shared-by", "workers that share the trials, where lanes take many at once (default 1)", "N", whole(1)
+)
 SETTINGS = ("task", "opt", "trainer")
 
 BOARD_NAMES = ("quality", "pairs", "speed", "tuning", "robustness", "theory", "attention")
 CHART_NAMES = (
-    "forest", "curves", "sensitivity", "profile", "performance_profile", "steps", "budget", "attention", "stability",
-)  # fmt: skip
+    "forest",
+    "curves",
+    "sensitivity",
+    "profile",
+    "performance_profile",
+    "steps",
+    "budget",
+    "attention",
+    "stability",
+)
 FORMAT_NAMES = ("table", "md", "csv", "json", "tex", "html")
 
 _FORMAT = Option("format", "default table, or what the name of the file says", "FORMAT", choices=FORMAT_NAMES)

@@ -196,24 +196,41 @@ def _plan(
         each = {spec.opt: measure(spec) for spec in specs}
         seconds = runs * sum(each.values())
         whole += seconds
-        rows.append({
-            "rung": number, "at": size.at, "parameters": size.parameters, "steps": size.steps,
-            "settings": size.settings, "trials": trials, "runs": runs * len(specs), "seconds": round(seconds, 1),
-            "run_seconds": {opt: round(s, 2) for opt, s in each.items()},
-        })  # fmt: skip
+        rows.append(
+            {
+                "rung": number,
+                "at": size.at,
+                "parameters": size.parameters,
+                "steps": size.steps,
+                "settings": size.settings,
+                "trials": trials,
+                "runs": runs * len(specs),
+                "seconds": round(seconds, 1),
+                "run_seconds": {opt: round(s, 2) for opt, s in each.items()},
+            }
+        )
     if args.json:
         print(json.dumps({"ladder": ladder.name, "rule": in_words(ladder.rule, {"task": ladder.task}), "rungs": rows}))
         return 0
     heads = ("rung", "size", "parameters", "steps", "trials each", "runs", "about")
     lines = [
-        (r["rung"], short(r["at"]), f"{r['parameters']:,}", f"{r['steps']:,}", r["trials"], r["runs"],
-         duration(r["seconds"] / workers))
+        (
+            r["rung"],
+            short(r["at"]),
+            f"{r['parameters']:,}",
+            f"{r['steps']:,}",
+            r["trials"],
+            r["runs"],
+            duration(r["seconds"] / workers),
+        )
         for r in rows
-    ]  # fmt: skip
+    ]
     print("\n".join([f"ladder {ladder.name}", *in_words(ladder.rule, {**ladder.words, "task": ladder.task})]))
     print("\n".join(shown(Table.of(heads, lines))))
-    print(f"about {duration(whole / workers)} with {workers} workers, one run at a time in each (less with lanes),"
-    f" without evaluations; more if the best point of a grid is at its edge")  # fmt: skip
+    print(
+        f"about {duration(whole / workers)} with {workers} workers, one run at a time in each (less with lanes),"
+        f" without evaluations; more if the best point of a grid is at its edge"
+    )
     return 0
 
 
@@ -261,16 +278,24 @@ def html(found: "Findings", title: str, command: str) -> str:
 
     drawn, record = charts(found), found.record
     told = {
-        "efficiency": ("Efficiency against size", f"Steps per step of {record.reference} at equal loss, by the size"
-                       " of the rung."),
-        "settings": ("Winning settings against size", "The winning value of the first searched setting of each"
-        " optimizer at each rung."),
-        "regret": ("Choosing by a cheap rung", "Regret at the last rung of choosing the winner of a cheaper rung,"
-                   " against the cost of that rung."),
-    }  # fmt: skip
+        "efficiency": (
+            "Efficiency against size",
+            f"Steps per step of {record.reference} at equal loss, by the size of the rung.",
+        ),
+        "settings": (
+            "Winning settings against size",
+            "The winning value of the first searched setting of each optimizer at each rung.",
+        ),
+        "regret": (
+            "Choosing by a cheap rung",
+            "Regret at the last rung of choosing the winner of a cheaper rung, against the cost of that rung.",
+        ),
+    }
     kinds = {name: (*told[name], chart) for name, chart in drawn.items()}
-    lead = [f"Rungs of {record.task} along “{record.axis}”, each tuned anew with equal budgets for all optimizers, and"
-            f" compared on fresh seeds. Made by: {command}"]  # fmt: skip
+    lead = [
+        f"Rungs of {record.task} along “{record.axis}”, each tuned anew with equal budgets for all optimizers, and"
+        f" compared on fresh seeds. Made by: {command}"
+    ]
     said = [("Verdict", " ".join(verdict(found)))]
     if lines := cut(found):
         said.append(("Reductions", " ".join(line.removeprefix("Cut: ") for line in lines)))

@@ -68,12 +68,21 @@ class Ladder:
     @property
     def declared(self) -> dict[str, Any]:
         """All that decides its numbers, but for what stands in fields of its own in the record."""
-        return plain({
-            "settings": dict(self.words), "own": {name: dict(own) for name, own in self.own.items()},
-            "ratio": self.rule.ratio, "tokens": self.rule.tokens, "start": self.rule.start, "trials": self.trials,
-            "margin": self.margin, "sampler": self.sampler, "prune": self.prune, "seeds": self.seeds,
-            "fresh": self.fresh,
-        })  # fmt: skip
+        return plain(
+            {
+                "settings": dict(self.words),
+                "own": {name: dict(own) for name, own in self.own.items()},
+                "ratio": self.rule.ratio,
+                "tokens": self.rule.tokens,
+                "start": self.rule.start,
+                "trials": self.trials,
+                "margin": self.margin,
+                "sampler": self.sampler,
+                "prune": self.prune,
+                "seeds": self.seeds,
+                "fresh": self.fresh,
+            }
+        )
 
     @property
     def name(self) -> str:
@@ -85,15 +94,28 @@ class Ladder:
         """Its record before anything is trained."""
         rungs: list[LadderRung] = [
             {
-                "at": size.at, "parameters": size.parameters, "steps": size.steps, "settings": plain(size.settings),
-                "predicted": None, "studies": {}, "fresh": {}, "done": "",
+                "at": size.at,
+                "parameters": size.parameters,
+                "steps": size.steps,
+                "settings": plain(size.settings),
+                "predicted": None,
+                "studies": {},
+                "fresh": {},
+                "done": "",
             }
             for size in sizes
-        ]  # fmt: skip
+        ]
         return LadderRecord(
-            self.name, self.task, self.opts, self.reference, self.rule.axis, self.declared,
-            in_words(self.rule, {**self.words, "task": self.task}), now(), rungs,
-        )  # fmt: skip
+            self.name,
+            self.task,
+            self.opts,
+            self.reference,
+            self.rule.axis,
+            self.declared,
+            in_words(self.rule, {**self.words, "task": self.task}),
+            now(),
+            rungs,
+        )
 
     def suite(self, size: Size | LadderRung, winners: Mapping[str, Words], places: Words) -> Suite:
         """What a rung tunes.
@@ -123,11 +145,13 @@ class Ladder:
 
     def _suite(self, settings: Words, centred: Mapping[str, Words], trials: int | None) -> Suite:
         return Suite(
-            title=f"ladder {self.name}", tasks={self.task: dict(settings)},
+            title=f"ladder {self.name}",
+            tasks={self.task: dict(settings)},
             optimizers={name: {**self.own[name], **centred.get(name, {})} for name in self.opts},
             settings=dict(self.words),
-            tune=Tune(trials=trials, seeds=self.seeds, sampler=self.sampler, prune=self.prune), seeds=self.fresh,
-        )  # fmt: skip
+            tune=Tune(trials=trials, seeds=self.seeds, sampler=self.sampler, prune=self.prune),
+            seeds=self.fresh,
+        )
 
 
 def _combinations(spec: StudySpec) -> int:
@@ -146,9 +170,13 @@ def _centred(spec: StudySpec, winner: Words | None, margin: float) -> dict[str, 
 
 
 def climb(
-    ladder: Ladder, sizes: Sequence[Size], studies: Studies, places: Mapping[str, Path],
-    train: Callable[[Suite], list[Study] | None], say: Callable[[str], object],
-) -> bool:  # fmt: skip
+    ladder: Ladder,
+    sizes: Sequence[Size],
+    studies: Studies,
+    places: Mapping[str, Path],
+    train: Callable[[Suite], list[Study] | None],
+    say: Callable[[str], object],
+) -> bool:
     """Carry rung after rung out, each with its prediction before it; False if a signal asked to stop.
 
     What is stored is not trained again. A rung that is done never changes.

@@ -14,8 +14,12 @@ from bench.results.table import Board, Column, Table
 from bench.text import cell, duration
 
 UNITS = {
-    "size": "parameters", "width": "parameters", "depth": "parameters", "epochs": "steps", "data": "training samples",
-}  # fmt: skip
+    "size": "parameters",
+    "width": "parameters",
+    "depth": "parameters",
+    "epochs": "steps",
+    "data": "training samples",
+}
 """What is counted along each axis."""
 
 
@@ -120,10 +124,17 @@ def _predictions(found: Findings) -> Table:
             continue
         for each in scores(rung):
             measured = None if each.measured is None else factor(each.measured)
-            rows.append({
-                "rung": rung.number, "opt": each.opt, "said": factor(each.said), "measured": measured,
-                "held": each.held, "made": said["made"], "begun": rung.begun,
-            })  # fmt: skip
+            rows.append(
+                {
+                    "rung": rung.number,
+                    "opt": each.opt,
+                    "said": factor(each.said),
+                    "measured": measured,
+                    "held": each.held,
+                    "made": said["made"],
+                    "begun": rung.begun,
+                }
+            )
         if said["order"]:
             there = [opt for opt in rung.order if opt in said["order"]]
             same = "as measured" if there == said["order"] else f"measured {', '.join(there)}"
@@ -162,19 +173,29 @@ def _ranking(found: Findings) -> Table:
     rows = list[dict[str, Any]]()
     for k, rung in enumerate(found.rungs):
         chosen = found.regret(k)
-        rows.append({
-            "rung": rung.number, "at": rung.record["at"], "order": ", ".join(rung.order), "tau": found.agreement(k),
-            "chosen": chosen and chosen[0], "regret": chosen and chosen[1],
-            "cost": rung.seconds / last.seconds if last.seconds else None,
-        })  # fmt: skip
+        rows.append(
+            {
+                "rung": rung.number,
+                "at": rung.record["at"],
+                "order": ", ".join(rung.order),
+                "tau": found.agreement(k),
+                "chosen": chosen and chosen[0],
+                "regret": chosen and chosen[1],
+                "cost": rung.seconds / last.seconds if last.seconds else None,
+            }
+        )
     notes = list[str]()
     if found.final_from is not None:
         first, sure = found.final_from
-        notes.append(f"the ranking equals that of the last rung from rung {first} on by means, from rung {sure} on by"
-                     " significant differences")  # fmt: skip
-    notes.append("the interval of tau allows for pairs without significant difference (paired t-tests with Holm's"
-                 " correction); the same seeds choose the winner of the last rung, so regrets of equal methods are"
-                 " overestimated")  # fmt: skip
+        notes.append(
+            f"the ranking equals that of the last rung from rung {first} on by means, from rung {sure} on by"
+            " significant differences"
+        )
+    notes.append(
+        "the interval of tau allows for pairs without significant difference (paired t-tests with Holm's"
+        " correction); the same seeds choose the winner of the last rung, so regrets of equal methods are"
+        " overestimated"
+    )
     if lost := [opt for opt in found.record.opts if opt not in found.ranked]:
         notes.append(f"not ranked: a fresh seed diverged or is missing at a rung: {', '.join(lost)}")
     return Table("order by final metric", columns, rows, notes)
@@ -210,20 +231,38 @@ def _settings(found: Findings) -> Table:
         Column("setting", "setting", "the first searched setting"),
         Column("best", "best by rung", "winning value"),
         Column("exponent", "exponent a", "of best ~ size^a, by least squares over the rungs, with 95 % interval", 2),
-        Column("usable", "usable decades", "by rung: range around the best value with scores within"
-               f" {'a factor of 2' if found.rungs[-1].above else '5 %'} of the best"),
-        Column("regrets", "regret of the setting below", "by rung from the second: how much worse the previous rung's"
-               " winning settings score, as a fraction; a factor for suboptimality gaps"),
-    ]  # fmt: skip
+        Column(
+            "usable",
+            "usable decades",
+            "by rung: range around the best value with scores within"
+            f" {'a factor of 2' if found.rungs[-1].above else '5 %'} of the best",
+        ),
+        Column(
+            "regrets",
+            "regret of the setting below",
+            "by rung from the second: how much worse the previous rung's"
+            " winning settings score, as a fraction; a factor for suboptimality gaps",
+        ),
+    ]
     rows = list[dict[str, Any]]()
     for opt in found.record.opts:
         of = found.transfer(opt)
-        rows.append({
-            "opt": opt, "setting": of.setting, "best": _list(of.best), "exponent": of.exponent,
-            "usable": _list(of.usable), "regrets": _list(of.regrets[1:]),
-        })  # fmt: skip
-    edges = [f"{opt} at rung {rung.number}" for rung in found.rungs for opt, m in rung.methods.items()
-             if m.study.lr_at_boundary]  # fmt: skip
+        rows.append(
+            {
+                "opt": opt,
+                "setting": of.setting,
+                "best": _list(of.best),
+                "exponent": of.exponent,
+                "usable": _list(of.usable),
+                "regrets": _list(of.regrets[1:]),
+            }
+        )
+    edges = [
+        f"{opt} at rung {rung.number}"
+        for rung in found.rungs
+        for opt, m in rung.methods.items()
+        if m.study.lr_at_boundary
+    ]
     notes = [f"best at the edge of the tried values: {', '.join(edges)}"] * bool(edges)
     notes.append("scores are those of the tuning seeds, which chose the best; “-” was not tried or diverged")
     return Table("the first searched setting", columns, rows, notes)
@@ -236,23 +275,32 @@ def _list(values: Iterable[float | None]) -> str:
 def _rungs(found: Findings) -> Table:
     done = {rung.number: rung for rung in found.rungs}
     columns = [
-        Column("rung", "rung", "number"), Column("parameters", "parameters", "of the model", form="{:,}".format),
-        Column("steps", "steps", "of each run", form="{:,}".format), Column("settings", "settings", "of the rung"),
+        Column("rung", "rung", "number"),
+        Column("parameters", "parameters", "of the model", form="{:,}".format),
+        Column("steps", "steps", "of each run", form="{:,}".format),
+        Column("settings", "settings", "of the rung"),
         Column("trials", "trials each", "settings tried by each optimizer"),
-        Column("fresh", "fresh seeds", "runs of each winner"), Column("time", "training", "seconds of all runs"),
+        Column("fresh", "fresh seeds", "runs of each winner"),
+        Column("time", "training", "seconds of all runs"),
         Column("state", "state", "end, in UTC"),
-    ]  # fmt: skip
+    ]
     rows = list[dict[str, Any]]()
     for number, rung in enumerate(found.record.rungs, 1):
         own = done.get(number)
         trials = sorted({len(m.study.trials) for m in own.methods.values()}) if own else []
         fresh = sorted({len(m.runs) for m in own.methods.values()}) if own else []
-        rows.append({
-            "rung": number, "parameters": rung["parameters"], "steps": rung["steps"],
-            "settings": " ".join(f"{name} {value}" for name, value in rung["settings"].items()),
-            "trials": _span(trials), "fresh": _span(fresh), "time": duration(own.seconds) if own else None,
-            "state": rung["done"] or "cut",
-        })  # fmt: skip
+        rows.append(
+            {
+                "rung": number,
+                "parameters": rung["parameters"],
+                "steps": rung["steps"],
+                "settings": " ".join(f"{name} {value}" for name, value in rung["settings"].items()),
+                "trials": _span(trials),
+                "fresh": _span(fresh),
+                "time": duration(own.seconds) if own else None,
+                "state": rung["done"] or "cut",
+            }
+        )
     return Table("sizes and budgets", columns, rows)
 
 
@@ -314,10 +362,16 @@ def _efficiency_chart(found: Findings) -> Chart:
             traces.append(Trace(opt, x, y, (band[0], band[1]), marks="all"))
     ends = np.array([min(found.sizes, default=1.0), max(found.sizes, default=10.0)])
     panel = Panel(
-        "efficiency", f"steps at equal loss, per step of {reference}", _x(found), f"steps / steps of {reference}", "xy",
-        traces, f"bands: 95 % interval over {len(found.record.declared['fresh'])} fresh seeds\nbelow 1 fewer steps than"
-        f" {reference}", guides=[Guide(reference, ends, np.ones(2))] if traces else (),
-    )  # fmt: skip
+        "efficiency",
+        f"steps at equal loss, per step of {reference}",
+        _x(found),
+        f"steps / steps of {reference}",
+        "xy",
+        traces,
+        f"bands: 95 % interval over {len(found.record.declared['fresh'])} fresh seeds\nbelow 1 fewer steps than"
+        f" {reference}",
+        guides=[Guide(reference, ends, np.ones(2))] if traces else (),
+    )
     return Chart([panel], {opt: opt for opt in found.record.opts}, columns=1)
 
 
@@ -329,8 +383,9 @@ def _settings_chart(found: Findings) -> Chart:
         if there:
             x, y = (np.array(each, dtype=np.float64) for each in zip(*there, strict=True))
             traces.append(Trace(opt, x, y, marks="all"))
-    panel = Panel("settings", "what won", _x(found), "first searched setting", "xy", traces,
-                  "mostly lr; max_step for sps")  # fmt: skip
+    panel = Panel(
+        "settings", "what won", _x(found), "first searched setting", "xy", traces, "mostly lr; max_step for sps"
+    )
     return Chart([panel], {opt: opt for opt in found.record.opts}, columns=1)
 
 
@@ -345,8 +400,15 @@ def _regret_chart(found: Findings) -> Chart:
         bands = np.where(finite, low, np.nan), np.where(finite, high, np.nan)
         traces.append(Trace("choice by a rung", x, y, bands, marks="all"))
     words = found.rungs[-1].measure.words if found.rungs else "metric"
-    panel = Panel("regret", "regret of choosing by a cheap rung", "cost, as a fraction of the last rung's",
-                  f"regret in {words}", "x", traces, "bands: 95 % interval over fresh seeds")  # fmt: skip
+    panel = Panel(
+        "regret",
+        "regret of choosing by a cheap rung",
+        "cost, as a fraction of the last rung's",
+        f"regret in {words}",
+        "x",
+        traces,
+        "bands: 95 % interval over fresh seeds",
+    )
     return Chart([panel], {}, columns=1)
 
 

@@ -121,10 +121,12 @@ def in_words(rule: Rule, words: Mapping[str, Any]) -> list[str]:
 
 
 _GROWS = {
-    "size": "the number of parameters grows", "width": "the number of parameters grows, by the width alone,",
-    "depth": "the number of parameters grows, by the depth alone,", "epochs": "the length of a run grows",
+    "size": "the number of parameters grows",
+    "width": "the number of parameters grows, by the width alone,",
+    "depth": "the number of parameters grows, by the depth alone,",
+    "epochs": "the length of a run grows",
     "data": "the number of training samples grows",
-}  # fmt: skip
+}
 
 
 def sizes_of(rule: Rule, words: Mapping[str, Any], opt: str, rungs: int, places: Mapping[str, Any]) -> list[Size]:

@@ -287,10 +287,14 @@ class Lanes:
     def state_dict(self) -> dict[str, Any]:
         """What a resumed block goes on from."""
         return {
-            "weights": self.weights, "best": self.best, "final": self.final, "steps_done": self.steps_done,
-            "stepper": self.stepper.state_dict(), "average": self.average and self.average.state_dict(),
+            "weights": self.weights,
+            "best": self.best,
+            "final": self.final,
+            "steps_done": self.steps_done,
+            "stepper": self.stepper.state_dict(),
+            "average": self.average and self.average.state_dict(),
             "observers": [[observer.state_dict() for observer in own] for own in self.observers],
-        }  # fmt: skip
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state of lanes of the same shape."""

@@ -59,9 +59,14 @@ def make_lanes(grid: Grid, *, compiled: bool = False, solved: bool = False) -> L
 
 
 def train_block(
-    grid: Grid, stop: StopRequest, progress: SweepProgress, *, compiled: bool = False, plan: str | None = None,
+    grid: Grid,
+    stop: StopRequest,
+    progress: SweepProgress,
+    *,
+    compiled: bool = False,
+    plan: str | None = None,
     tuned_by: TunedBy | None = None,
-) -> list[RunResult] | None:  # fmt: skip
+) -> list[RunResult] | None:
     """Train the runs of a block and store them together; None if a signal asked to stop.
 
     A block that was interrupted goes on where it stopped.
@@ -85,9 +90,14 @@ def train_block(
 
 
 def _train_block(
-    grid: Grid, stop: StopRequest, progress: SweepProgress, compiled: bool, plan: str | None, tuned_by: TunedBy | None,
+    grid: Grid,
+    stop: StopRequest,
+    progress: SweepProgress,
+    compiled: bool,
+    plan: str | None,
+    tuned_by: TunedBy | None,
     resume: bool,
-) -> list[RunResult] | None:  # fmt: skip
+) -> list[RunResult] | None:
     """`train_block`, from a checkpoint or not."""
     first = grid[0][0]
     configs = [config for row in grid for config in row]

@@ -80,8 +80,15 @@ def _all(args: Args) -> int:
     from bench.output import remark
     from bench.papers.experiments import experiments
 
-    others = {"NAME": args.name, "--list": args.list, "--search": args.search, "--arm": args.arm,
-              "--create": args.create, "--slurm": args.slurm, "--json": args.json}  # fmt: skip
+    others = {
+        "NAME": args.name,
+        "--list": args.list,
+        "--search": args.search,
+        "--arm": args.arm,
+        "--create": args.create,
+        "--slurm": args.slurm,
+        "--json": args.json,
+    }
     for word, given in others.items():
         if given:
             raise UserError(f"--all: not allowed with {word}; remove one of them")

@@ -218,9 +218,9 @@ class Experiment(NoBooleans, BaseModel):
         Raises:
             UserError: an argument is unknown or illegal.
         """
-        return over_readings({
-            words: judge(claim.test, results, **arguments) for words, arguments in self.readings(claim).items()
-        })  # fmt: skip
+        return over_readings(
+            {words: judge(claim.test, results, **arguments) for words, arguments in self.readings(claim).items()}
+        )
 
     def _in_steps(self, claim: Claim, arguments: Mapping[str, Any]) -> Settings:
         """The arguments with shares of the budget as steps."""

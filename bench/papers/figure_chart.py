@@ -60,9 +60,14 @@ def describe(spec: FigureSpec, arms: Mapping[str, Arm], *, watermark: str = "") 
     panels = [_panel(k, panel, chosen[k], words) for k, panel in enumerate(spec.panels)]
     labels = dict.fromkeys(arm.label for own in chosen for arm in own)
     return chart.Chart(
-        panels, {label: label for label in labels}, spec.columns, words.text(), spec.ordered, formulas=True,
+        panels,
+        {label: label for label in labels},
+        spec.columns,
+        words.text(),
+        spec.ordered,
+        formulas=True,
         watermark=watermark,
-    )  # fmt: skip
+    )
 
 
 def _panel(k: int, panel: Panel, arms: Sequence[Arm], words: "_Words") -> chart.Panel:
@@ -133,9 +138,11 @@ def constants_map(region: Sequence[tuple[Mapping[str, object], Mapping[str, Find
         traces = []
         for verdict in _MAP:
             marks = [
-                (i, k) for i, (_, there) in enumerate(own) for k, name in enumerate(names)
+                (i, k)
+                for i, (_, there) in enumerate(own)
+                for k, name in enumerate(names)
                 if name in there and there[name].verdict == verdict
-            ]  # fmt: skip
+            ]
             x, y = np.array(marks, dtype=np.float64).reshape(-1, 2).T
             hollow = verdict == "undecided"
             traces += [chart.Trace(verdict, x, -y, marks="all", joined=False, hollow=hollow)] * bool(marks)
@@ -143,11 +150,18 @@ def constants_map(region: Sequence[tuple[Mapping[str, object], Mapping[str, Find
         across = ", ".join(_short(key) for key in rest)
         panels.append(
             chart.Panel(
-                f"map-{len(panels)}", f"{_short(first)} = {value}" if first else "", across, "", "",
-                traces, limits=(0.6 - len(names), 0.6), x_limits=(-0.6, len(own) - 0.4), x_ticks=ticks,
+                f"map-{len(panels)}",
+                f"{_short(first)} = {value}" if first else "",
+                across,
+                "",
+                "",
+                traces,
+                limits=(0.6 - len(names), 0.6),
+                x_limits=(-0.6, len(own) - 0.4),
+                x_ticks=ticks,
                 y_ticks={-float(k): name for k, name in enumerate(names)},
             )
-        )  # fmt: skip
+        )
     caption = "A mark for each claim at each combination of the constants, with Holm's correction over these."
     return chart.Chart(panels, {verdict: verdict for verdict in _MAP}, min(2, len(panels)), caption)
 

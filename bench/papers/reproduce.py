@@ -77,11 +77,13 @@ def collect(todo: Sequence[ArmRun]) -> tuple[dict[str, Arm], dict[str, list[RunR
         if not mine:
             continue
         arms[label] = Arm(
-            label, [job.seed for job, _ in mine],
+            label,
+            [job.seed for job, _ in mine],
             [list(_tables(job.config.store, result).values()) for job, result in mine],
-            [result.status for _, result in mine], settings_of(mine[0][0].config.model_dump(mode="json")),
+            [result.status for _, result in mine],
+            settings_of(mine[0][0].config.model_dump(mode="json")),
             [(result.reason or "").startswith("converged") for _, result in mine],
-        )  # fmt: skip
+        )
         records[label] = [result for _, result in mine]
     return arms, records, without
 

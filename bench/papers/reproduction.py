@@ -169,12 +169,15 @@ def page(result: Reproduction) -> str:
     lines += ["", "## Runs", ""]
     rows = [
         (
-            label, words(experiment.arms[label]), len(records), max(run.steps for run in records),
+            label,
+            words(experiment.arms[label]),
+            len(records),
+            max(run.steps for run in records),
             ", ".join(f"{status} {n}" for status, n in Counter(run.status for run in records).items()),
             duration(sum(run.wall_s for run in records)),
         )
         for label, records in result.records.items()
-    ]  # fmt: skip
+    ]
     settings = Column("settings", "settings", markup="code")
     lines += markdown_table(Table.of(["arm", settings, "seeds", "steps", "ended", "time in all"], rows))
     shared = {

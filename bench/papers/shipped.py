@@ -113,11 +113,15 @@ def board(found: Shipped) -> Board:
     rows: list[dict[str, Any]] = [{"paper": paper, **own} for paper, own in found.counts().items()]
     counts = Table("claims by paper", [Column("paper", "paper"), *(Column(said, said) for said in words)], rows)
     columns = [
-        Column("experiment", "experiment"), Column("claim", "claim"), Column("said", "verdict", markup="strong"),
-        Column("effect", "effect", "mean over seeds"), Column("low", "low", "of its 95 % interval"),
-        Column("high", "high", "of its 95 % interval"), Column("unit", "unit"),
+        Column("experiment", "experiment"),
+        Column("claim", "claim"),
+        Column("said", "verdict", markup="strong"),
+        Column("effect", "effect", "mean over seeds"),
+        Column("low", "low", "of its 95 % interval"),
+        Column("high", "high", "of its 95 % interval"),
+        Column("unit", "unit"),
         Column("paper", "the paper's statement, in short", wraps=True),
-    ]  # fmt: skip
+    ]
     claims = [
         {"experiment": page.experiment, "claim": claim.name} | claim.model_dump(exclude={"name"})
         for page in found.pages

@@ -201,8 +201,13 @@ def _gains(first: Values, second: Values, mode: str, log: bool) -> NDArray[np.fl
     d = differences(a, b, mode)
     if log:
         d = np.where(d == 0, 0.0, np.log(a / b) * (1 if mode == "max" else -1))
-    found = np.array([math.inf * ((x is not None) - (y is not None)) if (x is None) != (y is None) else 0.0
-                      for x, y in zip(first, second, strict=True)], dtype=np.float64)  # fmt: skip
+    found = np.array(
+        [
+            math.inf * ((x is not None) - (y is not None)) if (x is None) != (y is None) else 0.0
+            for x, y in zip(first, second, strict=True)
+        ],
+        dtype=np.float64,
+    )
     found[both] = d
     return found
 

@@ -283,11 +283,15 @@ def _table(sweep: Sensitivity, curve: Curve) -> Table:
     heads = (curve.x, f"median {sweep.metric}", "middle half of the seeds", "95 % interval", "diverged")
     rows = {
         point.x: [
-            "*" if i == curve.best else "", _text(point.x, 4), _number(point.median), _range(point.quartiles),
-            _range(point.interval), f"{point.diverged}/{point.seeds}",
+            "*" if i == curve.best else "",
+            _text(point.x, 4),
+            _number(point.median),
+            _range(point.quartiles),
+            _range(point.interval),
+            f"{point.diverged}/{point.seeds}",
         ]
         for i, point in enumerate(curve.points)
-    } | {x: ["", _text(x, 4), status, "-", "-", "-"] for x, status in curve.unscored.items()}  # fmt: skip
+    } | {x: ["", _text(x, 4), status, "-", "-", "-"] for x, status in curve.unscored.items()}
     own = [Column("best"), *(Column(str(i), head, side="right") for i, head in enumerate(heads))]
     return Table.of(own, [rows[x] for x in (sorted(rows) if all(map(_is_number, rows)) else rows)])
 
@@ -406,12 +410,16 @@ def _page(sweep: Sensitivity, command: str) -> str:
         lines += ["", f"## {curve.name}", "", *markdown_table(_table(sweep, curve)), ""]
         lines += [f"* {line}" for line in _summary(sweep, curve)]
     lines += [
-        "", "## Runs", "",
+        "",
+        "## Runs",
+        "",
         "A diverged seed counts as worst. The best value was chosen on these seeds, which is optimistic: report"
         " results on other seeds.",
-        "", f"* {len(runs)} runs, seeds {f'{seeds[0]} to {seeds[-1]}' if row else ', '.join(map(str, seeds))}.",
-        f"* All runs: `{words(shared)}`.", *(f"* {line}" for line in _notes(sweep)),
-    ]  # fmt: skip
+        "",
+        f"* {len(runs)} runs, seeds {f'{seeds[0]} to {seeds[-1]}' if row else ', '.join(map(str, seeds))}.",
+        f"* All runs: `{words(shared)}`.",
+        *(f"* {line}" for line in _notes(sweep)),
+    ]
     for what, found in (
         (
             "Machine",

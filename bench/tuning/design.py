@@ -121,9 +121,14 @@ class Design:
         return EXTENSION_LIMIT * others if self.sampler == "grid" and self.can_grow and trials > others else 0
 
     def wanted(
-        self, known: Mapping[Key, End], mode: Mode, least: float, trials: int, total: int = 0,
+        self,
+        known: Mapping[Key, End],
+        mode: Mode,
+        least: float,
+        trials: int,
+        total: int = 0,
         capped: Collection[Key] = (),
-    ) -> list[Wanted]:  # fmt: skip
+    ) -> list[Wanted]:
         """All points that are wanted so far, in the order in which they are tried.
 
         Those that are not known are what is to be tried next; when all are known the tuning has ended. Scores that come
@@ -284,9 +289,14 @@ class Design:
 
 
 def replay(
-    design: Design, scores: Mapping[Key, End], mode: Mode, least: float, trials: int, total: int = 0,
+    design: Design,
+    scores: Mapping[Key, End],
+    mode: Mode,
+    least: float,
+    trials: int,
+    total: int = 0,
     capped: Collection[Key] = (),
-) -> Replay:  # fmt: skip
+) -> Replay:
     """What a tuning of this design would have found, from scores that are known.
 
     Args:

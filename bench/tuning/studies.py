@@ -70,9 +70,14 @@ class Studies:
     """
 
     def __init__(
-        self, url: str | sa.URL, heartbeat: int = HEARTBEAT_SECONDS, *, make: bool = True, read_only: bool = False,
+        self,
+        url: str | sa.URL,
+        heartbeat: int = HEARTBEAT_SECONDS,
+        *,
+        make: bool = True,
+        read_only: bool = False,
         asked: str | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         try:
             self.url = sa.make_url(url)
         except (sqlalchemy.exc.ArgumentError, ValueError):  # a port that is no number

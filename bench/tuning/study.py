@@ -401,9 +401,14 @@ class Study:
             return change()
 
     def _end(
-        self, trial: Trial, state: TrialState, *, value: float | None = None, reason: str | None = None,
+        self,
+        trial: Trial,
+        state: TrialState,
+        *,
+        value: float | None = None,
+        reason: str | None = None,
         runs: Sequence[RunResult] = (),
-    ) -> bool:  # fmt: skip
+    ) -> bool:
         number = self._id(trial)
         now = self._read(trial.fresh, trial.number)
         if not now or now[0].state != "running" or now[0].worker != trial.worker:

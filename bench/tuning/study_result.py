@@ -123,8 +123,9 @@ def study_result(study: Study, budget: int | None = None) -> StudyResult:
             f"--budget {budget}: {study.name} has {request.trials} trials in its design; write 1 to {request.trials}"
         )
     total = request.total if budget is None else 0
-    found = replay(spec.design, scores, spec.mode, least, request.trials if budget is None else budget, total,
-                   capped_points(own))  # fmt: skip
+    found = replay(
+        spec.design, scores, spec.mode, least, request.trials if budget is None else budget, total, capped_points(own)
+    )
     last = {
         point_key(trial.point): trial for trial in own if trial.state != "failed" or point_key(trial.point) in scores
     }

@@ -90,12 +90,15 @@ class Suite(NoBooleans, BaseModel):
         specs = [
             make_spec(
                 {**self.settings, **own_task, **own_opt, "task": task, "opt": opt},
-                sampler=self.tune.sampler, seeds=tuning_seeds(_text(self.tune.seeds)),
-                report_seeds=reporting_seeds(_text(self.seeds)), prune=self.tune.prune, places=places,
+                sampler=self.tune.sampler,
+                seeds=tuning_seeds(_text(self.tune.seeds)),
+                report_seeds=reporting_seeds(_text(self.seeds)),
+                prune=self.tune.prune,
+                places=places,
             )
             for task, own_task in _by_name(self.tasks).items()
             for opt, own_opt in _by_name(self.optimizers).items()
-        ]  # fmt: skip
+        ]
         runs = 0
         for spec in specs:
             seeds, retries = len(spec.seeds), self.tune.retries
@@ -286,11 +289,16 @@ def plan_lines(steps: Sequence[Step], workers: int) -> list[str]:
     """The plan for a terminal."""
     rows = [
         (
-            step.spec.task, step.spec.opt, step.spec.name, f"{step.trials[1]}/{step.trials[0]}",
-            f"{step.fresh[1]}/{step.fresh[0]}", step.runs_left, duration(step.seconds / workers),
+            step.spec.task,
+            step.spec.opt,
+            step.spec.name,
+            f"{step.trials[1]}/{step.trials[0]}",
+            f"{step.fresh[1]}/{step.fresh[0]}",
+            step.runs_left,
+            duration(step.seconds / workers),
         )
         for step in steps
-    ]  # fmt: skip
+    ]
     heads = ("task", "optimizer", "study", "trials stored", "fresh seeds stored", "runs to do", "about")
     seconds = sum(step.seconds for step in steps) / workers
     runs = sum(step.runs_left for step in steps)
@@ -368,12 +376,16 @@ def result_lines(found: Sequence[StudyResult]) -> list[str]:
         metric = f"{own[0].study.spec.metric}{own[0].metric_suffix}"
         rows = [
             (
-                each.study.spec.opt, len(each.scored) + len(each.refined),
-                "none" if each.best is None else spoken(each.best.point), each.score, each.fresh_interval,
-                each.lr_at_boundary, each.cost["trial_gradient_evaluations"],
+                each.study.spec.opt,
+                len(each.scored) + len(each.refined),
+                "none" if each.best is None else spoken(each.best.point),
+                each.score,
+                each.fresh_interval,
+                each.lr_at_boundary,
+                each.cost["trial_gradient_evaluations"],
             )
             for each in own
-        ]  # fmt: skip
+        ]
         heads = ["optimizer", "trials", "best", f"selection {metric}", f"fresh seeds: {metric} [95 % t-interval]"]
         gradients = Column("gradients", "gradients", form=lambda count: f"{count:,}")
         lines += [task, *shown(Table.of([*heads, "at edge", gradients], rows)), ""]

@@ -269,10 +269,18 @@ def read_trial(row: TrialRow, fresh: bool, spec: StudySpec) -> Trial:
     if not row.number.isdecimal() or row.state not in _STATES:
         raise Damaged(where, "its number or its state is invalid")
     trial = Trial(
-        number=int(row.number[:18]), state=_STATES[row.state], point=own.point, kind=own.kind, seeds=own.seeds,
-        runs=own.runs, reason=own.reason, worker={**(own.worker or {})}, beat=own.beat, seconds=row.seconds,
+        number=int(row.number[:18]),
+        state=_STATES[row.state],
+        point=own.point,
+        kind=own.kind,
+        seeds=own.seeds,
+        runs=own.runs,
+        reason=own.reason,
+        worker={**(own.worker or {})},
+        beat=own.beat,
+        seconds=row.seconds,
         fresh=fresh,
-    )  # fmt: skip
+    )
     if why := _wrong(trial, spec):
         raise Damaged(where, why)
     return trial

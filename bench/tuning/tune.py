@@ -34,9 +34,14 @@ TUNING_SEEDS = 1000
 
 
 def make_spec(
-    words: Mapping[str, Any], *, sampler: Literal["grid", "qmc"] | None, seeds: Sequence[int],
-    report_seeds: Sequence[int], prune: bool, places: Mapping[str, Any],
-) -> StudySpec:  # fmt: skip
+    words: Mapping[str, Any],
+    *,
+    sampler: Literal["grid", "qmc"] | None,
+    seeds: Sequence[int],
+    report_seeds: Sequence[int],
+    prune: bool,
+    places: Mapping[str, Any],
+) -> StudySpec:
     """A study.
 
     Args:
@@ -78,12 +83,19 @@ def make_spec(
     settings = {name: value for name, value in settings.items() if name not in left_out}
     chosen = chosen_of(config).keys() | {"data_seed"} | ({"device"} if config.device != "auto" else set())
     return StudySpec(
-        task=config.task, opt=config.opt, versions=versions_of(config.task_spec, config.opt_spec, config.rest_spec),
-        metric=config.task_spec.metric, mode=config.task_spec.mode,
-        settings=settings, chosen=[name for name in settings if name in chosen],
-        space=space_as_json(space), sampler=design.sampler, seeds=list(seeds), report_seeds=list(report_seeds),
+        task=config.task,
+        opt=config.opt,
+        versions=versions_of(config.task_spec, config.opt_spec, config.rest_spec),
+        metric=config.task_spec.metric,
+        mode=config.task_spec.mode,
+        settings=settings,
+        chosen=[name for name in settings if name in chosen],
+        space=space_as_json(space),
+        sampler=design.sampler,
+        seeds=list(seeds),
+        report_seeds=list(report_seeds),
         prune=prune,
-    )  # fmt: skip
+    )
 
 
 def tuning_seeds(text: str) -> list[int]:
@@ -172,9 +184,7 @@ def make_request(
     refine = trials - usual if tpe else 0
     design.wanted({}, "min", CONVERGED, trials - refine)  # or it refuses, before there is a study
     place = None if out is None else str(out.absolute())
-    return Request(
-        trials=trials - refine, refine=refine, retries=retries, report=report, out=place, engine=engine
-    )  # fmt: skip
+    return Request(trials=trials - refine, refine=refine, retries=retries, report=report, out=place, engine=engine)
 
 
 def promise(spec: StudySpec, trials: int) -> str:

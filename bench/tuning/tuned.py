@@ -49,8 +49,10 @@ def tuned_yaml(found: StudyResult) -> str:
         "opt": {"name": spec.opt} | values,
         "provenance": {
             "study": found.study.name,
-            "found": (f"{date.today()}, torch {run.versions.get('torch')}, lightning"
-                      f" {run.versions.get('lightning')}, {machine}"),
+            "found": (
+                f"{date.today()}, torch {run.versions.get('torch')}, lightning"
+                f" {run.versions.get('lightning')}, {machine}"
+            ),
             "versions": {
                 name: run.versions[name]
                 for name in ("task", "opt", "rest", "task_package", "opt_package")
@@ -78,11 +80,9 @@ def tuned_yaml(found: StudyResult) -> str:
                 "interval_95": list(interval.ends) if interval else None,
             },
             "cost": cost,
-            "tried": {
-                spoken(t.point): _tried(t, found.scores.get(point_key(t.point))) for t in _in_order(found)
-            },
+            "tried": {spoken(t.point): _tried(t, found.scores.get(point_key(t.point))) for t in _in_order(found)},
         },
-    }  # fmt: skip
+    }
     return yaml.safe_dump(plain(content), sort_keys=False, width=120)
 
 

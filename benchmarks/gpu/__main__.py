@@ -173,9 +173,14 @@ def one(part: str, words: argparse.Namespace) -> int:
     else:
         ok, found = reference(part, machine["device"], words)
     line = {
-        "part": part, "ok": ok, "tiny": words.tiny, "machine": machine, "seconds": round(time.monotonic() - begun, 1),
-        "when": datetime.now(UTC).isoformat(timespec="seconds"), **found,
-    }  # fmt: skip
+        "part": part,
+        "ok": ok,
+        "tiny": words.tiny,
+        "machine": machine,
+        "seconds": round(time.monotonic() - begun, 1),
+        "when": datetime.now(UTC).isoformat(timespec="seconds"),
+        **found,
+    }
     with (words.out / "gpu.jsonl").open("a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")
     return 0 if ok else 1
@@ -221,9 +226,16 @@ def reference(task: str, device: str, words: argparse.Namespace) -> tuple[bool, 
         if studies.is_file():
             copy(studies, database)
         command = suite_command(
-            "suite", *chosen, "--store", store, "--storage", f"sqlite:///{database}",
-            "-o", Path(folder) / "tuned", *(["--workers", 1] if device == "cpu" else []),
-        )  # fmt: skip
+            "suite",
+            *chosen,
+            "--store",
+            store,
+            "--storage",
+            f"sqlite:///{database}",
+            "-o",
+            Path(folder) / "tuned",
+            *(["--workers", 1] if device == "cpu" else []),
+        )
         hidden = {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
         process = subprocess.Popen(command, cwd=ROOT, env=environment() | hidden)
         try:
@@ -250,8 +262,12 @@ def keep(store: Path, bundle: Path, database: Path, studies: Path) -> int:
         copy(database, database.with_suffix(".kept"))
     done = subprocess.run(
         suite_command("bundle", "-o", bundle, "--points", POINTS, "--store", store),
-        cwd=ROOT, env=environment(), capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if done.returncode:
         return 0
     copy(database.with_suffix(".kept"), studies)

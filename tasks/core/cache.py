@@ -46,9 +46,12 @@ def cached_tokens(digest: str) -> list[dict[str, Any]]:
 
 
 def cached_arrays(
-    path: Path, digest: str, meaning: Any, names: Sequence[str],
+    path: Path,
+    digest: str,
+    meaning: Any,
+    names: Sequence[str],
     make: Callable[[], tuple[Mapping[str, NDArray[Any]], Mapping[str, Any]]],
-) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:  # fmt: skip
+) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
     """What is made of a file's text: from the cache, or made and put there. Several processes may ask for it at once.
 
     Args:

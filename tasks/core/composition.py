@@ -129,9 +129,16 @@ class Inputs(NamedTuple):
         seen = None if self.mask is None else self.mask[rows if len(self.mask) > 1 else slice(None), t, :, s]
         keep = None if self.keep is None else self.keep[rows, t, :, s]
         return Inputs(
-            self.q[rows, :, t], self.k[rows, :, s], self.v[rows, :, s],
-            self.pre_q[rows, t], self.pre_k[rows, ..., s], self.post_q[rows, t], self.post_k[rows, ..., s], seen, keep,
-        )  # fmt: skip
+            self.q[rows, :, t],
+            self.k[rows, :, s],
+            self.v[rows, :, s],
+            self.pre_q[rows, t],
+            self.pre_k[rows, ..., s],
+            self.post_q[rows, t],
+            self.post_k[rows, ..., s],
+            seen,
+            keep,
+        )
 
 
 def composed_attention(

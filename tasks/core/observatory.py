@@ -203,10 +203,13 @@ def attention_of(watched: Watched) -> dict[str, Tensor]:
     made_BHT = squares_BHT.cumsum(-1) / squares_BHT.sum(-1, keepdim=True)
     rank_BH = (made_BHT < ENERGY).sum(-1) + 1 + bad_BH
     return {
-        "entropy": mean(-torch.special.xlogy(a_BHTS, a_BHTS).sum(-1)), "greatest": mean(top_BHT),
-        "top_token": on_token_BHS.amax(-1).mean(0), "rank": rank_BH.mean(0),
-        "logit_scale": mean(spread_BHT).sqrt(), "saturated": mean((top_BHT > SATURATED).to(a_BHTS.dtype)),
-    }  # fmt: skip
+        "entropy": mean(-torch.special.xlogy(a_BHTS, a_BHTS).sum(-1)),
+        "greatest": mean(top_BHT),
+        "top_token": on_token_BHS.amax(-1).mean(0),
+        "rank": rank_BH.mean(0),
+        "logit_scale": mean(spread_BHT).sqrt(),
+        "saturated": mean((top_BHT > SATURATED).to(a_BHTS.dtype)),
+    }
 
 
 def norms_of(maps: Maps) -> dict[str, Tensor]:

@@ -204,9 +204,13 @@ class RowClassifier(TextClassifier):
 
 def _small_bert(data: "TextData", layers: int, width: int) -> Any:
     return BertConfig(
-        vocab_size=data.vocab_size, pad_token_id=data.pad_id, num_hidden_layers=layers, hidden_size=width,
-        intermediate_size=4 * width, num_attention_heads=max(1, width // _HEAD_SIZE),
-    )  # fmt: skip
+        vocab_size=data.vocab_size,
+        pad_token_id=data.pad_id,
+        num_hidden_layers=layers,
+        hidden_size=width,
+        intermediate_size=4 * width,
+        num_attention_heads=max(1, width // _HEAD_SIZE),
+    )
 
 
 # -- attention ------------------------------------------------------------------------------------------------------
@@ -215,9 +219,16 @@ _ATTENTION = "module_dropout"
 
 
 def _attention(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor,
-    *, scaling: float, dropout: float, **_: Any,
-) -> tuple[Tensor, None]:  # fmt: skip
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor,
+    *,
+    scaling: float,
+    dropout: float,
+    **_: Any,
+) -> tuple[Tensor, None]:
     """Attention as transformers calls it, with dropout by the module's own layer.
 
     The dropout of transformers draws from a global stream.

@@ -296,9 +296,13 @@ class Encoded(NamedTuple):
 
 
 def tokenised(
-    names: Sequence[str], path: Path, digest: str, meaning: Any, tokenizer: Tokenizer,
+    names: Sequence[str],
+    path: Path,
+    digest: str,
+    meaning: Any,
+    tokenizer: Tokenizer,
     encode: Callable[[], Mapping[str, NDArray[Any]]],
-) -> Mapping[str, NDArray[Any]]:  # fmt: skip
+) -> Mapping[str, NDArray[Any]]:
     """What is made of a file's texts: from the cache, or made and put there. Several processes may ask for it at once.
 
     Args:

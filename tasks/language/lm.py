@@ -163,13 +163,22 @@ class LanguageModel(Task):
         blocks = [
             Block(
                 MultiHeadAttention(
-                    width, num_heads, head_dim, kind=attention, bias=False, causal=True,
-                    window=window if i % 2 == 0 else None, rotary=True, dropout=dropout,
+                    width,
+                    num_heads,
+                    head_dim,
+                    kind=attention,
+                    bias=False,
+                    causal=True,
+                    window=window if i % 2 == 0 else None,
+                    rotary=True,
+                    dropout=dropout,
                 ),
-                MLP(width, mlp_width, mlp), width, dropout,
+                MLP(width, mlp_width, mlp),
+                width,
+                dropout,
             )
             for i in range(layers)
-        ]  # fmt: skip
+        ]
         self.corpus = data
         self.model = Decoder(data.vocab_size, width, blocks, tied, dropout)
 

@@ -27,10 +27,8 @@ MNLI = TextSource(
     num_classes=3,
     n_val=5_000,
     salt="mnli",
-    hub=(
-        _GLUE, "mnli", {"train": "train", "matched": "validation_matched", "mismatched": "validation_mismatched"}
-    ),
-)  # fmt: skip
+    hub=(_GLUE, "mnli", {"train": "train", "matched": "validation_matched", "mismatched": "validation_mismatched"}),
+)
 SST2 = TextSource(
     folder="sst2",
     files={"train": ("train.parquet", 67_349), "validation": ("validation.parquet", 872)},
@@ -74,9 +72,13 @@ def _comments(folder: str, test: str, rows: int, test_rows: int, hub: bool, stan
 
 CIVIL_COMMENTS = _comments("civil_comments", "test.parquet", 1_804_874, 97_320, hub=True)
 JIGSAW = _comments(
-    "jigsaw_toxicity", "test_balanced.parquet", 159_571, 12_180, hub=False,
+    "jigsaw_toxicity",
+    "test_balanced.parquet",
+    159_571,
+    12_180,
+    hub=False,
     stand_in="stand-in: Jigsaw toxic comments, not Civil Comments; half of its test comments are toxic",
-)  # fmt: skip
+)
 
 
 def here(sources: Sequence[TextSource], root: Path) -> list[str]:

@@ -221,10 +221,15 @@ def _windows(source: TextSource, path: Path, tokenizer: Tokenizer) -> Windows:
         number.setdefault(title or context, len(number)) for title, context in zip(titles, contexts, strict=True)
     ]
     return Windows(
-        np.concatenate([np.zeros(0, kind), *ids]), np.cumsum(lengths), second.astype(np.uint16),
-        np.stack(spans, axis=1, dtype=np.int32), row.astype(np.int32), at, np.concatenate(offsets),
+        np.concatenate([np.zeros(0, kind), *ids]),
+        np.cumsum(lengths),
+        second.astype(np.uint16),
+        np.stack(spans, axis=1, dtype=np.int32),
+        row.astype(np.int32),
+        at,
+        np.concatenate(offsets),
         np.array(articles, np.int32),
-    )  # fmt: skip
+    )
 
 
 def _answers(path: Path, table: Any, contexts: list[str]) -> list[tuple[int, int]]:

@@ -147,8 +147,11 @@ def train_word_pieces(texts: Sequence[str], size: int) -> Tokenizer:
     frequent = sorted((c for c in counts if not c.isspace()), key=lambda c: (-counts[c], c))
     characters = sorted(frequent[: min(1000, size // 4)])
     trainer = trainers.WordPieceTrainer(
-        vocab_size=size, special_tokens=[*_SPECIAL, *(f"##{c}" for c in characters)], initial_alphabet=characters,
-        limit_alphabet=len(characters), show_progress=False,
-    )  # fmt: skip
+        vocab_size=size,
+        special_tokens=[*_SPECIAL, *(f"##{c}" for c in characters)],
+        initial_alphabet=characters,
+        limit_alphabet=len(characters),
+        show_progress=False,
+    )
     tokenizer.train_from_iterator(texts, trainer)
     return word_pieces(tokenizer.get_vocab())

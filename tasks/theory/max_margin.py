@@ -282,6 +282,9 @@ def fact(found: Optimum | str) -> dict[str, Any]:
         return {"solved": False, "reason": found}
     solution = found[1]
     return {
-        "solved": True, "norm": float(solution.norm), "support": int(solution.support),
-        "violation": float(solution.violation), "duality_gap": float(solution.duality_gap),
-    }  # fmt: skip
+        "solved": True,
+        "norm": float(solution.norm),
+        "support": int(solution.support),
+        "violation": float(solution.violation),
+        "duality_gap": float(solution.duality_gap),
+    }

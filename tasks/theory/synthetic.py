@@ -55,9 +55,18 @@ class FixedDecoderData(TokenData):
     """
 
     def __init__(
-        self, root: Any = None, seed: int = 0, *, n: int = 20, n_test: int = 100, T: int = 6, d: int = 64,
-        recipe: Literal["equal_scores", "sphere"] = "equal_scores", sigma: float = 0.375, gap: float = 1.0,
-    ) -> None:  # fmt: skip
+        self,
+        root: Any = None,
+        seed: int = 0,
+        *,
+        n: int = 20,
+        n_test: int = 100,
+        T: int = 6,
+        d: int = 64,
+        recipe: Literal["equal_scores", "sphere"] = "equal_scores",
+        sigma: float = 0.375,
+        gap: float = 1.0,
+    ) -> None:
         check_sizes(n, n_test, T, d)
         check_range("sigma", sigma, 0)
         check_range("gap", gap, 0)

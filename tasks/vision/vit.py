@@ -38,8 +38,11 @@ class ViTClassifier(Task):
     """
 
     roles: Mapping[str, Role] = {
-        "model.cls_token": "embedding", "model.*pos_embed": "embedding", "model.head.weight": "head", **COMPOSITION
-    }  # fmt: skip
+        "model.cls_token": "embedding",
+        "model.*pos_embed": "embedding",
+        "model.head.weight": "head",
+        **COMPOSITION,
+    }
     pieces: Mapping[str, int] = {"*.qkv.weight": 3}  # queries, keys and values, each of all heads
 
     def __init__(

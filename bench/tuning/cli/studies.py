@@ -49,10 +49,13 @@ def main(words: list[str]) -> int:
             continue
         running = sum(trial.state == "running" for trial in study.trials())
         rows[name] = {
-            "trials": len(found.scored) + len(found.refined), "missing": found.missing, "running": running,
-            "best": None if found.best is None else spoken(found.best.point), "score": found.score,
+            "trials": len(found.scored) + len(found.refined),
+            "missing": found.missing,
+            "running": running,
+            "best": None if found.best is None else spoken(found.best.point),
+            "score": found.score,
             "fresh": found.fresh_interval and found.fresh_interval.mean,
-        }  # fmt: skip
+        }
     if args.json:
         answer(rows)
     elif not rows:

@@ -110,9 +110,15 @@ def show_plan(args: Args, parts: "Sequence[Suite]", places: Mapping[str, Path], 
 
 
 def train(
-    args: Args, parts: "Sequence[Suite]", studies: "Studies", places: Mapping[str, Path], cut: Sequence["Slot"],
-    shared_by: int, *, progress: bool = True,
-) -> "list[Study] | None":  # fmt: skip
+    args: Args,
+    parts: "Sequence[Suite]",
+    studies: "Studies",
+    places: Mapping[str, Path],
+    cut: Sequence["Slot"],
+    shared_by: int,
+    *,
+    progress: bool = True,
+) -> "list[Study] | None":
     """Carry a suite out with workers of this machine; None if a signal asked to stop.
 
     Args:
@@ -152,9 +158,12 @@ def _slurm(args: Args, parts: Sequence["Suite"], places: Mapping[str, Path]) -> 
 
 
 def submit_array(
-    args: Args, name: str, words: Sequence[str], cells: "Sequence[tuple[StudySpec, int | None]]",
+    args: Args,
+    name: str,
+    words: Sequence[str],
+    cells: "Sequence[tuple[StudySpec, int | None]]",
     places: Mapping[str, Path],
-) -> int:  # fmt: skip
+) -> int:
     """Submit an array of which each task gives a command, and so shares its work; or print the script.
 
     Args:

@@ -194,10 +194,15 @@ def _of_study(args: Args, settings: dict[str, Any], words: list[str]) -> Asked:
     before = study.request
     trials = trials_of(args, len(study.spec.seeds), len(study.spec.report_seeds) if before.report else 0)
     request = make_request(
-        study.spec.design, (before.trials or None) if trials is None else trials, tpe=tpe,
-        retries=before.retries if args.retries is None else args.retries, report=before.report, out=args.out,
-        engine=args.engine or before.engine, seeds=len(study.spec.seeds),
-    )  # fmt: skip
+        study.spec.design,
+        (before.trials or None) if trials is None else trials,
+        tpe=tpe,
+        retries=before.retries if args.retries is None else args.retries,
+        report=before.report,
+        out=args.out,
+        engine=args.engine or before.engine,
+        seeds=len(study.spec.seeds),
+    )
     return Asked(study, study.spec, study.name, request, args.out or _remembered(before.out))
 
 
@@ -221,16 +226,26 @@ def of_words(args: Args, settings: dict[str, Any], places: dict[str, Path]) -> A
     tpe, fresh = args.sampler == "tpe", "5" if args.report_seeds is None else args.report_seeds
     report = fresh != "0"
     spec = make_spec(
-        settings, sampler=None if tpe else args.sampler, seeds=tuning_seeds(args.seeds or "2"),
-        report_seeds=reporting_seeds(fresh) if report else [], prune=bool(args.prune), places=places,
-    )  # fmt: skip
+        settings,
+        sampler=None if tpe else args.sampler,
+        seeds=tuning_seeds(args.seeds or "2"),
+        report_seeds=reporting_seeds(fresh) if report else [],
+        prune=bool(args.prune),
+        places=places,
+    )
     name = spec.name if args.name is None else check_name(args.name)
     retries = 2 if args.retries is None else args.retries
     trials = trials_of(args, len(spec.seeds), len(spec.report_seeds))
     request = make_request(
-        spec.design, trials, tpe=tpe, retries=retries, report=report, out=args.out,
-        engine=args.engine or "auto", seeds=len(spec.seeds),
-    )  # fmt: skip
+        spec.design,
+        trials,
+        tpe=tpe,
+        retries=retries,
+        report=report,
+        out=args.out,
+        engine=args.engine or "auto",
+        seeds=len(spec.seeds),
+    )
     return Asked(None, spec, name, request, args.out or Path("tuned"))
 
 
