@@ -68,8 +68,21 @@ def optimizer_json(spec: OptimizerSpec) -> dict[str, Any]:
 
 def task_json(spec: TaskSpec) -> dict[str, Any]:
     """The task for a program."""
-    named = ("title", "version", "metric", "mode", "scale", "ranks_training", "target", "budget", "batch_size",
-             "precision", "family", "source", "measure_every")  # fmt: skip
+    named = (
+        "title",
+        "version",
+        "metric",
+        "mode",
+        "scale",
+        "ranks_training",
+        "target",
+        "budget",
+        "batch_size",
+        "precision",
+        "family",
+        "source",
+        "measure_every",
+    )
     facts = {name: getattr(spec, name) for name in named}
     return {"kind": "task", "name": spec.own_name or spec.name, **facts, "options": _options(task_options(spec))}
 

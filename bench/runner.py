@@ -261,11 +261,21 @@ def make_trainer(config: RunConfig, callbacks: list[pl.Callback]) -> pl.Trainer:
     elif options.strategy == "ddp":
         strategy = "ddp"
     return pl.Trainer(
-        accelerator=config.device, devices=options.devices, num_nodes=options.num_nodes, strategy=strategy,
-        max_epochs=1, callbacks=callbacks, logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, use_distributed_sampler=False, num_sanity_val_steps=0, limit_val_batches=0,
+        accelerator=config.device,
+        devices=options.devices,
+        num_nodes=options.num_nodes,
+        strategy=strategy,
+        max_epochs=1,
+        callbacks=callbacks,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        num_sanity_val_steps=0,
+        limit_val_batches=0,
         **precision,
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True)

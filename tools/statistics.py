@@ -432,60 +432,104 @@ def page() -> list[str]:
     wins = {name: float((draw(np.random.default_rng(1), (10**6,)) > 0).mean()) for name, draw in EQUAL_MEANS.items()}
     few = (5, LEAST_SEEDS, 10, 15, 20, 30)
     return [
-        "# Simulations of the statistics", "",
-        "Made by `make statistics` (`tools/statistics.py`, fixed random numbers; no training is involved).", "",
-        "## What a verdict guarantees", "",
+        "# Simulations of the statistics",
+        "",
+        "Made by `make statistics` (`tools/statistics.py`, fixed random numbers; no training is involved).",
+        "",
+        "## What a verdict guarantees",
+        "",
         "*Better* means: it gives the better value on more than half of all seeds, and a diverged run is worse than"
         " every number. If that is false, a row says *better* or *worse* with a probability of at most 5 %,"
         " whatever the distribution of the values, and however often one looks and adds seeds. Nothing else is"
-        " guaranteed: nothing about means, and nothing about a table as a whole (see the board `pairs`).", "",
-        "## False verdicts where neither is better on more than half of the seeds (10,000 simulations)", "",
-        *table([*n_heads, "at any n up to 50"],
-               [(name, list(false_verdicts(draw).values())) for name, draw in NULLS.items()]),
-        "## Other rules, with a look after every seed up to 50 (10,000 simulations)", "",
+        " guaranteed: nothing about means, and nothing about a table as a whole (see the board `pairs`).",
+        "",
+        "## False verdicts where neither is better on more than half of the seeds (10,000 simulations)",
+        "",
+        *table(
+            [*n_heads, "at any n up to 50"],
+            [(name, list(false_verdicts(draw).values())) for name, draw in NULLS.items()],
+        ),
+        "## Other rules, with a look after every seed up to 50 (10,000 simulations)",
+        "",
         "Share of pairs with a significant difference. The t-tests and the confidence sequence compare means, which"
-        " are equal in all rows.", "",
-        *table(["t-test after every seed", "t-tests at 5, 10, 20, 50, level spent evenly",
-                "confidence sequence of the mean (t)", "ours"],
-               [("normal differences", alternatives(normal)),
-                *((f"{name}; won on {wins[name]:.0%} of the seeds", alternatives(draw))
-                  for name, draw in EQUAL_MEANS.items())]),
+        " are equal in all rows.",
+        "",
+        *table(
+            [
+                "t-test after every seed",
+                "t-tests at 5, 10, 20, 50, level spent evenly",
+                "confidence sequence of the mean (t)",
+                "ours",
+            ],
+            [
+                ("normal differences", alternatives(normal)),
+                *(
+                    (f"{name}; won on {wins[name]:.0%} of the seeds", alternatives(draw))
+                    for name, draw in EQUAL_MEANS.items()
+                ),
+            ],
+        ),
         "With skewed noise, equal means are not equal chances: the last column then correctly finds the optimizer"
-        " that is better on more than half of the seeds. The others violate their own guarantee.", "",
-        "## Power (20,000 simulations)", "",
-        "Mean difference in standard deviations of the paired differences, which are normal:", "",
-        *table([f"n = {n}" for n in few],
-               [(f"{effect:g} deviations", [power(effect, n) for n in few]) for effect in EFFECTS[1:]]),
-        "A paired t-test with a fixed number of seeds, which is valid only for normal differences and one look:", "",
-        *table([f"n = {n}" for n in few],
-               [(f"{effect:g} deviations", [t_power(effect, n) for n in few]) for effect in EFFECTS[1:]]),
-        "## All pairs: grids of equal optimizers with any significant difference (2,000 simulations)", "",
-        *table([f"n = {n}" for n in (10, 20)],
-               [(f"{a} optimizers", [false_words(a, n, 2000) for n in (10, 20)]) for a in (2, 4, 8)]),
-        "## Coverage of intervals", "",
+        " that is better on more than half of the seeds. The others violate their own guarantee.",
+        "",
+        "## Power (20,000 simulations)",
+        "",
+        "Mean difference in standard deviations of the paired differences, which are normal:",
+        "",
+        *table(
+            [f"n = {n}" for n in few],
+            [(f"{effect:g} deviations", [power(effect, n) for n in few]) for effect in EFFECTS[1:]],
+        ),
+        "A paired t-test with a fixed number of seeds, which is valid only for normal differences and one look:",
+        "",
+        *table(
+            [f"n = {n}" for n in few],
+            [(f"{effect:g} deviations", [t_power(effect, n) for n in few]) for effect in EFFECTS[1:]],
+        ),
+        "## All pairs: grids of equal optimizers with any significant difference (2,000 simulations)",
+        "",
+        *table(
+            [f"n = {n}" for n in (10, 20)],
+            [(f"{a} optimizers", [false_words(a, n, 2000) for n in (10, 20)]) for a in (2, 4, 8)],
+        ),
+        "## Coverage of intervals",
+        "",
         "Means of one row: 95 % t-intervals (10,000 simulations). Suboptimality gaps and steps have geometric means.",
         "",
-        *table(n_heads, [
-            ("mean of normal values", [coverage(normal, n) for n in SEEDS]),
-            ("mean of log-normal values, sigma 0.5", [coverage(lognormal(0.5), n) for n in SEEDS]),
-            ("mean of log-normal values, sigma 1", [coverage(lognormal(1), n) for n in SEEDS]),
-            ("geometric mean of log-normal values, sigma 1",
-             [coverage(lambda rng, shape: rng.lognormal(0, 1, shape), n, log=True) for n in SEEDS]),
-        ]),
-        "A mean of values as skewed as a log-normal with sigma 1 is covered less often than 95 %.", "",
+        *table(
+            n_heads,
+            [
+                ("mean of normal values", [coverage(normal, n) for n in SEEDS]),
+                ("mean of log-normal values, sigma 0.5", [coverage(lognormal(0.5), n) for n in SEEDS]),
+                ("mean of log-normal values, sigma 1", [coverage(lognormal(1), n) for n in SEEDS]),
+                (
+                    "geometric mean of log-normal values, sigma 1",
+                    [coverage(lambda rng, shape: rng.lognormal(0, 1, shape), n, log=True) for n in SEEDS],
+                ),
+            ],
+        ),
+        "A mean of values as skewed as a log-normal with sigma 1 is covered less often than 95 %.",
+        "",
         f"Effects: intervals of the median of paired differences, from {LEAST_SEEDS} seeds on (2,000 simulations;"
-        " they hold simultaneously for all numbers of seeds, so they are wide for any one):", "",
-        *table([f"n = {n}" for n in few[1:]],
-               [(name, [effect_coverage(draw, n) for n in few[1:]]) for name, draw in list(NULLS.items())[:6]]),
+        " they hold simultaneously for all numbers of seeds, so they are wide for any one):",
+        "",
+        *table(
+            [f"n = {n}" for n in few[1:]],
+            [(name, [effect_coverage(draw, n) for n in few[1:]]) for name, draw in list(NULLS.items())[:6]],
+        ),
         *retuning_lines(),
-        "## Advice on seeds", "",
+        "## Advice on seeds",
+        "",
         "How often an undecided row estimates the number of seeds that decides it, and how often that range is right"
         f" (exact), for normal differences of {', '.join(f'{effect:g}' for effect in EFFECTS)} deviations, equally"
-        " likely:", "",
-        *table([f"n = {n}" for n in few],
-               [("says something", [advised(n)[0] for n in few]), ("is right", [advised(n)[1] for n in few])]),
+        " likely:",
+        "",
+        *table(
+            [f"n = {n}" for n in few],
+            [("says something", [advised(n)[0] for n in few]), ("is right", [advised(n)[1] for n in few])],
+        ),
         *race_lines(),
-    ]  # fmt: skip
+    ]
 
 
 if __name__ == "__main__":

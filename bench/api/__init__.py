@@ -39,29 +39,72 @@ __all__ = ["board", "compare", "fit", "load", "plot", "sweep", "tune"]
 
 @overload
 def fit(
-    task: str, opt: "Opt", *, seeds: None = None, seed: int | None = None, task_options: "Settings | None" = None,
-    trainer: "Settings | None" = None, settings: "Settings | None" = None, tuned: bool = False,
-    data_seed: int | None = None, precision: str | None = None, device: str | None = None, logger: str | None = None,
-    data: "Place | None" = None, store: "Place | None" = None, rerun: bool = False, progress: bool = True,
+    task: str,
+    opt: "Opt",
+    *,
+    seeds: None = None,
+    seed: int | None = None,
+    task_options: "Settings | None" = None,
+    trainer: "Settings | None" = None,
+    settings: "Settings | None" = None,
+    tuned: bool = False,
+    data_seed: int | None = None,
+    precision: str | None = None,
+    device: str | None = None,
+    logger: str | None = None,
+    data: "Place | None" = None,
+    store: "Place | None" = None,
+    rerun: bool = False,
+    progress: bool = True,
     **hyperparameters: Any,
-) -> Run: ...  # fmt: skip
+) -> Run: ...
 @overload
 def fit(
-    task: str, opt: "Opt", *, seeds: "Seeds", task_options: "Settings | None" = None,
-    trainer: "Settings | None" = None, settings: "Settings | None" = None, tuned: bool = False,
-    data_seed: int | None = None, precision: str | None = None, device: str | None = None, logger: str | None = None,
-    engine: "Engine | None" = None, workers: int | str | None = None, width: int | None = None,
-    memory: str | None = None, data: "Place | None" = None, store: "Place | None" = None, progress: bool = True,
+    task: str,
+    opt: "Opt",
+    *,
+    seeds: "Seeds",
+    task_options: "Settings | None" = None,
+    trainer: "Settings | None" = None,
+    settings: "Settings | None" = None,
+    tuned: bool = False,
+    data_seed: int | None = None,
+    precision: str | None = None,
+    device: str | None = None,
+    logger: str | None = None,
+    engine: "Engine | None" = None,
+    workers: int | str | None = None,
+    width: int | None = None,
+    memory: str | None = None,
+    data: "Place | None" = None,
+    store: "Place | None" = None,
+    progress: bool = True,
     **hyperparameters: Any,
-) -> Runs: ...  # fmt: skip
+) -> Runs: ...
 def fit(
-    task: str, opt: "Opt", *, seeds: "Seeds | None" = None, seed: int | None = None,
-    task_options: "Settings | None" = None, trainer: "Settings | None" = None, settings: "Settings | None" = None,
-    tuned: bool = False, data_seed: int | None = None, precision: str | None = None, device: str | None = None,
-    logger: str | None = None, engine: "Engine | None" = None, workers: int | str | None = None,
-    width: int | None = None, memory: str | None = None, data: "Place | None" = None, store: "Place | None" = None,
-    rerun: bool = False, progress: bool = True, **hyperparameters: Any,
-) -> Run | Runs:  # fmt: skip
+    task: str,
+    opt: "Opt",
+    *,
+    seeds: "Seeds | None" = None,
+    seed: int | None = None,
+    task_options: "Settings | None" = None,
+    trainer: "Settings | None" = None,
+    settings: "Settings | None" = None,
+    tuned: bool = False,
+    data_seed: int | None = None,
+    precision: str | None = None,
+    device: str | None = None,
+    logger: str | None = None,
+    engine: "Engine | None" = None,
+    workers: int | str | None = None,
+    width: int | None = None,
+    memory: str | None = None,
+    data: "Place | None" = None,
+    store: "Place | None" = None,
+    rerun: bool = False,
+    progress: bool = True,
+    **hyperparameters: Any,
+) -> Run | Runs:
     """Train one task with one optimizer and store the run, or a run for each of several seeds (`bench fit`).
 
     A stored run is returned at once.
@@ -99,8 +142,20 @@ def fit(
     with _session(progress):
         _check_engine(engine)
         where = _places(data, store)
-        words = _words(task, [opt], where["store"], task_options, trainer, settings, hyperparameters, seed=seed,
-                       data_seed=data_seed, precision=precision, device=device, logger=logger)  # fmt: skip
+        words = _words(
+            task,
+            [opt],
+            where["store"],
+            task_options,
+            trainer,
+            settings,
+            hyperparameters,
+            seed=seed,
+            data_seed=data_seed,
+            precision=precision,
+            device=device,
+            logger=logger,
+        )
         refuse_several(words)
         check_settings(Args(of_runs=words))
         from bench.config import resolve
@@ -140,13 +195,26 @@ def fit(
 
 
 def sweep(
-    task: str, opt: "Opt | Sequence[Opt]", *, seeds: "Seeds" = 8, task_options: "Settings | None" = None,
-    trainer: "Settings | None" = None, settings: "Settings | None" = None, tuned: bool = False,
-    data_seed: int | None = None, precision: str | None = None, device: str | None = None,
-    engine: "Engine" = "auto", workers: int | str | None = None, width: int | None = None,
-    memory: str | None = None, data: "Place | None" = None, store: "Place | None" = None, progress: bool = True,
+    task: str,
+    opt: "Opt | Sequence[Opt]",
+    *,
+    seeds: "Seeds" = 8,
+    task_options: "Settings | None" = None,
+    trainer: "Settings | None" = None,
+    settings: "Settings | None" = None,
+    tuned: bool = False,
+    data_seed: int | None = None,
+    precision: str | None = None,
+    device: str | None = None,
+    engine: "Engine" = "auto",
+    workers: int | str | None = None,
+    width: int | None = None,
+    memory: str | None = None,
+    data: "Place | None" = None,
+    store: "Place | None" = None,
+    progress: bool = True,
     **hyperparameters: Any,
-) -> Sweep:  # fmt: skip
+) -> Sweep:
     """Train many settings and seeds, vectorised where that is faster, and return how results depend on them.
 
     As in `bench sweep`, an optimizer without a varied setting gets a grid over its search range.
@@ -180,8 +248,18 @@ def sweep(
         _check_engine(engine)
         where = _places(data, store)
         opts = [opt] if isinstance(opt, str | type) else list(opt)
-        words = _words(task, opts, where["store"], task_options, trainer, settings, hyperparameters,
-                       data_seed=data_seed, precision=precision, device=device)  # fmt: skip
+        words = _words(
+            task,
+            opts,
+            where["store"],
+            task_options,
+            trainer,
+            settings,
+            hyperparameters,
+            data_seed=data_seed,
+            precision=precision,
+            device=device,
+        )
         from bench.execute.blocks import check_all
         from bench.sweeps.grid import configurations
         from bench.sweeps.sensitivity import analyse
@@ -195,14 +273,32 @@ def sweep(
 
 
 def tune(
-    task: str, opt: "Opt", *, trials: int | None = None, seeds: "Seeds" = 2, report_seeds: "Seeds" = 5,
-    sampler: Literal["grid", "qmc", "tpe"] | None = None, prune: bool = False, retries: int = 2,
-    task_options: "Settings | None" = None, trainer: "Settings | None" = None, settings: "Settings | None" = None,
-    data_seed: int | None = None, precision: str | None = None, device: str | None = None, name: str | None = None,
-    engine: "Engine | None" = None, workers: int | str = "auto", width: int | None = None, memory: str | None = None,
-    storage: str | None = None, data: "Place | None" = None, store: "Place | None" = None, progress: bool = True,
+    task: str,
+    opt: "Opt",
+    *,
+    trials: int | None = None,
+    seeds: "Seeds" = 2,
+    report_seeds: "Seeds" = 5,
+    sampler: Literal["grid", "qmc", "tpe"] | None = None,
+    prune: bool = False,
+    retries: int = 2,
+    task_options: "Settings | None" = None,
+    trainer: "Settings | None" = None,
+    settings: "Settings | None" = None,
+    data_seed: int | None = None,
+    precision: str | None = None,
+    device: str | None = None,
+    name: str | None = None,
+    engine: "Engine | None" = None,
+    workers: int | str = "auto",
+    width: int | None = None,
+    memory: str | None = None,
+    storage: str | None = None,
+    data: "Place | None" = None,
+    store: "Place | None" = None,
+    progress: bool = True,
     **hyperparameters: Any,
-) -> Study:  # fmt: skip
+) -> Study:
     """Tune an optimizer's hyperparameters on separate seeds, then run the winner on fresh seeds (`bench tune`).
 
     Only the store is written; `Study.write` writes the settings for `tuned=True`.
@@ -242,8 +338,18 @@ def tune(
     with _session(progress):
         _check_engine(engine)
         where = _places(data, store)
-        words = _words(task, [opt], where["store"], task_options, trainer, settings, hyperparameters,
-                       data_seed=data_seed, precision=precision, device=device)  # fmt: skip
+        words = _words(
+            task,
+            [opt],
+            where["store"],
+            task_options,
+            trainer,
+            settings,
+            hyperparameters,
+            data_seed=data_seed,
+            precision=precision,
+            device=device,
+        )
         from bench.checks import check_early
         from bench.execute import Effort
         from bench.execute.slots import slots
@@ -255,10 +361,20 @@ def tune(
         from bench.tuning.tune import work
 
         args = _args(
-            "tune", words, where, trials=trials, seeds=_seeds("seeds", seeds), prune=prune, retries=retries, name=name,
-            report_seeds=_seeds("report_seeds", report_seeds), sampler=sampler, engine=engine, workers=str(workers),
+            "tune",
+            words,
+            where,
+            trials=trials,
+            seeds=_seeds("seeds", seeds),
+            prune=prune,
+            retries=retries,
+            name=name,
+            report_seeds=_seeds("report_seeds", report_seeds),
+            sampler=sampler,
+            engine=engine,
+            workers=str(workers),
             storage=storage,
-        )  # fmt: skip
+        )
         asked = of_words(args, words, where)
         typical = asked.spec.typical(where)
         check_early(typical)
@@ -275,14 +391,31 @@ def tune(
 
 
 def compare(
-    task: str, opt: "Opt | Sequence[Opt]", *, against: Sequence[str] | None = None, trials: int | None = None,
-    seeds: "Seeds | None" = None, report_seeds: "Seeds" = 7, anyway: bool = False,
-    reference_results: bool = True, task_options: "Settings | None" = None,
-    trainer: "Settings | None" = None, settings: "Settings | None" = None, data_seed: int | None = None,
-    precision: str | None = None, device: str | None = None, engine: "Engine" = "auto",
-    workers: int | str = "auto", width: int | None = None, memory: str | None = None, storage: str | None = None,
-    data: "Place | None" = None, store: "Place | None" = None, progress: bool = True, **hyperparameters: Any,
-) -> Comparison:  # fmt: skip
+    task: str,
+    opt: "Opt | Sequence[Opt]",
+    *,
+    against: Sequence[str] | None = None,
+    trials: int | None = None,
+    seeds: "Seeds | None" = None,
+    report_seeds: "Seeds" = 7,
+    anyway: bool = False,
+    reference_results: bool = True,
+    task_options: "Settings | None" = None,
+    trainer: "Settings | None" = None,
+    settings: "Settings | None" = None,
+    data_seed: int | None = None,
+    precision: str | None = None,
+    device: str | None = None,
+    engine: "Engine" = "auto",
+    workers: int | str = "auto",
+    width: int | None = None,
+    memory: str | None = None,
+    storage: str | None = None,
+    data: "Place | None" = None,
+    store: "Place | None" = None,
+    progress: bool = True,
+    **hyperparameters: Any,
+) -> Comparison:
     """Check optimizers, tune them and baselines with equal budgets, and rank the winners on fresh seeds.
 
     As `bench compare`. Only the store is written.
@@ -324,16 +457,36 @@ def compare(
         _check_engine(engine)
         where = _places(data, store)
         opts = [opt] if isinstance(opt, str | type) else list(opt)
-        words = _words(task, opts, where["store"], task_options, trainer, settings, hyperparameters,
-                       data_seed=data_seed, precision=precision, device=device)  # fmt: skip
+        words = _words(
+            task,
+            opts,
+            where["store"],
+            task_options,
+            trainer,
+            settings,
+            hyperparameters,
+            data_seed=data_seed,
+            precision=precision,
+            device=device,
+        )
         from bench import comparison
 
         args = _args(
-            "compare", words, where, against=None if against is None else list(against), trials=trials,
-            seeds=None if seeds is None else _seeds("seeds", seeds), anyway=anyway, no_reference=not reference_results,
+            "compare",
+            words,
+            where,
+            against=None if against is None else list(against),
+            trials=trials,
+            seeds=None if seeds is None else _seeds("seeds", seeds),
+            anyway=anyway,
+            no_reference=not reference_results,
             report_seeds=_seeds("report_seeds", report_seeds),
-            engine=engine, workers=str(workers), width=width, memory=_memory(memory), storage=storage,
-        )  # fmt: skip
+            engine=engine,
+            workers=str(workers),
+            width=width,
+            memory=_memory(memory),
+            storage=storage,
+        )
         asked = comparison.ask(args)
         if not comparison.carry_out(asked, args, progress=progress):
             raise KeyboardInterrupt("the comparison was stopped; nothing is lost, and the same call continues")

@@ -229,10 +229,20 @@ class Runs(Sequence[Run]):
         import pyarrow as pa
 
         kinds: dict[str, pa.DataType] = {
-            "run_id": pa.string(), "task": pa.string(), "opt": pa.string(), "seed": pa.int64(), "status": pa.string(),
-            "metric": pa.string(), "final": pa.float64(), "best": pa.float64(), "best_step": pa.int64(),
-            "steps": pa.int64(), "seconds": pa.float64(), "engine": pa.string(), "begun": pa.string(),
-        }  # fmt: skip
+            "run_id": pa.string(),
+            "task": pa.string(),
+            "opt": pa.string(),
+            "seed": pa.int64(),
+            "status": pa.string(),
+            "metric": pa.string(),
+            "final": pa.float64(),
+            "best": pa.float64(),
+            "best_step": pa.int64(),
+            "steps": pa.int64(),
+            "seconds": pa.float64(),
+            "engine": pa.string(),
+            "begun": pa.string(),
+        }
         rows = [{name: _fact(run, name) for name in kinds} for run in self._runs]
         columns = {name: pa.array([row[name] for row in rows], kind) for name, kind in kinds.items()}
         settings = [run.settings for run in self._runs]

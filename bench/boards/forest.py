@@ -88,9 +88,19 @@ def _panel(key: str, asked: Asked, problem: Problem, entries: Sequence[Entry]) -
     ]
     guide = Guide("equal to the reference", np.full(2, none), np.array([down, 0.0]))
     return Panel(
-        key, title, x, "", "x" * log, traces, "\n".join(notes), (down, 0.0), limits, y_ticks=words, guides=[guide],
+        key,
+        title,
+        x,
+        "",
+        "x" * log,
+        traces,
+        "\n".join(notes),
+        (down, 0.0),
+        limits,
+        y_ticks=words,
+        guides=[guide],
         least=_AROUND - _LINE * down,
-    )  # fmt: skip
+    )
 
 
 def _lines(name: str, verdict: str) -> list[str]:

@@ -175,17 +175,27 @@ class Verdicts:
         """The columns of each row's verdict and effect."""
         effect, better = self.scale
         return [
-            Column("verdict", f"against {self.named}",
-                   "better or worse on more than half of all seeds; error rate 5 % per row, also when seeds are"
-                   " added, independent of the other rows"),
+            Column(
+                "verdict",
+                f"against {self.named}",
+                "better or worse on more than half of all seeds; error rate 5 % per row, also when seeds are"
+                " added, independent of the other rows",
+            ),
             Column("won", "won", "number of common seeds on which it is better"),
-            Column("effect", effect,
-                   f"{self.measure.words}, paired by seed: median, with an interval of coverage 96 % or more for any"
-                   f" distribution, also when seeds are added; none below {LEAST_SEEDS} seeds;"
-                   f" {better}"),
-            Column("more", "told", "number of seeds at which the verdict was decided; for an open one, the number"
-                                   " that decides it with 80 % probability, estimated from these seeds"),
-        ]  # fmt: skip
+            Column(
+                "effect",
+                effect,
+                f"{self.measure.words}, paired by seed: median, with an interval of coverage 96 % or more for any"
+                f" distribution, also when seeds are added; none below {LEAST_SEEDS} seeds;"
+                f" {better}",
+            ),
+            Column(
+                "more",
+                "told",
+                "number of seeds at which the verdict was decided; for an open one, the number"
+                " that decides it with 80 % probability, estimated from these seeds",
+            ),
+        ]
 
 
 VERDICTS = (

@@ -95,25 +95,54 @@ def theory(found: Collected, tables: Tables, reference: str | None = None) -> Bo
             )
         columns = [
             *WHO,
-            *([
-                *verdicts.columns,
-                Column("aligned", "aligned", f"runs whose {column} reached {ALIGNED}"),
-                Column("steps", "median steps",
-                       (f"optimizer steps until {column} is {ALIGNED}, 95 % interval from 6 runs on;"
-                        " runs that do not reach it are censored")),
-                Column("alignment", "at the end", "alignment at the last step, mean over seeds with 95 % t-interval"),
-            ] if column else []),
-            Column("rate", "loss exponent",
-                   ("b of loss ~ t^b over the last decade of steps before the training loss (its suboptimality gap"
+            *(
+                [
+                    *verdicts.columns,
+                    Column("aligned", "aligned", f"runs whose {column} reached {ALIGNED}"),
+                    Column(
+                        "steps",
+                        "median steps",
+                        (
+                            f"optimizer steps until {column} is {ALIGNED}, 95 % interval from 6 runs on;"
+                            " runs that do not reach it are censored"
+                        ),
+                    ),
+                    Column(
+                        "alignment", "at the end", "alignment at the last step, mean over seeds with 95 % t-interval"
+                    ),
+                ]
+                if column
+                else []
+            ),
+            Column(
+                "rate",
+                "loss exponent",
+                (
+                    "b of loss ~ t^b over the last decade of steps before the training loss (its suboptimality gap"
                     " where known) is within rounding of 0, mean over seeds;"
-                    " missing for runs that diverged or have too few values; 95 % t-interval"), 3),
-            *([Column("direction", "direction exponent",
-                      ("b of distance of directions ~ t^b over the last decade of steps,"
-                       " mean over seeds with 95 % t-interval"), 3)] if column == "alignment" else []),
+                    " missing for runs that diverged or have too few values; 95 % t-interval"
+                ),
+                3,
+            ),
+            *(
+                [
+                    Column(
+                        "direction",
+                        "direction exponent",
+                        (
+                            "b of distance of directions ~ t^b over the last decade of steps,"
+                            " mean over seeds with 95 % t-interval"
+                        ),
+                        3,
+                    )
+                ]
+                if column == "alignment"
+                else []
+            ),
             Column("solved", "W_mm feasible", "instances with a max-margin solution to compare with"),
             Column("trials", "trials", "tried settings"),
             *EVERY,
-        ]  # fmt: skip
+        ]
         notes: list[str] = []
         every = sorted({str(r.config["trainer"].get("measure_every") or "?") for e in entries for r in e.runs.values()})
         if column:

@@ -50,18 +50,33 @@ def tuning(found: Collected) -> Board:
         columns = [
             *WHO,
             Column("trials", "trials", "tried settings"),
-            *(Column(f"k{k}", f"k = {k}", (f"expected {score} of the best of k of the trials, drawn at random;"
-                                           " none while all k may diverge")) for k in budgets),
-            Column("basin_text", "good range (decades)",
-                   ("range of the first searched setting around the best with similar scores (by the rule of `bench"
-                    " sweep`); a lower bound if it reaches the grid's edge")),
-            Column("diverged_trials", "no score", "failed trials, and trials in which half of the seeds or more"
-            " diverged"),
-            Column("gain", "tuned against default",
-                   "paired by seed on the reporting split: median gain, or ratio of suboptimality gaps, with its"
-                   " interval from 7 seeds on"),
+            *(
+                Column(
+                    f"k{k}",
+                    f"k = {k}",
+                    (f"expected {score} of the best of k of the trials, drawn at random; none while all k may diverge"),
+                )
+                for k in budgets
+            ),
+            Column(
+                "basin_text",
+                "good range (decades)",
+                (
+                    "range of the first searched setting around the best with similar scores (by the rule of `bench"
+                    " sweep`); a lower bound if it reaches the grid's edge"
+                ),
+            ),
+            Column(
+                "diverged_trials", "no score", "failed trials, and trials in which half of the seeds or more diverged"
+            ),
+            Column(
+                "gain",
+                "tuned against default",
+                "paired by seed on the reporting split: median gain, or ratio of suboptimality gaps, with its"
+                " interval from 7 seeds on",
+            ),
             *EVERY,
-        ]  # fmt: skip
+        ]
         lacking = sorted({entry.opt for entry in tuned if found.default_of(entry) is None})
         notes = budget_notes(entries)
         if lacking:

@@ -15,9 +15,25 @@ from bench.store.stores import Stores
 from bench.text import cell, plain
 
 _RESULTS = (
-    "status", "reason", "metric", "split", "select_split", "final", "best", "best_step", "metrics", "steps", "skipped",
-    "steps_to_target", "cap_share", "saturated_at", "step_of", "part", "facts", "engine",
-)  # fmt: skip
+    "status",
+    "reason",
+    "metric",
+    "split",
+    "select_split",
+    "final",
+    "best",
+    "best_step",
+    "metrics",
+    "steps",
+    "skipped",
+    "steps_to_target",
+    "cap_share",
+    "saturated_at",
+    "step_of",
+    "part",
+    "facts",
+    "engine",
+)
 
 
 def find(word: str, folders: Sequence[Path]) -> tuple[RunResult, Store]:

@@ -60,13 +60,24 @@ def as_json(run: RunResult, store: Store) -> tuple[dict[str, Any], bool]:
     except UserError as error:
         tables, damaged = {}, str(error)
     found = {
-        "kind": "run", **result_json(run, store.folder), "begun": run.begun or None, "made_for": run.plan,
-        "study": _study(run, store) or planned_by(run), "tuned_by": run.tuned_by, "best_step": run.best_step,
-        "metrics": run.metrics, "settings": settings_of(run.config), "chosen": run.chosen, "versions": run.versions,
-        "environment": run.environment, "notes": _notes(run), "commands": list(_commands(run, store).values()),
-        "folder": store.place(run.run_id), "rows": {name: len(own["step"]) for name, own in tables.items()},
+        "kind": "run",
+        **result_json(run, store.folder),
+        "begun": run.begun or None,
+        "made_for": run.plan,
+        "study": _study(run, store) or planned_by(run),
+        "tuned_by": run.tuned_by,
+        "best_step": run.best_step,
+        "metrics": run.metrics,
+        "settings": settings_of(run.config),
+        "chosen": run.chosen,
+        "versions": run.versions,
+        "environment": run.environment,
+        "notes": _notes(run),
+        "commands": list(_commands(run, store).values()),
+        "folder": store.place(run.run_id),
+        "rows": {name: len(own["step"]) for name, own in tables.items()},
         "damaged": damaged,
-    }  # fmt: skip
+    }
     return found, damaged is None
 
 

@@ -142,17 +142,32 @@ _CHOICE = (
     Option("task", "only these tasks", "A,B", names, completes="task"),
     Option("opt", "only these optimizers", "A,B", names, completes="opt"),
     STORES,
-    Option("settings", "of each optimizer: best (default) takes the tuned ones, else the defaults, else those set by"
-           " hand if there is one such", "WHICH", default="best", choices=("best", "tuned", "default", "all")),
-    Option("only", "only runs with this setting (trainer.max_steps=1000, task.H=4), version (versions.torch=2.15.0) or"
-           " engine", "NAME=VALUE", many=True),
+    Option(
+        "settings",
+        "of each optimizer: best (default) takes the tuned ones, else the defaults, else those set by"
+        " hand if there is one such",
+        "WHICH",
+        default="best",
+        choices=("best", "tuned", "default", "all"),
+    ),
+    Option(
+        "only",
+        "only runs with this setting (trainer.max_steps=1000, task.H=4), version (versions.torch=2.15.0) or engine",
+        "NAME=VALUE",
+        many=True,
+    ),
     NO_REFERENCE,
     Option("mixed-versions", "compare runs of different versions anyway"),
-    Option("reference", "optimizer that the others are compared with (default adamw; gd where batches are full)",
-           "OPTIMIZER", completes="opt"),
-    Option("target", "of the board `speed` and of profiles: a value of the metric (default: the task's)", "VALUE",
-           finite),
-)  # fmt: skip
+    Option(
+        "reference",
+        "optimizer that the others are compared with (default adamw; gd where batches are full)",
+        "OPTIMIZER",
+        completes="opt",
+    ),
+    Option(
+        "target", "of the board `speed` and of profiles: a value of the metric (default: the task's)", "VALUE", finite
+    ),
+)
 _ASK_ONLY = "runs are there already; write --only NAME=VALUE, as in --only trainer.max_steps=1000"
 
 

@@ -100,9 +100,21 @@ def _for_a_task(words: Sequence[str]) -> list[str]:
 
 
 _OF_A_TASK = {
-    "slurm", "print", "sbatch", "workers", "engine", "memory", "width", "storage", "data", "store", "out", "json",
-    "shared-by", "budget",
-}  # fmt: skip
+    "slurm",
+    "print",
+    "sbatch",
+    "workers",
+    "engine",
+    "memory",
+    "width",
+    "storage",
+    "data",
+    "store",
+    "out",
+    "json",
+    "shared-by",
+    "budget",
+}
 
 
 def _again(args: Args, store: Path) -> int:
@@ -169,9 +181,19 @@ def _asked(args: Args) -> "Ladder":
         raise UserError(f"--margin {args.margin:g}: out of range: write decades from 0.5 to 4")
     rule = rule_of({**common, "task": task}, args.axis, args.ratio, args.tokens, args.start)
     return Ladder(
-        task, opts, reference, common, own, rule, args.trials, args.margin, args.sampler or "grid", args.prune,
-        tuning_seeds(args.seeds), fresh,
-    )  # fmt: skip
+        task,
+        opts,
+        reference,
+        common,
+        own,
+        rule,
+        args.trials,
+        args.margin,
+        args.sampler or "grid",
+        args.prune,
+        tuning_seeds(args.seeds),
+        fresh,
+    )
 
 
 def _plan(

@@ -104,21 +104,33 @@ class Reproduction:
 def as_json(result: Reproduction) -> dict[str, Any]:
     """Everything but the curves, as strict JSON can hold it."""
     runs = [record for records in result.records.values() for record in records]
-    return plain({
-        "experiment": result.name, "title": result.experiment.title, "paper": result.experiment.paper,
-        "quick": result.version.quick, "changes": dict(result.version.changes),
-        "changed_arms": dict(result.version.arms),
-        "small_run": result.small, "undersized": result.experiment.undersized,
-        "seeds": result.experiment.seeds, "seeds_left_out": dict(result.without),
-        "parts": result.parts, "correction": CORRECTION,
-        "notes": result.experiment.notes,
-        "claims": [{"said": result.said(claim)} | claim.model_dump() | result.experiment.arguments(claim)
-                   | asdict(finding) for claim, finding in result.claims],
-        "search": [{"at": point, **{name: asdict(f) for name, f in there.items()}} for point, there in result.region],
-        "environments": _distinct(run.environment for run in runs),
-        "versions": _distinct(run.versions for run in runs),
-        "runs": {label: [run.run_id for run in records] for label, records in result.records.items()},
-    })  # fmt: skip
+    return plain(
+        {
+            "experiment": result.name,
+            "title": result.experiment.title,
+            "paper": result.experiment.paper,
+            "quick": result.version.quick,
+            "changes": dict(result.version.changes),
+            "changed_arms": dict(result.version.arms),
+            "small_run": result.small,
+            "undersized": result.experiment.undersized,
+            "seeds": result.experiment.seeds,
+            "seeds_left_out": dict(result.without),
+            "parts": result.parts,
+            "correction": CORRECTION,
+            "notes": result.experiment.notes,
+            "claims": [
+                {"said": result.said(claim)} | claim.model_dump() | result.experiment.arguments(claim) | asdict(finding)
+                for claim, finding in result.claims
+            ],
+            "search": [
+                {"at": point, **{name: asdict(f) for name, f in there.items()}} for point, there in result.region
+            ],
+            "environments": _distinct(run.environment for run in runs),
+            "versions": _distinct(run.versions for run in runs),
+            "runs": {label: [run.run_id for run in records] for label, records in result.records.items()},
+        }
+    )
 
 
 def _distinct(values: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -47,14 +47,31 @@ def describe(sweep: "Sensitivity", least: float = 0.0) -> Chart:
         caption += " Values of 0 are drawn at the lower edge."
     panels = [
         Panel(
-            "medians", "", "", f"{sweep.metric} at the last step", log_x + "y" * log, above, limits=limits,
-            x_limits=across, x_ticks=words, empty="no median", share=3.5,
+            "medians",
+            "",
+            "",
+            f"{sweep.metric} at the last step",
+            log_x + "y" * log,
+            above,
+            limits=limits,
+            x_limits=across,
+            x_ticks=words,
+            empty="no median",
+            share=3.5,
         ),
         Panel(
-            "diverged", "", sweep.x, "diverged seeds", log_x, below, limits=(-0.08, 1.08), x_limits=across,
-            x_ticks=words, y_ticks={0: "0", 0.5: "50 %", 1: "100 %"},
+            "diverged",
+            "",
+            sweep.x,
+            "diverged seeds",
+            log_x,
+            below,
+            limits=(-0.08, 1.08),
+            x_limits=across,
+            x_ticks=words,
+            y_ticks={0: "0", 0.5: "50 %", 1: "100 %"},
         ),
-    ]  # fmt: skip
+    ]
     return Chart(panels, {curve.name: curve.opt for curve in sweep.curves}, 1, caption, stacked=True)
 
 

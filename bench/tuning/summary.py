@@ -100,18 +100,28 @@ def as_json(found: StudyResult) -> dict[str, Any]:
     spec, interval = found.study.spec, found.fresh_interval
     return plain(
         {
-            "study": found.study.name, "task": spec.task, "opt": spec.opt, "sampler": spec.sampler,
-            "trials": len(found.scored), "refinements": len(found.refined), "missing": found.missing,
-            "best": None if found.best is None else found.best.point, "score": found.score,
+            "study": found.study.name,
+            "task": spec.task,
+            "opt": spec.opt,
+            "sampler": spec.sampler,
+            "trials": len(found.scored),
+            "refinements": len(found.refined),
+            "missing": found.missing,
+            "best": None if found.best is None else found.best.point,
+            "score": found.score,
             "fresh": {
-                "seeds": [run.config["seed"] for run in found.fresh], "values": found.fresh_values,
-                "mean": interval and interval.mean, "low": interval and interval.ends[0],
+                "seeds": [run.config["seed"] for run in found.fresh],
+                "values": found.fresh_values,
+                "mean": interval and interval.mean,
+                "low": interval and interval.ends[0],
                 "high": interval and interval.ends[1],
             },
-            "lr_at_boundary": found.lr_at_boundary, "cost": found.cost, "pruning": spec.prune,
+            "lr_at_boundary": found.lr_at_boundary,
+            "cost": found.cost,
+            "pruning": spec.prune,
             "tried": [
                 {"point": t.point, "kind": t.kind, "state": t.state, "score": found.scores.get(point_key(t.point))}
                 for t in (*found.scored, *found.refined)
             ],
         }
-    )  # fmt: skip
+    )

@@ -156,19 +156,30 @@ def remember(found: StudyResult, store: Path) -> None:
     """
     spec, trials = found.study.spec, [*found.scored, *found.refined]
     record = StudyRecord(
-        name=found.study.name, task=spec.task, opt=spec.opt, seeds=spec.seeds, axes=list(spec.axes), mode=spec.mode,
-        sampler=spec.sampler, prune=spec.prune,
+        name=found.study.name,
+        task=spec.task,
+        opt=spec.opt,
+        seeds=spec.seeds,
+        axes=list(spec.axes),
+        mode=spec.mode,
+        sampler=spec.sampler,
+        prune=spec.prune,
         trials=[
             {
-                "point": trial.point, "kind": trial.kind, "state": trial.state,
-                "score": found.scores.get(point_key(trial.point)), "runs": [run.run_id for run in trial.runs],
+                "point": trial.point,
+                "kind": trial.kind,
+                "state": trial.state,
+                "score": found.scores.get(point_key(trial.point)),
+                "runs": [run.run_id for run in trial.runs],
             }
             for trial in trials
         ],
         winner=found.best.runs[0].run_id if found.best is not None and found.best.runs else None,
-        lr_at_boundary=found.lr_at_boundary, missing=found.missing, metric=spec.metric,
+        lr_at_boundary=found.lr_at_boundary,
+        missing=found.missing,
+        metric=spec.metric,
         select_split=found.select_split,
-    )  # fmt: skip
+    )
     path = study_path(store, found.study.name)
     with disk_errors(store):
         path.parent.mkdir(parents=True, exist_ok=True)
