@@ -205,7 +205,7 @@ def test_a_loss_is_drawn_above_its_infimum_and_not_below_what_counts_as_converge
     (chart,) = curves(asked(store)).panels
     np.testing.assert_allclose(trace(chart, "sgd").y, [1, 0.01, CONVERGED])
     assert chart.y == "training loss (suboptimality gap)"
-    assert "losses below 1e-16 are drawn there" in chart.note
+    assert "losses below 1e-16 are drawn at that value" in chart.note
 
 
 def test_another_column_of_either_table_can_be_drawn(store):

@@ -126,7 +126,7 @@ def test_runs_are_evaluated_twenty_times():
         ({"task": "synthetic"}, "depth", {}, "does not declare which option is its depth"),
         ({"task": "synthetic"}, "width", {"ratio": 1.0}, "--ratio 1"),
         ({"task": "synthetic"}, "width", {"tokens": 20.0}, "not rows of tokens"),
-        ({"task": "lm"}, "epochs", {"tokens": 20.0}, "along --axis epochs the model stays"),
+        ({"task": "lm"}, "epochs", {"tokens": 20.0}, "--axis epochs does not change the model"),
         ({"task": "lm", "trainer.max_steps": 9}, "size", {"tokens": 20.0}, "both set the length"),
     ],
 )
@@ -355,7 +355,7 @@ def test_a_ladder_without_a_rung_says_so(tmp_path: Path):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--opt", "adam,ngd"], "the reference, gd, is not among them"),
+        (["--opt", "adam,ngd"], "the reference, gd, is missing from the list"),
         (["--opt", "gd"], "needs two optimizers or more"),
         (["--opt", "gd,adam", "--report_seeds", "1"], "one seed gives no estimate"),
         (["--opt", "gd,adam", "--budget", "20runs"], "takes a time"),

@@ -110,7 +110,7 @@ def _plot(words: list[str]) -> int:
     if args.out is None:
         raise UserError(f"--out is missing; write bench plot {args.chart} -o {args.chart}.pdf (or .png, .svg)")
     if args.y is not None and args.chart != "curves":
-        raise UserError(f"--y {args.y}: only curves have columns to choose from, not {args.chart}")
+        raise UserError(f"--y {args.y}: only curves have selectable columns, not {args.chart}")
     from bench.boards.charts import CHARTS, curves
     from bench.results.draw import check_ending, picture
 
