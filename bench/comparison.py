@@ -185,7 +185,7 @@ def _sampler(name: str) -> "Sampler":
     """The sampler of a stored study, which is untrusted.
 
     Raises:
-        UserError: it is none.
+        UserError: it is invalid.
     """
     if name == "grid" or name == "qmc":
         return name
@@ -289,7 +289,7 @@ def ranking(found: "Sequence[StudyResult]", args: Args, reference: str) -> Ranki
     Args:
         found: by the studies.
         args: with `store` and `against`.
-        reference: that the others are compared with.
+        reference: that the others are compared to.
     """
     from bench.boards import Asked
     from bench.boards.forest import forest
@@ -344,7 +344,7 @@ def _ranked(found: "Sequence[StudyResult]", args: Args, reference: str) -> "Coll
 
     store = Store(args.store)
     fresh = {run.run_id: run for each in found for run in each.fresh if store.get(run.run_id) is not None}
-    if not fresh:  # none is there yet, or they lie in another store
+    if not fresh:  # none is there yet, or they are in another store
         return None
     reference_store = None if args.no_reference else reference_folder()
     stores, mine = Stores([args.store], reference_store), {each.study.name: bare(each.study.spec.opt) for each in found}

@@ -191,7 +191,7 @@ class RunConfig(NoBooleans):
 
     @property
     def rest_spec(self) -> OptimizerSpec | None:
-        """The entry of the optimizer for all but the matrices, if there is one; of the suite's own (`rest_of`)."""
+        """The entry of the optimizer for all except the matrices, if there is one; of the suite's own (`rest_of`)."""
         name = rest_of(self.opt_spec, self.opt_options)
         return None if name is None else OPTIMIZERS[name]
 
@@ -273,7 +273,7 @@ def _content(value: Any) -> str | None:
 
 @lru_cache
 def _digest(path: Path, *changed: int) -> str:
-    """A digest of a file, anew only where its time or size is another."""
+    """A digest of a file, again only where its time or size is another."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -45,7 +45,7 @@ class DataSet:
     Attributes:
         task: its name.
         folder: of the files.
-        stand_in: why they are not those that the task is named for; None where they are.
+        stand_in: why they are not those that the task is named for; None if they are.
         text: whether they are texts, which are tokenised.
         files: each with its state.
     """

@@ -50,7 +50,7 @@ def unknown_run(run_id: str, known: Iterable[str], where: str) -> UserError:
 
 
 def described(error: BaseException) -> str:
-    """An exception in one line, with the place outside of the suite and of torch that it comes from."""
+    """An exception in one line, with the place outside the suite and of torch that it comes from."""
     frames = traceback.extract_tb(error.__traceback__)
     suite, torch = os.path.dirname(__file__), os.sep + "torch" + os.sep  # noqa: PTH120 - compared with names of frames
     outside = [frame for frame in frames if not frame.filename.startswith(suite) and torch not in frame.filename]

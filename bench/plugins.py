@@ -67,7 +67,7 @@ def allowed(
 
 
 def _installed(kind: str, name: str) -> bool:
-    """Whether it is no file or module, unless an installed package announces just that module."""
+    """Whether it is not a file or module, unless an installed package announces just that module."""
     points = (point.value for several in _REGISTRIES[kind].announced.values() for point in several)
     return ":" not in name or name in points
 

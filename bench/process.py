@@ -58,7 +58,7 @@ def python_command(*words: str) -> list[str]:
 
 
 def bench_command(*words: str) -> list[str]:
-    """The words that start `bench` as a process of its own, in any folder."""
+    """The words that start `bench` as a separate process, in any folder."""
     return python_command("-m", "bench", *words)
 
 

@@ -37,7 +37,7 @@ def doing(what: str) -> Iterator[None]:
 
 @contextmanager
 def hearing(hear: Callable[[str], object]) -> Iterator[None]:
-    """Let this function, in place of the terminal's line, take what `doing` says; empty where that is over."""
+    """Let this function, in place of the terminal's line, take what `doing` says; empty if that is over."""
     _show("")
     _hearers.append(hear)
     try:
@@ -88,7 +88,7 @@ class Progress:
     Args:
         total: optimizer steps of the run.
         label: what is trained.
-        epoch: optimizer steps of an epoch; None where every step sees all samples.
+        epoch: optimizer steps of an epoch; None if every step sees all samples.
         enabled: whether to show anything.
     """
 
@@ -112,7 +112,7 @@ class Progress:
 
         Args:
             step: the last one that was made.
-            timed: has `speed`, in steps a second, and `time_remaining`, in seconds; None where that is not known.
+            timed: has `speed`, in steps a second, and `time_remaining`, in seconds; None if that is not known.
             columns: of the terminal.
         """
         done = step / max(self.total, 1)
@@ -289,7 +289,7 @@ class SweepProgress(LiveView):
 
     Args:
         label: what is swept.
-        mode: whether the metric is better when smaller (`min`) or greater (`max`).
+        mode: whether the metric is better when smaller (`min`) or larger (`max`).
         enabled: whether to show anything.
     """
 
@@ -423,7 +423,7 @@ class RunInPlan:
         self.view, self.step = view, 0
 
     def bar(self, total: int, label: str) -> Progress:
-        """What the run tells; if it begins afresh, once more."""
+        """What the run tells; if it starts again, once more."""
         return _Telling(total, label, self)
 
     def at(self, step: int, total: int) -> None:

@@ -38,7 +38,7 @@ def main(words: list[str]) -> int:
     """`bench quickstart` with these words: 0 done, 130 stopped.
 
     Raises:
-        UserError: the request cannot be carried out.
+        UserError: the request is invalid.
         RunFailed: as in `bench.execute.execute.execute`.
     """
     args = parse("quickstart", words)

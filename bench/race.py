@@ -70,7 +70,7 @@ def main(words: list[str]) -> int:
     """`bench race` with these words: 0 done, 130 stopped.
 
     Raises:
-        UserError: the request cannot be carried out.
+        UserError: the request is invalid.
     """
     args = parse("race", words)
     from bench.progress import doing

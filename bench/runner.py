@@ -57,7 +57,7 @@ def run(
 ) -> RunResult:
     """Train as configured and store the result; or return it, if the store has it.
 
-    A run that was interrupted goes on where it stopped. With several devices Lightning starts the other ranks with
+    A run that was interrupted continues where it stopped. With several devices Lightning starts the other ranks with
     the same command; they come through here too and write nothing.
 
     Args:
@@ -71,8 +71,8 @@ def run(
 
     Raises:
         UserError: the configuration cannot be run, data are missing, or the store cannot be written.
-        RunBusy: another process trains this run now.
-        RunBroke: the run broke on the way; the store says so too.
+        RunBusy: another process is training this run.
+        RunBroke: the run failed; the store says so too.
         KeyboardInterrupt: a signal asked to stop when the run was already over; its result is stored.
     """
     return or_afresh(lambda resume: _run(config, rerun, progress, stop, tuned_by, plan, resume))
@@ -99,7 +99,7 @@ def _run(
     check(config)
     task, training = build(config)
     result = new_result(config, task, training, plan, tuned_by)
-    loggers = _loggers(config) if main else []  # before the run is begun: it may complain, and it writes nothing yet
+    loggers = _loggers(config) if main else []  # before the run begins: it may complain, and it writes nothing yet
     # All ranks find the same; an attempt has the checkpoint of the one before it, which stays until the run has ended.
     checkpoint = store.checkpoint(config.run_id) if resume and not rerun else None
     resume = usable(checkpoint, put_aside=main)
@@ -287,7 +287,7 @@ class AwaitedMachines:
 
 
 def awaited_machines(trainer: pl.Trainer) -> AwaitedMachines | None:
-    """What a run waits for that is started by hand on several machines; None where somebody else starts it on all."""
+    """What a run waits for that is started by hand on several machines; None if somebody else starts it on all."""
     strategy: Any = trainer.strategy
     environment = getattr(strategy, "cluster_environment", None)
     if trainer.num_nodes == 1 or type(environment) is not LightningEnvironment or environment.local_rank() > 0:

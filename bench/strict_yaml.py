@@ -104,7 +104,7 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:
-        """Say where a value is none of its kind, such as the 99th of a month."""
+        """Say where a value is not one of its kind, such as the 99th of a month."""
         try:
             return super().construct_object(node, deep)
         except (ValueError, LookupError, AttributeError, ArithmeticError):

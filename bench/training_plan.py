@@ -132,7 +132,7 @@ def _maker(
 
 
 def schedule_of(config: RunConfig, steps: int) -> Schedule | None:
-    """The schedule that the learning rate follows, or None where it follows none."""
+    """The schedule that the learning rate follows, or None if it follows none."""
     trainer = config.trainer
     if not trainer.is_scheduled or config.traits.unscheduled:
         return None
@@ -140,7 +140,7 @@ def schedule_of(config: RunConfig, steps: int) -> Schedule | None:
 
 
 def average_of(config: RunConfig, steps: int, per_epoch: int) -> Averaging | None:
-    """The average of the weights that is evaluated, or None where there is none.
+    """The average of the weights that is evaluated, or None if there is none.
 
     Args:
         config: of the run.

@@ -36,7 +36,7 @@ _SAME = ("torch", "lightning", "numpy", "timm", "transformers")
 
 
 class Judged(NamedTuple):
-    """What came of a run that was trained again.
+    """Result of a run that was trained again.
 
     Attributes:
         run: as it is claimed.
@@ -92,7 +92,7 @@ def draw(
         seed: of the draw; None for another one each time.
 
     Raises:
-        UserError: there is none.
+        UserError: it does not exist.
     """
     there = [
         run
@@ -190,7 +190,7 @@ def _determined(run: RunResult, again: RunResult) -> bool:
 
 
 def _value(run: RunResult) -> float | None:
-    """The metric, or the loss above its infimum where ratios of it are compared."""
+    """The metric, or the suboptimality gap where ratios of it are compared."""
     excess = run.excess() if run.scale == "log" else None
     return run.final if excess is None else max(excess, CONVERGED)
 

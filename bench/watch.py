@@ -38,7 +38,7 @@ class Look:
         capped, skipped: steps whose cap bound, and whose gradient overflowed.
         last_norm: gradient norm of the last step that counts.
         norm_before: that of the step before it; NaN where it is the only one.
-        greatest_norm: the greatest one that is finite.
+        greatest_norm: the largest one that is finite.
     """
 
     steps: int
@@ -127,7 +127,7 @@ class Watch:
         self.last_norm = self.greatest_norm = 0.0
 
     def state_dict(self) -> dict[str, Any]:
-        """The part of the record that a resumed run goes on from."""
+        """The part of the record that a resumed run continues from."""
         return {
             "result": {name: getattr(self.result, name) for name in self._KEPT},
             **{name: getattr(self, name) for name in self._OWN},

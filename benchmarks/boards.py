@@ -74,7 +74,7 @@ def fill(store: Path, trials: int, fresh: int) -> int:
     """Write a store of runs whose numbers are drawn, and say how many.
 
     Args:
-        store: made anew.
+        store: made again.
         trials: of the study of each optimizer on each problem, with five seeds; 0 for none.
         fresh: runs of each optimizer on each problem beside its trials.
     """

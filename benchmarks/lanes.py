@@ -1,4 +1,4 @@
-"""Lanes: many runs as one program, against the same runs one after the other."""
+"""Lanes: vectorised runs, against the same runs one after the other."""
 
 import math
 import time

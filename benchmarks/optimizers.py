@@ -91,7 +91,7 @@ def bert_parameters(device: str = "cpu") -> list[nn.Parameter]:
 
 
 def extra_bytes(step: Callable[[], Any]) -> int:
-    """Greatest sum of live allocations during two steps; state that the first one makes stays and counts."""
+    """Largest sum of live allocations during two steps; state that the first one makes stays and counts."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         step()
         step()

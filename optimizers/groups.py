@@ -87,7 +87,7 @@ def divide(
 
     Args:
         spec: the method that is compared.
-        rest: the one for all but the matrices; None if the first moves everything.
+        rest: the one for all except the matrices; None if the first moves everything.
         values: hyperparameters of both, dotted.
         parameters: all that are trained, in order.
 

@@ -12,7 +12,7 @@ from optimizers.norms import scalar_dtype, whole
 from optimizers.step_size import CheckedOptimizer, check_range, run_closure
 
 COEFFICIENTS = 3.4445, -4.7750, 2.0315
-"""Of the quintic iteration: those of Jordan et al., with the greatest slope at 0 that keeps singular values near 1."""
+"""Of the quintic iteration: those of Jordan et al., with the largest slope at 0 that keeps singular values near 1."""
 
 
 class Muon(CheckedOptimizer):

@@ -227,7 +227,7 @@ def _file(path: Path) -> Any:
 def provenance(target: str) -> str:
     """Which package an importable target comes from, with its version.
 
-    What may change under a version has a digest of its source: the file, or all of the package that a module lies in.
+    What may change under a version has a digest of its source: the file, or all of the package that a module is in.
     Nothing is imported.
     """
     place = target.rpartition(":")[0]

@@ -21,7 +21,7 @@ _PAPER_B = "Deora, Ghaderi, Taheri, Thrampoulidis (TMLR 2024); open constants ar
 
 
 def _theory(**options: Any) -> TaskSpec:
-    """A synthetic task of the theory: the full batch in float64, ranked by a loss above its infimum; options win."""
+    """A synthetic task of the theory: the full batch in float64, ranked by a suboptimality gap; options win."""
     defaults: dict[str, Any] = {
         "metric": "loss",
         "mode": "min",

@@ -1,6 +1,6 @@
 """Stores as somebody else may hand them over: sound blocks, and what may be wrong with one, all written in code.
 
-A mutation is how a victim is spoilt, and what it is spoilt with. Files with code lie in the stores; a `Guard` sees
+A mutation is how a victim is spoilt, and what it is spoilt with. Files with code are in the stores; a `Guard` sees
 whoever runs them.
 """
 
@@ -321,7 +321,7 @@ def json_mutations(file: Callable[[Path], Path]) -> dict[str, Spoil]:
 
 
 def _outside(path: Path) -> Path:
-    """A sound copy of a file outside of the store."""
+    """A sound copy of a file outside the store."""
     store = next(parent for parent in path.parents if parent.name == "store")
     copy = store.parent / "outside" / sha256(str(path).encode()).hexdigest() / path.name
     copy.parent.mkdir(parents=True, exist_ok=True)
@@ -532,7 +532,7 @@ def _moved(old: str, new: str) -> Spoil:
 
 
 def _linked(name: str) -> Spoil:
-    """What was there lies outside of the store, and a link leads to it."""
+    """What was there is outside the store, and a link leads to it."""
 
     def spoil(victim: Path, m: Mutation) -> None:
         place = victim / name if name else victim

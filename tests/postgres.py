@@ -29,7 +29,7 @@ class Server(NamedTuple):
         )
 
     def fresh(self) -> str:
-        """The URL of the database `bench`, made anew: whoever is still connected to the old one is thrown out."""
+        """The URL of the database `bench`, made again: whoever is still connected to the old one is thrown out."""
         with self.connect() as connection:
             connection.execute("DROP DATABASE IF EXISTS bench WITH (FORCE)")
             connection.execute("CREATE DATABASE bench")

@@ -98,7 +98,7 @@ def put(store: Path, *runs: RunResult, tables: Mapping[str, Mapping[str, Any]] |
 def begin_block(
     store: Path, run_ids: Sequence[str], loss: float = 0.5, **changes: Any
 ) -> tuple[Attempt, list[RunResult]]:
-    """A block that is being trained afresh, and the results that its `end` wants."""
+    """A block that is being trained from the beginning, and the results that its `end` wants."""
     changes = {"engine": "lanes", **changes}
     results = [record(run_id, **changes) for run_id in run_ids]
     begun = [replace(result, status="running") for result in results]

@@ -139,7 +139,7 @@ def test_results_do_not_depend_on_how_queries_and_rows_are_cut(
         monkeypatch.setattr(tasks.core.composition, "_IN_CACHE", cache)
         whole.query_chunk = chunk
         for a, b in zip(gradients(whole, x, mask, grad), expected, strict=True):
-            # Entries are sums of terms as large as the greatest, 1500: each is off by that times a few roundings.
+            # Entries are sums of terms as large as the largest, 1500: each is off by that times a few roundings.
             torch.testing.assert_close(a, b, rtol=0, atol=1e-14 * max(1.0, float(b.abs().max())))
 
 

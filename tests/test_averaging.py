@@ -86,7 +86,7 @@ def test_an_average_is_that_of_its_formula(how: Averaging, dtype: torch.dtype, u
         average.take(step, [w.clone() for w in weights])
     precise = [w.to(torch.promote_types(dtype, torch.float32)) for w in points[-1]]
     expected = average_of(how.kind, np.stack([joined(weights) for weights in points]))
-    # Three roundings a step or snapshot, each of numbers as great as the greatest point, and old ones are forgotten.
+    # Three roundings a step or snapshot, each of numbers as great as the largest point, and old ones are forgotten.
     most = max(np.abs(joined(weights)).max() for weights in points)
     np.testing.assert_allclose(joined(average.of(precise)), expected, rtol=0, atol=3 * 5 * unit * most)
     assert {w.dtype for w in average.of(points[-1])} == {dtype}

@@ -1,4 +1,4 @@
-"""Lanes: runs that are trained together as one program are the runs that `bench fit` makes, each for itself."""
+"""Lanes: vectorised runs equal the runs that `bench fit` makes."""
 
 import inspect
 import operator
@@ -215,7 +215,7 @@ def fits(grid: Grid) -> list[dict[str, Any]]:
 
 
 def gap(a: Any, b: Any) -> float:
-    """Greatest difference of numbers, absolute up to 1 and relative above; infinite where anything else differs."""
+    """Largest difference of numbers, absolute up to 1 and relative above; infinite where anything else differs."""
     if isinstance(b, dict):
         return max((gap(a[k], b[k]) for k in b), default=0.0) if a.keys() == b.keys() else inf
     if isinstance(b, list | tuple):
@@ -687,7 +687,8 @@ def numbers(told: Any) -> list[float]:
 @pytest.mark.parametrize(
     ("task", "wild", "reason"),
     [
-        # Beyond what a float64 can square, so that the second loss is no number: of 1e6 the fourth may be one or not.
+        # Beyond what a float64 can square, so that the second loss is not a number: of 1e6 the fourth may be one or
+        # not.
         ("tiny", 1e200, "loss or gradient is not finite"),
         ("net", 1e200, "loss or gradient is not finite"),
         ("square", 2.0, "the loss grew from"),

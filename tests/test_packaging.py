@@ -1,4 +1,4 @@
-"""What is built installs and runs outside of the checkout, and what only some commands need is named where it lacks."""
+"""What is built installs and runs outside the checkout, and what only some commands need is named where it lacks."""
 
 import os
 import re

@@ -352,7 +352,7 @@ def test_a_checkpoint_of_lanes_is_left_to_lanes(cli, killed, store, tmp_path):
     assert outcome(store) == outcome(tmp_path / "whole")
 
 
-# -- in processes of their own --------------------------------------------------------------------------------------
+# -- in separate processes --------------------------------------------------------------------------------------
 
 
 class Program:

@@ -335,7 +335,7 @@ def test_a_top_up_goes_on_with_the_order_and_lets_the_grid_grow_again():
 def test_a_grown_grid_that_may_not_grow_is_topped_up():
     order, _ = simulate(GRID1, lambda p: None, 3, total=14)
     assert list(kinds(order).values()) == ["design"] * 3 + ["extension"] * 8 + ["top-up"] * 3
-    assert list(kinds(order))[11:] == [1.0, 3.162, 10.0]  # what lies below is there
+    assert list(kinds(order))[11:] == [1.0, 3.162, 10.0]  # what is below is there
 
 
 TWO_RANGES = Design({"opt.lr": Range(1e-4, 1.0), "opt.c": Range(0.1, 100.0)}, "grid")
@@ -528,7 +528,7 @@ decades = st.tuples(st.integers(-12, 6), st.integers(1, 12)).map(
 
 @st.composite
 def designs(draw) -> tuple[Design, int, int]:
-    """A design, how many trials make a step of it, and the greatest number that is possible."""
+    """A design, how many trials make a step of it, and the largest number that is possible."""
     sampler = draw(st.sampled_from(["grid", "qmc"]))
     axes = draw(st.lists(values, max_size=2))
     at = draw(st.integers(0, len(axes)))

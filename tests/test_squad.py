@@ -237,7 +237,7 @@ def test_a_question_is_answered_by_the_best_span_of_all_its_windows(data: SquadD
         assert scored(data, batch, logits) == pytest.approx(expected, abs=1e-4)
         order = torch.randperm(len(noise), generator=draw)
         assert scored(data, batch, logits, 7, order) == scored(data, batch, logits)
-    assert expected["f1"] > 50  # so that there is something to tell apart
+    assert expected["f1"] > 50  # so that there is something to distinguish
 
 
 def test_labels_as_logits_score_100(data: SquadData) -> None:

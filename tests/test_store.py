@@ -547,7 +547,7 @@ def test_a_block_that_is_deleted_while_it_is_read_is_no_more(kept, monkeypatch):
     attempt.drop()
 
 
-# -- what is no file ------------------------------------------------------------------------------------------------
+# -- what is not a file ----------------------------------------------------------------------------------------------
 
 
 def link(path: Path) -> None:

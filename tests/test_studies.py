@@ -153,7 +153,7 @@ def _met(barrier: Barrier, say: Any, work: Callable[[], Any]) -> None:
 
 
 def together(*work: Callable[[], Any]) -> list[Any]:
-    """What these calls return, each in a process of its own, all at the same moment; the processes have ended."""
+    """What these calls return, each in a separate process, all at the same moment; the processes have ended."""
     say, barrier = processes.SimpleQueue(), processes.Barrier(len(work))
     children = [processes.Process(target=_met, args=(barrier, say, each)) for each in work]
     for child in children:
@@ -581,7 +581,7 @@ def test_trials_that_somebody_added_with_another_tool_are_none_of_ours(url: str)
 
 
 def within(low: float, high: float) -> Score:
-    """A score that is best in the middle and diverges outside of a range."""
+    """A score that is best in the middle and diverges outside a range."""
     return lambda lr: abs(math.log10(lr / math.sqrt(low * high))) if low <= lr <= high else None
 
 

@@ -968,7 +968,7 @@ def test_a_run_that_bench_fit_trains_now_is_waited_for(sweep, store, monkeypatch
     assert len(outcome(store)) == 4
 
 
-# -- in processes of their own --------------------------------------------------------------------------------------
+# -- in separate processes --------------------------------------------------------------------------------------
 
 
 def die_at(steps: int) -> None:

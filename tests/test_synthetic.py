@@ -105,7 +105,7 @@ def test_saturation_on_another_token_keeps_the_gradient_too() -> None:
 
 @pytest.mark.parametrize("lead", [8, 14, 16, 17, 18, 25])
 def test_values_far_from_0_do_not_hide_the_gradient_between_them(lead: int) -> None:
-    # What they differ by is far below the rounding of the mean, where the greatest weight is within rounding of 1.
+    # What they differ by is far below the rounding of the mean, where the largest weight is within rounding of 1.
     generator = torch.Generator().manual_seed(lead)
     values = 1 + 1e-3 * torch.rand(50, 6, generator=generator)
     logits = torch.randn(50, 6, generator=generator)

@@ -312,7 +312,7 @@ def test_the_order_by_length_depends_on_seed_and_step_alone() -> None:
         assert order.width(step) == expected[step][1]
         assert torch.equal(order.rows(step), expected[step][0])
     epochs = [{tuple(sorted(rows.tolist())) for rows, _ in expected[i : i + 140]} for i in (0, 140)]
-    assert len(epochs[0] & epochs[1]) < 5  # batches are made anew
+    assert len(epochs[0] & epochs[1]) < 5  # batches are made again
     assert not torch.equal(forward.rows(0), BatchOrder(700, 5, 2, CPU, lengths).rows(0))
 
 
@@ -454,7 +454,7 @@ def test_texts_are_tokenised_once(root: Path, own_cache: Path, encodings: list[P
     assert len(encodings) == 9
     write(root / "mnli" / "train.parquet", pairs(80, 5))
     MNLIData(root, **SMALL)
-    assert len(encodings) == 12  # another vocabulary, so all anew
+    assert len(encodings) == 12  # another vocabulary, so all again
     assert not list(own_cache.rglob("*.tmp"))
     (kept, *_) = cached_tokens(first.digests["matched"])
     assert (kept["vocabulary"], kept["max_length"]) == (130, 24)

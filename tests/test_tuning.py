@@ -184,7 +184,7 @@ def test_from_a_command_to_tuned_settings(cli, here: Path, store: Path, monkeypa
     note = "bench: tuned for another budget (here --trainer.max_steps 41, not 40): other settings may be better\n"
     assert note in other.err
 
-    # More trials go on from there, and a smaller budget is still what it was.
+    # More trials continue from there, and a smaller budget is still what it was.
     monkeypatch.setattr(Pool, "_start", start)
     more = cli("tune", *SMALL, "--trials", 7, "--report_seeds", 3, "--workers", 1, "--engine", "lanes", "--json")
     assert more.code == 0, more.err

@@ -1,9 +1,9 @@
 """Measure defaults of the stochastic optimizers by family of tasks: `make defaults`.
 
 Each optimizer tries the settings of `TRIED` on each task of the family, in a short run with one seed. Chosen is the
-setting whose validation score lies the least behind the optimizer's best one on that task, on the worst of the tasks.
-It belongs into `OptimizerSpec.by_family`. A plain `bench fit` then trains for the whole budget of each task. All runs
-are kept in the store, so the same command goes on where it was stopped. Written is `results/defaults`.
+setting whose validation score is the least behind the optimizer's best one on that task, on the worst of the
+tasks. It belongs into `OptimizerSpec.by_family`. A plain `bench fit` then trains for the whole budget of each task. All
+runs are kept in the store, so the same command continues where it was stopped. Written is `results/defaults`.
 """
 
 import argparse
@@ -87,7 +87,7 @@ def points(opt: str) -> Iterator[dict[str, float]]:
 
 
 def choice(scores: Mapping[str, list[float | None]], modes: Mapping[str, str]) -> int | None:
-    """The setting that lies the least behind the best, on the worst of the tasks; the first of equals.
+    """The setting that is the least behind the best, on the worst of the tasks; the first of equals.
 
     Args:
         scores: of each task, a score for each setting; None for one that cannot be chosen.
@@ -131,7 +131,7 @@ def _config(settings: Mapping[str, Any]) -> RunConfig:
 
 
 def short_scores(cell: Cell, opt: str) -> list[float | None]:
-    """Validation scores of an optimizer's settings after short runs, which are made if need be."""
+    """Validation scores of an optimizer's settings after short runs, which are made if necessary."""
     several = {f"opt.{name}": ",".join(map(word_of, values)) for name, values in TRIED[opt].items()}
     common = {**_settings(cell), **cell.short, "opt": opt}
     configs = [_config(common | {f"opt.{name}": value for name, value in point.items()}) for point in points(opt)]
@@ -142,7 +142,7 @@ def short_scores(cell: Cell, opt: str) -> list[float | None]:
 
 
 def full_run(cell: Cell, opt: str) -> RunResult | None:
-    """A plain `bench fit` with the defaults, which is made if need be; None if it gave no result."""
+    """A plain `bench fit` with the defaults, which is made if necessary; None if it gave no result."""
     settings = {**_settings(cell), "opt": opt}
     if _results([_config(settings)]) == [None]:
         _train("fit", settings)
@@ -207,7 +207,7 @@ def page(measured: Mapping[str, Any]) -> str:
 
 
 def main() -> int:
-    """Measure what is asked for and write the page."""
+    """Measure the request and write the page."""
     parser = argparse.ArgumentParser(prog="tools.defaults", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--short", action="store_true", help="only the short runs, before writing down their choice")
     args = parser.parse_args()

@@ -119,7 +119,7 @@ def t_mixture(d: Array) -> NDArray[np.bool_]:
 
 
 def false_verdicts(draw: Draw, most: int = 50, repeats: int = 10_000) -> dict[str, float]:
-    """Shares of pairs that are told apart at n seeds, and at any number of seeds up to the most."""
+    """Shares of pairs that are distinguished at n seeds, and at any number of seeds up to the most."""
     found = verdicts(draw(np.random.default_rng(0), (repeats, most)))
     return {str(n): float((found[:, n - 1] != 0).mean()) for n in SEEDS if n <= most} | {
         "any": float((found != 0).any(1).mean())
@@ -127,7 +127,7 @@ def false_verdicts(draw: Draw, most: int = 50, repeats: int = 10_000) -> dict[st
 
 
 def alternatives(draw: Draw, most: int = 50, repeats: int = 10_000) -> list[float]:
-    """Shares of pairs that other rules tell apart, with looks up to the most seeds, and that ours does."""
+    """Shares of pairs that other rules distinguish, with looks up to the most seeds, and that ours does."""
     d = draw(np.random.default_rng(0), (repeats, most))
     each = np.where(np.arange(1, most + 1) >= 3, 0.05, 0.0)
     looks = np.zeros(most)
@@ -148,7 +148,7 @@ def t_power(effect: float, n: int) -> float:
 
 
 def false_words(optimizers: int, n: int, repeats: int) -> float:
-    """Share of grids of equal optimizers in which any pair is told apart; seeds have an effect of their own."""
+    """Share of grids of equal optimizers in which any pair is distinguished; seeds have an effect of their own."""
     rng, wrong = np.random.default_rng([optimizers, n]), 0
     for _ in range(repeats):
         values = (rng.normal(size=(optimizers, n)) + rng.normal(size=n)).tolist()

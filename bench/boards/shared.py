@@ -103,7 +103,7 @@ def metric_of(problem: Problem, entries: Sequence[Entry], reference: Entry | Non
 
 
 def find_reference(found: Collected, problem: Problem, name: str | None) -> Entry | None:
-    """The entry that the others are compared with: of this name, tuned before default before by hand.
+    """The entry that the others are compared to: of this name, tuned before default before by hand.
 
     Args:
         found: entries.

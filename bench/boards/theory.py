@@ -192,7 +192,7 @@ def loss_rate(own: Columns, infimum: float) -> float | None:
 
 
 def direction_rate(own: Columns) -> float | None:
-    """Exponent of the distance of directions over the last decade of steps; None where it has too few values."""
+    """Exponent of the distance of directions over the last decade of steps; None if it has too few values."""
     return None if "distance" not in own else _exponent(own["step"], own["distance"], CONVERGED)
 
 

@@ -76,7 +76,7 @@ def difference(one: Any, other: Any, at: str = "", tolerance: float = 0.0) -> st
         one: tensors, numbers, words, and dicts and lists of them; of other things only the type counts.
         other: the same.
         at: what both are called.
-        tolerance: greatest difference of two elements that counts as none, relative to the greatest of them.
+        tolerance: greatest difference of two elements that counts as none, relative to the largest of them.
     """
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         if (one.dtype, one.shape) != (other.dtype, other.shape):

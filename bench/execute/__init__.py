@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from bench.grammar.values import Memory
 
 Engine = Literal["auto", "lanes", "lightning"]
-"""What makes runs: many as one program, one by one, or what is faster."""
+"""What makes runs: vectorised, one by one, or what is faster."""
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ def check_all(configs: Sequence[RunConfig], *, early: bool = False) -> None:
 
 
 def block_key(config: RunConfig) -> tuple[Any, ...]:
-    """What lanes of one block share: all but the seeds and hyperparameters that are numbers with a fraction."""
+    """What lanes of one block share: all except the seeds and hyperparameters that are numbers with a fraction."""
     # Tuples, such as Adam's betas, are shared: rounded to float32, 1 - beta would differ from a run alone.
     static = {k: None if isinstance(value, float) else repr(value) for k, value in config.opt_options.items()}
     rest = config.model_dump(mode="json", exclude={"opt_options", "seed", "data_seed"})

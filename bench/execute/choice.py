@@ -136,7 +136,7 @@ class Choices:
             enough = lanes > 16 or costs[count] * count > _MEASURE_SECONDS
             if enough and costs[count] > 0.95 * min((cost for w, cost in costs.items() if w != count), default=inf):
                 break
-        # Of widths that cost about the same the least: it suffers less from others who use the caches.
+        # Of widths that cost about the same the smallest: it suffers less from others who use the caches.
         best = min(costs.values(), default=inf)
         width = next((w for w in sorted(costs) if costs[w] <= 1.15 * best), 1)
         if each:
@@ -300,7 +300,7 @@ def single_step(config: RunConfig, task: Task | None = None, plan: Plan | None =
 
 
 def seconds_of(step: Callable[[], object], ahead: float = inf) -> float:
-    """Seconds of a step: the least of three, each over as many calls as make it long enough to time.
+    """Seconds of a step: the smallest of three, each over as many calls as make it long enough to time.
 
     Args:
         step: makes one.

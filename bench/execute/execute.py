@@ -37,8 +37,8 @@ def execute(
 ) -> bool:
     """Make the runs that the store does not have; False if a signal asked to stop.
 
-    An interrupted command goes on when it is given again: finished runs are not made again, and a block of lanes goes
-    on from its checkpoint. A second process with the same runs takes what the first has not taken.
+    An interrupted command goes on when it is given again: finished runs are not made again, and a block of lanes
+    continues from its checkpoint. A second process with the same runs takes what the first has not taken.
 
     Args:
         configs: the runs; all have one store and one device.
@@ -46,11 +46,11 @@ def execute(
         effort: how they are made.
         plan: what the runs are made for (`RunResult.plan`).
         tuned_by: where their hyperparameters come from (`RunResult.tuned_by`).
-        stop: by which somebody else may ask to stop; it listens to signals as well.
+        stop: a stop request from elsewhere; it also listens to signals.
 
     Raises:
         UserError: a run cannot be made, or not with this engine, or there are not so many devices.
-        RunFailed: runs broke, the disk is full or gone, workers die as soon as they are started, or one lane alone
+        RunFailed: runs failed, the disk is full or gone, workers die as soon as they are started, or one lane alone
             needs more memory than there is.
     """
     effort, first = effort or Effort(), on_device(configs[0])

@@ -39,7 +39,7 @@ def train_cuts(
 
     Raises:
         UserError: a run cannot be made.
-        RunFailed: runs broke, the disk is full or gone, or one lane alone needs more memory than available.
+        RunFailed: runs failed, the disk is full or gone, or one lane alone needs more memory than available.
     """
     keep_freed_memory()
     outcomes = Outcomes(plan, cuts, progress, time.time() if since is None else since)
@@ -134,7 +134,7 @@ def _as_lanes(cut: Cut, outcomes: Outcomes, stop: StopRequest, *, wait: bool) ->
             break
         if stop.signal is not None:
             return False
-        # What was begun on its own (`bench fit`) goes on so: its checkpoint is of it alone.
+        # What began on its own (`bench fit`) goes on so: its checkpoint is of it alone.
         alone = {run_id for run_id, result in stored.items() if result.engine != "lanes"}
         fresh = {run_id: config for run_id, config in left.items() if run_id not in alone}
         if not fresh:

@@ -104,7 +104,7 @@ class Plan:
 
     @property
     def mode(self) -> Literal["min", "max"]:
-        """Whether the metric is better when smaller (`min`) or greater (`max`)."""
+        """Whether the metric is better when smaller (`min`) or larger (`max`)."""
         return self.configs[0].task_spec.mode
 
     def missing(self) -> dict[str, RunConfig]:

@@ -27,7 +27,7 @@ TRAINING = frozenset(("progress", "trial", "lanes"))
 
 Event = Mapping[str, Any]
 """What a worker tells: `done` with the job that it has ended, `doing` with what it does while it does not train, empty
-where that is over, and else what its listener knows."""
+if that is over, and else what its listener knows."""
 
 
 @dataclass
@@ -110,7 +110,7 @@ class Pool:
 
         Raises:
             UserError: a worker says that the job cannot be done here.
-            RunFailed: a run broke, or workers die at start.
+            RunFailed: a run failed, or workers die at start.
         """
         for slot in self.slots:
             self._send(slot, job)

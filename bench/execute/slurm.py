@@ -125,7 +125,7 @@ def need_slurm() -> None:
     """Refuse to submit where there is no Slurm.
 
     Raises:
-        UserError: there is none.
+        UserError: it does not exist.
     """
     if shutil.which("sbatch") is None:
         raise UserError(

@@ -13,12 +13,12 @@ from bench.errors import UserError
 MOST_NAME, MOST_PATH = 255, 4095
 """Bytes of the name of a file, and of a path to it, on the file systems of Linux and macOS."""
 MOST_SEED = 2**63 - 1
-"""The greatest seed: what tables of runs, DuckDB and torch's generators hold in a signed integer of 64 bits."""
+"""The largest seed: what tables of runs, DuckDB and torch's generators hold in a signed integer of 64 bits."""
 SEED_RANGE = f"an integer from 0 to {MOST_SEED} (2^63 - 1)"
 MOST_RUNS = 100_000
 """Runs of one command; whoever types more has slipped, and the list of them alone would fill the memory. Ours."""
 DEFAULT_POINTS = 9
-"""Values of a range LOW:HIGH without a number of points, evenly in the logarithm. Ours."""
+"""Values of a range LOW:HIGH without a number of points, log-spaced. Ours."""
 FOLDERS = {"data": "data", "store": "runs"}
 """Where data and runs lie if neither `--data` and `--store` nor their variables say otherwise."""
 
@@ -82,7 +82,7 @@ def counts_seeds(text: str) -> bool:
 
 
 def log_grid(low: float, high: float, points: int) -> list[float]:
-    """Values from low to high, even in the logarithm, as they can be typed again."""
+    """Values from low to high, log-spaced, as they can be typed again."""
     return [typed(low * (high / low) ** (i / (points - 1))) for i in range(points)]
 
 
@@ -95,7 +95,7 @@ def ends_of_range(low: str, high: str) -> tuple[float, float]:
     """The ends of a range that is searched in the logarithm.
 
     Raises:
-        ValueError: they are no numbers with 0 < low < high, or too far apart to be computed with.
+        ValueError: they are not numbers with 0 < low < high, or too far apart to be computed with.
     """
     ends = float(low), float(high)
     if not 1e-100 <= ends[0] < ends[1] <= 1e100:
@@ -107,7 +107,7 @@ def read_grid(key: str, raw: str) -> list[float]:
     """The values of `LOW:HIGH:POINTS`, or of `LOW:HIGH`, which has nine.
 
     Raises:
-        UserError: it is none.
+        UserError: it is invalid.
     """
     try:
         low, high, *points = raw.split(":")
@@ -239,7 +239,7 @@ def names(text: str) -> list[str]:
 
 
 def whole(least: int | None = None) -> Callable[[str], int]:
-    """A reader of whole numbers, from the least that makes sense."""
+    """A reader of whole numbers, from the smallest that makes sense."""
 
     def read(text: str) -> int:
         try:
@@ -264,7 +264,7 @@ def finite(text: str) -> float:
     """A number that is finite.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is invalid.
     """
     number = _number(text)
     if not math.isfinite(number):
@@ -276,7 +276,7 @@ def seconds(text: str) -> float:
     """A time in seconds, greater than 0.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is invalid.
     """
     number = _number(text)
     if not 0 < number < math.inf:

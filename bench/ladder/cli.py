@@ -25,7 +25,7 @@ def main(words: list[str]) -> int:
     """`bench ladder` with these words: 0 done, 1 a record could not be read, 130 stopped.
 
     Raises:
-        UserError: the request cannot be carried out.
+        UserError: the request is invalid.
         RunFailed: budgets came out unequal, or the disk is full.
     """
     args = parse("ladder", words)

@@ -175,7 +175,7 @@ class Rung:
 
     @property
     def begun(self) -> str:
-        """When the first of its runs began; empty where that is not known."""
+        """When the first of its runs began; empty if that is not known."""
         moments = [run.begun for method in self.methods.values() for run in (*method.runs, *method.trials)]
         return min((moment for moment in moments if moment), default="")
 
@@ -193,10 +193,10 @@ class Transfer:
     Attributes:
         setting: its dotted name.
         best: by rung, the value that won; None without a winner.
-        usable: by rung, decades in which scores are nearly as good as the best; None where one value was tried.
-        exponent: a of best ~ size^a; None where it cannot be fitted.
+        usable: by rung, decades in which scores are nearly as good as the best; None if one value was tried.
+        exponent: a of best ~ size^a; None if it cannot be fitted.
         regrets: by rung, how much worse the winner of the rung before scores there than the rung's own, as a share, or
-            as a factor where losses lie above their infimum; None where it was not tried or has no score.
+            as a factor where losses lie above their infimum; None if it was not tried or has no score.
     """
 
     setting: str
@@ -242,7 +242,7 @@ class Findings:
         return [opt for opt in self.record.opts if all(opt in rung.losses for rung in self.rungs)]
 
     def agreement(self, k: int) -> Interval | None:
-        """Kendall's tau between a rung and the last one; None where fewer than two optimizers can be ranked."""
+        """Kendall's tau between a rung and the last one; None if fewer than two optimizers can be ranked."""
         if len(self.ranked) < 2:
             return None
         one, last = (np.array([rung.losses[opt] for opt in self.ranked]) for rung in (self.rungs[k], self.rungs[-1]))
@@ -396,8 +396,8 @@ class Score:
 
     Attributes:
         opt: the optimizer.
-        said, measured: logarithms of the ratio of steps; None where there is none.
-        held: whether the measured one lies in the interval of what was said.
+        said, measured: logarithms of the ratio of steps; None if there is none.
+        held: whether the measured one is in the interval of what was said.
     """
 
     opt: str
@@ -418,6 +418,6 @@ def scores(rung: Rung) -> list[Score]:
 
 
 def was_before(rung: Rung) -> bool | None:
-    """Whether the prediction was written before any run of the rung began; None where nothing was predicted."""
+    """Whether the prediction was written before any run of the rung began; None if nothing was predicted."""
     said = rung.record["predicted"]
     return None if said is None else said["made"] <= rung.begun

@@ -30,7 +30,7 @@ class Size:
     """A rung before anything is trained.
 
     Attributes:
-        at: where it lies on the axis: parameters, epochs or steps, or training samples.
+        at: where it is on the axis: parameters, epochs or steps, or training samples.
         settings: of its runs, in dotted form.
         parameters: of its model.
         steps: of each run.
@@ -49,7 +49,7 @@ class Rule:
     Attributes:
         axis: what grows.
         ratio: from rung to rung, above 1.
-        tokens: of training for each parameter; None where the budget is that of the settings.
+        tokens: of training for each parameter; None if the budget is that of the settings.
         start: parameters of the first model; None for those of the task by `START`.
     """
 

@@ -69,8 +69,8 @@ def step_ratio(steps: ArrayLike, own: ArrayLike, reference: ArrayLike, *, smooth
     above, the reference's curve says at which step s that has reached the method's final loss, and the ratio is S / s.
     So nothing is extrapolated. Curves are smoothed (`smoothing`), and interpolated over the logarithm of the step.
 
-    The 95 % interval goes from the least to the greatest ratio that a paired t-test over the seeds does not reject (an
-    inverted test, as in Fieller 1954). An end is infinite where no evaluation lies beyond it.
+    The 95 % interval goes from the smallest to the largest ratio that a paired t-test over the seeds does not reject
+    (an inverted test, as in Fieller 1954). An end is infinite where no evaluation is beyond it.
 
     Args:
         steps: of the evaluations, shape (P,), positive and increasing, P >= 2.
@@ -191,8 +191,8 @@ def trend(x: ArrayLike, estimates: Sequence[Estimate]) -> Trend:
 def predict(x: ArrayLike, estimates: Sequence[Estimate], at: float) -> Interval:
     """What will be measured at a further x, with an interval that holds the measured value in 95 % of cases.
 
-    From one point it is that point's value, from more the least-squares line. The noise of the new measurement counts
-    as the mean of the old ones.
+    From one point it is that point's value, from more the least-squares line. The noise of the new measurement
+    counts as the mean of the old ones.
 
     Args:
         x: shape (K,), K >= 1, all different.

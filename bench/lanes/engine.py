@@ -1,4 +1,4 @@
-"""Lanes: many runs of one task and one optimizer, trained as one program.
+"""Lanes: many runs of one task and one optimizer, trained as one vectorised program.
 
 The runs form a grid of G problems (seeds: instance, initialisation, order) by R lanes (hyperparameters) that share a
 problem's data. All losses and gradients come from one vectorised forward and backward pass. The optimizer's pure update
@@ -285,7 +285,7 @@ class Lanes:
                 which[name] = torch.where(beside(mask, w), w, which[name])
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed block goes on from."""
+        """What a resumed block continues from."""
         return {
             "weights": self.weights,
             "best": self.best,

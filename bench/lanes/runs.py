@@ -69,7 +69,7 @@ def train_block(
 ) -> list[RunResult] | None:
     """Train the runs of a block and store them together; None if a signal asked to stop.
 
-    A block that was interrupted goes on where it stopped.
+    A block that was interrupted continues where it stopped.
 
     Args:
         grid: what to train.
@@ -80,10 +80,10 @@ def train_block(
         tuned_by: where their hyperparameters come from.
 
     Raises:
-        RunBusy: another process trains this block now, or has just done so.
+        RunBusy: another process is training this block, or just finished it.
         UserError: the configuration cannot be run, or the store cannot be written.
         RunBroke: the training broke, and the attempt has the traceback.
-        RunFailed: the disk is full or gone.
+        RunFailed: the disk is full or unavailable.
         Exception: memory is short (`bench.memory.ran_out`).
     """
     return or_afresh(lambda resume: _train_block(grid, stop, progress, compiled, plan, tuned_by, resume))
@@ -149,7 +149,7 @@ def _train_block(
             attempt.close()
             raise DoesNotFit from None
         if attempt is not None and ran_out(error) and len(configs) > 1:
-            attempt.checkpoint.unlink(missing_ok=True)  # smaller blocks cannot go on from it
+            attempt.checkpoint.unlink(missing_ok=True)  # smaller blocks cannot continue from it
         if isinstance(error, UserError) or ran_out(error):
             raise
         where = ""
@@ -204,7 +204,7 @@ class LanesRecorder(Watcher):
         self.killed = False
 
     def state_dict(self) -> dict[str, Any]:
-        """The part of the records that a resumed block goes on from."""
+        """The part of the records that a resumed block continues from."""
         return {"watches": [watch.state_dict() for watch in self.watches], STEPS: self.lanes.steps_done}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

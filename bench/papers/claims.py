@@ -82,7 +82,7 @@ def reaches(
 ) -> Finding:
     """Every arm's measure is at or below (above) a level at a step, or at the end.
 
-    Holds if the interval of every arm lies on that side. Fails if that of an arm lies wholly on the other, or one of
+    Holds if the interval of every arm is on that side. Fails if that of an arm lies wholly on the other, or one of
     its runs diverged. Else undecided; so is an arm with a run that was cut off before the step, or with one seed.
 
     Args:
@@ -119,8 +119,8 @@ def sooner(
     """The slow arm needs `factor` times as many steps as every fast one until a measure first reaches a level.
 
     The interval is that of the mean logarithm of the ratio slow / fast of the same seed. Between two measurements the
-    step is not known, so the low end is that of the least ratio there may have been, and the high end that of the
-    greatest. A slow run that never reached the level counts with its last step: the ratio is then a lower bound ("at
+    step is not known, so the low end is that of the smallest ratio there may have been, and the high end that of the
+    largest. A slow run that never reached the level counts with its last step: the ratio is then a lower bound ("at
     least") and has no upper end.
 
     Holds if the low end is at least the factor for every fast arm. Fails if the high end is below it for one, or one of
@@ -182,12 +182,12 @@ def slope(
     min_r2: Share | None = None,
     faster: Literal["above", "below"] | None = None,
 ) -> Finding:
-    """The least-squares slope of y on x, one for each seed, lies in a range.
+    """The least-squares slope of y on x, one for each seed, is in a range.
 
     Logarithms are natural. Against log x the points are first thinned (`stats.thin`), since with points at every step
     the right end would decide alone. Points without a logarithm are left out.
 
-    Holds if the interval of the slopes lies in [at_least, at_most] for every arm, and R^2 is at least min_r2 for every
+    Holds if the interval of the slopes is in [at_least, at_most] for every arm, and R^2 is at least min_r2 for every
     seed. Fails if the interval of an arm lies wholly outside, or R^2 is less for every seed; a rate that lies wholly on
     the side that `faster` names is faster than claimed instead. Else undecided; so is an arm with fewer than 3 points
     for a seed (after thinning), with a run that did not complete, or with one seed.
@@ -249,7 +249,7 @@ def slope(
 def lower(results: Results, /, *, measure: str, better: Names, worse: str, last: Share | None = 0.1) -> Finding:
     """A measure is lower in every `better` arm than in `worse`, seed by seed.
 
-    Holds if the interval of the difference better - worse lies below 0 for every better arm. Fails if it lies above 0
+    Holds if the interval of the difference better - worse is below 0 for every better arm. Fails if it is above 0
     for one, or one of its runs diverged. Else undecided; so is a pair whose worse arm has a run that diverged, or in
     which a run was cut off before the steps that count. A run that completed earlier, since it had converged, keeps its
     value.
@@ -295,7 +295,7 @@ def trend(
 ) -> Finding:
     """A positive measure increases (decreases) with a setting, by the slope of its log on the setting's log.
 
-    Holds if the interval of the slopes, one for each seed, lies on the direction's side of 0 and the means of the
+    Holds if the interval of the slopes, one for each seed, is on the direction's side of 0 and the means of the
     logarithms go that way from each arm to the next. Fails if the interval lies wholly on the other side. Else
     undecided; so it is if a value is not positive, or a run diverged or was cut off before the step.
 
@@ -330,7 +330,7 @@ def trend(
 
 
 def slope_region(results: Results, /, *, arms: Names, x: str, y: str, between: Range, decades: Positive) -> Finding:
-    """Over so many decades of x without a break, the local exponent of y in x lies in a range.
+    """Over so many decades of x without a break, the local exponent of y in x is in a range.
 
     `stats.power_law_decades` says how the local exponent is taken. Points without a logarithm are left out.
 

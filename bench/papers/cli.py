@@ -67,7 +67,7 @@ def _reproduce(words: list[str]) -> int:
     """`bench reproduce` with these words: 0 done, 1 one of several could not be carried out, 130 stopped.
 
     Raises:
-        UserError: the request cannot be carried out.
+        UserError: the request is invalid.
     """
     args = parse("reproduce", words)
     if args.all:

@@ -118,7 +118,7 @@ class Experiment(NoBooleans, BaseModel):
         title: one line for people.
         paper: the paper, and which of its figures or statements.
         notes: what is ours, and what a reader must know; plain sentences.
-        undersized: how its runs are smaller than the paper's; None where they are not. Then no claim is settled.
+        undersized: how its runs are smaller than the paper's; None if they are not. Then no claim is settled.
         common: settings of all arms.
         seeds: one run for each arm and seed.
         arms: settings by label.
@@ -176,7 +176,7 @@ class Experiment(NoBooleans, BaseModel):
     ) -> "Experiment":
         """The version with these settings in all arms, and these seeds; see `Search.grid` for `times.`.
 
-        A number of seeds are the experiment's own first, and then the numbers after the greatest. Settings of single
+        A number of seeds are the experiment's own first, and then the numbers after the largest. Settings of single
         arms win.
 
         Raises:

@@ -44,11 +44,11 @@ class Finding:
     Attributes:
         verdict: `holds`, `fails`, `faster than claimed` (a rate that is outside its range, on the better side) or
             `undecided`.
-        effect: the mean over seeds in `unit`, or None where there is no such number.
+        effect: the mean over seeds in `unit`, or None if there is no such number.
         low, high: its 95 % confidence interval; None for an end that the data do not bound.
         unit: what the effect is ("times as many steps").
         text: one sentence with our numbers.
-        p: least level, in [0, 1], at which the intervals decide so; None where nothing is decided.
+        p: least level, in [0, 1], at which the intervals decide so; None if nothing is decided.
         readings: where the claim is read in several ways, what each came to.
     """
 
@@ -109,8 +109,8 @@ def within(
         ties: whether an end of the interval that is exactly 0 is inside if 0 is a bound.
         limit: the best verdict there can be.
         faster: on which side of the range a rate is faster than claimed.
-        least: interval of the least value that there may have been, which x has its low end from; by default x.
-        most: interval of the greatest, which x has its high end from.
+        least: interval of the smallest value that there may have been, which x has its low end from; by default x.
+        most: interval of the largest, which x has its high end from.
     """
     if x is None:
         return without_numbers("undecided", unit, text)
@@ -137,7 +137,7 @@ def within(
 
 
 def _level(x: Interval, distance: float) -> float:
-    """The least level whose t-interval reaches no farther than so far from its mean; x is the one of 95 %."""
+    """The smallest level whose t-interval reaches no farther than so far from its mean; x is the one of 95 %."""
     half = x.mean - x.low
     if half == 0:
         return 0.0

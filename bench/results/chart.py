@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 MOST = 1e150
-"""Greatest number that is drawn, and 1 / `MOST` the least on a logarithmic axis: matplotlib puts ticks around them."""
+"""Largest drawn number; 1 / `MOST` is the smallest on a logarithmic axis: matplotlib puts ticks around them."""
 
 
 @dataclass(frozen=True)

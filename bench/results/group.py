@@ -73,7 +73,7 @@ class Measure:
         words: what it is, with its split.
         mode: whether it is better when smaller ("min") or greater ("max").
         log: whether it is shown and compared on a logarithmic scale; it is positive then.
-        of: the number; None where a run has none, which is worse than every number.
+        of: the number; None if a run has none, which is worse than every number.
     """
 
     words: str
@@ -112,7 +112,7 @@ def final(words: str, mode: Mode, above: bool, *, best: bool = False) -> Measure
     Args:
         words: what the metric is called.
         mode: of the metric.
-        above: take a loss above its infimum, on a logarithmic scale.
+        above: take a suboptimality gap, on a logarithmic scale.
         best: at the best step on the selection split instead of the last.
     """
 

@@ -1,7 +1,7 @@
 """Tables as text: for a terminal, as Markdown, CSV, JSON, TeX and HTML; names may hold anything and do no harm.
 
-A format has one writer. Those for a terminal, Markdown, CSV and JSON take rows one by one, and all but the first keep
-none of them.
+A format has one writer. Those for a terminal, Markdown, CSV and JSON take rows one by one, and all except the first
+keep none of them.
 """
 
 import csv

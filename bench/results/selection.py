@@ -26,11 +26,11 @@ USABLE_SHARE = 0.05
 
 
 def final_value(run: RunResult, above: bool, at: Literal["final", "best"] = "final") -> End:
-    """The metric on the reporting split, or the loss above its infimum; None for a run that diverged.
+    """The metric on the reporting split, or the suboptimality gap; None for a run that diverged.
 
     Args:
         run: a run that has ended.
-        above: take the loss above its infimum.
+        above: take the suboptimality gap.
         at: the last step, or the best one on the selection split.
     """
     if run.status == "diverged":
@@ -54,7 +54,7 @@ def selected(run: RunResult, above: bool) -> End:
 
     Args:
         run: a run that has ended.
-        above: take the loss above its infimum.
+        above: take the suboptimality gap.
     """
     final = final_value(run, above)
     if run.status == "diverged" or not run.validations:
@@ -88,7 +88,7 @@ def score_of(runs: Sequence[RunResult], above: bool, mode: Mode) -> End:
 
     Args:
         runs: of the setting, ended, one for each seed.
-        above: take the loss above its infimum.
+        above: take the suboptimality gap.
         mode: of the metric.
     """
     return None if is_capped(runs) else seed_median([selected(run, above) for run in runs], mode)
@@ -103,7 +103,7 @@ def best_index(scores: Sequence[End], mode: Mode, least: float) -> int | None:
     """Where the best score is: the middle one of equals, in the order given; None if there is none.
 
     Args:
-        scores: of settings, with None where one cannot be the best.
+        scores: of settings, with None if one cannot be the best.
         mode: of the metric.
         least: scores below it count as equal; minus infinity if every difference tells.
     """

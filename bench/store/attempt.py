@@ -43,12 +43,12 @@ def begin(store: Path, runs: Sequence[RunResult], *, resume: bool = True, again:
     Args:
         store: its folder; made if needed.
         runs: records as they begin, in the order in which they train beside each other.
-        resume: go on from the checkpoint of the attempt before, if it left one.
+        resume: continue from the checkpoint of the attempt before, if it left one.
         again: train although the block has results; they stay until there are others, and so do damaged ones. Else
             what stands in their place and cannot be read is put aside, and a line says so.
 
     Raises:
-        RunBusy: another process trains the block now, or has just done so.
+        RunBusy: another process is training the block, or just finished it.
         UserError: the store cannot be written.
     """
     folder = store / name_of([run.run_id for run in runs])
@@ -128,7 +128,7 @@ class Attempt:
     Attributes:
         folder: of the block.
         path: of the attempt.
-        checkpoint: where the state of the training is kept; the file is there if the attempt goes on from one before.
+        checkpoint: where the state of the training is kept; the file is there if the attempt continues from one before.
         runs: the records as they began.
     """
 
@@ -183,7 +183,7 @@ class Attempt:
         """Forget what comes after this step: it will be trained again.
 
         Raises:
-            RunFailed: the disk is full or gone.
+            RunFailed: the disk is full or unavailable.
         """
         with disk_errors(self.store):
             self._curve.truncate(steps)
@@ -267,7 +267,7 @@ class Attempt:
             self.folder.rmdir()  # if it is empty
 
     def keep_traceback(self, error: BaseException) -> Path | None:
-        """Write down where the training broke; None where that cannot be, as on a full disk."""
+        """Write down where the training broke; None if that cannot be, as on a full disk."""
         path = self.path / TRACEBACK
         if not self._is_ours():
             return None
@@ -291,7 +291,7 @@ class Attempt:
         self._claim = -1
 
     def _is_ours(self) -> bool:
-        """Whether the attempt is open, and what lies at its place is still that which was begun."""
+        """Whether the attempt is open, and what lies at its place is still that which began."""
         try:
             return self._claim >= 0 and os.path.samestat(os.fstat(self._claim), (self.path / CLAIM).lstat())
         except OSError:

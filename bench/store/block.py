@@ -6,10 +6,10 @@
 
 `runs.jsonl` has a record a line, in the order in which the runs train beside each other. One atomic rename puts `done`
 into its place, with all that is in it; then the attempts are removed. A rename puts an attempt into its place too, so
-only one of two processes gets it. Results that are being replaced (`--rerun`) lie in `replaced` for a moment, and count
-as long as there is no `done`. What stands there and is none of the block's results is put aside as `done.unreadable`.
-Nobody reads that, nor attempts that a process which was killed in between has left. A block of one run has the name of
-the run, any other a digest of its ids.
+only one of two processes gets it. Results that are being replaced (`--rerun`) are in `replaced` for a moment, and count
+as long as there is no `done`. What stands there and is not one of the block's results is put aside as
+`done.unreadable`. Nobody reads that, nor attempts that a process which was killed in between has left. A block of one
+run has the name of the run, any other a digest of its ids.
 """
 
 import hashlib

@@ -64,8 +64,8 @@ def merge(sources: Sequence[Path], into: Path, say: Callable[[str], object]) -> 
         say: shows how far it is.
 
     Raises:
-        UserError: a source is no store, or the destination is or lies in one, or cannot be written.
-        RunFailed: the disk is full or gone.
+        UserError: a source is no store, or the destination is or is in one, or cannot be written.
+        RunFailed: the disk is full or unavailable.
     """
     into = into.resolve()
     for source in sources:
@@ -301,7 +301,7 @@ class _Merging:
 
 
 def _inside(folder: Path) -> list[Path]:
-    """What lies in a folder, if it is there."""
+    """What is in a folder, if it is there."""
     return list(folder.iterdir()) if folder.is_dir() else []
 
 

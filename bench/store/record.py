@@ -15,7 +15,7 @@ from bench.config import TrainerOptions, id_of
 from optimizers.plugins import bare
 
 Mode = Literal["min", "max"]
-"""Whether a metric is better when smaller or greater."""
+"""Whether a metric is better when smaller or larger."""
 Status = Literal["running", "completed", "diverged", "timeout", "failed", "killed"]
 FINISHED = ("completed", "diverged", "timeout")
 RESUMABLE = ("killed", "failed")
@@ -121,19 +121,19 @@ class RunResult:
         reason: one sentence on the status, or None.
         config: the resolved configuration.
         task_name: the name in the spec of a task that is typed as `file.py:SPEC`; empty for all others.
-        identity: what was hashed into `run_id` (`RunConfig.identity`); empty where that is not known.
+        identity: what was hashed into `run_id` (`RunConfig.identity`); empty if that is not known.
         problem: settings, in dotted form, that tell its problem from the task at its defaults: the budget, and what is
             not the task's default.
         chosen: settings, in dotted form, that differ from those of `bench fit --task TASK --opt OPT`.
         versions: of the suite, its libraries, and the specs.
         metric: name of the metric that is compared, and of the split it is reported on (`accuracy`, `test`).
         select_split: the split on which its evaluations were made and its best step was chosen (`TaskData.select`);
-            empty where that is not known. Where it is `train` and `split` is not, training data chose.
-        mode: whether the metric is better when smaller (`min`) or greater (`max`).
-        scale: how values of the metric are compared (`TaskSpec.scale`); empty where that is not known.
+            empty if that is not known. Where it is `train` and `split` is not, training data chose.
+        mode: whether the metric is better when smaller (`min`) or larger (`max`).
+        scale: how values of the metric are compared (`TaskSpec.scale`); empty if that is not known.
         target: value of the metric on the selection split that counts as reached, or None.
         measures: whether the task measures something along the curve.
-        formula: the optimizer's update rule in one line; empty where it has none.
+        formula: the optimizer's update rule in one line; empty if it has none.
         traits: the optimizer's traits that hold (`optimizers.registry.Traits`).
         final, best: that metric at the last step and at the best step on the selection split.
         best_step: that step.
@@ -151,13 +151,13 @@ class RunResult:
         memory: peak bytes on host and device, of the process; lanes share it.
         environment: machine, devices, threads.
         facts: what is known of the instance of the problem (`TaskData.facts`) and of the model (`Task.facts`).
-        engine: what trained it: `lightning`, a run for itself, or `lanes`, many runs of a task as one program.
+        engine: what trained it: `lightning`, a run for itself, or `lanes`, many runs of a task vectorised.
         unscheduled: a schedule was asked for, and left out since the optimizer does without.
         tuned_by: the study that its hyperparameters were taken from (`--tuned`), or None.
-        tuned_on: the split on which that study chose them; None where there is none, or it is not known.
+        tuned_on: the split on which that study chose them; None if there is none, or it is not known.
         thinned: whether the curve has fewer rows than the run has steps.
         specimen: what the trained model made, for a person to look at (`Task.specimen`), or None; lanes make none.
-        begun: when the training began, in UTC; empty where that is not known. A run that goes on keeps it.
+        begun: when the training began, in UTC; empty if that is not known. A run that goes on keeps it.
         plan: what the run was first made for: `sweep`, `fit` (of several seeds), `study NAME`, `experiment NAME`;
             None for itself.
     """
@@ -238,13 +238,13 @@ class RunResult:
         return self.status, self.steps, self.final, self.best, self.best_step, self.metrics
 
     def excess(self, at: Literal["final", "best"] = "final") -> float | None:
-        """The loss above its infimum at the last or the best step; None where that is not known."""
+        """The suboptimality gap at the last or the best step; None if that is not known."""
         value = self.metrics.get(at, {}).get("excess")
         return None if isinstance(value, dict) else value
 
     @property
     def infimum(self) -> float | None:
-        """The infimum of the training loss; None where that is not known."""
+        """The infimum of the training loss; None if that is not known."""
         value = self.facts.get("f_star")
         return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 

@@ -53,8 +53,8 @@ class StudyRecord:
         winner: id of a run with the settings that won; None if no trial has a score.
         lr_at_boundary: whether the winner lies at the edge of what was tried.
         missing: points that are still to be tried.
-        metric: name of what is compared; empty where that is not known.
-        select_split: the split on which its trials were compared; empty where that is not known.
+        metric: name of what is compared; empty if that is not known.
+        select_split: the split on which its trials were compared; empty if that is not known.
     """
 
     __pydantic_config__ = _STRICT
@@ -85,7 +85,7 @@ class StudyRecord:
         return json.dumps([self.name, self.task, self.opt, self.seeds, self.axes])
 
     def places(self, store: Path) -> list[Path]:
-        """Where the record lies in a store, and where instead if another study of this name lies there already."""
+        """Where the record is in a store, and where instead if another study of this name lies there already."""
         path = study_path(store, self.name)
         return [path, path.with_stem(f"{self.name}-{hashlib.sha256(self.what.encode()).hexdigest()[:8]}")]
 
@@ -102,7 +102,7 @@ def study_path(store: Path, name: str) -> Path:
 
 @with_config(_STRICT)
 class CheckVerdict(TypedDict):
-    """What came of one check (`bench.check.report.Verdict`), and what the catalogue says of it."""
+    """Result of one check (`bench.check.report.Verdict`), and what the catalogue says of it."""
 
     check: Word
     verdict: Literal["pass", "fail", "not applicable", "error"]
@@ -158,7 +158,7 @@ class CheckRecord:
         return json.dumps([self.name, self.version, self.package])
 
     def places(self, store: Path) -> list[Path]:
-        """Where the record lies in a store."""
+        """Where the record is in a store."""
         return [check_path(store, self.name, self.version, self.package)]
 
     @property
@@ -177,7 +177,7 @@ def check_path(store: Path, opt: str, version: int | None, package: str | None) 
 class Predicted(TypedDict):
     """What was predicted of a rung before it was run.
 
-    Natural logarithms of the ratio of steps by optimizer, as mean, lower and upper end of the interval, None where one
+    Natural logarithms of the ratio of steps by optimizer, as mean, lower and upper end of the interval, None if one
     is infinite; and the optimizers in the order of their final losses, best first.
     """
 
@@ -238,7 +238,7 @@ class LadderRecord:
         return json.dumps([self.name, self.task, self.opts, self.reference, self.axis, self.declared], sort_keys=True)
 
     def places(self, store: Path) -> list[Path]:
-        """Where the record lies in a store."""
+        """Where the record is in a store."""
         return [store / LADDERS / f"{self.name}.json"]
 
     @property

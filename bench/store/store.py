@@ -43,7 +43,7 @@ class Contents:
 
     Attributes:
         runs: the block that each run is read from, by run id.
-        repeated: all records of the runs that lie in several blocks.
+        repeated: all records of the runs that are in several blocks.
         damaged: what could not be read, and was left out.
     """
 
@@ -55,7 +55,7 @@ class Contents:
 class Store:
     """A folder of blocks of runs.
 
-    A run that lies in several blocks is read from the finished one, then from its own, then from the first by name.
+    A run that is in several blocks is read from the finished one, then from its own, then from the first by name.
 
     Args:
         folder: made when the first run begins.

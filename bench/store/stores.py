@@ -17,7 +17,7 @@ from bench.text import plain
 
 
 class Stores:
-    """Runs and studies of one or more stores; what lies in several counts once.
+    """Runs and studies of one or more stores; what is in several counts once.
 
     Of two records of one run a finished one comes first, then the one whose text sorts first, so that the order of the
     stores decides nothing.

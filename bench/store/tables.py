@@ -68,7 +68,7 @@ class RawTable:
             values: shape (S, L, M).
 
         Raises:
-            RunFailed: the table was begun with other names, or the file is no longer where it was.
+            RunFailed: the table began with other names, or the file is no longer where it was.
             OSError: it cannot be written.
         """
         import numpy as np
@@ -406,7 +406,7 @@ def _check_schema(path: Path, schema: "pa.Schema") -> None:
 
 
 def _check_names(path: Path, names: Sequence[str]) -> None:
-    """Refuse columns that databases could not tell apart, and a curve that is none."""
+    """Refuse columns that databases could not distinguish, and a curve that is none."""
     if len({name.casefold() for name in (*names, "step", "run_id", "filename")}) < len(names) + 3:
         raise Damaged(path, "two of its columns have the same name, or a name that DuckDB uses")
     if path.stem == "curve" and tuple(names) != CURVE_FIELDS[1:]:

@@ -35,7 +35,7 @@ def configurations(
 
     Args:
         words: settings in dotted form. `opt` may name several optimizers; `opt.NAME.lr` is for that one alone. A value
-            may be a range (`low:high` or `low:high:points`, even in the logarithm) or a list (`a,b,c`). An optimizer of
+            may be a range (`low:high` or `low:high:points`, log-spaced) or a list (`a,b,c`). An optimizer of
             which no hyperparameter varies gets a grid over its search range.
         seeds: each setting is run with each of them.
         fallback: settings that all else wins over.
@@ -43,7 +43,7 @@ def configurations(
         tuned: fix the hyperparameters that were tuned for this task and an optimizer where nothing else names them.
 
     Raises:
-        UserError: a name is unknown, a value illegal, or a hyperparameter is none of an optimizer's.
+        UserError: a name is unknown, a value illegal, or a hyperparameter is not one of an optimizer's.
     """
     words = (settings_in(config) if config else {}) | dict(words)
     task, names = str(words.get("task", "")), parts(str(words.pop("opt", "")))
@@ -171,7 +171,7 @@ def settings_in(path: Path) -> dict[str, Any]:
     """The settings of a YAML file for several runs: without seed and places, which belong to the command.
 
     Raises:
-        UserError: it is none.
+        UserError: it is invalid.
     """
     found = flatten_yaml(path)
     if found.get("data_seed") == found.get("seed"):  # as `bench fit --dry-run` prints them

@@ -50,13 +50,13 @@ class Point:
     """A curve at one value of the varied setting.
 
     Attributes:
-        x: the value; a word where the setting is no number.
+        x: the value; a word where the setting is not a number.
         seeds, diverged: runs that ended, and how many of them diverged or have no final metric.
         median: of the final metric; the worst of the other seeds if exactly half diverged.
         quartiles: lower and upper; between them lies the middle half of the seeds.
         interval: of the median, by order statistics: at least 95 % whatever the distribution; None below 6 seeds.
         choice: median of the last evaluation during training, on the selection split: by it the best is chosen, so that
-            the test set has no part in that; None where runs keep no evaluations, and where half of the seeds or more
+            the test set has no part in that; None if runs keep no evaluations, and where half of the seeds or more
             diverged, which is never the best.
         capped: whether a step cap set the steps, which is never the best either (`is_capped`).
     """
@@ -81,7 +81,7 @@ class Curve:
         points: in the order of x.
         best: index of the best median, the middle one of equals; None if half of the seeds or more diverged, or a
             cap set the steps, everywhere.
-        usable: indices of the ends of the stretch around the best with medians nearly as good; None where x does not
+        usable: indices of the ends of the stretch around the best with medians nearly as good; None if x does not
             take several numbers.
         unscored: values of x that were tried and of which no run has ended, with what became of them.
         opt: the optimizer's name.
@@ -181,7 +181,7 @@ def analyse(results: Sequence[RunResult], varied: Sequence[str], mode: Mode) -> 
     curves = []
     least = equal_below((chosen_by.of(run) for of in groups.values() for own in of.values() for run in own), metric)
     short = {key[0]: bare(key[0]) for key in groups}
-    apart = len({*short.values()}) == len(short)  # files of one name may lie in two folders
+    apart = len({*short.values()}) == len(short)  # files of one name may be in two folders
     for key, ends in groups.items():
         found = [_point(at, Group.of(ends[at]), final, chosen_by) for at in (sorted(ends) if numeric else ends)]
         words = [
@@ -244,7 +244,7 @@ def _point(x: Any, group: Group, final: Measure, chosen_by: Measure) -> tuple[Po
         pair = badness[math.ceil(q * n) - 1], badness[math.floor(q * n)]
         return end(sum(pair) / 2 if pair[1] < math.inf else pair[0])
 
-    # The median lies outside of k-th best and k-th worst only if fewer than k of n fair coins show heads, or tails.
+    # The median is outside k-th best and k-th worst only if fewer than k of n fair coins show heads, or tails.
     k = int((bdtr(np.arange(n), n, 0.5) <= 0.025).sum())
     interval = ends(end(badness[k - 1]), end(badness[n - k])) if k else None
     quartiles, median = ends(quantile(0.25), quantile(0.75)), quantile(0.5)

@@ -17,7 +17,7 @@ def describe(sweep: "Sensitivity", least: float = 0.0) -> Chart:
     """
     points = [point for curve in sweep.curves for point in curve.points]
     ends = [end for p in points if p.median is not None for end in (p.median, *p.quartiles) if end is not None]
-    # Losses that are as good as at their infimum are not told apart.
+    # Losses that are as good as at their infimum are not distinguished.
     numbers = np.clip(ends or [0.5], least if sweep.above_infimum else -MOST, MOST)
     positive = numbers[numbers > 1e-300]
     log = bool(sweep.mode == "min" and min(numbers) >= 0 and positive.size and max(positive) > 10 * min(positive))

@@ -1,6 +1,6 @@
 """Designs: which points of a search space are tried next.
 
-A design is a pure function of the scores that are known. So a tuning that was interrupted goes on where it was, and
+A design is a pure function of the scores that are known. So a tuning that was interrupted continues where it was, and
 what a smaller budget would have found can be read from the scores of a larger one (`replay`).
 """
 
@@ -19,7 +19,7 @@ from bench.tuning.space import Axis, Key, Point, Range, Space, is_number, point_
 
 Sampler = Literal["grid", "qmc"]
 Place = tuple[int, ...]
-"""A place of a grid: for each range by how many of its steps it lies beyond 1."""
+"""A place of a grid: for each range by how many of its steps it is beyond 1."""
 Kind = Literal["design", "extension", "top-up", "refinement", "fresh"]
 """Why a point is tried; the last two are a study's own and never a design's."""
 

@@ -17,7 +17,7 @@ from tasks import TASKS
 
 @dataclass(frozen=True)
 class Range:
-    """Values that are searched evenly in the logarithm, with 0 < low < high."""
+    """Values that are searched log-spaced, with 0 < low < high."""
 
     low: float
     high: float

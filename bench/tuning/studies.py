@@ -80,7 +80,7 @@ class Studies:
     ) -> None:
         try:
             self.url = sa.make_url(url)
-        except (sqlalchemy.exc.ArgumentError, ValueError):  # a port that is no number
+        except (sqlalchemy.exc.ArgumentError, ValueError):  # a port that is not a number
             raise UserError(f"--storage: this is not a database URL such as {_EXAMPLES}") from None
         self.asked = asked or f"--storage {self.shown}"
         kind = self.url.get_backend_name()
@@ -179,7 +179,7 @@ class Studies:
         """The study of this name.
 
         Raises:
-            UserError: there is none.
+            UserError: it does not exist.
             DamagedStudy: it cannot be read.
         """
         study = self._find(name)

@@ -139,7 +139,7 @@ class Study:
             rows = self.studies.rows.trials(self._ids[fresh], number)
         trials = []
         for row in rows:
-            if "point" not in row.attributes:  # one that somebody added with Optuna's own tools is none of ours
+            if "point" not in row.attributes:  # one that somebody added with Optuna's own tools is not one of ours
                 continue
             try:
                 trials.append(read_trial(row, fresh, self.spec))
@@ -156,7 +156,7 @@ class Study:
             trials: of the design, all attempts.
 
         Returns:
-            Median over the seeds of the last evaluation on the selection split, by `point_key`: None where half of the
+            Median over the seeds of the last evaluation on the selection split, by `point_key`: None if half of the
             seeds diverged, a cap set the steps (`is_capped`), the trial was pruned, or all attempts failed. The bound
             is `equal_below`.
         """
@@ -417,7 +417,7 @@ class Study:
             kept = [_trimmed(run) for run in runs]
             try:
                 read_trial(_row(trial, state, kept), trial.fresh, self.spec)
-            except Damaged as error:  # nobody could read it, so that it would be made again for ever
+            except Damaged as error:  # nobody could read it, so that it would be repeated for ever
                 state, value, reason = TrialState.FAIL, None, f"its result cannot be stored: {error.why}"
             else:
                 self._rdb.set_trial_user_attr(number, "runs", kept)

@@ -52,7 +52,7 @@ class StudyResult:
 
     @property
     def select_split(self) -> str:
-        """The split on which its trials were compared; empty where their records do not say it."""
+        """The split on which its trials were compared; empty if their records do not say it."""
         splits = {run.select_split for run in self.runs}
         return splits.pop() if len(splits) == 1 else ""
 
@@ -63,7 +63,7 @@ class StudyResult:
 
     @property
     def above_infimum(self) -> bool:
-        """Whether scores and fresh values are losses above their infimum."""
+        """Whether scores and fresh values are suboptimality gaps."""
         return above_infimum([*self.runs, *self.fresh])
 
     @property

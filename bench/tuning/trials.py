@@ -72,7 +72,7 @@ class StudySpec(BaseModel):
         task, opt, versions: what is tuned, with the versions of the two and of the optimizer for the `rest`, and of
             plug-ins their `task_package` and `opt_package`.
         metric: what is compared.
-        mode: whether it is better when smaller or greater.
+        mode: whether it is better when smaller or larger.
         settings: all settings of its runs that are not searched, in dotted form.
         chosen: those of them that are not what a run of task and optimizer has anyway.
         space: what is searched, as `bench.tuning.space.space_as_json` gives it.

@@ -152,7 +152,7 @@ def remember(found: StudyResult, store: Path) -> None:
     """Leave the study's record in a store, so that boards need no database.
 
     Raises:
-        RunFailed: the disk is full or gone.
+        RunFailed: the disk is full or unavailable.
     """
     spec, trials = found.study.spec, [*found.scored, *found.refined]
     record = StudyRecord(

@@ -133,7 +133,7 @@ class Worker:
                 if full:
                     raise RunFailed(f"the disk is full: {made.removesuffix(MAKE_ROOM)}{MAKE_ROOM}") from None
                 raise
-            if not isinstance(error, RunFailed):  # an attempt like any other, or it would be made again for ever
+            if not isinstance(error, RunFailed):  # an attempt like any other, or it would be repeated for ever
                 traceback.print_exc()
             elif len(trials) > 1:  # one of them may have broken all
                 self.tell({"say": f"{made}; continuing with one trial at a time"})
@@ -223,7 +223,7 @@ class Worker:
         return None
 
     def _apart(self, config: RunConfig) -> RunResult | None:
-        """A run on several devices as a process of its own, which starts the other ranks."""
+        """A run on several devices as a separate process, which starts the other ranks."""
         store = Store(config.store)
         while (stored := store.get(config.run_id)) is not None and stored.status == "running":
             if self.stop.signal is not None:

@@ -5,7 +5,7 @@
     DIR/runs-TASK.zip  a bundle of the runs of a task of the reference suite; `bench merge` copies it
     DIR/studies.db     their studies
 
-Each part is a process of its own and writes its line when it is done. The same command goes on with the parts that are
+Each part is a separate process and writes its line when it is done. The same command goes on with the parts that are
 not there, in a later session too, if DIR holds what the last one left.
 """
 

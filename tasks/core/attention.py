@@ -2,7 +2,7 @@
 
 - `standard`: heads of size width / num_heads (Vaswani et al., NeurIPS 2017).
 - `fixed_head`: heads of any size (Bhojanapalli et al., ICML 2020, "paper C").
-- `dcmha`: heads that are composed anew for each pair of tokens (Xiao et al., ICML 2024, "paper D").
+- `dcmha`: heads that are composed for each pair of tokens (Xiao et al., ICML 2024, "paper D").
 
 Dimensions: B rows, T queries, S keys, D width, H heads, K head size.
 """

@@ -97,7 +97,7 @@ class Average:
             _put(weights, trained)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run goes on from: whole tensors, on all ranks."""
+        """What a resumed run continues from: whole tensors, on all ranks."""
         return {"count": self._count, "kept": [[whole(w) for w in each] for each in self._kept]}
 
     def load_state_dict(self, state: Mapping[str, Any], like: Sequence[Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""Dynamically composable heads (Xiao et al., ICML 2024, "paper D"): heads that mix anew for each pair of tokens.
+"""Dynamically composable heads (Xiao et al., ICML 2024, "paper D"): heads that mix differently for each pair of tokens.
 
 What query t gives to key s in each of the M heads is a vector A_ts. Once as logits and once as attention weights, it
 becomes A_ts (I + C(t) + C'(s)), where C(t) = w1(t)^T w2(t) + diag gate(t) is made of token t, and C'(s) likewise of

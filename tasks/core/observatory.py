@@ -67,7 +67,7 @@ class Observer:
             weights: gives those that are trained, by name, without gradients, unsharded; they are copied.
 
         Returns:
-            Values by name, 0-dim float64; the names are always the same. None where nothing is measured.
+            Values by name, 0-dim float64; the names are always the same. None if nothing is measured.
         """
         if done not in self.wanted:
             return None
@@ -237,7 +237,7 @@ def cosine_of_products(now: tuple[Tensor, Tensor], then: tuple[Tensor, Tensor]) 
 
 
 def greatest_eigenvalue(times: Callable[[Tensor], Tensor], start: Tensor, steps: int) -> Tensor:
-    """The greatest eigenvalue of a symmetric matrix, from below, by Lanczos' method: shape ().
+    """The largest eigenvalue of a symmetric matrix, from below, by Lanczos' method: shape ().
 
     Args:
         times: the matrix times a vector.

@@ -44,7 +44,7 @@ class BatchOrder:
         return self._permutation[start : start + self.batch_size]
 
     def width(self, step: int) -> int | None:
-        """The greatest length in the batch of this step; None without lengths."""
+        """The largest length in the batch of this step; None without lengths."""
         place = self._place(step)  # first: it may renew the widths
         return self._widths[place] if self._lengths is not None else None
 

@@ -45,7 +45,7 @@ OBSERVED = ("vision", "text", "lm")
 
 
 def observed_steps(total: int, per_decade: int) -> list[int]:
-    """The steps after which is measured: 0, then evenly in the logarithm from 1 on, and the last, `total`."""
+    """The steps after which is measured: 0, then log-spaced from 1 on, and the last, `total`."""
     spaced, i = {0, total}, 0
     while (step := round(10 ** (i / per_decade))) < total:
         spaced.add(step)

@@ -28,7 +28,7 @@ class TaskSpec:
         data: the `tasks.TaskData`, likewise.
         metric: what is compared: a name that the task's metrics have.
         mode: whether the metric is better when greater ("max") or smaller ("min").
-        scale: how values are compared: by differences ("linear"), or by ratios of how far a loss lies above its infimum
+        scale: how values are compared: by differences ("linear"), or by ratios of how far a loss is above its infimum
             ("log"), which `TaskData.loss_offset` tells for each split that is evaluated.
         ranks_training: the training samples are what is ranked, on purpose: its source's claim is about optimization.
             Its data then select and report on "train". All other tasks rank held-out samples.
@@ -48,11 +48,11 @@ class TaskSpec:
             first. Its option `dataset` names one, by default the first that is there.
         family: of tasks with models of one kind, whose optimizers share defaults (`OptimizerSpec.by_family`).
         presets: named values of its options; the first preset's are the defaults. Its option `preset` names one.
-        lanes: the loss is a function of weights and batch alone, so many runs can be trained as one program: no buffers
+        lanes: the loss is a function of weights and batch alone, so many runs can be trained as one vectorised program: no buffers
             that training changes, nothing drawn but through the batch's randomness.
-        files: `module:function` that makes sure that the files of its data are there, fetched if need be; it takes the
-            data folder and, by name, those of its options that say which files they are, and imports no torch, so that
-            a command can ask before it does. Empty where nothing is read.
+        files: `module:function` that makes sure that the files of its data are there, fetched if necessary; it takes
+            the data folder and, by name, those of its options that say which files they are, and imports no torch, so
+            that a command can ask before it does. Empty where nothing is read.
         package: of a plug-in: its distribution and version, or a digest of its file; part of every run's identity.
         sizes: which of its options say how large it is, for `bench ladder`: `width`, `depth`, `heads` and `mlp` (width
             of an MLP) of the model, `data` (training samples), `tokens` (tokens of a sample).
@@ -95,7 +95,7 @@ class TaskSpec:
             )
 
     def dataset_in(self, root: Path) -> str | None:
-        """The first of its data sets that is in this data folder, or else the first; None where there is no choice."""
+        """The first of its data sets that is in this data folder, or else the first; None if there is no choice."""
         return next((name for name in self.datasets if (root / name).is_dir()), next(iter(self.datasets), None))
 
     @cached_property

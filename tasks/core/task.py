@@ -118,7 +118,7 @@ class Task(pl.LightningModule, ABC):
     def maps(self, weights: Mapping[str, Tensor]) -> list[Maps]:
         """The linear maps of all heads, layer by layer, as `--trainer.observe` looks at them.
 
-        Heads that are composed anew for each pair of tokens have no attention of their own, and are left out.
+        Heads that are composed for each pair of tokens have no attention of their own, and are left out.
 
         Args:
             weights: parameters by name.
@@ -215,7 +215,7 @@ class Task(pl.LightningModule, ABC):
             best: the weights are those of `load_best_weights`, which are for evaluation already.
 
         Returns:
-            Values by name, "loss" among them, and "excess", the loss above its infimum, where `data.loss_offset` has
+            Values by name, "loss" among them, and "excess", the suboptimality gap, where `data.loss_offset` has
             that of the split. They may be infinite or NaN if the weights are.
         """
         metrics = MetricCollection(dict(self.metrics())).to(self.device)

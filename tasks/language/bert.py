@@ -187,7 +187,7 @@ class TextClassifier(Encoder):
         return Outcome(cross_entropy(logits, labels), logits, shown)
 
     def metrics(self) -> dict[str, Metric]:
-        """Accuracy, by the greatest logit, on all texts and, where texts carry groups, on the worst group."""
+        """Accuracy, by the largest logit, on all texts and, where texts carry groups, on the worst group."""
         if not self.group_names:
             return {"accuracy": MulticlassAccuracy(self.num_classes, average="micro", validate_args=False)}
         return {
@@ -284,7 +284,7 @@ def _replace_attention(model: Any, num_heads: int, head_dim: int, kind: Literal[
 def model_folder(model: str, *, weights: bool = True) -> Path:
     """The folder with a model's config.json and model.safetensors.
 
-    That is `model` itself, or a folder in the Hub's cache, which is filled if need be.
+    That is `model` itself, or a folder in the Hub's cache, which is filled if necessary.
 
     Args:
         model: a folder, `python:PACKAGE/FOLDER`, or a name on the Hugging Face Hub.
@@ -426,7 +426,7 @@ class WorstGroupAccuracy(Metric):
         self.right = self.right + (cells * (predictions.argmax(1) == y)[:, None, None]).sum(0)
 
     def compute(self) -> Tensor:
-        """The least accuracy, shape ()."""
+        """The smallest accuracy, shape ()."""
         counted = self.samples > 0
         worst = torch.where(counted, self.right / self.samples, torch.inf).min()
         return torch.where(counted.any(), worst, torch.nan)

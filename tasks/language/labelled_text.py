@@ -46,7 +46,7 @@ class TextBatch(NamedTuple):
         types: 0 at the first text and 1 at the second, where the tokenizer tells them apart, int64 of shape
             (rows, width).
         labels: int64 of shape (rows,).
-        groups: which identities a text mentions, bool of shape (rows, G); None where the data have none.
+        groups: which identities a text mentions, bool of shape (rows, G); None if the data have none.
     """
 
     ids: Tensor
@@ -75,8 +75,8 @@ class TextData(TaskData):
     Attributes:
         source: the data set.
         digests: SHA-256 of its files by split.
-        num_classes: labels lie in [0, num_classes).
-        vocab_size: tokens that the tokenizer knows: one more than the greatest id.
+        num_classes: labels are in [0, num_classes).
+        vocab_size: tokens that the tokenizer knows: one more than the largest id.
         pad_id: the token of padding.
         group_names: identities that `TextBatch.groups` tells of; () where there are none, or none in a split that is
             evaluated.
@@ -182,7 +182,7 @@ class TextData(TaskData):
         return self._carved(n)
 
     def _places(self, rows: Tensor) -> Tensor:
-        """Where the training file's rows lie in what `_encoded` gives, one by one."""
+        """Where the training file's rows are in what `_encoded` gives, one by one."""
         return rows
 
     def _place(

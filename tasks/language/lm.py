@@ -123,7 +123,7 @@ class LanguageModel(Task):
         num_heads: attention heads of a block, at least 1.
         head_dim: size of a head, even; by default width / num_heads, and with fixed_head the length of a row.
         attention: `standard`; `fixed_head`, heads of any size (Bhojanapalli et al. 2020); or `dcmha`, heads that are
-            composed anew for each pair of tokens (Xiao et al. 2024).
+            composed for each pair of tokens (Xiao et al. 2024).
         window: the first block, the third and so on see no more than so many tokens before each; by default all see
             all.
         mlp: nonlinearity of the MLPs: `gelu` or `swiglu`.

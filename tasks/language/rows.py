@@ -29,7 +29,7 @@ class RowTexts(TextData):
 
     Attributes:
         name: decides the validation rows, and stands in messages.
-        classes: labels lie in [0, classes).
+        classes: labels are in [0, classes).
         n_val: training rows kept for validation; a tenth of the rows where that is less.
 
     Raises:

@@ -109,7 +109,7 @@ class Corpus:
 
     Attributes:
         folder: below the data folder; absolute for a file of one's own.
-        files: by split, the name of a file and its official rows (a text's bytes), None where nothing is known of that.
+        files: by split, the name of a file and its official rows (a text's bytes), None if nothing is known of that.
             "train" is always there; a file NAME_part stands for one that is missing. Parquet files have a column
             `text`.
         separator: what is put behind every row of a Parquet file.

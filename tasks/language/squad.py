@@ -155,7 +155,7 @@ class SquadData(TextData):
             scores_N: how good the best span of a window is; of a question's windows the best counts, of equal ones the
                 first.
             first_N: the span's first token.
-            last_N: its last token; the answer is the paragraph's text from the one to the other, and empty where the
+            last_N: its last token; the answer is the paragraph's text from the one to the other, and empty if the
                 score is not finite.
         """
         question_N = self._question[windows_N]

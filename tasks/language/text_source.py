@@ -18,11 +18,11 @@ class TextSource:
 
     Attributes:
         folder: below the data folder.
-        files: by split, the name of its Parquet file and the rows of the official one, None where there is none;
+        files: by split, the name of its Parquet file and the rows of the official one, None if there is none;
             "train" is always there; a file NAME_part stands for one that is missing.
         texts: columns with the texts, one or two.
         label: column with the label.
-        num_classes: labels lie in [0, num_classes).
+        num_classes: labels are in [0, num_classes).
         n_val: training rows kept for validation; a tenth of the rows where that is less.
         salt: name that decides which ones (`tasks.core.split.validation_rows`).
         threshold: the label column is a share in [0, 1], and the label 1 from this share on; None: it is the label.

@@ -56,7 +56,7 @@ def load_tokenizer(model: str) -> Tokenizer:
 
 
 def named_folder(model: str) -> Path:
-    """The folder that a model's name means, which need not be there: `python:PACKAGE/FOLDER` lies in that package.
+    """The folder that a model's name means, which need not be there: `python:PACKAGE/FOLDER` is in that package.
 
     The package is not imported. So weights that an index holds have a name that is the same on every machine.
 

@@ -145,7 +145,7 @@ def read_vocabulary(text: str) -> Vocabulary:
     """The vocabulary that `Vocabulary.to_str` wrote.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is invalid.
     """
     if text == Bytes().to_str():
         return Bytes()

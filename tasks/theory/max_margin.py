@@ -13,9 +13,9 @@ from torch import Tensor
 
 from tasks.core.extras import not_installed
 
-# Greatest violation and relative duality gap of an answer that is handed out.
+# Largest violation and relative duality gap of an answer that is handed out.
 ACCURACY = 1e-8
-# Greatest margin, relative to the constraints' norms, that an infeasible problem may still have. Squared it must stay
+# Largest margin, relative to the constraints' norms, that an infeasible problem may still have. Squared it must stay
 # above the rounding of a Gram matrix, 1e-16.
 NO_MARGIN = 1e-7
 # The interior-point method's own tolerances, on the scaled problem; what it leaves is polished away.
@@ -78,7 +78,7 @@ def solve(gram: ArrayLike) -> MaxMargin | None:
         gram: K, symmetric and positive semidefinite, shape (m, m), m at least 1; it may be singular.
 
     Returns:
-        The solution, or None where there is none: a constraint is 0, or Clarabel found a certificate, checked here:
+        The solution, or None if there is none: a constraint is 0, or Clarabel found a certificate, checked here:
         weights z >= 0 of sum 1 with ||sum_k z_k c_k / ||c_k|| || at most `NO_MARGIN`. No w has a greater margin.
 
     Raises:
@@ -214,7 +214,7 @@ def attention_svm(tokens: Tensor, optimal: Tensor) -> AttentionSVM | None:
         optimal: index in 0..T-1 of each sequence's optimal token, int64, shape (n,).
 
     Returns:
-        The solution, or None where no W meets the constraints. Raises as `solve`.
+        The solution, or None if no W meets the constraints. Raises as `solve`.
 
     Raises:
         ValueError: shapes or indices do not fit.
@@ -245,7 +245,7 @@ def separator(tokens: Tensor, labels: Tensor) -> Optimum | None:
         labels: y, +1 or -1, shape (n,).
 
     Returns:
-        v, float64, shape (d,), and the solution; or None where no v separates the tokens. Raises as `solve`.
+        v, float64, shape (d,), and the solution; or None if no v separates the tokens. Raises as `solve`.
 
     Raises:
         ValueError: shapes or labels do not fit.

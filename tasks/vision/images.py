@@ -117,7 +117,7 @@ class ArrayImages(ImageData):
 
     Attributes:
         name: decides the validation rows, and stands in messages.
-        classes: labels lie in [0, classes).
+        classes: labels are in [0, classes).
         n_val: training images kept for validation; None for a tenth of them, but at most 5,000.
 
     Raises:

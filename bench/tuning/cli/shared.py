@@ -75,7 +75,7 @@ def need_server(args: Args) -> None:
     """Refuse a Slurm array without the address of a database that its tasks can share.
 
     Raises:
-        UserError: there is none.
+        UserError: it does not exist.
     """
     if args.slurm and args.storage is None and not args.print:
         raise UserError(

@@ -12,7 +12,7 @@ def main(words: list[str]) -> int:
     """`bench studies` with these words: 0 done, 1 something could not be shown.
 
     Raises:
-        UserError: the request cannot be carried out.
+        UserError: the request is invalid.
     """
     args = parse("studies", words)
     if args.budget is not None and args.name is None:

@@ -29,7 +29,7 @@ def main(words: list[str]) -> int:
     """`bench suite` with these words: 0 done, 1 an optimizer has no winner, 130 stopped.
 
     Raises:
-        UserError: the request cannot be carried out.
+        UserError: the request is invalid.
     """
     command = shlex.join(["bench", "suite", *without_storage(words)])
     args = parse("suite", words)

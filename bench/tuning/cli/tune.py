@@ -24,7 +24,7 @@ def main(words: list[str]) -> int:
     """`bench tune` with these words: 0 done, 1 no trial has a score, 130 stopped.
 
     Raises:
-        UserError: the request cannot be carried out.
+        UserError: the request is invalid.
     """
     command = shlex.join(["bench", "tune", *without_storage(words)])
     args = parse("tune", words)
@@ -210,7 +210,7 @@ def _remembered(out: str | None) -> Path:
     """Where a study's settings go; one that somebody else made may name any place.
 
     Raises:
-        UserError: it names one outside of this folder.
+        UserError: it names one outside this folder.
     """
     path = Path(out or "tuned")
     if not path.resolve().is_relative_to(Path.cwd().resolve()):
