@@ -84,8 +84,8 @@ class OptimizerSpec:
         search: the hyperparameters to tune, those that make the method what it is, each with its range or, as a tuple,
             the values to try; the first one is what sweeps and plots go over.
         traits: facts about the method.
-        update: `module:function`, the method as a pure function of one run, with which many runs are trained as one vectorised program
-             (`torch.func.vmap`). None: a sweep has one instance of the class for each run, which is slower.
+        update: `module:function`, the method as a pure function of one run, for vectorised runs (`torch.func.vmap`).
+            None: a sweep has one instance of the class for each run, which is slower.
         package: of a plug-in: its distribution and version, or a digest of its file; part of every run's identity.
         temporaries: full-size tensors that a step holds at its peak beside its state, in copies of the parameters.
         rest: the optimizer that moves all parameters but the matrices unless the user names another. None: the method

@@ -48,8 +48,8 @@ class TaskSpec:
             first. Its option `dataset` names one, by default the first that is there.
         family: of tasks with models of one kind, whose optimizers share defaults (`OptimizerSpec.by_family`).
         presets: named values of its options; the first preset's are the defaults. Its option `preset` names one.
-        lanes: the loss is a function of weights and batch alone, so many runs can be trained as one vectorised program: no buffers
-            that training changes, nothing drawn but through the batch's randomness.
+        lanes: the loss is a function of weights and batch alone, so runs can be vectorised: training changes no buffers and
+            draws random numbers only through the batch's randomness.
         files: `module:function` that makes sure that the files of its data are there, fetched if necessary; it takes
             the data folder and, by name, those of its options that say which files they are, and imports no torch, so
             that a command can ask before it does. Empty where nothing is read.
