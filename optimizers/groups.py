@@ -1,7 +1,7 @@
-"""Roles of parameters, and which method moves which of them with which hyperparameters. Nothing here imports torch.
+"""Roles of parameters, and their division among methods and hyperparameters. Nothing here imports torch.
 
-A hyperparameter `vector.weight_decay` is that of one role and wins over `weight_decay`; `rest` names another optimizer,
-whose hyperparameters are `rest.lr` and `rest.vector.lr`. With it the first one moves the matrices alone.
+A hyperparameter `vector.weight_decay` is that of one role and overrides `weight_decay`; `rest` names another optimizer,
+whose hyperparameters are `rest.lr` and `rest.vector.lr`. The first one then updates only the matrices.
 """
 
 import math
@@ -27,14 +27,14 @@ RESERVED = {*ROLES, REST}
 
 @dataclass(frozen=True)
 class Parameter:
-    """What is known of a trained parameter.
+    """Facts about a trained parameter.
 
     Attributes:
         name: dotted.
         shape: of the tensor. Dimensions before the last two of a matrix count several of them.
-        role: what it is in the model.
-        pieces: how many matrices of the same shape are stacked along its rows (3 for queries, keys and values in one
-            tensor). A method for matrices treats each by itself.
+        role: its function in the model.
+        pieces: number of matrices of the same shape stacked along its rows (3 for queries, keys and values in one
+            tensor). A method for matrices treats them separately.
     """
 
     name: str
@@ -60,7 +60,7 @@ class ParameterGroup:
 
 @dataclass(frozen=True)
 class Part:
-    """A method with the parameters that it moves.
+    """A method with its parameters.
 
     Attributes:
         spec: the method.

@@ -63,10 +63,10 @@ def takes_names(cls: Any) -> bool:
 
 
 class Hybrid(Optimizer):
-    """Several optimizers as one: each moves its own parameters, after one evaluation of the closure.
+    """Several optimizers as one: each updates its own parameters, after one evaluation of the closure.
 
-    Groups are those of the parts, so that schedules, scalers and hooks see them all. A part that is told norms is told
-    those over its own parameters.
+    Groups are those of the parts, so that schedules, scalers and hooks see all of them. Norms passed to a part are
+    over its own parameters.
 
     Args:
         parts: optimizers of different parameters; the curve shows the first one's step sizes.
@@ -86,7 +86,7 @@ class Hybrid(Optimizer):
 
     @property
     def step_sizes(self) -> tuple[Tensor, Tensor] | None:
-        """Those of the first part, if it has some."""
+        """The step sizes of the first part, if it has any."""
         return getattr(self.parts[0], "step_sizes", None)
 
     def step(

@@ -1,4 +1,4 @@
-"""Muon: momentum whose matrices are orthogonalised before each step."""
+"""Muon: momentum with matrices orthogonalised before each step."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,8 +27,9 @@ class Muon(CheckedOptimizer):
     s = 0.2 sqrt(max(A, B)), which gives the elements of an update the root mean square that AdamW's have, so that lr
     and weight decay of AdamW carry over.
 
-    Tensors of more than two dimensions are stacks of matrices. A group may say `pieces`: of how many matrices, stacked
-    by rows, its tensors are (3 for queries, keys and values in one tensor); each is orthogonalised by itself. Full-size
+    Tensors of more than two dimensions are stacks of matrices. A group may set `pieces`, the number of matrices
+    stacked by rows in its tensors (3 for queries, keys and values in one tensor); each is orthogonalised separately.
+    Full-size
     temporaries: about four copies of the largest matrices of one shape.
 
     Source: Jordan et al., Muon: An optimizer for hidden layers in neural networks (2024); `rms` and decoupled weight
@@ -41,7 +42,7 @@ class Muon(CheckedOptimizer):
         nesterov: look ahead by the momentum.
         weight_decay: decoupled weight decay per unit of lr, in [0, inf).
         ns_steps: iterations, in [0, 100).
-        adjust: what lr is scaled by: `original` or `rms`.
+        adjust: scale of lr: `original` or `rms`.
         bf16: iterate in bfloat16, as published, in place of the parameter's precision (at least float32).
 
     Raises:

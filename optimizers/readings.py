@@ -1,6 +1,7 @@
-"""Other readings of paper A's methods, for its experiments alone: `--opt optimizers.readings:SEPARATE_NGD`.
+"""Other readings of paper A's methods, only for its experiments: `--opt optimizers.readings:SEPARATE_NGD`.
 
-They are no part of `bench list optimizers`: each is a method of the suite with one word of the paper read otherwise.
+`bench list optimizers` does not show them: each is a method of the suite with a different reading of one word of the
+paper.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -75,7 +76,7 @@ class LengthSPS(StepSizeOptimizer):
         lr: factor on the step, without unit, in [0, inf).
         c: scale of the denominator, in (0, inf).
         max_length: cap on the length of the step, in (0, inf]; inf for none.
-        f_star: least value that the batch's loss can take, a finite number.
+        f_star: lower bound of the batch's loss, a finite number.
 
     Raises:
         ValueError: a hyperparameter is out of its range.

@@ -12,15 +12,15 @@ from optimizers.torch_updates import average_square, correction
 
 
 class ScheduleFreeAdamW(CheckedOptimizer):
-    """AdamW without a schedule: gradients are taken between the iterate z and its average x, which is evaluated.
+    """AdamW without a schedule: gradients are computed between the iterate z and its average x; x is evaluated.
 
         y = (1 - beta1) z + beta1 x, where the gradient g is taken
         v <- beta2 v + (1 - beta2) g^2
         z <- z - lr_t (g / (sqrt(v / (1 - beta2^t)) + eps) + weight_decay y),   lr_t = lr min(1, t / warmup_steps)
         x <- (1 - c) x + c z,   c = lr_t^2 / (the sum of all of these so far)
 
-    The parameters hold y while training, and x between `eval()` and `train()`, which lose no digit: z and x are both
-    kept. A step in eval mode is an error.
+    The parameters hold y while training, and x between `eval()` and `train()`, without rounding: z and x are both
+    stored. A step in eval mode is an error.
 
     Source: Defazio et al., The Road Less Scheduled, arXiv 2405.15682; v is corrected for its start here, as in Adam and
     in the authors' program, where the paper has sqrt(1 - beta2^t) in lr_t.

@@ -1,4 +1,4 @@
-"""What normalised and Polyak methods share: one scalar step for all parameters, applied without temporaries."""
+"""Common part of normalised and Polyak methods: one scalar step for all parameters, applied without temporaries."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -33,7 +33,7 @@ def check_range(
 
 
 class CheckedOptimizer(Optimizer):
-    """Base of optimizers that look at the hyperparameters of each group before they take it."""
+    """Base of optimizers that validate the hyperparameters of each group."""
 
     def _check_group(self, group: dict[str, Any]) -> None:
         """Raise ValueError for an illegal hyperparameter or parameter of a group."""
@@ -49,7 +49,7 @@ class CheckedOptimizer(Optimizer):
 
 
 class StepSizeOptimizer(CheckedOptimizer):
-    """Base of optimizers that move all parameters along the gradient by one scalar step.
+    """Base of optimizers that update all parameters along the gradient with one scalar step.
 
     A subclass computes the scalar in `step`; this class collects the gradients of all groups, applies
     `p <- p - step * g` in place, and keeps `step_sizes`.

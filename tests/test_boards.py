@@ -762,9 +762,7 @@ def test_of_a_sweep_the_best_of_each_optimizer_is_shown_without_a_verdict(store)
     assert (adam["verdict"], adam["won"], adam["effect"].bounded) == ("selected on these seeds", "0 of 8", False)
     assert adam["effect"].mean == pytest.approx(-0.1)
     (note,) = found(store).notes
-    assert note.startswith(
-        "mnist, max_steps 100: adam, adamw: the best of several settings, chosen on the seeds that are shown"
-    )
+    assert note.startswith("mnist, max_steps 100: adam, adamw: the best of several settings, chosen on the shown seeds")
     (grid,) = board("pairs", store).tables
     assert grid.rows == []
     assert "adam is not compared: selected on these seeds" in grid.notes
@@ -800,7 +798,7 @@ def test_settings_by_hand_beside_defaults_with_other_seeds_are_mentioned(store):
     keep(store, *seeds("adam", A))
     sweep(store, "adam", {0.2: [0.9] * 5, 0.3: [0.1] * 5}, first=50)
     assert rows("quality", store)["adam"]["settings"] == "default"
-    assert "adam is shown at its defaults, and 2 other settings by hand not" in found(store).notes[0]
+    assert "adam is shown at its defaults, without 2 other settings set by hand" in found(store).notes[0]
     assert found(store, settings="all").notes == []
 
 

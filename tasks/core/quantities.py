@@ -1,7 +1,7 @@
-"""What is measured of trained attention (`--trainer.observe`): names and definitions. It imports no torch.
+"""Measured quantities of attention (`--trainer.observe`): names and definitions. It imports no torch.
 
-All is measured on a probe batch, the first 32 training samples, without dropout or augmentation, at the weights that
-are trained. A head has maps W_Q, W_K, W_V of shape (K, D) and W_O of shape (D, K); W_QK = W_Q^T W_K. Norms and cosines
+All measurements use a probe batch, the first 32 training samples, without dropout or augmentation, at the trained
+weights. A head has maps W_Q, W_K, W_V of shape (K, D) and W_O of shape (D, K); W_QK = W_Q^T W_K. Norms and cosines
 are Frobenius's.
 """
 
@@ -45,7 +45,7 @@ OBSERVED = ("vision", "text", "lm")
 
 
 def observed_steps(total: int, per_decade: int) -> list[int]:
-    """The steps after which is measured: 0, then log-spaced from 1 on, and the last, `total`."""
+    """The measured steps: 0, then log-spaced from 1 on, and the last, `total`."""
     spaced, i = {0, total}, 0
     while (step := round(10 ** (i / per_decade))) < total:
         spaced.add(step)

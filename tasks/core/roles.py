@@ -14,10 +14,10 @@ COMPOSITION: Mapping[str, Role] = {"*.composition.*": "vector"}
 
 
 def described(model: nn.Module, roles: Mapping[str, Role], pieces: Mapping[str, int]) -> list[Parameter]:
-    """What is known of each trained parameter, in the order of `model.parameters()`.
+    """Facts about each trained parameter, in the order of `model.parameters()`.
 
     By default a parameter with fewer than two dimensions is a `vector`, a weight of an embedding or a convolution an
-    `embedding`, and all else a `matrix`; no module shows what a `head` is.
+    `embedding`, and all others a `matrix`; modules do not identify a `head`.
 
     Args:
         model: whose.
