@@ -236,7 +236,7 @@ def test_a_finished_block_that_is_removed_after_it_was_found_is_damaged(kept):
     attempt = make_block(kept)
     found = kept.find("a")
     shutil.rmtree(attempt.folder)
-    with pytest.raises(Damaged, match="it has 0 rows of a, which made 2 steps"):
+    with pytest.raises(Damaged, match="it has 0 rows of a, which took 2 steps"):
         found.tables("a")
 
 
@@ -628,7 +628,7 @@ def test_damage_within_a_table_is_one_line(kept):
 def test_a_block_without_its_curve_is_damaged(kept):
     done = make_block(kept).folder / "done"
     (done / "curve.parquet").unlink()
-    with pytest.raises(UserError, match="has 0 rows of b, which made 6 steps"):
+    with pytest.raises(UserError, match="has 0 rows of b, which took 6 steps"):
         kept.tables("b")
 
 

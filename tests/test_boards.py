@@ -953,7 +953,9 @@ def test_a_record_that_does_not_say_what_it_is_compared_on_is_named_and_left_out
     keep(store, *seeds("adam", A), replace(old, problem={}))
     collected = found(store)
     (damaged,) = collected.damaged
-    assert damaged.startswith(f"run {old.run_id} in {store / old.run_id} lacks keys that comparisons need")
+    assert damaged.startswith(
+        f"run {old.run_id} in {store / old.run_id} was written by an older version and lacks keys"
+    )
     assert [len(entry.runs) for entry in collected.entries] == [4]
 
 

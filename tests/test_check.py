@@ -171,7 +171,7 @@ def line_of(cls: str, text: str) -> str:
         ("StateOutside", "resume", ("self.buffers has 0 entries in place of 4",)),
         ("WideState", "resume_bf16", ("['state'][0]['buffer'] is bfloat16 of shape (5, 5) in place of float32",)),
         ("FirstGroupOnly", "groups", ("two groups: state[1] is missing",)),
-        ("NormOfAGroup", "groups", ("parameters 0, 1, 2, 3 move otherwise",)),
+        ("NormOfAGroup", "groups", ("parameters 0, 1, 2, 3 get other updates",)),
         ("DecayOfFirstGroup", "group_values", ("weight_decay: 0.0 in one group and 0.1 in another",)),
         ("DecaysGradients", "gradients", ("parameter 0, shape (5, 5), is changed after step, with weight_decay",)),
         ("SetsRate", "own_lr", ("param_groups[0]['lr'] was 0.05 before a step and is 0.0495 after it",)),

@@ -275,7 +275,7 @@ def test_the_record_of_a_study_under_another_name_is_damaged(cli, tmp_path):
     path.rename(path.with_name("t.json"))
     answer = cli("merge", tmp_path / "source", tmp_path / "dest")
     assert answer.code == 1
-    assert "t.json: it is the record of s, whose place is s.json; " in answer.err
+    assert "t.json: it is the record of s, which belongs at s.json; " in answer.err
     assert no_trace(tmp_path / "dest")
 
 

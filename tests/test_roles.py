@@ -246,12 +246,12 @@ def test_no_rest_where_there_is_none_anyway_is_the_same_run() -> None:
         (
             "attention_matrix",
             {"opt__embedding__lr": "1"},
-            "--opt.embedding.lr=1.0: adamw has no parameter of this role here, only of matrix; leave it out",
+            "--opt.embedding.lr=1.0: adamw has no parameter of this role in this model, only of matrix; remove it",
         ),
         (
             "synthetic_joint",
             {"opt": "muon", "opt__rest__embedding__lr": "1"},
-            "--opt.rest.embedding.lr=1.0: adamw has no parameter of this role here, only of head",
+            "--opt.rest.embedding.lr=1.0: adamw has no parameter of this role in this model, only of head",
         ),
         (
             "attention_matrix",

@@ -432,10 +432,11 @@ def test_the_longest_grid_has_numbers_only(low):
 
 def test_a_grid_has_no_range_that_is_narrower_than_its_step():
     assert message(Design, {"opt.lr": LR, "opt.c": Range(1, 9)}, "grid") == (
-        "--opt.c 1:9: narrower than a grid's step, a decade; use --sampler qmc, or give values, as A,B"
+        "--opt.c 1:9: narrower than a grid step, a decade; use --sampler qmc, or give values such as A,B"
     )
     assert message(Design, {"opt.momentum": Range(0.5, 0.9)}, "grid") == (
-        "--opt.momentum 0.5:0.9: narrower than a grid's step, half a decade; use --sampler qmc, or give values, as A,B"
+        "--opt.momentum 0.5:0.9: narrower than a grid step, half a decade; use --sampler qmc, or give values such as"
+        " A,B"
     )
     Design({"opt.momentum": Range(0.5, 0.9), "opt.lr": LR}, "qmc")
     for low, high in ((1e-3, 3.162e-3), (3.162e-3, 1e-2)):

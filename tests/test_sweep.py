@@ -555,8 +555,8 @@ def test_with_too_little_memory_it_goes_on_in_smaller_blocks(sweep, store, break
     answer = sweep(*SIXTEEN, "--engine", "lanes", "--width", 16)
     assert answer.code == 0
     assert answer.err.splitlines() == [
-        "16 lanes at once need more memory than there is; going on with 8",
-        "8 lanes at once need more memory than there is; going on with 4",
+        "16 lanes at once need more memory than available; continuing with 8",
+        "8 lanes at once need more memory than available; continuing with 4",
     ]
     assert statuses(store) == {("completed", "lanes"): 16}
     assert list(finished(store).values()) == [4, 4, 4, 4]
@@ -592,7 +592,7 @@ def test_a_block_begun_where_there_was_more_memory_is_cut(sweep, store, breaks, 
 
     monkeypatch.setattr("bench.lanes.runs.make_lanes", make_lanes)
     answer = sweep(*SIXTEEN, "--engine", "lanes", "--width", 16)
-    assert (answer.code, answer.err) == (0, "16 lanes at once need more memory than there is; going on with 8\n")
+    assert (answer.code, answer.err) == (0, "16 lanes at once need more memory than available; continuing with 8\n")
     assert list(finished(store).values()) == [8, 8]
 
 
@@ -643,7 +643,7 @@ def test_a_crash_is_one_line_and_its_traceback_is_kept(sweep, store, breaks):
     (folder,) = store.glob("block-*")
     trace = folder / "attempt-1/traceback.txt"
     assert (
-        last_line(answer) == f"4 ngd lanes broke: RuntimeError: expected scalar type Half; the traceback is in {trace}"
+        last_line(answer) == f"4 ngd lanes failed: RuntimeError: expected scalar type Half; the traceback is in {trace}"
     )
     assert trace.read_text().startswith("Traceback (most recent call last):\n")
     assert "in training_step" in trace.read_text()
@@ -680,7 +680,7 @@ def test_lanes_that_break_are_not_replaced_where_they_are_asked_for(sweep, store
     breaks(TypeError("boom"))
     answer = sweep(*FOUR, "--engine", "lanes")
     assert answer.code == 1
-    assert "ngd lanes broke: TypeError: boom; the traceback is in " in last_line(answer)
+    assert "ngd lanes failed: TypeError: boom; the traceback is in " in last_line(answer)
 
 
 def test_runs_that_break_on_their_own(sweep, store, monkeypatch):
@@ -1084,7 +1084,7 @@ def test_where_memory_is_really_short(store, tmp_path):
     program = Program(tmp_path / "short", words, have_little_memory, 2**30, 100 * 2**20)
     code, out, err = program.end()
     assert code == 0, err
-    assert err == "16 lanes at once need more memory than there is; going on with 8\n"
+    assert err == "16 lanes at once need more memory than available; continuing with 8\n"
     assert "gd" in out
     assert statuses(store) == {("completed", "lanes"): 16}
 

@@ -594,7 +594,7 @@ def test_lanes_that_break_are_made_one_after_the_other(
     monkeypatch.setattr(Lanes, "step", broken)
     answer = cli("worker", "--study", study.name, "--storage", sqlite_url, "--engine", "lanes")
     assert answer.code == 0
-    assert "lanes broke: RuntimeError: the card fell out" in answer.err
+    assert "lanes failed: RuntimeError: the card fell out" in answer.err
     assert "; continuing with one trial at a time\n" in answer.err
     assert states(study) == {("design", "completed"): 5, ("fresh", "completed"): 1}
     assert {run.engine for run in Store(store).runs()} == {"lightning"}
@@ -819,7 +819,7 @@ def test_each_worker_has_its_own_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("workers", "message"),
     [
-        ("3", "--workers 3: 2 GPUs serve 2 workers at 1 a run; use --workers 2"),
+        ("3", "--workers 3: 2 GPUs can serve 2 workers with 1 per run; use --workers 2"),
         ("0", "--workers 0: write how many (--workers 2), or auto"),
         ("-1", "--workers -1: write how many (--workers 2), or auto"),
         ("many", "--workers many: write how many (--workers 2), or auto"),
