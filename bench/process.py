@@ -1,4 +1,4 @@
-"""The program's process and those that it starts: where they find the suite, and a start and an end without waiting.
+"""The program's process and its children: their import path, and fast start and exit.
 
 No folder may take the place of the suite: a paper's repository often holds `optimizers/`, `tasks.py` or `bench.py`. So
 `shield` sets the path of this process, and an environment that each child inherits, whoever starts it: Lightning its

@@ -1,7 +1,7 @@
-"""What a person sees while something is done: one live line on a terminal, a line now and then elsewhere.
+"""Progress display: one live line on a terminal, occasional lines elsewhere.
 
-`doing` says what a process does while it starts. Whoever shows something hears it (`hearing`): the line of this
-terminal, the bar of a sweep, or, from a worker, the process that has started it.
+`doing` reports what a process does while it starts. The active display receives it (`hearing`): the line of this
+terminal, the bar of a sweep, or, from a worker, its parent process.
 """
 
 import sys
@@ -81,7 +81,7 @@ def clock(seconds: float | None) -> str:
 
 
 class Progress:
-    """Shows how far a run is: epoch, step, steps a second, time to go, applied step size, loss and accuracy.
+    """Shows the progress of a run: epoch, step, steps a second, time to go, applied step size, loss and accuracy.
 
     A narrow terminal shows step and time to go first.
 
@@ -189,7 +189,7 @@ def live_line(line: Callable[[Any, int], str]) -> Any:
 
 
 class LiveView(ABC):
-    """What a person sees of many runs: a line for all, and below it a line for each of several workers.
+    """Display of many runs: a line for all, and below it a line for each worker.
 
     A terminal shows it for as long as the runs are made, and in the end the first line alone.
 
@@ -285,7 +285,7 @@ class Advance(NamedTuple):
 
 
 class SweepProgress(LiveView):
-    """Shows how far a sweep is: trial-steps (steps of single runs) and their rate, runs in training, best run so far.
+    """Shows the progress of a sweep: trial-steps (steps of single runs), their rate, runs in training, best run.
 
     Args:
         label: what is swept.

@@ -1,4 +1,4 @@
-"""`bench quickstart`: a first comparison within seconds, by the parts that other commands are made of.
+"""`bench quickstart`: a first comparison within seconds, with the parts of other commands.
 
 It trains four optimizers at their defaults as lanes (`bench race`), ranks them on the board `quality`
 (`bench leaderboard`), and draws their training curves (`bench plot curves`).
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from bench.config import RunConfig
 
 TASK, OPTS, STEPS, SEEDS = "synthetic", ("gd", "ngd", "ps", "adam"), 100, 7
-"""What is compared. Seven seeds are the fewest that can decide anything (`bench.results.sequential`)."""
+"""The comparison. Seven seeds are the fewest that can decide a verdict (`bench.results.sequential`)."""
 SHOWN = ("opt", "final", "verdict", "won", "effect", "n")
 """Columns of the board that a first look needs."""
 HONEST = (
@@ -31,7 +31,7 @@ NEXT = (
     ("bench new optimizer my_opt", "write your own"),
     ("bench report -o report.html", "all boards and plots on one page"),
 )
-"""What to try next, and why."""
+"""Suggested next commands, with reasons."""
 
 
 def main(words: list[str]) -> int:

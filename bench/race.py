@@ -1,4 +1,4 @@
-"""`bench race`: a plan that adds seeds where verdicts are open, until all is told or the budget is spent.
+"""`bench race`: a plan that adds seeds to undecided pairs, until all are decided or the budget is spent.
 
 All start with a few seeds. After each round every open pair gets the fewest seeds that can decide it (`next_seeds`),
 and none where a decision is unlikely. Verdicts hold however often one looks (`bench.results.sequential`), so a race is

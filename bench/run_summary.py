@@ -50,7 +50,7 @@ def result_lines(result: RunResult, store: Path) -> list[str]:
 
 
 def remarks_on(result: RunResult) -> list[str]:
-    """What a reader of a result must know, a sentence each."""
+    """Notes for the reader of a result, a sentence each."""
     lines: list[str] = []
     if result.skipped:
         why = "overflowed in half precision" if result.config.get("precision") == "16-mixed" else "was not finite"

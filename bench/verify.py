@@ -36,7 +36,7 @@ _SAME = ("torch", "lightning", "numpy", "timm", "transformers")
 
 
 class Judged(NamedTuple):
-    """Result of a run that was trained again.
+    """Result of a repeated run.
 
     Attributes:
         run: as it is claimed.

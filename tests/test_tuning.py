@@ -244,7 +244,7 @@ def test_settings_that_training_samples_chose_are_noted_where_held_out_ones_are_
     old = cli("fit", "--task", "mha_dm1", *words)
     assert old.code == 0, old.err
     assert note in old.err
-    assert "note: its settings were chosen on training samples, but test samples are ranked" in old.out
+    assert "note: its settings were chosen on training samples, but the ranking uses test samples" in old.out
     ranked = cli("fit", "--task", "synthetic", *words)
     assert ranked.code == 0, ranked.err
     assert "training samples" not in ranked.err + ranked.out

@@ -1,4 +1,4 @@
-"""Plans whose runs others make: workers that join from any machine that sees the store, or a Slurm array."""
+"""Plans for other workers: from any machine that sees the store, or a Slurm array."""
 
 import shlex
 import sys
@@ -21,7 +21,7 @@ from optimizers.plugins import absolute
 
 
 def made_elsewhere(args: Args) -> bool:
-    """Whether a command's runs are to be made elsewhere.
+    """Whether a command's runs are to be trained elsewhere.
 
     Raises:
         UserError: its words contradict each other.
@@ -36,7 +36,7 @@ def made_elsewhere(args: Args) -> bool:
 
 
 def refuse_json(args: Args) -> None:
-    """Refuse `--json` where no result is shown.
+    """Refuse `--json` if no result is shown.
 
     Raises:
         UserError: it was given.

@@ -1,4 +1,4 @@
-"""Runs made in this process: as lanes where that pays and one by one elsewhere."""
+"""Runs trained in this process: as lanes if that is faster, else one by one."""
 
 import gc
 import time
@@ -20,13 +20,13 @@ from bench.store.block import Block
 from bench.store.record import RunResult
 
 MAX_BROKEN = 3
-"""Give up after so many failures if no run has finished. Ours."""
+"""Number of failures after which to give up if no run has finished. Ours."""
 
 
 def train_cuts(
     plan: Plan, cuts: Sequence[Cut], progress: SweepProgress, stop: StopRequest, *, since: float | None = None
 ) -> bool:
-    """Make the runs of a plan that the store does not have; False if a signal asked to stop.
+    """Train the missing runs of a plan; False if a signal asked to stop.
 
     Other processes may do the same with the same cuts: each takes what the others have not taken.
 
@@ -52,7 +52,7 @@ def train_cuts(
 
 
 class Outcomes:
-    """What has become of runs. Some may break and others not: a plug-in may fail with one learning rate.
+    """The outcome of runs. Some may fail and others not: a plug-in may fail at one learning rate.
 
     Args:
         plan: all runs.

@@ -1,9 +1,9 @@
-"""A plan: runs that are wanted, as the store keeps them while they are made, so that other processes can join.
+"""A plan: requested runs, stored while they train, so that other processes can join.
 
     STORE/plans/NAME/plan.json    the runs and how they are to be made; written first, never changed
     STORE/plans/NAME/cuts.json    how they are cut into blocks (`bench.execute.cuts`); the first writer decides
 
-The folder is removed when all runs are there.
+The folder is removed when all runs are stored.
 """
 
 import hashlib
@@ -63,10 +63,10 @@ class Stored(TypedDict):
 
 @dataclass(frozen=True)
 class Plan:
-    """Runs that are wanted.
+    """Requested runs.
 
     Attributes:
-        title: what they are made for (`RunResult.plan`).
+        title: purpose (`RunResult.plan`).
         configs: the runs; all have one store, one place of the data and one device.
         engine: `lanes`, `lightning` (one run after the other), or what is faster.
         width: lanes of a block at most; measured by default.
@@ -99,7 +99,7 @@ class Plan:
 
     @property
     def folder(self) -> Path:
-        """Where it is kept while its runs are made."""
+        """Its folder while its runs train."""
         return self.store.folder / PLANS / self.name
 
     @property
@@ -108,7 +108,7 @@ class Plan:
         return self.configs[0].task_spec.mode
 
     def missing(self) -> dict[str, RunConfig]:
-        """The runs that the store does not have, by id."""
+        """The missing runs, by id."""
         return missing(self.configs)
 
     def keep(self) -> None:
@@ -239,7 +239,7 @@ def open_plans(store: Path) -> list[str]:
 
 
 def progress_of(store: Path, name: str) -> tuple[int, int]:
-    """How many runs of a plan are stored, and how many there are; nothing that it names is imported.
+    """The numbers of stored and of all runs of a plan; plug-ins are not imported.
 
     Raises:
         UserError: there is no such plan, or it cannot be read.

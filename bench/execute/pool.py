@@ -18,9 +18,9 @@ from bench.execute.slots import Slot
 from bench.process import bench_command
 
 MAX_FAILED_STARTS = 3
-"""A worker that dies so often in a row before it has begun a run is not replaced any more. Ours."""
+"""Number of deaths in a row before any run after which a worker is not replaced. Ours."""
 PATIENCE_SECONDS = 120
-"""Time for workers that were asked to stop to save their state. Ours."""
+"""Seconds for stopped workers to save their state. Ours."""
 
 TRAINING = frozenset(("progress", "trial", "lanes"))
 """Keys of events by which a worker says that it trains."""
@@ -61,7 +61,7 @@ class WorkerProcess:
 
 
 class Pool:
-    """Worker processes, which work on one job after another.
+    """Worker processes, which process jobs one after another.
 
     A worker reads jobs from its standard input, a line each, and tells events on its standard output, a line of JSON
     each. The end of its standard input, or SIGTERM, asks it to stop.

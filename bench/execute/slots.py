@@ -1,4 +1,4 @@
-"""What each worker of this machine has for itself: processors, GPUs, threads."""
+"""Resources of each worker of this machine: processors, GPUs, threads."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,7 @@ from bench.errors import UserError
 
 @dataclass(frozen=True)
 class Slot:
-    """What a worker has for itself.
+    """The resources of a worker.
 
     Attributes:
         cpus: processors that it is pinned to; none for all.

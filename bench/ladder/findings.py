@@ -1,4 +1,4 @@
-"""What a ladder has found, from what is stored: no training, no database."""
+"""Findings of a ladder, from stored runs: no training, no database."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ from bench.store.reports import LadderRecord, LadderRung, Predicted, StudyRecord
 from bench.store.stores import Stores
 
 LEAST_EVALUATIONS = 3
-"""Fewer evaluations are no curve. Ours."""
+"""Minimum number of evaluations of a curve. Ours."""
 NEAR = 0.05
 """A setting is usable whose score is within this share of the best one. Ours."""
 NEAR_LOG = 2.0
@@ -50,7 +50,7 @@ class Method:
     Attributes:
         opt: its name.
         study: that tuned it.
-        point: what was searched, as it won; None without a winner.
+        point: the winning values of the searched settings; None without a winner.
         runs: on the fresh seeds, in their order.
         trials: runs of the trials.
     """
@@ -69,7 +69,7 @@ class Method:
 
     @property
     def value(self) -> float | None:
-        """Its value as it won."""
+        """Its winning value."""
         return float(self.point[self.setting]) if self.point is not None and self.setting else None
 
     @property
@@ -84,7 +84,7 @@ class Rung:
 
     Attributes:
         number: from 1 on.
-        record: what was declared, predicted and done.
+        record: its declaration, predictions and results.
         methods: by optimizer.
         reference: the the fixed optimizer of comparison.
     """
@@ -188,7 +188,7 @@ def _filled(curve: Mapping[int, float], steps: Sequence[int]) -> Array:
 
 @dataclass(frozen=True)
 class Transfer:
-    """How a setting goes up the ladder.
+    """How a setting changes along the ladder.
 
     Attributes:
         setting: its dotted name.
@@ -208,7 +208,7 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Findings:
-    """What a ladder has found.
+    """The findings of a ladder.
 
     Attributes:
         record: what was declared.
@@ -265,7 +265,7 @@ class Findings:
         return chosen, statistics.regret(values, self.ranked.index(chosen))
 
     def transfer(self, opt: str) -> Transfer:
-        """How the setting of an optimizer goes up the ladder."""
+        """How the setting of an optimizer changes along the ladder."""
         methods = [rung.methods.get(opt) for rung in self.rungs]
         setting = next((method.setting for method in methods if method is not None and method.setting), "")
         best = [None if m is None or m.setting != setting else m.value for m in methods]
@@ -330,7 +330,7 @@ def _key(point: Mapping[str, Any]) -> str:
 
 
 def findings(record: LadderRecord, stores: Stores) -> Findings:
-    """What is found in stores of the rungs of a ladder that are done."""
+    """The findings of the finished rungs of a ladder."""
     runs = {run.run_id: run for run in stores.runs if run.finished}
     studies = {study.name: study for study in stores.studies}
     rungs, lost = list[Rung](), 0
@@ -358,7 +358,7 @@ def findings(record: LadderRecord, stores: Stores) -> Findings:
 
 
 def predicted(record: LadderRecord, stores: Stores, k: int) -> Predicted:
-    """What the rungs before one say of it, before it is run.
+    """The prediction of a rung from the previous ones.
 
     Ratios of steps go on along their lines (`statistics.predict`), and so do final losses, which give the order.
 
@@ -392,7 +392,7 @@ def predicted(record: LadderRecord, stores: Stores, k: int) -> Predicted:
 
 @dataclass(frozen=True)
 class Score:
-    """A prediction beside what was measured.
+    """A prediction and its measurement.
 
     Attributes:
         opt: the optimizer.

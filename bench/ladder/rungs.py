@@ -1,7 +1,7 @@
-"""A ladder and its rungs: what each of them tunes, and how they are carried out one after the other.
+"""A ladder and its rungs: their studies, carried out one after the other.
 
-A rung is a suite of one task at one size. The settings that won at the rung before are the middles of its ranges, so
-what a rung does follows from the rungs before it and from nothing behind it.
+A rung is a suite of one task at one size. The winning settings of the previous rung are the middles of its ranges,
+so a rung depends only on earlier rungs.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ Words = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Ladder:
-    """What a ladder compares, and how.
+    """The declaration of a ladder.
 
     Attributes:
         task, opts: names.
@@ -118,7 +118,7 @@ class Ladder:
         )
 
     def suite(self, size: Size | LadderRung, winners: Mapping[str, Words], places: Words) -> Suite:
-        """What a rung tunes.
+        """The suite of a rung.
 
         Args:
             size: of the rung.
@@ -177,9 +177,9 @@ def climb(
     train: Callable[[Suite], list[Study] | None],
     say: Callable[[str], object],
 ) -> bool:
-    """Carry rung after rung out, each with its prediction before it; False if a signal asked to stop.
+    """Carry out the rungs in order, each after its prediction; False if a signal asked to stop.
 
-    What is stored is not trained again. A rung that is done never changes.
+    Stored runs are not trained again. A finished rung never changes.
 
     Args:
         ladder: what to do.
@@ -228,7 +228,7 @@ def climb(
 
 
 def _refuse_unequal(found: Sequence[StudyResult]) -> None:
-    """Refuse to go on where optimizers had different budgets.
+    """Refuse to continue if optimizers had different budgets.
 
     Raises:
         RunFailed: they had.

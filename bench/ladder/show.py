@@ -1,4 +1,4 @@
-"""How a ladder's findings are shown: tables, charts, and the verdict in words."""
+"""Presentation of a ladder's findings: tables, charts, and the verdict in words."""
 
 import math
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ UNITS = {
     "epochs": "steps",
     "data": "training samples",
 }
-"""What is counted along each axis."""
+"""The unit of each axis."""
 
 
 def factor(of: Interval) -> Interval:
@@ -321,7 +321,7 @@ def _notes(found: Findings) -> list[str]:
 
 
 def cut(found: Findings) -> list[str]:
-    """What was cut, in sentences."""
+    """Reductions, in sentences."""
     lines, declared = list[str](), found.record.declared
     if left := [number for number, rung in enumerate(found.record.rungs, 1) if not rung["done"]]:
         what = ", ".join(f"{number} ({size(found.record.rungs[number - 1]['at'])})" for number in left)
@@ -416,7 +416,7 @@ def _regret_chart(found: Findings) -> Chart:
 
 
 def verdict(found: Findings) -> list[str]:
-    """What was found, in sentences."""
+    """The findings, in sentences."""
     if not found.rungs:
         return ["No rung is done yet."]
     if len(found.rungs) == 1:

@@ -12,7 +12,7 @@ from bench.errors import UserError
 
 Axis = Literal["size", "width", "depth", "epochs", "data"]
 AXES: tuple[Axis, ...] = ("size", "width", "depth", "epochs", "data")
-"""What grows from rung to rung."""
+"""The growing quantity."""
 MODEL = ("size", "width", "depth")
 """Axes along which the model grows."""
 TOKENS = 20.0
@@ -44,7 +44,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Rule:
-    """How a ladder grows.
+    """The growth rule of a ladder.
 
     Attributes:
         axis: what grows.
@@ -60,7 +60,7 @@ class Rule:
 
 
 def rule_of(words: Mapping[str, Any], axis: Axis, ratio: float, tokens: float | None, start: float | None) -> Rule:
-    """The rule that a command asks for, with what it leaves open decided.
+    """The rule that a command requests, with defaults filled in.
 
     Args:
         words: settings of all runs, in dotted form, with the task.

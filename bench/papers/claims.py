@@ -1,8 +1,8 @@
-"""Claims: what a paper says, tested on results; each test gives holds, fails or undecided, with effect and interval.
+"""Claims of papers, tested on results; each test gives holds, fails or undecided, with effect and interval.
 
-Intervals are 95 % over seeds; `verdicts.corrected` has the correction for all claims of an experiment. What all tests
-share: an interval that straddles the bound is undecided; a claim whose data are missing (a run diverged, was cut off,
-or never got there; there is one seed) never holds; comparisons are paired by the seeds that the arms have in common;
+Intervals are 95 % over seeds; `verdicts.corrected` has the correction for all claims of an experiment. Rules of all
+tests: an interval that contains the bound is undecided; a claim whose data are missing (a run diverged, was cut off,
+or never reached it; there is one seed) never holds; comparisons are paired by the seeds that the arms have in common;
 numbers are finite or None. Of several arms all must hold, and one that fails is enough to fail; the effect is then that
 of the worst one.
 """
@@ -130,7 +130,7 @@ def sooner(
     Args:
         results: arms by name.
         measure: a column.
-        fast: names of the arms that are said to be sooner.
+        fast: names of the claimed faster arms.
         slow: name of the other.
         factor: least ratio, in (0, inf).
         below: the level, in units of the measure; this or `above`.
@@ -257,7 +257,7 @@ def lower(results: Results, /, *, measure: str, better: Names, worse: str, last:
     Args:
         results: arms by name.
         measure: a column.
-        better: names of the arms that are said to be lower.
+        better: names of the claimed lower arms.
         worse: name of the other.
         last: share of the steps, counted back from the end of the longer arm, that is averaged over, in (0, 1]. None:
             the last value of each run, however many steps it made.

@@ -1,4 +1,4 @@
-"""What an experiment gave, as a page for people and as JSON for programs."""
+"""Results of an experiment, as a page for people and as JSON for programs."""
 
 import json
 import shlex
@@ -24,7 +24,7 @@ CORRECTION = (
 
 @dataclass(frozen=True)
 class Version:
-    """In which version an experiment is done.
+    """The version of an experiment.
 
     Attributes:
         quick: the small one.
@@ -55,7 +55,7 @@ class Version:
 
 @dataclass(frozen=True)
 class Reproduction:
-    """What an experiment gave.
+    """Results of an experiment.
 
     Attributes:
         name, experiment, version: what was done.
@@ -78,7 +78,7 @@ class Reproduction:
 
     @property
     def claims(self) -> Iterator[tuple[Claim, Finding]]:
-        """The claims with what was found."""
+        """The claims with their findings."""
         return ((claim, self.findings[claim.name]) for claim in self.experiment.claims)
 
     @property
@@ -233,7 +233,7 @@ def words(settings: Mapping[str, Any]) -> str:
 
 
 def claim_lines(result: Reproduction, folder: Path) -> list[str]:
-    """What became of an experiment's claims, and where the output is."""
+    """The verdicts on an experiment's claims, and the place of the output."""
     lines = [f"{result.name}: {result.experiment.title}"]
     pairs = [(result.said(claim), claim, finding.text) for claim, finding in result.claims]
     rows = [row for verdict, claim, text in pairs for row in ((verdict, f"{claim.name}: {claim.paper}"), ("", text))]

@@ -1,4 +1,4 @@
-"""From intervals and what is claimed of them to a verdict, with the sentence that says so.
+"""From intervals and claims about them to a verdict, with a sentence.
 
 An interval that straddles a bound is undecided, and so is one seed. Of several parts all must hold, and one that fails
 is enough to fail; the numbers are those of the worst part. Numbers are finite or None.
@@ -39,7 +39,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(frozen=True)
 class Finding:
-    """What a claim came to.
+    """The finding on a claim.
 
     Attributes:
         verdict: `holds`, `fails`, `faster than claimed` (a rate that is outside its range, on the better side) or

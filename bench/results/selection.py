@@ -1,7 +1,7 @@
-"""How the best of several settings is chosen, from the runs of each.
+"""Selection of the best of several settings, from the runs of each.
 
 A seed that diverged counts as worse than all others, and a setting at which half of the seeds or more diverged is never
-the best: what it promises holds for the lucky half alone. Nor is one at which a step cap bound nearly always: its runs
+the best: its score holds only for the lucky half. Nor is one at which a step cap bound nearly always: its runs
 are those of SGD with a fixed step, whatever the method is called.
 """
 
@@ -48,7 +48,7 @@ def above_infimum(runs: Sequence[RunResult]) -> bool:
 
 
 def selected(run: RunResult, above: bool) -> End:
-    """The value that a run is chosen by: of its last evaluation during training, on the selection split.
+    """The selection value of a run: of its last evaluation during training, on the selection split.
 
     So the test set has no part in the choice. A run without evaluations of that value has only its final one.
 
@@ -84,7 +84,7 @@ def cap_share(runs: Iterable[RunResult]) -> float | None:
 
 
 def score_of(runs: Sequence[RunResult], above: bool, mode: Mode) -> End:
-    """The score by which a setting is chosen: the median of `selected`, None for one that cannot be the best.
+    """The selection score of a setting: the median of `selected`, None for one that cannot be the best.
 
     Args:
         runs: of the setting, ended, one for each seed.
