@@ -293,10 +293,10 @@ def resolve(
     """Make a RunConfig.
 
     Args:
-        words: settings in dotted form (`{"task": "mnist", "opt.lr": "0.1"}`); they win over all else.
+        words: settings in dotted form (`{"task": "mnist", "opt.lr": "0.1"}`); they override all others.
         config: a YAML file with settings, dotted or nested.
         tuned: take the tuned hyperparameters of this task and optimizer where nothing else says otherwise.
-        fallback: settings in dotted form that all else wins over.
+        fallback: settings in dotted form that all others override.
 
     Raises:
         UserError: a name is unknown or a value illegal.

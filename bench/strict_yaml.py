@@ -1,4 +1,4 @@
-"""YAML as people write settings: a key stands there once, and neither depth nor size can be a trap."""
+"""Strict YAML for settings: no duplicate keys, bounded depth and size."""
 
 import stat
 from collections.abc import Mapping
@@ -29,10 +29,10 @@ _KINDS = {
 
 
 def load(path: Path) -> Any:
-    """What a YAML file holds.
+    """The content of a YAML file.
 
     Raises:
-        UserError: it is missing, no file of bytes, too large, or no YAML that means one thing.
+        UserError: it is missing, not a regular file, too large, or not unambiguous YAML.
     """
     try:
         mode = path.stat().st_mode  # opening a pipe would wait for whoever writes
@@ -56,7 +56,7 @@ def load(path: Path) -> Any:
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader, less what cannot be meant."""
+    """PyYAML's safe loader, restricted to unambiguous input."""
 
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
@@ -65,7 +65,7 @@ class _Loader(yaml.SafeLoader):
         """How many values each node has and how deep they lie, by its id, with what aliases repeat."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        """Refuse what is nested or repeated without measure while it is read, not when it is too late."""
+        """Refuse excessive nesting or repetition during reading."""
         event: Any = self.peek_event()
         self._depth += 1
         self._count += 1
@@ -91,7 +91,7 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def compose_mapping_node(self, anchor: Any) -> Any:
-        """Refuse a key that stands there twice, of which YAML would keep the last without a word."""
+        """Refuse duplicate keys, of which YAML would silently keep the last."""
         node: Any = super().compose_mapping_node(anchor)
         lines: dict[Any, int] = {}
         for key, _ in node.value:
@@ -129,7 +129,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping that a YAML file holds.
 
     Raises:
-        UserError: the file is missing, no YAML, or no mapping.
+        UserError: the file is missing, not YAML, or not a mapping.
     """
     content = load(path)
     if content is None:

@@ -1,4 +1,4 @@
-"""What a terminal can show: its width and style, text broken into lines, and a small plot."""
+"""Terminal output: width and style, text broken into lines, and a small plot."""
 
 import math
 import os

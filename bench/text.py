@@ -1,4 +1,4 @@
-"""Values and names as text: for people, and in Markdown, TeX and CSV; names may hold anything and do no harm."""
+"""Values and names as text: for people, and in Markdown, TeX and CSV; names are untrusted."""
 
 import html
 import math

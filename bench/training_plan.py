@@ -1,4 +1,4 @@
-"""How a run is trained: from its configuration and the task to a `Plan`, or to what is wrong with it."""
+"""The training plan of a run: from its configuration and the task to a `Plan`, or to an error."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -84,7 +84,7 @@ def make_plan(config: RunConfig, task: Task) -> Plan:
 
 
 def _refuse_to_observe(config: RunConfig, task: Task) -> None:
-    """Refuse `--trainer.observe` where there is nothing to look at.
+    """Refuse `--trainer.observe` if there is nothing to observe.
 
     Raises:
         UserError: there is not.

@@ -1,6 +1,6 @@
 """`bench verify`: train runs of a bundle, or of the reference results, again, and say whether they are confirmed.
 
-The runs are drawn at random, so that nobody who sends a bundle knows which. They are trained in a store of their own.
+The runs are drawn at random, so that the sender of a bundle cannot know which. They are trained in a separate store.
 """
 
 import math
@@ -107,7 +107,7 @@ def draw(
 
 
 def judge(run: RunResult, again: RunResult, others: Sequence[RunResult]) -> tuple[Verdict, str]:
-    """Whether a run that was trained again confirms what is claimed.
+    """Whether a repeated run confirms the claimed result.
 
     On the same type of processor, with the same versions and engine, it must agree bit for bit. Otherwise rounding
     differs, and may grow until the run is as another seed's: so the difference must be one that two seeds of these

@@ -1,4 +1,4 @@
-"""What is decided about a run from its numbers alone, whether one run trains or hundreds at once."""
+"""Decisions about a run from its numbers, for one run or many lanes."""
 
 import json
 import math
@@ -29,7 +29,7 @@ logits by more than 350. Where a loss has a flat part (hinge), the last samples 
 
 @dataclass(frozen=True)
 class Look:
-    """What the steps since the last look come to.
+    """Summary of the steps since the last check.
 
     Attributes:
         steps: how many of them count.

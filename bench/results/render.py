@@ -1,4 +1,4 @@
-"""Tables as text: for a terminal, as Markdown, CSV, JSON, TeX and HTML; names may hold anything and do no harm.
+"""Tables as text: for a terminal, as Markdown, CSV, JSON, TeX and HTML; names are untrusted.
 
 A format has one writer. Those for a terminal, Markdown, CSV and JSON take rows one by one, and all except the first
 keep none of them.

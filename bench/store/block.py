@@ -36,7 +36,7 @@ RUNS, CHECKPOINT, TRACEBACK = "runs.jsonl", "last.ckpt", "traceback.txt"
 _ATTEMPT = re.compile(r"attempt-([1-9]\d{0,8})")
 _RUN_ID = re.compile(rb'^\{"run_id": "([\w.+-]+)"', re.MULTILINE | re.ASCII)
 _OLD = ("run.json", "lanes.json", RUNS)
-"""What lay in a run's folder in the formats of before."""
+"""Files of a run's folder in earlier formats."""
 
 
 def name_of(run_ids: Sequence[str]) -> str:
@@ -48,7 +48,7 @@ def name_of(run_ids: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Block:
-    """A block as it is found.
+    """A block as found in a store.
 
     Attributes:
         folder: where it lies.
@@ -58,7 +58,7 @@ class Block:
         busy: whether a process trains it now.
         places: of each run among all that train together.
         total: how many those are.
-        damaged: what could not be read.
+        damaged: unreadable parts.
     """
 
     folder: Path
@@ -110,7 +110,7 @@ class Block:
         return results_in(self.folder) is None and any(path == self.at for _, path in attempts(self.folder)[:1])
 
     def check_ends(self) -> None:
-        """Look whether the tables of a finished block are there and were not cut, in no time.
+        """Check quickly that the tables of a finished block exist and are not truncated.
 
         Raises:
             Damaged: one is not, or was.
@@ -122,7 +122,7 @@ class Block:
             raise Damaged(self.at / "curve.parquet", "it does not exist")
 
     def check_tables(self) -> None:
-        """Look whether the tables of a finished block can be there, without reading their values.
+        """Check the tables of a finished block without reading their values.
 
         Raises:
             Damaged: one is none, has rows of other runs, or more or fewer rows than the runs made steps.
@@ -142,7 +142,7 @@ class Block:
 
 
 def read_block(folder: Path) -> Block | None:
-    """What is in the folder of a block; None if it is not there, or empty, as one that is about to begin.
+    """The content of a block's folder; None if it does not exist or is empty, as before its start.
 
     Raises:
         Damaged: it is no block.
@@ -218,7 +218,7 @@ def _unfinished(folder: Path) -> Block | None:
 
 
 def _begun(folder: Path) -> Block | None:
-    """A block without results or attempts: None if it is empty or not there."""
+    """A block without results or attempts: None if it is empty or missing."""
     if any(is_there(folder / name) for name in _OLD):
         raise Damaged(folder, "it has an older store format, which this version cannot read; train it again")
     try:

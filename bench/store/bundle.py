@@ -1,4 +1,4 @@
-"""Bundles: results that are handed on, as `bench bundle` writes them and `bench verify` repeats them.
+"""Bundles: results to share, written by `bench bundle` and repeated by `bench verify`.
 
     BUNDLE/runs/               a store, of which blocks hold all runs of a task and curves may be thinned
     BUNDLE/tuned/TASK/OPT.yaml settings that studies of these runs have found
@@ -42,7 +42,7 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 @dataclass(frozen=True)
 class Bundled:
-    """What was written.
+    """The written bundle.
 
     Attributes:
         runs, studies, tuned, sources: how many of each.
@@ -65,9 +65,9 @@ def bundle(
     tuned: Path,
     plugins: Sequence[str] = (),
 ) -> Bundled:
-    """Write finished runs, with all that is needed to show and to repeat them.
+    """Write finished runs with everything needed to show and repeat them.
 
-    Runs of trials keep their last evaluation alone, a tenth of the points, and no specimen.
+    Runs of trials keep only their last evaluation, a tenth of the points, and no specimen.
 
     Args:
         stores: where the runs, their tables and studies lie.
@@ -214,7 +214,7 @@ def _sources(runs: Sequence[RunResult], plugins: Sequence[str]) -> list[Path]:
     """The files of plug-ins that records name, as they were when the runs were made.
 
     Raises:
-        UserError: one is another one now.
+        UserError: one has changed.
     """
     wanted = {
         bare(run.config[kind]): run.versions.get(f"{kind}_package")

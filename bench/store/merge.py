@@ -2,7 +2,7 @@
 
 Of a block only the files that the suite writes are copied, and only if its records are sound and its tables have as
 many rows as the records say. A copy is made in a hidden folder of the destination and renamed into its place, so a
-process may be killed at any time; the same command goes on. Nothing is written if nothing is new.
+process may be killed at any time; the same command continues. Nothing is written if nothing is new.
 """
 
 import errno
@@ -32,7 +32,7 @@ _SECONDS = 5  # between lines on how far it is
 
 @dataclass
 class Merged:
-    """What became of the runs.
+    """Result of a merge.
 
     Attributes:
         copied, there, skipped: how many runs were copied, were there already, or were left where they are.
@@ -54,7 +54,7 @@ class Merged:
 
 
 def merge(sources: Sequence[Path], into: Path, say: Callable[[str], object]) -> Merged:
-    """Copy what stores hold into another one.
+    """Copy the content of stores into another one.
 
     A finished and sound record of the destination stays, whatever the sources have.
 
@@ -104,7 +104,7 @@ class _Merging:
         self._beat = ExitStack()
 
     def store(self, source: Path, say: Callable[[str], object]) -> None:
-        """Copy what a store holds: blocks of one run first, then others by name."""
+        """Copy the content of a store: blocks of one run first, then others by name."""
         self._clean()
         blocks = list(blocks_in(source))
         said = time.monotonic()
@@ -133,7 +133,7 @@ class _Merging:
         return making(self.into, "name another DEST")
 
     def _clean(self) -> None:
-        """Remove what killed processes have left."""
+        """Remove leftovers of killed processes."""
         for left in self.into.glob(f"{_WORKPLACE}*"):
             if left != self._workplace and not is_alive(left):
                 remove(left)
@@ -145,7 +145,7 @@ class _Merging:
             remove(self._workplace)
 
     def _block(self, block: Block) -> None:
-        """Copy what is wanted of a block."""
+        """Copy the needed part of a block."""
         if block.busy:
             self._skip(f"{block.folder} is in training", len(block.runs))
             return
@@ -301,7 +301,7 @@ class _Merging:
 
 
 def _inside(folder: Path) -> list[Path]:
-    """What is in a folder, if it is there."""
+    """The content of a folder, if it exists."""
     return list(folder.iterdir()) if folder.is_dir() else []
 
 

@@ -39,12 +39,12 @@ _SETTLED = 2e9  # nanoseconds after which a folder's time tells whether it has c
 
 @dataclass
 class Contents:
-    """What a store holds at one moment.
+    """The content of a store at one moment.
 
     Attributes:
         runs: the block that each run is read from, by run id.
         repeated: all records of the runs that are in several blocks.
-        damaged: what could not be read, and was left out.
+        damaged: unreadable parts, which are excluded.
     """
 
     runs: dict[str, Block] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class Store:
         self.folder = folder
 
     def contents(self) -> Contents:
-        """All that is there, read once."""
+        """The content of the store, read once."""
         found = Contents()
         for block in blocks_in(self.folder):
             if isinstance(block, Damaged):
@@ -105,15 +105,15 @@ class Store:
         return {run_id: block for run_id, block in found.items() if block is not None}
 
     def get(self, run_id: str) -> RunResult | None:
-        """The run as it is now, or None if there is none or its record cannot be read."""
+        """The current state of a run, or None if it does not exist or its record is unreadable."""
         block = self.find(run_id)
         return None if block is None else block.runs[run_id]
 
     def result_of(self, config: RunConfig) -> RunResult | None:
-        """The run of this configuration, if it is there and needs no more training.
+        """The run of this configuration, if it is stored and finished.
 
         Raises:
-            UserError: what stands there is of other settings.
+            UserError: the stored run has other settings.
         """
         result = self.get(config.run_id)
         if result is None or not result.finished:
@@ -125,12 +125,12 @@ class Store:
         return result
 
     def finished_all(self, run_ids: Iterable[str]) -> dict[str, RunResult]:
-        """The runs by id that are there and need no more training."""
+        """The stored and finished runs, by id."""
         found = {run_id: block.runs[run_id] for run_id, block in self.find_all(run_ids).items()}
         return {run_id: result for run_id, result in found.items() if result.finished}
 
     def place(self, run_id: str) -> Path:
-        """The folder of the block where the run lies, or would lie if it were trained for itself."""
+        """The folder of the run's block, or of its future block if trained alone."""
         block = self.find(run_id)
         return self.folder / run_id if block is None else block.folder
 
@@ -144,11 +144,11 @@ class Store:
         return {} if block is None else tables_of(block, run_id)
 
     def checkpoint(self, run_id: str) -> Path | None:
-        """The state of a run that was interrupted while it trained for itself, if it got so far."""
+        """The checkpoint of a run that was interrupted while training alone, if any."""
         return self.last_checkpoint([run_id], "lightning")
 
     def last_checkpoint(self, run_ids: Sequence[str], engine: str) -> Path | None:
-        """The state of a block that was interrupted, if it got so far; None if another engine trained it."""
+        """The checkpoint of an interrupted block, if any; None if another engine trained it."""
         try:
             block = read_block(self.folder / name_of(run_ids))
         except Damaged:
@@ -161,7 +161,7 @@ class Store:
         return path if is_there(path) else None
 
     def unfinished(self) -> list[Block]:
-        """Blocks of several runs that are being trained, or were when their process ended."""
+        """Blocks of several runs that are in training or were interrupted."""
         found = []
         for name in sorted(self._wide()):
             try:
@@ -173,7 +173,7 @@ class Store:
         return found
 
     def refuse_unwritable(self) -> None:
-        """Find out whether runs can be stored, and leave no trace.
+        """Check that runs can be stored, without leaving a trace.
 
         Raises:
             UserError: the folder cannot be made, or not be written to.
@@ -194,7 +194,7 @@ class Store:
         return block if block is not None and run_id in block.runs else None
 
     def _read_wide(self, folder: Path, run_id: str) -> Block | None:
-        """Read a block of several runs, and keep it: whoever asks for one of the runs asks for the others."""
+        """Read and cache a block of several runs: its other runs are usually needed too."""
         results = results_in(folder)
         found = None if results is None else is_there(results / RUNS)
         if found is None:
@@ -222,10 +222,10 @@ class Store:
 
 
 def stored_result(config: RunConfig) -> RunResult | None:
-    """The finished run of this configuration, found without importing what trains; None if it is not there.
+    """The finished run of this configuration, found without importing training code; None if it is not stored.
 
     Raises:
-        UserError: what stands there is of other settings, or the device is not there.
+        UserError: the stored run has other settings, or the device does not exist.
         RunFailed: its tables are damaged.
     """
     store = Store(config.store)

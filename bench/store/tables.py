@@ -1,8 +1,8 @@
-"""The tables of a block: float64 numbers of all its runs, step by step, while it trains; one Parquet file in the end.
+"""The tables of a block: float64 numbers of all its runs, step by step, while it trains; one Parquet file at the end.
 
-While it trains, `NAME.raw` has a line with the names, then rows of float64: step, values (L, M). What a killed process
-leaves is whole but for a torn last row. In the end `NAME.parquet` has the rows of each run: run_id, step, values,
-sorted by run and step.
+While it trains, `NAME.raw` has a line with the names, then rows of float64: step, values (L, M). A killed process
+leaves a valid table, except for a truncated last row. At the end, `NAME.parquet` has the rows of each run: run_id,
+step, values, sorted by run and step.
 """
 
 import json
@@ -131,7 +131,7 @@ class RawTable:
         self._file.truncate(self._size)
 
     def _refuse_if_changed(self) -> None:
-        """Refuse to add rows to a file that has no name any more, or that somebody else has cut or added to."""
+        """Refuse to add rows to a file that was deleted or changed by others."""
         own = os.fstat(self._file.fileno())
         try:
             gone = not os.path.samestat(own, self.path.lstat())
@@ -153,7 +153,7 @@ def read_raw(path: Path, runs: int, which: int) -> Columns:
         which: of them.
 
     Raises:
-        Damaged: it is no such table.
+        Damaged: it is not such a table.
     """
     import numpy as np
 
@@ -293,7 +293,7 @@ def read_parquet(path: Path, run_id: str) -> Columns:
     """A run's rows of a table that has ended; empty if there is none.
 
     Raises:
-        Damaged: it is no such table.
+        Damaged: it is not such a table.
     """
     import numpy as np
     import pyarrow.compute as pc
@@ -386,7 +386,7 @@ def _check_steps(path: Path, steps: "NDArray[np.float64]", last: float = -1.0) -
 
 
 def _check_size(path: Path, metadata: Any) -> None:
-    """Refuse a table that a few bytes blow up, or whose parts have other rows than the whole."""
+    """Refuse a table that decompresses excessively, or with inconsistent numbers of rows."""
     rows = sum(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))
     if rows != metadata.num_rows:
         raise Damaged(path, f"its parts have {rows} rows, but the file declares {metadata.num_rows}")
@@ -406,7 +406,7 @@ def _check_schema(path: Path, schema: "pa.Schema") -> None:
 
 
 def _check_names(path: Path, names: Sequence[str]) -> None:
-    """Refuse columns that databases could not distinguish, and a curve that is none."""
+    """Refuse columns that databases cannot distinguish, and invalid curves."""
     if len({name.casefold() for name in (*names, "step", "run_id", "filename")}) < len(names) + 3:
         raise Damaged(path, "two of its columns have the same name, or a name that DuckDB uses")
     if path.stem == "curve" and tuple(names) != CURVE_FIELDS[1:]:
@@ -414,7 +414,7 @@ def _check_names(path: Path, names: Sequence[str]) -> None:
 
 
 def write_parquet(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
-    """Write a table in one atomic step; numbers are float64, but `step` and `seed` int64, and all else is text."""
+    """Write a table atomically; numbers are float64, but `step` and `seed` int64, and all else is text."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

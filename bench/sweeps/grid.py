@@ -1,4 +1,4 @@
-"""What a sweep is made of: from words such as `--opt.lr 1e-3:1e1:16` to configurations."""
+"""The runs of a sweep: from arguments such as `--opt.lr 1e-3:1e1:16` to configurations."""
 
 import hashlib
 import itertools
@@ -38,7 +38,7 @@ def configurations(
             may be a range (`low:high` or `low:high:points`, log-spaced) or a list (`a,b,c`). An optimizer of
             which no hyperparameter varies gets a grid over its search range.
         seeds: each setting is run with each of them.
-        fallback: settings that all else wins over.
+        fallback: settings that all others override.
         config: a YAML file with settings, ranges and lists too; words win over it.
         tuned: fix the hyperparameters that were tuned for this task and an optimizer where nothing else names them.
 

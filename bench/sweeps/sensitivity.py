@@ -1,6 +1,6 @@
 """How results depend on a setting: from the runs of a sweep to a table, a figure and files.
 
-A seed that diverged counts as worse than all others, in medians, quartiles and intervals: leaving it out would flatter
+A seed that diverged counts as worse than all others, in medians, quartiles and intervals: excluding it would favour
 settings that are stable only for some seeds.
 """
 
@@ -76,8 +76,8 @@ class Curve:
     """An optimizer, at one value of each further varied setting.
 
     Attributes:
-        name: what legend and table call it.
-        x: the setting that it goes over.
+        name: in legend and table.
+        x: the setting on its x axis.
         points: in the order of x.
         best: index of the best median, the middle one of equals; None if half of the seeds or more diverged, or a
             cap set the steps, everywhere.
@@ -111,7 +111,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """What a sweep gave.
+    """The results of a sweep.
 
     Attributes:
         results: all runs; those that have not ended are in no curve.
@@ -387,7 +387,7 @@ def write(folder: Path, sweep: Sensitivity, command: str = "bench sweep") -> lis
 
 
 def replaced(folder: Path, run_ids: Collection[str]) -> str | None:
-    """What to say if a folder that was named holds the table of other runs, which `write` replaces."""
+    """A note if the folder contains the table of other runs, which `write` replaces."""
     table = folder / "sensitivity.csv"
     try:
         with table.open(encoding="utf-8", newline="") as file:

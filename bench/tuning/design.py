@@ -1,4 +1,4 @@
-"""Designs: which points of a search space are tried next.
+"""Designs: the points of a search space to try next.
 
 A design is a pure function of the scores that are known. So a tuning that was interrupted continues where it was, and
 what a smaller budget would have found can be read from the scores of a larger one (`replay`).
@@ -31,7 +31,7 @@ _STEPS = {1: "half a decade", 2: "a decade"}
 
 
 class Wanted(NamedTuple):
-    """A point that is to be tried.
+    """A point to try.
 
     Attributes:
         point: a value for each name of the space.
@@ -48,7 +48,7 @@ class Wanted(NamedTuple):
 
 
 class Replay(NamedTuple):
-    """What a tuning would have found.
+    """The result that tuning would have.
 
     Attributes:
         best: the best point of those whose score is known; None if there is none.
@@ -173,7 +173,7 @@ class Design:
         return None if best is None else there[best]
 
     def position(self, point: Point) -> tuple[float, ...]:
-        """What points are ordered by: the main axis, then the others as they are given."""
+        """Sort key of points: the main axis, then the others as they are given."""
         main = self.main
         others = [
             point[name] if isinstance(axis, Range) else axis.index(point[name])
@@ -297,7 +297,7 @@ def replay(
     total: int = 0,
     capped: Collection[Key] = (),
 ) -> Replay:
-    """What a tuning of this design would have found, from scores that are known.
+    """The result of tuning with this design, from known scores.
 
     Args:
         design: what it would try.

@@ -1,4 +1,4 @@
-"""What a person sees of a study while it is worked on: live lines on a terminal, a line per trial elsewhere."""
+"""Progress display of a study: live lines on a terminal, a line per trial elsewhere."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence

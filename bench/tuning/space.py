@@ -1,4 +1,4 @@
-"""Search spaces: what is tuned, from words such as `--opt.lr 1e-3:1e1`, and their points."""
+"""Search spaces: the tuned settings, from arguments such as `--opt.lr 1e-3:1e1`, and their points."""
 
 import json
 import math
@@ -26,7 +26,7 @@ class Range:
 Axis = Range | tuple[Any, ...]
 """A range, or these values alone."""
 Space = dict[str, Axis]
-"""What is searched, by dotted name (`opt.lr`)."""
+"""The searched settings, by dotted name (`opt.lr`)."""
 Point = Mapping[str, Any]
 """A value for each name of a space."""
 Key = str
@@ -48,7 +48,7 @@ def is_number(value: Any) -> bool:
 
 
 def read_space(words: Mapping[str, Any], opt: str) -> tuple[Space, dict[str, Any]]:
-    """What is searched, and the other settings as they were given.
+    """The searched settings, and the others as given.
 
     Searched are the hyperparameters that `OptimizerSpec.search` names, unless a word fixes them, and those to which a
     word gives a range (`LOW:HIGH`), a grid of values (`LOW:HIGH:POINTS`) or a list (`A,B`). Those that the optimizer

@@ -24,7 +24,7 @@ from bench.tuning.trials import Request, StudySpec, check_name
 from tasks.core.extras import not_installed
 
 HEARTBEAT_SECONDS = 15
-"""Seconds between signs of life of a trial's worker; after four times as long its trial is tried again. Ours."""
+"""Seconds between heartbeats of a trial's worker; after four times as long its trial is repeated. Ours."""
 T = TypeVar("T")
 _EXAMPLES = "sqlite:///studies.db or postgresql+psycopg://user:password@host/database"
 

@@ -4,7 +4,7 @@ It is a study of Optuna, so `optuna-dashboard` shows it, with one trial for each
 a trial are attributes of the trial, so that a study is complete without the store of runs. The winner's runs on fresh
 seeds are a study of their own beside it, one trial a seed.
 
-What is to be done next is a pure function of what the study holds (`Study.advance`), and every change of a trial's
+The next action is a pure function of the study's content (`Study.advance`), and every change of a trial's
 state is made under one lock of the database that goes with its process. So no process is special: any may be killed at
 any time.
 """
@@ -62,7 +62,7 @@ DIRECTIONS = {"min": optuna.study.StudyDirection.MINIMIZE, "max": optuna.study.S
 
 
 class Stuck(RunFailed):
-    """What goes wrong until somebody mends it, such as a full disk: to try again would be to wait for nothing."""
+    """Errors that need a person, such as a full disk: repeating would not help."""
 
 
 def disk_full(error: BaseException) -> bool:
@@ -332,7 +332,7 @@ class Study:
         return self._insist(take)
 
     def complete(self, trial: Trial, runs: Sequence[RunResult]) -> bool:
-        """Record what came of a trial; False if it was taken for dead meanwhile and given to another worker."""
+        """Record the result of a trial; False if it was taken for dead meanwhile and given to another worker."""
         value = seed_median([value_of(run, trial.fresh) for run in runs], self.spec.mode)
         worst = math.inf if self.spec.mode == "min" else -math.inf
         return self._insist(
@@ -464,7 +464,7 @@ def _within(value: Any, axis: Axis) -> bool:
 
 
 def value_of(run: RunResult, fresh: bool) -> End:
-    """What a dashboard shows of a run.
+    """The value of a run in a dashboard.
 
     That is its last evaluation on the selection split, or the reported value of a fresh seed.
 

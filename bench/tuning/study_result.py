@@ -1,4 +1,4 @@
-"""What a study has found: the winner with its score on fresh seeds, and what it cost."""
+"""Results of a study: the winner with its score on fresh seeds, and the cost."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ from bench.tuning.trials import Trial
 
 @dataclass(frozen=True)
 class StudyResult:
-    """What a study, or a smaller budget replayed from it, has found.
+    """Results of a study, or of a smaller budget replayed from it.
 
     Attributes:
         study: where from.
@@ -58,7 +58,7 @@ class StudyResult:
 
     @property
     def score(self) -> End:
-        """The winner's score on the seeds of the trials, which flatters it."""
+        """The winner's score on the seeds of the trials, which is optimistic."""
         return None if self.best is None else self.scores[point_key(self.best.point)]
 
     @property
@@ -101,7 +101,7 @@ class StudyResult:
 
 
 def study_result(study: Study, budget: int | None = None) -> StudyResult:
-    """What a study has found.
+    """The results of a study.
 
     Args:
         study: any, finished or not.

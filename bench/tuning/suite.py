@@ -56,7 +56,7 @@ class Tune(NoBooleans):
 
 
 class Suite(NoBooleans, BaseModel):
-    """What a file in `configs/suites` holds.
+    """The content of a file in `configs/suites`.
 
     Attributes:
         title: one line.
@@ -231,7 +231,7 @@ class Step:
 def plan(
     suite: Suite, studies: Studies | None, places: Mapping[str, Any], measure: Callable[[StudySpec], float]
 ) -> list[Step]:
-    """What a suite would do, and what of it is there.
+    """The plan of a suite, and its stored part.
 
     Args:
         suite: what to do.
@@ -369,7 +369,7 @@ def _say(line: str, progress: bool) -> None:
 
 
 def result_lines(found: Sequence[StudyResult]) -> list[str]:
-    """What became of the studies, task by task."""
+    """Results of the studies, task by task."""
     lines: list[str] = []
     for task in dict.fromkeys(each.study.spec.task for each in found):
         own = [each for each in found if each.study.spec.task == task]

@@ -1,4 +1,4 @@
-"""What a study has found, in words for a terminal and as JSON."""
+"""Results of a study, as text and as JSON."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -96,7 +96,7 @@ def seeds_in_words(seeds: Sequence[int]) -> str:
 
 
 def as_json(found: StudyResult) -> dict[str, Any]:
-    """What was found, as strict JSON can hold it."""
+    """The results as strict JSON."""
     spec, interval = found.study.spec, found.fresh_interval
     return plain(
         {

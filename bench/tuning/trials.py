@@ -1,4 +1,4 @@
-"""What a study is made of: its settings, what is asked of it, and its trials."""
+"""Parts of a study: its settings, its request, and its trials."""
 
 import hashlib
 import json
@@ -66,7 +66,7 @@ else:
 
 
 class StudySpec(BaseModel):
-    """What makes a study the study it is, and all that readers need to show it without importing what it names.
+    """The specification of a study, with all that readers need to show it without imports.
 
     Attributes:
         task, opt, versions: what is tuned, with the versions of the two and of the optimizer for the `rest`, and of
@@ -138,7 +138,7 @@ class StudySpec(BaseModel):
 
     @cached_property
     def axes(self) -> Space:
-        """What is searched."""
+        """The search space."""
         return space_from_json(self.space)
 
     def config(self, point: Point, seed: int, places: Mapping[str, Any]) -> RunConfig:
@@ -175,7 +175,7 @@ class StudySpec(BaseModel):
 
 
 class Request(BaseModel):
-    """What is asked of a study; it only grows.
+    """The request of a study; it only grows.
 
     Attributes:
         trials: points of its design.

@@ -1,4 +1,4 @@
-"""A worker: takes trials of a study, trains them, and says what came of them, until nothing is left to do.
+"""A worker: takes trials of a study, trains them, and records results, until nothing is left to do.
 
 Many workers share a study, on one machine or several. A worker that is asked to stop (SIGTERM, Ctrl-C, the end of
 whoever started it) gives its trial back; one that dies is noticed by the others.
